@@ -44,8 +44,8 @@ def trained(count, devices=None, factor=1., kept=None, **options):
             session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
             for _ in range(2):
                 session.run(train_op)
-            return {variable.op.name: session.run(variable)
-                    for variable in tf.global_variables() if 'replica' not in variable.op.name}
+            return session.run({variable.op.name: variable for variable in tf.global_variables()
+                                if 'replica' not in variable.op.name})
 
 
 REPLICATED = dict(variables=towers.VariablePlacement('replicated'))

@@ -62,8 +62,8 @@ def trained(model_fn, transform=None, examples=6, num_towers=2, optimizer=None, 
             found = []
             for _ in range(steps):
                 session.run(built.train_op)
-                found.append({variable.op.name: session.run(variable)
-                              for variable in tf.global_variables()})
+                found.append(session.run({variable.op.name: variable
+                                          for variable in tf.global_variables()}))
             return found
 
 

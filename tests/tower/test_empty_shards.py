@@ -124,7 +124,7 @@ def test_predictions_of_a_region_have_no_row_of_zeros():
 def test_nothing_is_added_where_no_shard_is_empty(batch, optimizer, remainder):
     with tf.Graph().as_default():
         images = tf.placeholder(tf.float32, [batch] + SHAPES)
-        towers.build_towers(lambda images: tf.reduce_mean(network(images)), (images,),
+        towers.build_towers(lambda images: tf.reduce_mean(conv(images, 4)), (images,),
                             optimizer and tf.train.GradientDescentOptimizer(.1), 2,
                             remainder=remainder)
         assert not operations_in('tower_1/empty_shard')

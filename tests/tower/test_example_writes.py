@@ -44,9 +44,9 @@ def counts(centers, rows, features, difference):
 
 def values_after(session, fetches):
     session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-    for _ in range(3):
+    for _ in range(2):
         session.run(fetches)
-    return {each.op.name: session.run(each) for each in tf.global_variables()}
+    return session.run({each.op.name: each for each in tf.global_variables()})
 
 
 def assert_one_device(model_fn, rows, num_towers, **options):
@@ -71,17 +71,15 @@ def assert_one_device(model_fn, rows, num_towers, **options):
     return built
 
 
-@pytest.mark.parametrize('write, rows', [(pulls, LABELS), (memorizes, OWN_ROWS), (counts, LABELS)])
-@pytest.mark.parametrize('inline, num_towers, options', [
-    (False, 2, {}), (True, 4, {}), (False, 5, {}), (False, 2, dict(accumulate=2)),
-    (True, 2, dict(variables=towers.VariablePlacement('replicated')))], ids=str)
+@pytest.mark.parametrize('write, rows, inline, num_towers, options', [
+    (pulls, LABELS, True, 2, {}), (counts, LABELS, False, 5, {}),
+    (counts, LABELS, False, 2, dict(accumulate=2)), (memorizes, OWN_ROWS, True, 4, {}),
+    (memorizes, OWN_ROWS, True, 2, dict(variables=towers.VariablePlacement('replicated')))])
 def test_rows_and_counts_of_examples_are_those_of_one_device(write, rows, inline, num_towers,
                                                              options):
     built = assert_one_device(model(write, inline), rows, num_towers, **options)
     assert 'rows and counts of examples: every tower writes, in turn, %d' % (
         2 if write is counts else 1) in built.plan.owners
-
-
 
 
 def at_a_counted_place(centers, rows, features, unused_difference):

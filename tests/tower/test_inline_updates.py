@@ -11,7 +11,6 @@ from sample_models import sgd, switched
 
 X = (np.random.RandomState(0).randn(8, 3) * 2 + 3).astype('float32')
 ONES = tf.ones_initializer()
-slow = pytest.mark.slow
 MEAN = 'fc/BatchNorm/moving_mean'
 
 
@@ -129,18 +128,21 @@ def reads_after_another_write(x):
         return tf.reduce_mean(x) * w * before * step
 
 
-def train(model_fn, count, steps=3, **options):
-    """(losses, {name: value}, built)"""
-    options.setdefault('reduction', 'mean')
+def build(model_fn, count=2, **options):
+    return towers.build_towers(model_fn, tf.constant(X), sgd(0.01), count, **options)
+
+
+def train(model_fn, count=2, steps=3, fed=(), **options):
+    """(losses, {name: value}); `fed` names a placeholder that is fed True, False, True."""
     with tf.Graph().as_default() as graph:
         tf.set_random_seed(1)
-        built = towers.build_towers(model_fn, tf.constant(X), sgd(0.01), count, **options)
+        built = build(model_fn, count, reduction='mean', **options)
         with tf.Session(config=towers.session_config(built.devices)) as session:
-            session.run(tf.global_variables_initializer())
-            session.run(tf.local_variables_initializer())
-            losses = [session.run([built.loss, built.train_op])[0] for _ in range(steps)]
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            losses = [session.run([built.loss, built.train_op], {
+                each: step != 1 for each in fed})[0] for step in range(steps)]
             values = session.run({v.op.name: v for v in graph.get_collection('variables')})
-    return losses, values, built
+    return losses, values
 
 
 def on_one_device(model_fn, steps=3):
@@ -163,16 +165,15 @@ def assert_equal(ours, theirs):
         np.testing.assert_allclose(ours[1][name], theirs[1][name], 1e-5, 1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize('update_ops', ['first', 'none'])
-def test_moving_averages_are_those_of_update_ops(update_ops):
-    ours = train(batch_norm(None), 2, update_ops=update_ops)
-    assert_equal(ours, train(batch_norm(), 2, copies='reuse', update_ops=update_ops))
-    assert (ours[1][MEAN] != 0.).all() == (update_ops == 'first')
+def test_moving_averages_are_those_of_update_ops():
+    ours = train(batch_norm(None))
+    assert_equal(ours, train(batch_norm(), copies='reuse'))
+    assert (ours[1][MEAN] != 0.).all()
 
 
 def test_nobody_writes_if_none_is_to():
     for count in (1, 2):
-        assert train(counts_aside, count, update_ops='none')[1]['count'] == 0.
+        assert train(counts_aside, count, 1, update_ops='none')[1]['count'] == 0.
 
 
 def test_a_step_does_not_run_what_predictions_alone_read():
@@ -184,13 +185,13 @@ def test_a_step_does_not_run_what_predictions_alone_read():
         with tf.control_dependencies([tf.assign_add(count, 1.)]):
             return {'loss': tf.reduce_mean(x) * w, 'predictions': prediction}
     with switched('control_flow_v2', False):
-        built = train(model_fn, 2, 1)[2]
+        built = build(model_fn)
     step = samples.step_operations([built.train_op])
     assert not [op.name for op in step if '/prediction/' in op.name]
 
 
 def test_all_towers_write_if_they_are_to():
-    built = train(batch_norm(None), 2, 1, update_ops='all')[2]
+    built = build(batch_norm(None), update_ops='all')
     writes = [op for op in samples.step_operations([built.loss])
               if op.type.startswith('Assign') and 'tower_1' in op.name]
     assert len(writes) == 2
@@ -198,7 +199,7 @@ def test_all_towers_write_if_they_are_to():
 
 
 def test_a_step_does_not_run_the_other_towers_writes():
-    built = train(batch_norm(None), 4, 1)[2]
+    built = build(batch_norm(None))
     writes = [op.name for op in samples.step_operations([built.train_op, built.loss])
               if op.type.startswith('Assign')]
     assert len(writes) == 2 and not any('tower_' in name for name in writes)
@@ -209,36 +210,23 @@ def test_a_step_does_not_run_the_other_towers_writes():
                for note in audit.notes)
 
 
-@pytest.mark.parametrize('training', [True, pytest.param(False, marks=slow)])
-def test_in_a_branch_of_control_flow_v1(training):
+def test_in_a_branch_of_control_flow_v1():
     def model_fn(x):
-        decide = tf.reduce_sum(x) > (-1e9 if training else 1e9)
+        decide = tf.reduce_sum(x) > -1e9
         return batch_norm(None, lambda: decide)(x)
     with switched('control_flow_v2', False):
-        assert_equal(train(model_fn, 2),
-                     train(batch_norm(decide=lambda: training), 2))
+        assert_equal(train(model_fn), train(batch_norm()))
 
 
-@pytest.mark.parametrize('v2', [False, True], ids=['v1', 'v2'])
-@pytest.mark.parametrize('fed', [True, False])
-def test_batch_norm_whose_mode_is_fed_is_as_with_its_updates_collection(v2, fed):
-    def built_and_trained(collection):
+@pytest.mark.parametrize('v2, accumulate', [(False, 2), (True, 1)], ids=['v1', 'v2'])
+def test_batch_norm_whose_mode_is_fed_is_as_with_its_updates_collection(v2, accumulate):
+    def trained(collection):
         def model_fn(x):
-            is_training = tf.placeholder_with_default(fed, [])
+            is_training = tf.placeholder_with_default(True, [], name='is_training')
             return batch_norm(collection, lambda: is_training)(x)
-        return train(model_fn, 2)[:2]
+        return train(model_fn, fed=['is_training:0'], accumulate=accumulate)
     with switched('control_flow_v2', v2), switched('resource_variables', True):
-        assert_equal(built_and_trained(None), built_and_trained(tf.GraphKeys.UPDATE_OPS))
-
-
-def test_batch_norm_whose_mode_is_fed_goes_in_micro_batches():
-    def built_and_trained(collection):
-        def model_fn(x):
-            is_training = tf.placeholder_with_default(True, [])
-            return batch_norm(collection, lambda: is_training)(x)
-        return train(model_fn, 2, accumulate=2)[:2]
-    with switched('control_flow_v2', False):
-        assert_equal(built_and_trained(None), built_and_trained(tf.GraphKeys.UPDATE_OPS))
+        assert_equal(trained(None), trained(tf.GraphKeys.UPDATE_OPS))
 
 
 @pytest.mark.skipif(tf.version.VERSION < '2', reason='tf.function')
@@ -254,39 +242,33 @@ def test_in_a_function_it_is_refused():
         return tf.reduce_mean(counted(x)) * weight
     with switched('resource_variables', True):
         with pytest.raises(towers.SharedVariableError) as caught:
-            train(model_fn, 2)
+            build(model_fn)
     assert 'within a function (tf.function, Defun), where it cannot be left' in str(caught.value)
     assert 'disable_control_flow_v2' not in str(caught.value)
 
 
-@pytest.mark.parametrize('model_fn', [counts, counts_aside, reads_what_it_wrote, spectral_norm],
-                         ids=lambda model_fn: model_fn.__name__)
+def counts_of_all_kinds(x):
+    total = 0.
+    for model_fn in (counts, counts_aside, reads_what_it_wrote):
+        with tf.variable_scope(model_fn.__name__):
+            total += model_fn(x)
+    return total
+
+
+@pytest.mark.parametrize('model_fn', [counts_of_all_kinds, spectral_norm])
 def test_what_follows_from_the_variables_is_as_on_one_device(model_fn):
     assert_equal(train(model_fn, 4), on_one_device(model_fn))
 
 
-@pytest.mark.parametrize('flow', ['v1', 'v2'])
-@pytest.mark.parametrize('read', [in_branch, in_loop], ids=lambda read: read.__name__)
-def test_it_waits_for_what_is_read_in_branches_and_loops(read, flow):
-    if flow == 'v2' and read is not in_branch and tf.version.VERSION < '2':
+@pytest.mark.parametrize('read, write, flow', [
+    (in_branch, as_it_is, 'v2'), (in_loop, as_it_is, 'v2'),
+    (in_branch, write_in_branch, 'v1'), (in_loop, write_in_loop, 'v1')])
+def test_what_is_written_waits_for_what_is_read_in_branches_and_loops(read, write, flow):
+    if flow == 'v2' and read is in_loop and tf.version.VERSION < '2':
         pytest.skip("TF 1.15 cannot place such a loop that reads another device's variable")
-    model_fn = reads_and_writes(read)
+    model_fn = reads_and_writes(read, write)
     with switched('control_flow_v2', flow == 'v2'), switched('resource_variables', flow == 'v2'):
-        assert_equal(train(model_fn, 2), on_one_device(model_fn))
-
-
-@pytest.mark.parametrize('write', [write_in_branch, write_in_loop],
-                         ids=lambda write: write.__name__)
-def test_what_branches_and_loops_write_waits(write):
-    model_fn = reads_and_writes(as_it_is, write)
-    with switched('control_flow_v2', False):
-        assert_equal(train(model_fn, 2), on_one_device(model_fn))
-
-
-def test_what_a_branch_writes_waits_for_what_a_branch_reads():
-    model_fn = reads_and_writes(in_branch, write_in_branch)
-    with switched('control_flow_v2', False):
-        assert_equal(train(model_fn, 2), on_one_device(model_fn))
+        assert_equal(train(model_fn), on_one_device(model_fn))
 
 
 def test_a_constant_after_a_write_of_a_branch_is_of_that_branch():
@@ -301,18 +283,14 @@ def test_a_constant_after_a_write_of_a_branch_is_of_that_branch():
         return tf.reduce_mean(x) * w * tf.cond(
             tf.placeholder_with_default(False, []), counted, lambda: tf.constant(2.) * late(x))
     with switched('control_flow_v2', False):
-        assert_equal(train(model_fn, 2), on_one_device(model_fn))
+        assert_equal(train(model_fn), on_one_device(model_fn))
 
 
 def test_it_waits_for_what_is_read_after_another_write():
-    model_fn = reads_after_another_write
-    assert_equal(train(model_fn, 2), on_one_device(model_fn))
+    assert_equal(train(reads_after_another_write), on_one_device(reads_after_another_write))
 
 
 def test_the_plan_names_what_all_use_of_what_one_writes():
-    built = train(counts, 2, 1)[2]
-    assert built.plan.inline_updates == 'tower 0 writes, and every tower uses, count'
-
     def counts_twice(x):
         """What is written of one variable goes into what is written of another."""
         w = tf.get_variable('w', [], initializer=ONES)
@@ -320,8 +298,8 @@ def test_the_plan_names_what_all_use_of_what_one_writes():
                                         trainable=False) for name in ('count', 'total')]
         new = tf.assign_add(total, tf.identity(tf.assign_add(count, 1.)))
         return tf.reduce_mean(x) * w * tf.identity(new)
-    built = train(counts_twice, 2, 1)[2]
-    assert built.plan.inline_updates == 'tower 0 writes, and every tower uses, count, total'
+    assert build(counts_twice).plan.inline_updates == (
+        'tower 0 writes, and every tower uses, count, total')
 
 
 def test_what_is_written_in_a_branch_and_used_there_is_refused():
@@ -335,20 +313,18 @@ def test_what_is_written_in_a_branch_and_used_there_is_refused():
         with pytest.raises(towers.SharedVariableError, match=(
                 r'writes variable count \(operation cond/AssignAdd\w*\) within a branch or '
                 'a loop, and uses what it has written there, where it cannot be left')):
-            train(model_fn, 2)
+            build(model_fn)
 
 
-def test_moving_averages_of_activations(count=2):
+def test_moving_averages_of_activations():
     """The first tower's; under one device's names."""
-    ours = train(average_of_activations, count, 1)
-    assert sorted(ours[1]) == sorted(on_one_device(average_of_activations)[1])
-    first = X[:len(X) // count].mean()
-    np.testing.assert_allclose(ours[1]['mean/ExponentialMovingAverage'], first * 0.1, 1e-5)
+    ours = train(average_of_activations, steps=1)[1]
+    assert sorted(ours) == sorted(on_one_device(average_of_activations, 1)[1])
+    np.testing.assert_allclose(ours['mean/ExponentialMovingAverage'], X[:4].mean() * 0.1, 1e-5)
 
 
-@pytest.mark.parametrize('update_ops', ['first', 'all'])
 @pytest.mark.skipif(tf.version.VERSION < '2', reason='tf.random.Generator')
-def test_generators_of_random_numbers_draw_in_every_tower(update_ops):
+def test_generators_of_random_numbers_draw_in_every_tower():
     import tensorflow
 
     def model_fn(x):
@@ -356,8 +332,7 @@ def test_generators_of_random_numbers_draw_in_every_tower(update_ops):
         w = tf.get_variable('w', [], initializer=ONES)
         return {'loss': w * tf.reduce_mean(x), 'predictions': draw}
     with switched('resource_variables', True):
-        built = towers.build_towers(model_fn, tf.constant(X), sgd(), 2,
-                                    update_ops=update_ops)
+        built = build(model_fn)
         drawn = samples.run(built, built.predictions)
     assert len(set(drawn.tolist())) == 8
     first = [op for op in samples.step_operations([built.predictions])

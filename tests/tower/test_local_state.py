@@ -206,8 +206,8 @@ def lstm(x):
 @pytest.mark.skipif(not samples.HAS_RNN_CELLS, reason='no tf.nn.rnn_cell')
 def test_an_lstm_that_goes_on_from_step_to_step():
     batch = np.random.RandomState(3).randn(8, 4, 3).astype('float32')
-    assert_equal(on_towers(lstm, 4, batch)[:2] + (None,),
-                 on_one_device(lstm, batch)[:2] + (None,))
+    assert_equal(on_towers(lstm, 2, batch, 2)[:2] + (None,),
+                 on_one_device(lstm, batch, 2)[:2] + (None,))
 
 
 def stateful(x):
@@ -246,7 +246,8 @@ def test_counters_by_hand_are_shared():
         assert session.run(value) == 28. and len(tf.local_variables()) == 1
 
 
-@pytest.mark.parametrize('way', WAYS, ids=['shared', 'replicated'])
+@pytest.mark.parametrize('way', [WAYS[0], pytest.param(WAYS[1], marks=slow)],
+                         ids=['shared', 'replicated'])
 def test_a_reset_reaches_every_tower(way, num_towers=2):
     def model_fn(x):
         loss = goes_on(by_get_variable)(x)

@@ -31,7 +31,8 @@ def test_a_registered_loss_of_activations_is_of_every_tower(activity, gradient):
     assert ('computed once a step' in built.plan.regularization) == (not activity)
 
 
-@pytest.mark.parametrize('options', [{}, REPLICATED], ids=str)
+@pytest.mark.parametrize('options', [
+    {}, pytest.param(REPLICATED, marks=pytest.mark.slow)], ids=str)
 def test_a_registered_loss_in_the_models_own_loss_counts_once(options):
     """The gradient of the mean of x w + 2.5 w^2."""
     def model(x):
@@ -53,7 +54,8 @@ def test_an_optimizer_that_clips_gets_a_registered_loss_with_the_batchs(copies):
     assert samples.run(built, built.gradients[0][0]) == 7.  # of 3 + 5
 
 
-@pytest.mark.parametrize('options', [{}, REPLICATED], ids=str)
+@pytest.mark.parametrize('options', [
+    REPLICATED, pytest.param({}, marks=pytest.mark.slow)], ids=str)
 def test_a_second_build_that_reuses_the_weights_has_their_losses(options):
     def model(x):
         w = tf.get_variable('w', [], tf.float64, tf.ones_initializer(),

@@ -211,13 +211,11 @@ def test_a_loss_scale_comes_before_the_backward_pass_of_half_precision():
     def half(x):
         w = tf.get_variable('w', [], tf.float32, tf.ones_initializer())
         return tf.reduce_mean(tf.cast(tf.cast(w, tf.float16) * x, tf.float32)) * 2. ** -13
-    for number in (1, 2):
-        with tf.Graph().as_default():
-            built = towers.build_towers(half, tf.fill([4], tf.constant(2. ** -13, tf.float16)),
-                                        InHalf(1.), number, 'mean', check_devices=False)
-            with tf.Session(config=tf.ConfigProto(device_count={'CPU': 2})) as session:
-                session.run(tf.global_variables_initializer())
-                assert session.run(built.gradients[0][0]) == 2. ** -26
+    built = towers.build_towers(half, tf.fill([4], tf.constant(2. ** -13, tf.float16)),
+                                InHalf(1.), 2, 'mean', check_devices=False)
+    with tf.Session(config=tf.ConfigProto(device_count={'CPU': 2})) as session:
+        session.run(tf.global_variables_initializer())
+        assert session.run(built.gradients[0][0]) == 2. ** -26
 
 
 def never(self, loss, var_list=None, **options):
@@ -308,8 +306,8 @@ def test_a_variable_without_gradient_keeps_its_place():
         check_devices=False, transform_gradients=transform)
     assert seen == [(False, 'a'), (True, 'b'), (False, 'c')]
     assert [variable.op.name for _, variable in built.gradients] == ['a', 'c']
-    assert after_two_steps([built.train_op]) == pytest.approx([1. - .4, 1., 1. - 3 * .4])
     with tf.Session(config=tf.ConfigProto(device_count={'CPU': 2})) as session:
         session.run(tf.global_variables_initializer())
         session.run(built.train_op)
-        assert session.run(tf.global_variables('sum')) == [2., 0., 2.]
+        weights, sums = session.run([tf.trainable_variables(), tf.global_variables('sum')])
+    assert weights == pytest.approx([1. - .2, 1., 1. - 3 * .2]) and sums == [2., 0., 2.]

@@ -97,17 +97,14 @@ def test_two_draws_with_equal_seeds_are_equal_as_they_are_without():
         one, other = (tf.nn.dropout(w, rate=0.5, seed=3) for _ in range(2))
         return towers.ModelOutput(tf.reduce_sum(one * other) + 0. * x[0, 0],
                                   predictions=(one * other)[tf.newaxis])
-    for stateless in (False, True):
-        left = check_gradients(model_fn, 1, stateless=stateless,
-                               slope=lambda shown: np.where(shown > 0, 8. * START, 0.))
-        assert 0 < (left == 0).mean() < 0.9  # were the masks two, 3 in 4 would be zero
+    left = check_gradients(model_fn, 1, slope=lambda shown: np.where(shown > 0, 8. * START, 0.))
+    assert 0 < (left == 0).mean() < 0.9  # were the masks two, 3 in 4 would be zero
 
 
-@pytest.mark.parametrize('way', ['by_hand'])
-def test_two_blocks_of_the_same_inputs_are_told_apart(way):
+def test_two_blocks_of_the_same_inputs_are_told_apart():
     def model_fn(x):
         w = tf.get_variable('w', initializer=START)
-        one, other = (WAYS[way](lambda x: tf.nn.dropout(x, rate=0.5))(w) for _ in range(2))
+        one, other = (by_hand(lambda x: tf.nn.dropout(x, rate=0.5))(w) for _ in range(2))
         y = one + 10. * other
         return towers.ModelOutput(tf.reduce_sum(y) + 0. * x[0, 0], predictions=y[tf.newaxis])
     check_gradients(model_fn, slope=lambda shown: np.round(shown / START))

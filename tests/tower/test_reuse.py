@@ -35,8 +35,7 @@ def test_the_graph_is_the_recipes(graph):
 def test_it_is_one_device_in_numbers(options):
     def model_fn(x, y):
         """Layers without a name, which each call finds again; and the recipe's last line."""
-        net = slim.fully_connected(x, 4, activation_fn=tf.tanh)
-        net = slim.fully_connected(net, 3, activation_fn=None)
+        net = slim.fully_connected(slim.fully_connected(x, 4), 3, activation_fn=None)
         tf.get_variable_scope().reuse_variables()
         return tf.reduce_mean(tf.square(net - y))
     check_against_one_device(model_fn, vectors(7 if 'remainder' in options else 8),
@@ -51,7 +50,7 @@ def test_registered_losses_are_added_once():
         tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, 5. * w)
         tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, 2. * tf.reduce_mean(x * w))
         return tf.reduce_mean(x * w)
-    built = built_of(model_fn, devices=4, regularization='add')
+    built = built_of(model_fn, devices=2, regularization='add')
     assert run(built, [built.loss, built.gradients[0][0]]) == [3. + 15. + 6.] * 2
     assert built.plan.regularization == '3 registered losses added, counted once'
 

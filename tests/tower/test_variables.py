@@ -40,7 +40,8 @@ def values_after(train_op):
     with tf.Session(config=session_config(2)) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         session.run(train_op)
-        return {v.op.name: session.run(v).tolist() for v in tf.global_variables()}
+        values = session.run({v.op.name: v for v in tf.global_variables()})
+        return {name: value.tolist() for name, value in values.items()}
 
 
 def names(collection=tf.GraphKeys.GLOBAL_VARIABLES):
@@ -227,7 +228,8 @@ def test_counters_of_metrics_are_shared_and_atomic():
         assert session.run([built.metrics['mean'][0], total, count]) == [3., 36., 12.]
 
 
-@pytest.mark.parametrize('made_by', ['get_variable', 'Variable', 'slot_creator'])
+@pytest.mark.parametrize('made_by', [
+    'get_variable', 'slot_creator', pytest.param('Variable', marks=pytest.mark.slow)])
 def test_variables_colocated_with_an_activation_are_where_variables_are(made_by):
     def model_fn(x):
         h = x * weight()
