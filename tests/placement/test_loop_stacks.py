@@ -71,9 +71,9 @@ def gradients(model_fn, arrays, devices, **options):
 
 
 @pytest.mark.parametrize('model_fn, make, options', [
-    (nested, samples.vectors, dict(variables=towers.VariablePlacement('balanced'))),
-    (in_a_branch, samples.vectors, dict(copies='clone'))] + [
+    (nested, samples.vectors, dict(variables=towers.VariablePlacement('balanced')))] + [
         pytest.param(*case, marks=pytest.mark.slow) for case in [
+            (in_a_branch, samples.vectors, dict(copies='clone')),
             (samples.while_loop_rnn, samples.sequences, dict(copies='clone')),
             (samples.while_loop_rnn, samples.sequences, dict(copies='reuse')),
             (of_its_own_gradients, samples.vectors, dict(copies='reuse')),

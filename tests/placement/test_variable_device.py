@@ -46,8 +46,6 @@ def one_of_each_kind():
 @pytest.mark.parametrize('devices,variable_device,expected', [
     (['/gpu:0', '/gpu:1'], None, '/device:CPU:0'),  # the recipe: the CPU
     (['/gpu:2'], None, '/device:GPU:2'),            # just one GPU: on it
-    (['/cpu:0'], None, '/device:CPU:0'),
-    (['/gpu:0', '/gpu:3'], '/gpu:3', '/device:GPU:3'),
     (['/gpu:0'], '/cpu:0', '/device:CPU:0'),
     (['/cpu:0', '/cpu:1'], 'cpu:1', '/device:CPU:1'),
     (['/cpu:1'], '/job:ps/task:0/cpu:0', '/job:ps/task:0/device:CPU:0')])

@@ -54,12 +54,25 @@ def test_each_tower_has_clusters_of_its_own_with_both_passes():
         scopes_of_all |= scopes
     assert len(scopes_of_all) == 2
     assert all(any(tower.has(name) for tower in built.towers) for name in compiled)
+    # The plan and the audit say it.
+    assert ("XLA compiles each tower's forward and backward pass, but for random operations; on "
+            'CPUs that was slower in every model measured' in ' '.join(str(built.plan).split()))
+    assert describe(['/device:GPU:0', '/device:GPU:1']) == (
+        "each tower's forward and backward pass, but for random operations")
+    found = towers.audit(built, metadata)
+    counts = clusters(metadata)
+    assert not found.broken
+    assert 'XLA compiled %d clusters for /cpu:0, %d clusters for /cpu:1' % (
+        counts['/device:CPU:0'], counts['/device:CPU:1']) in found.notes
 
 
 def test_without_it_nothing_is_compiled():
     built, metadata = build(), tf.RunMetadata()
     run(built, built.train_op, metadata)
     assert not clusters(metadata) and not built.xla and 'XLA' not in str(built.plan)
+    with pytest.raises(AuditError) as caught:  # where it was promised
+        towers.audit(built._replace(xla=True), metadata).raise_if_broken()
+    assert 'XLA compiled nothing for some tower' in str(caught.value)
 
 
 @pytest.mark.parametrize('name', [
@@ -67,10 +80,10 @@ def test_without_it_nothing_is_compiled():
     for name in sorted(set(SAMPLES) - {'while_loop'})])
 def test_the_numbers_are_those_of_one_device(name):
     sample = SAMPLES[name]
-    ours = on_towers(sample.model_fn, sample.data(8), momentum, 2, steps=4,
+    ours = on_towers(sample.model_fn, sample.data(8), momentum, 2,
                      numerics=towers.Numerics(xla=True),
                      reduction='mean', regularization='add')
-    plain = one_device(sample.model_fn, sample.data(8), momentum, ours.initial, steps=4,
+    plain = one_device(sample.model_fn, sample.data(8), momentum, ours.initial,
                        penalty=l2_of_kernels if sample.decays else None)
     assert_equal_runs(ours, plain)
 
@@ -87,28 +100,6 @@ def test_initial_values_and_random_numbers_are_as_without():
             results.append(run(built, [built.predictions] + built.variables))
     for one, other in zip(*results):
         assert one.tobytes() == other.tobytes()
-
-
-def test_the_plan_and_the_audit_say_it():
-    built, metadata = build(numerics=towers.Numerics(xla=True)), tf.RunMetadata()
-    assert ("XLA compiles each tower's forward and backward pass, but for random operations; on "
-            'CPUs that was slower in every model measured' in ' '.join(str(built.plan).split()))
-    assert describe(['/device:GPU:0', '/device:GPU:1']) == (
-        "each tower's forward and backward pass, but for random operations")
-    run(built, built.train_op, metadata)
-    found = towers.audit(built, metadata)
-    counts = clusters(metadata)
-    assert not found.broken
-    assert 'XLA compiled %d clusters for /cpu:0, %d clusters for /cpu:1' % (
-        counts['/device:CPU:0'], counts['/device:CPU:1']) in found.notes
-
-
-def test_a_promise_that_the_runtime_does_not_keep():
-    built, metadata = build(), tf.RunMetadata()
-    run(built, built.train_op, metadata)
-    with pytest.raises(AuditError) as caught:
-        towers.audit(built._replace(xla=True), metadata).raise_if_broken()
-    assert 'XLA compiled nothing for some tower' in str(caught.value)
 
 
 def test_a_loop_that_cannot_be_differentiated_says_what_to_do():
