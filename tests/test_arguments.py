@@ -39,6 +39,7 @@ _FINE = {('build_towers', 'inputs'), ('build_towers', 'reuse')}
 
 
 @pytest.mark.parametrize('name', sorted(CALLS))
+@pytest.mark.slow
 def test_odd_arguments_end_in_typed_errors(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some are good names of directories
     failures, graph = [], None

@@ -92,6 +92,7 @@ def test_a_dense_gradient_is_named_with_its_variable(graph):
         assert session.run(built.global_step) == 0
 
 
+@pytest.mark.slow
 def test_good_numbers_are_those_without_the_check():
     losses = []
     for check in (True, False):

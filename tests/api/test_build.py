@@ -236,6 +236,7 @@ def test_a_variable_with_a_gradient_in_some_towers_only():
     np.testing.assert_allclose(run(built, [gradients['w'], gradients['extra']]), [2., 2. / 3])
 
 
+@pytest.mark.slow
 def test_layers_without_names_are_shared_by_calls_as_in_the_recipe():
     check_against_one_device(samples.slim_layers, samples.vectors(7), copies='reuse',
                              remainder='weight')
@@ -284,6 +285,7 @@ def test_optimizers_step_as_on_one_device(make_optimizer, dtype):
                              reduction='mean', tolerance=1e-5 if dtype == 'float32' else 1e-11)
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_makes_slots_with_get_variable():
     ours = check_against_one_device(
         two_layers, samples.vectors(6), lambda: AdamWeightDecayOptimizer(0.01), reduction='mean')

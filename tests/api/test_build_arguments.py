@@ -92,6 +92,7 @@ def test_every_tower_gets_them_and_the_gradients_are_the_same(
 
 
 @pytest.mark.parametrize('device', ['replicated', '/cpu:1'])
+@pytest.mark.slow
 def test_colocated_gradients_with_variables_anywhere(monkeypatch, device):
     expected, _, _ = gradients(monkeypatch, gathers, 1, 'clone', None)
     got, _, _ = gradients(monkeypatch, gathers, 2, 'clone', COLOCATED, device)

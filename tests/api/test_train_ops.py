@@ -116,6 +116,7 @@ def two_heads(x):
                      'aux': tf.reduce_mean(tf.square(tf.matmul(trunk, auxiliary)))}}
 
 
+@pytest.mark.slow
 def test_an_auxiliary_head_with_a_rate_of_its_own():
     turns = ['main', 'aux', 'all']
     one = by_hand(two_heads, {}, turns)
@@ -168,6 +169,7 @@ def test_updates_ride_on_the_train_ops_that_compute_their_layer():
             str(built.plan).split())
 
 
+@pytest.mark.slow
 def test_an_update_that_needs_several_losses_rides_on_each():
     def with_groups(x):
         losses = normed(x)['loss']

@@ -60,6 +60,7 @@ def one_device():
 
 @pytest.mark.parametrize('peer', ['towers', 'recipe', 'chain'] + [
     pytest.param(peer, marks=pytest.mark.slow) for peer in ('slim', 'add_n')])
+@pytest.mark.slow
 def test_the_graph_peers_do_what_one_device_does(peer, one_device):
     assert same_work.difference(one_device, record_of(program_of(peer))) is None
 

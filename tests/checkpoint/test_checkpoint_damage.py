@@ -16,6 +16,7 @@ from towers.checkpoint.files import damage, describe_safe, newest_checkpoint
     (DATA, None, None, 'no data file: tensor global_step: '),
     ('.index', None, 100, 'bad magic number'),
     ('.index', None, 0, 'too short')])
+@pytest.mark.slow
 def test_damage_of_the_newest_is_named_and_the_one_before_used_only_when_told(
         tmpdir, suffix, position, length, reason):
     directory = save(tmpdir)

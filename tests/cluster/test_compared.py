@@ -146,6 +146,7 @@ def normalized(x):
     (mean_of_squares, looked_at, {}), (rows_of(0), rows_of(1), {}),
     pytest.param(heads('ab', [.9, .1]), heads('ba', [.1, .9]), {}, marks=slow),
     pytest.param(normalized, normalized, dict(SERVED, batch=None), marks=slow)])
+@pytest.mark.slow
 def test_what_may_differ_of_a_loss(own, other, options):
     assert why_apart(dict(model_fn=own), dict(model_fn=other), **options) is None
 

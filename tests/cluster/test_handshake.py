@@ -201,6 +201,7 @@ def test_one_that_was_frozen_itself_gives_the_others_time():
     assert lost == [1] and watch.lost == (1, 'there is no sign of life from it for 10 seconds')
 
 
+@pytest.mark.slow
 def test_silence_is_noticed():
     watches, _ = watched(3, 0.5)
     watches[1]._stop.set()  # it sends nothing more, and its connection stays

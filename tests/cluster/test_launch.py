@@ -77,6 +77,7 @@ FAILS_ONCE = ("path = %r\n"
               "while not os.path.exists(path): time.sleep(0.02)\nprint('well')")
 
 
+@pytest.mark.slow
 def test_one_that_fails_is_started_again_if_asked_for(tmp_path):
     status, lines = run(FAILS_ONCE % str(tmp_path / 'x'), restarts=1)
     assert status == 0

@@ -138,6 +138,7 @@ def test_parameter_servers_take_one_session(graph, synchronous):
 
 
 @pytest.mark.parametrize('kind', ['ring', pytest.param('ps', marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_sums_without_the_step_are_refused_and_the_training_goes_on(kind):
     def work(session, built, rank):
         [(gradient, w)] = built.gradients

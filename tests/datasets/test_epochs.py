@@ -31,6 +31,7 @@ def test_batches_of_three_of_seven(remainder):
 
 
 @pytest.mark.parametrize('remainder', REMAINDERS)
+@pytest.mark.slow
 def test_a_start_anywhere_goes_on(remainder):
     epochs, place = Epochs(7, 3, remainder), 0
     for step in range(5):

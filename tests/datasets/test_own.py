@@ -134,6 +134,7 @@ def test_workers_take_batches_by_turns_from_the_first_example_on(own):
         lambda: datasets.get_dataset('no_such_module_of_a_test:gone'))
 
 
+@pytest.mark.slow
 def test_functions_of_other_arguments_and_images_of_other_precision(own):
     assert error_of(lambda: own('other_arguments')).endswith(
         ': expected a function that takes the arguments batch_size, seed, image_size, channels, '

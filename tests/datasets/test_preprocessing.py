@@ -25,6 +25,7 @@ def windows(count, height, width, draws=None):
 
 @pytest.mark.parametrize('height, width', [
     (375, 500), pytest.param(1, 1, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_windows_are_inside_and_as_large_and_wide_as_they_may_be(height, width):
     found = windows(300, height, width)
     tops, lefts, heights, widths = found.T
@@ -48,6 +49,7 @@ def test_windows_are_inside_and_as_large_and_wide_as_they_may_be(height, width):
 
 
 @pytest.mark.parametrize('height, width, of_ten', [(100, 1000, 74)])
+@pytest.mark.slow
 def test_narrow_images_are_cropped_and_others_as_by_ten_attempts(height, width, of_ten):
     draws = np.random.RandomState(5).uniform(size=[300, TRAIN_DRAWS]).astype(np.float32)
     of_all = windows(300, height, width, draws)

@@ -67,6 +67,7 @@ def test_places_are_those_of_the_pipeline(tmp_path, remainder, length):
         assert elements[5] == elements[0] and elements[11] == elements[6]
 
 
+@pytest.mark.slow
 def test_what_has_become_of_a_bad_example(tmp_path):
     found = folder_of(tmp_path, skip_bad=5)
     probe = found.stream_probe(SEED, COUNT, 8)

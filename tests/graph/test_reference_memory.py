@@ -75,6 +75,7 @@ def before_and_after_an_assignment(compute):
 
 @of_kinds('reference')
 @pytest.mark.parametrize('kind', sorted(COMPUTES))
+@pytest.mark.slow
 def test_what_counts_as_computing_does_not_pass_memory_on(kind):
     before, after = before_and_after_an_assignment(COMPUTE[kind])
     assert kind in [op.type for op in tf.get_default_graph().get_operations()]

@@ -49,6 +49,7 @@ def test_it_compares_all_that_a_step_makes_and_leaves_the_program_as_it_was(grap
     assert in_float32.not_finite is None
 
 
+@pytest.mark.slow
 def test_a_half_precision_model_is_allowed_its_rounding():
     def model(of_batch):
         def model_fn(x, y):

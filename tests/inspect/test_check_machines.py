@@ -122,6 +122,7 @@ def test_moving_averages_are_each_workers_own():
     assert report.first.relative == pytest.approx(2. / 3.5)
 
 
+@pytest.mark.slow
 def test_what_the_forward_pass_writes_is_written_once_a_step():
     """A moving mean that the model writes itself, as batch norm does without UPDATE_OPS."""
     def model_fn(numbers):

@@ -63,6 +63,7 @@ def test_what_is_as_long_as_a_shard_by_chance_is_not_scaled():
 
 @pytest.mark.parametrize('num_towers, model', [
     (2, conv_net), pytest.param(1, recurrent, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_known_batch_is_scaled_to_what_another_build_has(model, num_towers):
     expected = account(model, 96, None, num_towers=num_towers)
     scaled = account(model, 24, 96, num_towers=num_towers)

@@ -68,6 +68,7 @@ def test_what_does_not_fit_at_all():
     assert 'weights' in str(caught.value)
 
 
+@pytest.mark.slow
 def test_it_is_confirmed_by_running(monkeypatch):
     ran, lines = [], []
 

@@ -170,6 +170,7 @@ def test_aligned_feature_maps(monkeypatch):
     assert net is end_points['Conv2d_7b_1x1']
 
 
+@pytest.mark.slow
 def test_output_stride_8_has_the_same_weights_and_dilates_block17(graph, monkeypatch):
     fewer_blocks(monkeypatch, 1)
     net, end_points = module.inception_resnet_v2_base(

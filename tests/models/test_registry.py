@@ -133,6 +133,7 @@ def test_weight_decay():
     np.testing.assert_allclose(l2(weight_decay=1), 2000 * l2(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_batch_norm_decay():
     network = registry.get_network('digits')
 

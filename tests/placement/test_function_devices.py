@@ -1,6 +1,7 @@
 """Loops and branches of control flow v2 in a model that is cut into stages."""
 
 import numpy as np
+import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
@@ -49,6 +50,7 @@ def check_bodies():
     return found
 
 
+@pytest.mark.slow
 def test_bodies_are_with_the_operations_that_run_them():
     """Those of the gradients, too; TensorFlow would run them in the first stage."""
     with switched('control_flow_v2', True), tf.variable_scope('', use_resource=True):

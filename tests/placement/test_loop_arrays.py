@@ -69,6 +69,7 @@ def test_loops_over_time_a_layer_a_stage(copies, micro_batches):
 
 @pytest.mark.parametrize('schedule', [
     'one_forward_one_backward', pytest.param('all_forward', marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_loop_of_more_turns_than_run_at_once_does_not_wait_for_its_gradient(schedule):
     """A turn waits for the pushes of the tenth or 32nd one before it, onto the gradient's stacks."""
     with switched('control_flow_v2', False):

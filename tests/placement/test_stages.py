@@ -217,6 +217,7 @@ def test_no_number_of_a_stage(number):
             pass
 
 
+@pytest.mark.slow
 def test_a_variable_of_two_stages_is_where_it_is_made():
     one, found = trained(1, model_fn=shared), trained([TWO[0]], model_fn=shared, micro_batches=2)
     np.testing.assert_allclose(found['a'], one['a'], rtol=0, atol=1e-12)
@@ -260,6 +261,7 @@ def test_the_batch_is_of_no_stage():
         assert ';' not in built_on([['/cpu:1', '/cpu:0']]).plan.stages
 
 
+@pytest.mark.slow
 def test_the_same_checkpoint_serves_all(tmp_path):
     path = str(tmp_path / 'model')
     with tf.Graph().as_default():

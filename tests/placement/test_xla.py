@@ -88,6 +88,7 @@ def test_the_numbers_are_those_of_one_device(name):
     assert_equal_runs(ours, plain)
 
 
+@pytest.mark.slow
 def test_initial_values_and_random_numbers_are_as_without():
     def model_fn(x):
         t = tf.get_variable('t', [5], initializer=tf.truncated_normal_initializer(0.3, 2., seed=7))

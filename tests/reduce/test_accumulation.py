@@ -314,6 +314,7 @@ def test_memory_does_not_grow_with_the_number_of_micro_batches():
     dict(devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']], micro_batches=2),
     pytest.param(dict(devices='/cpu:0+/cpu:1', micro_batches=4, schedule='all_forward'),
                  marks=slow)])
+@pytest.mark.slow
 def test_check_towers_finds_them_equal(options):
     report = towers.check_towers(model, (X, WORDS), **options)
     assert report.equal and report.tolerance == 1e-9, report
@@ -366,6 +367,7 @@ def with_table(x, words):
     (1, dict(accumulate=2)), pytest.param(
         [['/cpu:0', '/cpu:1']], dict(micro_batches=2, stages='auto'), marks=slow)],
                          ids=['one device', 'stages'])
+@pytest.mark.slow
 def test_a_table_is_filled_before_the_first_step(devices, options):
     """What names the table of a later micro-batch waits for no step: its initializer runs it."""
     def run(devices, accumulate=1, **options):

@@ -181,6 +181,7 @@ def test_what_every_write_waits_for(kind, machines, name):
                          [dict(accumulate=2),
                           dict(numerics=towers.Numerics(loss_scale=towers.LossScale(8.)))],
                          ids=['accumulate', 'loss_scale'])
+@pytest.mark.slow
 def test_options_of_the_build_change_nothing(graph, options):
     operations, waited = built_on('ps', Decayed, **options)
     assert len(waited) >= 2 and not not_waiting(operations, waited)

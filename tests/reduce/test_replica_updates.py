@@ -121,6 +121,7 @@ def test_an_optimizer_that_writes_the_models_own_alone_updates_it_once():
     assert_sent(lambda: Clips(0.1))
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_scaled_build_is_looked_at_too():
     scale = towers.LossScale(initial=8)
     for change, is_sent in ((by_another_rate, True), (list, False)):

@@ -155,6 +155,7 @@ def test_regularization_is_computed_where_the_weights_are():
     assert built.regularization_loss.device == '/device:GPU:1'
 
 
+@pytest.mark.slow
 def test_partitioned_variables(kind_of_variables):
     def model_fn(x, y):
         kernel = tf.get_variable('kernel', [6, 3], x.dtype,
@@ -603,6 +604,7 @@ def test_two_towers_on_one_device_may_have_a_replica_each():
 
 # ---- variables that the model does not come by through get_variable ------------------------------
 
+@pytest.mark.slow
 def test_custom_collections_that_l2_goes_through(kind_of_variables):
     x = np.random.RandomState(0).randn(8, 3).astype('float32')
 

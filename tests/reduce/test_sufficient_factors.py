@@ -203,6 +203,7 @@ def test_what_is_no_tower_s_is_added_to_the_joint_product():
     (8, WIDTH, WIDTH - 1, False),                               # small weights
     # 2 x 8 x (m + n) elements of factors: more than the m x n of the product, and fewer
     (8, 2 ** 17, 15, False), (8, 2 ** 17, 17, True)])
+@pytest.mark.slow
 def test_which_sizes_are_joined(rows, m, n, joined):
     variable = weights([m, n])
     gradients = [product(tower, rows, m=m, n=n)[0] for tower in range(2)]
@@ -310,6 +311,7 @@ def test_a_step_computes_the_gradients_once_and_the_plan_says_what_is_joined():
     dict(numerics=towers.Numerics(loss_scale=towers.LossScale())),
     dict(numerics=towers.Numerics(xla=True)),
     dict(variables=towers.VariablePlacement('replicated'))], ids=lambda given: list(given)[0])
+@pytest.mark.slow
 def test_builds_that_add_up(options):
     built = built_on(2, **options)
     assert built.plan.combination is None and 'combination' not in str(built.plan)

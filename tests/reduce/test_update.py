@@ -372,6 +372,7 @@ def test_an_update_that_is_no_operation(resource):
 
 @pytest.mark.parametrize('use_resource', [
     True, pytest.param(False, marks=pytest.mark.slow)], ids=['resource', 'reference'])
+@pytest.mark.slow
 def test_an_optimizer_whose_queue_runner_counts(graph, use_resource):
     tf.get_variable_scope().set_use_resource(use_resource)
     step = tf.train.get_or_create_global_step()

@@ -93,6 +93,7 @@ def test_an_evaluation_takes_them_instead_of_weights():
         assert plain.run(session)['mean'] == pytest.approx(2.5 * 7 + 3)
 
 
+@pytest.mark.slow
 def test_what_a_checkpoint_has_is_restored_into_the_weights(tmp_path):
     built, _, train_op = build()
     with tf.Session(config=towers.session_config(built.devices)) as session:

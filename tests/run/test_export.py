@@ -68,6 +68,7 @@ def test_a_plain_session_without_towers_loads_it(checkpoint, tmp_path, graph):
     assert not graph.get_operations()  # a graph of its own
 
 
+@pytest.mark.slow
 def test_tables_are_initialised(checkpoint, tmp_path):
     def with_table():
         inputs, outputs = build()

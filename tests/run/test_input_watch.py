@@ -104,6 +104,7 @@ def test_a_reading_and_a_later_one_that_waits_for_work_between_them():
     (True, tf.int64, [], 1, False),  # a number, such as a learning rate, which no loop makes long
     pytest.param(True, tf.float64, None, 1, False, marks=pytest.mark.slow),
     pytest.param(False, tf.bool, [], True, False, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_steps_that_are_fed_wait_between_them_for_examples_alone(reads, dtype, shape, fed, waits):
     value = tf.placeholder(dtype, shape)
     total = tf.reduce_sum(tf.cast(value, tf.int64))
@@ -190,6 +191,7 @@ def test_a_run_that_trains_nothing_is_no_step():
     assert seen == (0 + 1 + 2 + 3, 4)
 
 
+@pytest.mark.slow
 def test_lines_of_the_hook_and_the_share_in_the_progress(capsys):
     said = []
     train_op, _ = training(numbers(True), False)

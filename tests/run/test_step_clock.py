@@ -23,6 +23,7 @@ def line_of(make_hook):
         return '  '.join(stream.getvalue().splitlines()[-1].split('  ')[:2])
 
 
+@pytest.mark.slow
 def test_hooks_take_the_counts_as_one_argument_or_as_several():
     hooks = [
         lambda step, examples, stream: ProgressHook(

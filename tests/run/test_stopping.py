@@ -159,6 +159,7 @@ def test_a_forked_process_has_the_former_handlers(handlers):
     assert hook.received is None
 
 
+@pytest.mark.slow
 def test_a_run_that_is_over_is_forgotten(tmp_path):
     # What is registered for forks stays until Python ends; a file in it crashed Python 3.7 there.
     stream = open(str(tmp_path / 'said'), 'w')

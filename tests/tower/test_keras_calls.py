@@ -161,6 +161,7 @@ def test_nothing_from_a_branch_of_a_cond(keras):
 
 
 @pytest.mark.parametrize('trainable', [True, False])
+@pytest.mark.slow
 def test_state_of_a_stateful_rnn(keras, trainable):
     rnn = keras.layers.SimpleRNN(1, stateful=True, activation=None, use_bias=False,
                                  kernel_initializer='ones', recurrent_initializer='ones')

@@ -112,6 +112,7 @@ def test_state_that_a_branch_writes(flow_v2):
 
 
 @pytest.mark.parametrize('flow', ['v1', 'v2'])
+@pytest.mark.slow
 def test_state_that_a_branch_resets_by_the_step_alone(flow):
     """Every tower would write the same; but a branch of control flow v2 cannot be left to one."""
     if flow == 'v2' and tf.version.VERSION < '2':

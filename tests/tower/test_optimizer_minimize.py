@@ -148,6 +148,7 @@ class Average(Plain):
             return tf.train.ExponentialMovingAverage(.5).apply(var_list)
 
 
+@pytest.mark.slow
 def test_check_towers_takes_the_gradients_of_before_the_update():
     report = towers.check_towers(curved, np.array([.1, .2, .3, .4]), steps=2,
                                  make_optimizer=lambda: Average())

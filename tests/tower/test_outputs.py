@@ -319,6 +319,7 @@ def test_what_has_no_weight_counts_nothing_not_even_nan(bad, dynamic):
     assert run(weighted_mean([tf.constant(2.), tf.constant(bad)], weights)) == 2.
 
 
+@pytest.mark.slow
 def test_ragged_predictions_without_the_padding():
     """A batch of 2 on 3 towers in training: the third tower's example is padding."""
     def model_fn(x):

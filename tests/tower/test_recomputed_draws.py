@@ -79,6 +79,7 @@ def check_gradients(model_fn, num_towers=2, slope=None, stateless=True, steps=3)
 
 @pytest.mark.parametrize('seed, depth', [(None, 1), pytest.param(3, 2, marks=slow)])
 @pytest.mark.parametrize('way', list(WAYS))
+@pytest.mark.slow
 def test_the_gradient_is_of_the_mask_of_the_forward_pass(way, seed, depth):
     left = check_gradients(model(way, seed, depth))
     assert len({each.tobytes() for each in left.reshape([6, 6])}) >= 5

@@ -176,6 +176,7 @@ def test_an_operation_with_a_gradient_of_its_own_is_left_whole(make, graph):
     assert data is loss and weights is None
 
 
+@pytest.mark.slow
 def test_a_sum_of_itself_forty_times_over_is_left_whole():
     model = Model()
     loss = model.data + model.l2

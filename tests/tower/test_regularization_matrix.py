@@ -138,6 +138,7 @@ def test_keras_losses_that_the_loss_has_already_are_not_added_again():
     assert 'added' not in ours.built.plan.regularization
 
 
+@pytest.mark.slow
 def test_a_loss_of_activations_that_is_computed_as_the_models_own_is_added():
     """It is another loss, that happens to have the same formula."""
     def model_fn(x):

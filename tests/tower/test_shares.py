@@ -87,6 +87,7 @@ def test_shares_that_are_none(shares):
         on_towers((tf.constant(X), tf.constant(Y)), 2, shares=shares)
 
 
+@pytest.mark.slow
 def test_the_check_takes_shares():
     report = towers.check_towers(model, (X, Y), shares=[3, 1], batch_norm='sync')
     assert report.equal, report

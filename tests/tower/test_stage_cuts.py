@@ -185,6 +185,7 @@ def layers(seconds):
                                   for number, each in enumerate(seconds)}, {})
 
 
+@pytest.mark.slow
 def test_both_are_balanced():
     """With times the plan shows both; 5 of 8 layers and 7 of 12 seconds are least for 'both'."""
     built = build([CPUS[:2]], stages=towers.AutoStages('both', layers([1.] * 6 + [3.] * 2)))
@@ -231,6 +232,7 @@ def test_no_time_at_all():
             'time', towers.OperationTimes({'MatMul': 0.}, {})))
 
 
+@pytest.mark.slow
 def test_stages_of_equal_times_and_an_evaluation_cut_where_the_variables_are():
     """Six layers take a second each, two take three. The evaluation's own costs would cut it
     elsewhere: nothing is kept, and nothing is trained."""

@@ -227,6 +227,7 @@ def counted_draws(num_towers, stateless=False, own=False):
 
 
 @pytest.mark.parametrize('stateless', [False, True])
+@pytest.mark.slow
 def test_towers_that_share_a_counted_seed_draw_numbers_of_their_own(stateless):
     drawn = counted_draws(2, stateless)
     assert not (drawn[:, 0] == drawn[:, 1]).any()

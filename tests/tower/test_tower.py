@@ -210,6 +210,7 @@ def weight_norm_getter(x, y):
         return linear(x, y)
 
 
+@pytest.mark.slow
 def test_a_getter_that_makes_two_variables_for_one():
     check_against_one_device(weight_norm_getter, samples.vectors(6))
 

@@ -385,6 +385,7 @@ def test_a_later_build_shares_all_with_an_earlier(model_fn, first, trained):
         assert session.run(evaluation.loss) == 3. * trained
 
 
+@pytest.mark.slow
 def test_an_earlier_build_with_counters_alone_hands_nothing_over():
     def makes_more(x):
         return mean(x) * tf.Variable(2., trainable=False, name='scale')

@@ -248,6 +248,7 @@ def test_a_pipeline_that_does_not_work_ahead():
 
 @pytest.mark.parametrize('failing', [  # of the pipeline alone, and of the towers with it
     pytest.param(4, marks=pytest.mark.slow), 30])
+@pytest.mark.slow
 def test_a_measurement_begins_anew_when_what_failed_is_taken_out(failing):
     calls, mended = [], []
 
@@ -263,6 +264,7 @@ def test_a_measurement_begins_anew_when_what_failed_is_taken_out(failing):
     assert len(mended) == 1 and 'rotten' in mended[0]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_taken_out_is_raised():
     def fail():
         raise ValueError('rotten')

@@ -77,6 +77,7 @@ def test_sizes_and_weights_of_a_batch_that_is_held():
     np.testing.assert_allclose([loss for loss, *_ in found], [6 - 2, .4 * 6 - 2], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_batch_of_sparse_tensors_strings_and_a_dict():
     def parse(number):
         return {'name': tf.as_string(number), 'sparse': tf.SparseTensor(
@@ -106,6 +107,7 @@ def test_what_a_model_takes_of_the_batch_by_its_closure_is_held():
 @pytest.mark.parametrize('options', [
     dict(accumulate=2), dict(devices=['/cpu:0+/cpu:1', '/cpu:2+/cpu:3'], micro_batches=2,
                              stages='auto'), dict(copies='reuse')])
+@pytest.mark.slow
 def test_micro_batches_and_stages(options):
     def model_fn(program, numbers):
         values = tf.cast(numbers, tf.float32)[:, tf.newaxis]

@@ -204,6 +204,7 @@ def test_one_bar_on_80_columns_and_other_lines_above_it(time):
     (200, r' 7/20 epoch 1.8 \|█+.? +\| loss 0.2857 lr 0.001 40 images/s 0:06 left CPU 150%$'),
     (50, r' 7/20 \|█+.? +\| loss 0.2857 40 images/s 0:06 left$'),
     (40, r' 7/20 \|█+.? +\| loss 0.2857 0:06 left$')])
+@pytest.mark.slow
 def test_what_matters_least_makes_room_on_a_narrow_terminal(time, columns, expected):
     terminal = Terminal(columns)
     training(on(terminal), 7, time)

@@ -46,6 +46,7 @@ def plain_logits(reference):
         return session.run(logits)
 
 
+@pytest.mark.slow
 def test_evaluation_alone_is_that_at_the_end_of_training(runner, reference):
     before = contents_without_export(reference.train_dir)
     run = runner.run(reference.train_dir, ['--mode=eval', '--num_towers=3', '--batch_size=70'])
