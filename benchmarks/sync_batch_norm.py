@@ -25,8 +25,8 @@ from towers.tower.stateless_random import make_initial_values_stateless  # noqa:
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list('towers', ['2', '4'], 'how many, one after the other')
-flags.DEFINE_string('model', 'resnet_v1_50', 'network by name')
-flags.DEFINE_integer('image_size', 64, 'height and width in pixels')
+flags.DEFINE_string('network', 'resnet_v1_50', 'network by name')
+flags.DEFINE_integer('pixels', 64, 'height and width in pixels')
 flags.DEFINE_integer('shard', 8, 'examples a tower')
 flags.DEFINE_integer('rounds', 9, 'turns of each')
 flags.DEFINE_integer('steps', 2, 'of a turn')
@@ -41,7 +41,7 @@ def main(unused_argv):
     towers.mend_slim()
     print('TensorFlow %s, oneDNN %s, %d cores; %s at %d px, %d examples a tower' % (
         tf.version.VERSION, os.environ.get('TF_ENABLE_ONEDNN_OPTS', 'by default'), os.cpu_count(),
-        FLAGS.model, FLAGS.image_size, FLAGS.shard))
+        FLAGS.network, FLAGS.pixels, FLAGS.shard))
     for count in map(int, FLAGS.towers):
         arms = {kind: Arm(kind, count) for kind in ('shard', 'sync')}
         for number in range(FLAGS.rounds):
@@ -138,8 +138,8 @@ def image_workload(count):
     """(model function, batch) for so many towers."""
     import numpy as np  # pylint: disable=import-outside-toplevel
     from models import registry  # pylint: disable=import-outside-toplevel
-    network, random = registry.get_network(FLAGS.model), np.random.RandomState(1)
-    images = random.rand(count * FLAGS.shard, FLAGS.image_size, FLAGS.image_size,
+    network, random = registry.get_network(FLAGS.network), np.random.RandomState(1)
+    images = random.rand(count * FLAGS.shard, FLAGS.pixels, FLAGS.pixels,
                          network.default_channels).astype('float32')
 
     def model_fn(images, labels):
