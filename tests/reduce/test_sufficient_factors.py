@@ -275,10 +275,11 @@ def built_on(devices, examples=8, **options):
                                reduction='mean', regularization='add', **options)
 
 
-@pytest.mark.parametrize('copies', ['clone', pytest.param('reuse', marks=pytest.mark.slow)])
-def test_towers_against_one_device(copies):
+@pytest.mark.parametrize('model, copies', [
+    (one_layer, 'clone'), pytest.param(dense_net, 'reuse', marks=pytest.mark.slow)])
+def test_towers_against_one_device(model, copies):
     ours = samples.check_against_one_device(
-        one_layer, batch_of(8), penalty=l2_of_the_first, copies=copies)
+        model, batch_of(8), penalty=l2_of_the_first, copies=copies)
     assert ours.built.plan.combination is not None
 
 
