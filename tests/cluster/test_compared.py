@@ -242,6 +242,7 @@ def test_workers_whose_batches_are_of_different_size_are_told_apart_but_for_unev
 @pytest.mark.parametrize('rate, joined, text', [
     (.25, 0, "in build 1 of the graph its update of 'w' is computed by"),
     (.5, 1, 'it gives build 1 of the graph to join, and worker 0 build 0')])
+@pytest.mark.slow
 def test_all_builds_of_a_graph_are_compared(rate, joined, text):
     def of_worker(rate, joined):
         with tf.Graph().as_default():

@@ -77,6 +77,7 @@ def trained(kind, batches, model=None):
 @pytest.mark.parametrize('kind, batches', [('ring', [[1.], [4., 6., 8.]])] + [
     pytest.param(*case, marks=pytest.mark.slow) for case in [
         ('ps', [[1.], [4., 6., 8.]]), ('ps', [[1., 2., 3.], [4.]]), ('ring', [[1., 2., 4.]])]])
+@pytest.mark.slow
 def test_all_end_in_the_step_without_data_which_changes_nothing(kind, batches):
     weight, momentum, last = 0., 0., max(map(len, batches))
     for step in range(last):

@@ -288,6 +288,7 @@ def test_no_outgoing_connection_gets_a_free_port():
     (None, 'takes connections and does not answer: its process is frozen'),
     (b'HTTP/1.1 400 Bad Request\r\n\r\n', "is no server of TensorFlow's: another program"),
     (b'', "is no server of TensorFlow's: another program")])
+@pytest.mark.slow
 def test_what_answers_for_a_server_and_is_none(says, expected):
     with contextlib.closing(socket.socket()) as listener:
         listener.bind(('127.0.0.1', 0))

@@ -203,6 +203,7 @@ def test_elements_that_are_no_pair_of_tensors(own, name, kinds):
         'without images', marks=pytest.mark.slow),
     ('more', 'eval_batches of m:more gives 8 images or more, and its num_examples says 4 for '
              'test: correct that, or end the pipeline by .take(4)')])
+@pytest.mark.slow
 def test_a_batch_that_is_not_what_it_has_to_be(own, name, text):
     dataset = own(name)
     batches = (dataset.eval_batches(**ARGUMENTS) if name.startswith(('eval', 'more')) else

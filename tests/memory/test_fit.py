@@ -48,6 +48,7 @@ def test_micro_batches_are_called_so():
         towers.largest_batch(built, 10 ** 6, **OPTIONS)
 
 
+@pytest.mark.slow
 def test_no_batch_is_run_twice(monkeypatch):
     ran = []
 

@@ -288,6 +288,7 @@ def test_bad_arguments_of_the_base(graph, arguments, text):
 
 
 @pytest.mark.parametrize('name', sorted(BLOCKS))
+@pytest.mark.slow
 def test_block_against_numpy(name):
     """On one pixel only the middle of each window counts, so a convolution is a matrix product."""
     block, depth = BLOCKS[name]

@@ -28,6 +28,7 @@ def mapped(x):
             dict(devices='/cpu:0+/cpu:1,/cpu:2+/cpu:3', copies='reuse'),
             dict(devices='/cpu:0+/cpu:1,/cpu:2+/cpu:3', copies='clone', micro_batches=3))],
                          ids=lambda options: '-'.join(map(str, options.values())))
+@pytest.mark.slow
 def test_the_array_is_with_the_loop_that_reads_it(options):
     with switched('control_flow_v2', False):
         x = tf.constant(X)

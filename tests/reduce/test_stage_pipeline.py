@@ -76,6 +76,7 @@ def trained(model_fn, devices, resource, **options):
             (branch, [(TWO, dict(micro_batches=3, schedule='all_forward'))], 'v2', True),
             (loop(0), [(ONE, dict(micro_batches=2))], 'v2', True)]],
                          ids=['branch', 'loop', 'branch on two', 'loop in the first stage'])
+@pytest.mark.slow
 def test_loops_and_branches(model_fn, runs, version, resource):
     if resource and version == 'v2' and model_fn is not branch and tf.version.VERSION < '2':
         pytest.skip('on TF 1 such a loop has to be on the device of its variables')

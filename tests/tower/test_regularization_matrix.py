@@ -234,6 +234,7 @@ def with_shared_layers(x):
     return tf.reduce_mean(tf.square(out - 1.))
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_shared_layer_counts_once():
     def plain(x):
         return with_shared_layers(x) + tf.add_n(tf.losses.get_regularization_losses())

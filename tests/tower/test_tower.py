@@ -59,6 +59,7 @@ def test_regularization_in_the_models_own_loss(model_fn):
         assert 'own loss' in ours.built.plan.regularization
 
 
+@pytest.mark.slow
 def test_keras_activity_regularizers():
     """Keras divides what they come to by the size of the batch: a mean over examples."""
     def make(adds):

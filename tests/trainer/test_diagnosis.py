@@ -272,6 +272,7 @@ def test_what_cannot_be_taken_out_is_raised():
         measured(0., 0., seconds=.02, fail=fail)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_said_as_in_training():
     def trial():
         def model_fn(values):
