@@ -152,10 +152,15 @@ def shares_of_towers():
     return [int(share) if share.isdecimal() else share for share in FLAGS.shares] or None
 
 
+def parts_of_batch(num_towers):
+    """What a batch has to be a multiple of: towers by their --shares, times their micro-batches."""
+    return sum(checked_shares(shares_of_towers(), num_towers, 'towers')) * (
+        FLAGS.accumulate * FLAGS.micro_batches)
+
+
 def _check_batch(batch_size, num_towers):
-    """Raises `InvalidArgumentError` unless the batch divides into micro-batches of one size."""
-    micro_batches = FLAGS.accumulate * FLAGS.micro_batches
-    parts = sum(checked_shares(shares_of_towers(), num_towers, 'towers')) * micro_batches
+    """Raises `InvalidArgumentError` unless the batch divides into micro-batches."""
+    micro_batches, parts = FLAGS.accumulate * FLAGS.micro_batches, parts_of_batch(num_towers)
     if batch_size % parts:
         raise towers.InvalidArgumentError(
             '--batch_size=%d does not divide among %d tower%s%s: give a multiple of %d' % (
@@ -190,7 +195,8 @@ def make_evaluation(setup, trained=None):
         variables=towers.VariablePlacement(setup.variable_device),
         check_devices=not FLAGS.plan_only, copies=FLAGS.copies, precision=FLAGS.precision,
         regularization='add', on_tower=progress,
-        shares=shares_of_towers(), stages='auto' if setup.stages else None)  # where the variables are
+        shares=shares_of_towers(),
+        stages='auto' if setup.stages else None)  # where the variables are
     progress.close()
     return evaluation
 

@@ -13,7 +13,7 @@ from towers.run.choose_placement import Trial
 from trainer import diagnosis
 from trainer.bad_examples import leave_out_first_bad, trying
 from trainer.flags import FLAGS, train_dir
-from trainer.job import build_job
+from trainer.job import build_job, parts_of_batch
 from trainer.records import recorded_choice, recorded_times
 from trainer.resources import memory_limit, session_config
 from trainer.run_settings import recorded_setting
@@ -95,8 +95,7 @@ def choose_batch_size(setup):
     """The batch size for --batch_size=auto, an int: as recorded in --train_dir, else the largest
     one that fits into memory. Prints the choice."""
     count_on_cpus()
-    parts = FLAGS.accumulate * FLAGS.micro_batches * len(
-        towers.resolve_devices(FLAGS.devices or FLAGS.num_towers))
+    parts = parts_of_batch(len(towers.resolve_devices(FLAGS.devices or FLAGS.num_towers)))
     recorded = recorded_setting(train_dir(), 'batch_size')
     if isinstance(recorded, int) and recorded % parts == 0:
         print('batch %d: as the run in %s was last started' % (recorded, train_dir()), flush=True)
@@ -144,8 +143,8 @@ def _mean_batch_size(setup):
     epochs = Epochs(count, setup.batch_size, FLAGS.remainder)
     if epochs.is_static:
         return setup.batch_size
-    parts = FLAGS.accumulate * FLAGS.micro_batches * len(
-        towers.resolve_devices(FLAGS.devices or FLAGS.num_towers, says_how=False))
+    parts = parts_of_batch(len(
+        towers.resolve_devices(FLAGS.devices or FLAGS.num_towers, says_how=False)))
     return min(setup.batch_size, -(-count // (epochs.steps(0, epochs.length) * parts)) * parts)
 
 

@@ -23,7 +23,7 @@ class FittedBatch(collections.namedtuple('FittedBatch', 'batch_size per_tower li
 
     Attributes:
       batch_size: examples of a step, over all towers.
-      per_tower: examples of each tower, in all its micro-batches.
+      per_tower: examples of each tower, in all its micro-batches; with `shares` the most of them.
       limit: bytes of memory that a step may take.
       account: `MemoryAccount` of that batch.
       measured: `MeasuredMemory`; None where no step was run, or TensorFlow did not count.
@@ -52,7 +52,7 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[int] = None,
       **options: further arguments of `memory_account`.
 
     Returns:
-      `FittedBatch` of equal shards.
+      `FittedBatch`: a multiple of the sum of the build's `shares`, of equal shards without them.
 
     Raises:
       OutOfMemoryError: not one example a tower, or a micro-batch, fits.
@@ -60,7 +60,8 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[int] = None,
     """
     check_instance('built', built, BuiltTowers, 'what build_towers returned')
     limit = _limit(memory_limit, built)
-    count = len(built.towers)  # of parts of a batch: a tower with micro-batches has several
+    # A tower with micro-batches has several parts of a batch.
+    count = sum(built.plan.shares)
     micro_batches = 1 + max(tower.micro_batch for tower in built.towers)
     part = 'tower' if micro_batches == 1 else 'micro-batch'
     most_of_each = MOST_PER_TOWER
@@ -96,7 +97,7 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[int] = None,
             good = guess
         else:
             too_many = guess
-    return FittedBatch(good * count, good * micro_batches, limit, accounts[good], None,
+    return FittedBatch(good * count, good * micro_batches * max(built.plan.shares), limit, accounts[good], None,
                        micro_batches)
 
 
@@ -136,7 +137,7 @@ def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Opti
     with tf.Graph().as_default():
         built, _ = called_build(build, first)
         limit = _limit(memory_limit, built)
-        goal, count = limit, len(built.towers)
+        goal, count = limit, sum(built.plan.shares)
         for _ in range(_TRIES):
             fitted = largest_batch(built, goal, most, **options)._replace(limit=limit)
             try:

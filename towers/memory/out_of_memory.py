@@ -41,15 +41,15 @@ def remedies(built, limit, batch_size=None, **options):
       List of `Remedy`.
     """
     account = memory_account(built, batch_size, **options)
-    batch_size, count = account.batch_size, len(built.towers)
+    batch_size, count, unit = account.batch_size, len(built.towers), sum(built.plan.shares)
     fullest = max(account.pools(), key=lambda each: each.peak)
     shared = not any(is_gpu(device) for device in built.devices)
     trained = sum(variable.get_shape().num_elements() * variable.dtype.base_dtype.size
                   for _, variable in all_pairs(built.gradients)
                   if variable.get_shape().is_fully_defined())
     found, tried, pieces = [], None, 2
-    while pieces <= min(_MOST_MICRO_BATCHES, batch_size // count):
-        if batch_size % (pieces * count) == 0:
+    while pieces <= min(_MOST_MICRO_BATCHES, batch_size // unit):
+        if batch_size % (pieces * unit) == 0:
             peak = memory_account(built, batch_size // pieces, **options).peak + trained * (
                 count if shared else 1)
             tried = Remedy('accumulation', peak, 'accumulate=%d, micro-batches of %d: %s' % (
@@ -68,8 +68,8 @@ def remedies(built, limit, batch_size=None, **options):
         found.append(Remedy('more towers', None, 'more towers: no help, as CPUs share one memory'))
         found.append(Remedy('stages', None, 'stages: no help, as CPUs share one memory'))
     else:
-        if batch_size // 2 >= count:
-            peak = memory_account(built, batch_size // 2 // count * count, **options).peak
+        if batch_size // 2 >= unit:
+            peak = memory_account(built, batch_size // 2 // unit * unit, **options).peak
             found.append(Remedy('more towers', peak, '%d towers: %s each' % (
                 2 * count, _megabytes(peak))))
         peak = fullest.peak // 2

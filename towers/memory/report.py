@@ -71,7 +71,8 @@ def memory_report(build: typing.Callable, batch_size: int,
         limit = memory_limit or device_limit(built.devices, config(built) if config else None)
         account = memory_account(built, batch_size)
         say(str(account))
-        sizes = sorted({max(1, int(batch_size * factor) // count) * count
+        unit = sum(built.plan.shares)
+        sizes = sorted({max(1, int(batch_size * factor) // unit) * unit
                         for factor in (0.25, 0.5, 1, 2)})
         accounts = [memory_account(built, size) for size in sizes]
     for account in accounts:
