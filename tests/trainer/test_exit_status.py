@@ -1,8 +1,6 @@
 """trainer.exit_status: of a program whose output is lost, whose run fails, that is interrupted."""
 
 import errno
-import io
-import os
 import signal
 import sys
 
@@ -11,24 +9,11 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
+from gone_stream import Gone
 import towers
 from trainer import exit_status
 from trainer.exit_status import lasting_output, run, status_of_signal
 from trainer.flags import FLAGS
-
-
-class Gone(io.StringIO):
-    """Fails from the second write on."""
-
-    def __init__(self, number=errno.EPIPE):
-        super(Gone, self).__init__()
-        self.number, self.writes = number, 0
-
-    def write(self, text):
-        self.writes += 1
-        if self.writes > 1:
-            raise OSError(self.number, os.strerror(self.number))
-        return super(Gone, self).write(text)
 
 
 @pytest.fixture
