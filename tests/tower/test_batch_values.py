@@ -184,6 +184,7 @@ def in_a_loop(x):
     (in_a_loop, {}, 'batch_sum.* is in a loop, or in a function or branch'),
     (lambda x: towers.batch_mean(tf.cast(x[0], tf.int32)), {}, 'expected a dense tensor of floats'),
     (lambda x: towers.batch_concat(tf.reduce_sum(x)), {}, r'shape \(\).*\[rows'),
+    (lambda x: towers.batch_sum(None), {}, r'batch_sum\(None\): expected a dense tensor'),
     (lambda x: towers.batch_sum(tf.equal(x, 0.)), {}, 'bool.*floats or integers')])
 def test_what_cannot_be_exchanged_is_refused(value, options, text):
     def model_fn(x):

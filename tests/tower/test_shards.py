@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import build_towers, session_config, split_batch
 from towers.errors import InputError, InvalidArgumentError
-from towers.tower.shards import NamedInputs
+from towers.tower.batch_inputs import NamedInputs
 
 Batch = collections.namedtuple('Batch', 'images labels')
 

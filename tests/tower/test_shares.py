@@ -83,7 +83,7 @@ def test_micro_batches_are_of_a_towers_share():
 @pytest.mark.parametrize('shares', [[3], [3, 0], [1.5, 1], '31', [True, 1]])
 def test_shares_that_are_none(shares):
     with pytest.raises(towers.InvalidArgumentError, match='^shares=.* for 2 towers: expected a '
-                                                          'whole number of at least 1 for each'):
+                                                          'list with a whole number of at least 1'):
         on_towers((tf.constant(X), tf.constant(Y)), 2, shares=shares)
 
 
@@ -123,6 +123,25 @@ def test_each_tower_takes_its_own_batch_of_any_size_from_a_queue():
                                    1. - .25 * (error[:, None] * X).mean(0), rtol=1e-13)
 
 
+def test_a_shard_without_an_example_is_named_when_the_step_runs():
+    parts = [tf.placeholder(tf.float64, [None, 3]) for _ in range(2)]
+    built = towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable(
+        'w', [3], tf.float64)), towers.Shards(parts), tf.train.GradientDescentOptimizer(1.), 2)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        with pytest.raises(tf.errors.InvalidArgumentError, match='shard 1 of Shards has no exam'):
+            session.run(built.train_op, dict(zip(parts, (X, X[:0]))))
+
+
+def test_the_largest_batch_is_a_multiple_of_the_sum_of_the_shares():
+    built = towers.build_towers(
+        lambda x: tf.reduce_mean(x * tf.get_variable('w', [3], tf.float64)),
+        tf.placeholder(tf.float64, [None, 3]), tf.train.GradientDescentOptimizer(1.), 2,
+        shares=[3, 1])
+    fitted = towers.largest_batch(built, 10 ** 9, most=15)
+    assert (fitted.batch_size, fitted.per_tower) == (12, 9)
+
+
 def test_shards_that_are_no_shards_of_a_build():
     x = tf.constant(X)
     looked_up = tf.gather(tf.get_variable('embedding', [9, 3], tf.float64), [1, 2])
@@ -130,10 +149,11 @@ def test_shards_that_are_no_shards_of_a_build():
             ([x], 2, {}, 'the inputs of 1 towers, and there are 2 devices'),
             ([x, (x, x)], 2, {}, 'shard 1 has another structure than shard 0'),
             ([x, tf.constant(X, tf.float32)], 2, {}, 'expected one type'),
-            ([x, x[:0]], 2, {}, 'a batch of 0 is too small'),
+            ([x, x[:0]], 2, {}, 'shard 1 has no example'),
+            ([np.ones([2, 3], np.float32), np.ones([2, 3])], 2, {}, 'expected one type'),
             ([x, x], 2, {'shares': [3, 1]}, 'cut into shards already: leave shares= out'),
             ([x, x], 2, {'remainder': 'weight'}, 'cut into shards already: leave remainder= out'),
-            ([x, x], 2, {'accumulate': 2}, 'each tower has 2 micro-batches'),
+            ([x, x], 2, {'accumulate': 2}, 'accumulate= or micro_batches= cut each into 2'),
             ([x, looked_up], 2, {}, 'computed from the trainable variable embedding')):
         with pytest.raises(towers.InputError, match=message):
             on_towers(towers.Shards(parts), count, **options)

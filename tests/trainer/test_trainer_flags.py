@@ -218,7 +218,7 @@ def test_help_is_grouped_and_fits_three_screens(capsys):
 WHAT_THERE_IS_NOT = [
     ('--num_towers=4 --batch_size=10',
      '--batch_size=10 does not divide among 4 towers: give a multiple of 4'),
-    ('--shares=3,1,a', "shares=[3, 1, 'a'] for 2 towers: expected a whole number of at least 1"),
+    ('--shares=3,1,a', "shares=[3, 1, 'a'] for 2 towers: expected a list with a whole number"),
     ('--shares=3,2 --batch_size=64',
      '--batch_size=64 does not divide among 2 towers: give a multiple of 5'),
     ('--cluster=ps --worker_hosts=a:1', '--cluster=ps does not say which parameter servers: give '

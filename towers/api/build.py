@@ -20,15 +20,16 @@ from towers.reduce.all_reduce import all_reduce
 from towers.reduce.combination import combine
 from towers.reduce.pipeline import pipeline
 from towers.reduce.replicas import check_no_replicas
+from towers.tower.batch_inputs import with_sparse_tensors
 from towers.tower.behind_batch import BehindBatch
 from towers.tower.counters import put_in_order
+from towers.tower.cut_inputs import ALREADY_CUT, check_cuts_nothing
 from towers.tower.graph_collections import BuildCollections
 from towers.tower.empty_shards import keep_shapes_of_empty_shards
 from towers.tower.refused_builds import check_not_nested, undone_on_error
 from towers.tower.objectives import flat, map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
-from towers.tower.cut_inputs import ALREADY_CUT, check_cuts_nothing
-from towers.tower.shards import split_batch, static_batch_size, with_sparse_tensors
+from towers.tower.shards import split_batch, static_batch_size
 from towers.tower.uneven_counts import weigh_additions
 
 

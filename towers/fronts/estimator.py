@@ -15,7 +15,7 @@ from towers.fronts.estimator_spec import (ModelFunction, check_mode, initialize_
 from towers.fronts.optimizer_calls import OptimizerCalls
 from towers.fronts.optimizer_slots import check_saved
 from towers.placement.devices import check_one_stage, resolve_devices
-from towers.tower.shards import NamedInputs
+from towers.tower.batch_inputs import NamedInputs
 
 REMAINDERS = ('weight', 'error')
 

@@ -102,7 +102,11 @@ def batch_concat(x: typing.Any) -> tf.Tensor:
 
 
 def _value(x, kind):
-    x = tf.convert_to_tensor(x)
+    try:
+        x = tf.convert_to_tensor(x)
+    except (TypeError, ValueError) as error:
+        raise ModelFunctionError('batch_%s(%.80r): expected a dense tensor: %s' % (
+            kind, x, str(error).split('\n', 1)[0])) from None
     allowed = x.dtype.is_floating or x.dtype.is_integer and kind != 'mean'
     if not allowed or kind == 'concat' and x.shape.ndims == 0:
         raise ModelFunctionError(
@@ -121,7 +125,7 @@ def _value(x, kind):
             compat.builds_loop(graph)):
         raise ModelFunctionError(
             'batch_%s(%s) is in a loop, or in a function or branch of control flow v2, where '
-            'towers cannot meet: compute it outside, or call tf.disable_control_flow_v2().' % (
+            'towers cannot meet: compute it outside; in a branch, tf.disable_control_flow_v2() helps.' % (
                 kind, x.name))
     build.count += 1
     if kind != 'concat':

@@ -5,8 +5,9 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.errors import InputError
+from towers.tower.batch_inputs import looked_at, size_and_guards, static_shape, tensors_of
 from towers.tower.behind_batch import trained_behind
-from towers.tower.shards import CutBatch, same_kind, whole_shard
+from towers.tower.shards import CutBatch, dense_shard, sparse_shard
 from towers.tower.staged import StagedInputs
 
 
@@ -45,7 +46,7 @@ class Shards:
             raise InputError('Shards has the inputs of %d towers, and there are %d devices: pass '
                              'one nest of tensors for each.' % (len(self._batches),
                                                                 len(request.devices)))
-        same_kind(self._batches)
+        _checked(self._batches)
         trained = {variable.op.name for variable in tf.trainable_variables()}
         for leaf in tf.nest.flatten(self._batches, expand_composites=True):
             behind = sorted(trained_behind(leaf, trained)) if isinstance(
@@ -59,16 +60,57 @@ class Shards:
     def shards(self, request):
         """The `CutBatch` for a build; each shard is fed where the caller has made it."""
         del request
-        static = same_kind(self._batches)
-        is_even = None not in static and len(set(static)) == 1
+        looks = _checked(self._batches)
+        is_even = looks[0].size is not None and len({look.size for look in looks}) == 1
         with tf.name_scope('shards'):
-            inputs, sizes = zip(*[whole_shard(batch, is_even) for batch in self._batches])
+            inputs, sizes = zip(*[_whole(number, look, is_even)
+                                  for number, look in enumerate(looks)])
             with tf.device(None), tf.device('/cpu:0'):
                 total, count = sum(sizes), len(sizes)
                 weights = [1. / count] * count if is_even else [
                     size / total if isinstance(total, int) else
                     tf.cast(size, tf.float64) / tf.cast(total, tf.float64) for size in sizes]
         return CutBatch(list(inputs), list(sizes), weights, total)
+
+
+def _checked(batches):
+    """The `Inputs` of each shard, of one structure, with the same types and shapes [n, …]."""
+    looks = [looked_at(batch) for batch in batches]
+    for number, look in enumerate(looks):
+        try:
+            tf.nest.assert_same_structure(looks[0].nest, look.nest)
+        except (TypeError, ValueError) as error:
+            raise InputError('shard %d has another structure than shard 0: %s'
+                             % (number, str(error).split('\n', 1)[0])) from None
+        if look.size == 0:
+            raise InputError('shard %d has no example: pass one for each tower at least.' % number)
+        for (path, leaf), (_, other) in zip(look.leaves, looks[0].leaves):
+            if _kind(leaf) != _kind(other) or leaf is not None and not static_shape(
+                    path, leaf)[1:].is_compatible_with(static_shape(path, other)[1:]):
+                raise InputError('%s of shard %d is %s, and of shard 0 %s: expected one type and '
+                                 'shape [n, …].' % (path, number, leaf, other))
+    return looks
+
+
+def _kind(leaf):
+    return None if leaf is None else (
+        isinstance(leaf, tf.SparseTensor), tf.as_dtype(leaf.dtype).base_dtype)
+
+
+def _whole(number, look, is_even):
+    """(nest of tensors that can be fed, size) of a shard, on the devices of its tensors."""
+    with tf.device(None), tf.device(lambda op: (
+            op.inputs[0].device if len(op.inputs) else '') or '/cpu:0'):
+        tensors = tensors_of(look)
+        size, guards = size_and_guards(look, tensors)
+        if look.size is None:
+            guards.append(tf.Assert(size > 0, [
+                'towers: shard %d of Shards has no example' % number]))
+        with tf.control_dependencies(guards):
+            fed = [None if tensor is None else sparse_shard(tensor, 0, size, False)
+                   if isinstance(tensor, tf.SparseTensor) else
+                   dense_shard(tf.identity(tensor), is_even) for tensor in tensors]
+    return tf.nest.pack_sequence_as(look.nest, fed), size
 
 
 ALREADY_CUT = (Shards, StagedInputs)
@@ -81,6 +123,6 @@ def check_cuts_nothing(request):
         if given != default:
             raise InputError('the inputs are cut into shards already: leave %s= out.' % name)
     if request.accumulate > 1:
-        raise InputError('the inputs are cut already, a shard for each tower, and each tower has '
-                         '%d micro-batches: pass the tensors of a batch instead.'
+        raise InputError('the inputs are cut already, a shard for each tower, and accumulate= or '
+                         'micro_batches= cut each into %d: pass the tensors of a batch instead.'
                          % request.accumulate)
