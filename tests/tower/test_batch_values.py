@@ -185,7 +185,10 @@ def in_a_loop(x):
     (lambda x: towers.batch_mean(tf.cast(x[0], tf.int32)), {}, 'expected a dense tensor of floats'),
     (lambda x: towers.batch_concat(tf.reduce_sum(x)), {}, r'shape \(\).*\[rows'),
     (lambda x: towers.batch_sum(None), {}, r'batch_sum\(None\): expected a dense tensor'),
-    (lambda x: towers.batch_sum(tf.equal(x, 0.)), {}, 'bool.*floats or integers')])
+    (lambda x: towers.batch_sum(tf.equal(x, 0.)), {}, 'bool.*floats or integers'),
+    (lambda x: tf.gradients(towers.batch_sum(x), x)[0], {}, r'a gradient .*through batch_sum\('),
+    (lambda x: tf.gradients(by_moments(tf.reshape(x, [-1, 5, 1, 1]), 'norm'), x)[0],
+     dict(batch_norm='sync'), 'a gradient through batch norm moments/')])
 def test_what_cannot_be_exchanged_is_refused(value, options, text):
     def model_fn(x):
         return tf.reduce_mean(tf.cast(value(x), tf.float64)) * variable('w', [], 1)

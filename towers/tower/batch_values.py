@@ -64,8 +64,9 @@ def batch_sum(x: typing.Any) -> tf.Tensor:
       A tensor like x.
 
     Raises:
-      ModelFunctionError: x is in a loop, or in a function or branch of control flow v2; or the
-        parts of the batch are not there at the same time (`accumulate`, micro-batches, machines).
+      ModelFunctionError: x is in a loop, or in a function or branch of control flow v2; the parts
+        of the batch are not there at the same time (`accumulate`, micro-batches, machines); or the
+        model function itself takes a gradient (`tf.gradients`) through the value.
 
     >>> total, count = tf.reduce_sum(losses * mask), tf.reduce_sum(mask)
     >>> loss = towers.batch_sum(total) / towers.batch_sum(count)
@@ -148,6 +149,11 @@ def _mark(x, shape, number, role):
 
 def _backward(op, gradient):
     number, kind = _mark_of(op)
+    if op.graph in _BUILDS:  # of what the towers' weights are not known to belong to
+        raise ModelFunctionError(
+            'the model function takes a gradient (tf.gradients) through batch_%s(%s), which towers '
+            'add up for the loss alone: take it of values of the shard.' % (
+                kind, op.inputs[0].name))
     total = _mark(gradient, gradient.shape, number, kind + '_gradient')
     if kind != 'concat':
         return total

@@ -31,14 +31,16 @@ def synchronize(operations, graph):
       How many there are; and {name of a tensor: what stands in its place}.
 
     Raises:
-      ModelFunctionError: a batch norm in a loop, or in a function or branch of control flow v2.
+      ModelFunctionError: a batch norm in a loop, or in a function or branch of control flow v2; or
+        the model function itself differentiates one.
     """
     _check_functions(operations, graph)
     moments, instead = _moments(operations), {}
+    fused = [op for op in operations if _is_fused(op.type) and op.get_attr('is_training')]
+    _check_gradients([variance.op for _, variance in moments] + fused, operations)
     for mean, variance in moments:
         for tensor in (mean, variance):
             instead[tensor.name] = _exchange(tensor)
-    fused = [op for op in operations if _is_fused(op.type) and op.get_attr('is_training')]
     for op in fused:
         with compat.within_branch(op):
             instead.update(_take_apart(op))
@@ -66,6 +68,17 @@ def _check_functions(operations, graph):
                     "batch_norm='sync', and batch norm %s is in a function or a branch of control "
                     'flow v2 (%s), where towers cannot meet: call tf.disable_control_flow_v2(), or '
                     "pass batch_norm='shard'." % (node.name, name))
+
+
+def _check_gradients(batch_norms, operations):
+    """Refuses a gradient that is there already: it holds the derivative of the shard's statistics."""
+    gradients = [op.name for op in operations if '_grad/' in op.name]
+    for op in batch_norms:
+        if any('/%s_grad/' % op.name in name for name in gradients):
+            raise ModelFunctionError(
+                "batch_norm='sync', and the model function takes a gradient through batch norm %s "
+                "(tf.gradients inside): leave that batch norm out, or pass batch_norm='shard'."
+                % op.name)
 
 
 def _moments(operations):
@@ -139,15 +152,21 @@ def _take_apart(op):
     with tf.name_scope('sync_batch_norm/'):
         numbers = tf.cast(x, scale.dtype)  # statistics of float16 are float32
         mean = batch_mean(tf.reduce_mean(numbers, axes, keepdims=True))
+        constant_mean = tf.stop_gradient(mean)
         variance = batch_mean(tf.reduce_mean(
-            tf.squared_difference(numbers, tf.stop_gradient(mean)), axes, keepdims=True))
-        shape = tf.shape(mean)
-        y = (numbers - mean) * (tf.rsqrt(variance + op.get_attr('epsilon'))
-                                * tf.reshape(scale, shape)) + tf.reshape(offset, shape)
+            tf.squared_difference(numbers, constant_mean), axes))
+        mean, constant_mean = tf.reshape(mean, [-1]), tf.reshape(constant_mean, [-1])
+        epsilon = op.get_attr('epsilon')
+        factor = scale * tf.rsqrt(variance + epsilon)
+        # One pass of the kernel for (x - mean) factor + offset. It takes its mean for a constant,
+        # so the offset carries the mean's gradient.
+        y = tf.raw_ops.FusedBatchNormV3(
+            x=x, scale=factor, offset=offset - (mean - constant_mean) * factor,
+            mean=constant_mean, variance=tf.ones_like(scale) - epsilon, epsilon=epsilon,
+            data_format=op.get_attr('data_format'), is_training=False)[0]
         count = tf.cast(tf.reduce_prod([tf.shape(x)[axis] for axis in axes]), scale.dtype)
         count = batch_sum(count)
-        outputs = [tf.cast(y, x.dtype), tf.reshape(mean, [-1]),
-                   tf.reshape(variance, [-1]) * (count / tf.maximum(count - 1., 1.))]
+        outputs = [y, mean, variance * (count / tf.maximum(count - 1., 1.))]
         factor = op.get_attr('exponential_avg_factor') if (
             'exponential_avg_factor' in op.node_def.attr) else 1.
         if factor != 1.:  # of a kernel that averages by itself
