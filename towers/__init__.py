@@ -10,7 +10,8 @@ Importing this package changes nothing in the program that imports it.
 
 from towers.api.build import build_towers
 from towers.api.built import BuiltTowers
-from towers.api.options import Numerics, VariablePlacement
+from towers.api.objective import Objective
+from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement
 from towers.api.plan import Plan
 from towers.checkpoint.files import newest_checkpoint
 from towers.checkpoint.match import check_fits, init_from

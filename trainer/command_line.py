@@ -58,10 +58,10 @@ def parse_flags(argv, summary=''):
 
 # Advice in errors of `towers` about arguments of calls (a pattern), and the same about flags.
 _PHRASES = [
-    (r',? or pass check_devices=False to build the graph for [^.]*', ', or see its plan with '
+    (r',? or pass resolve_devices\(…, check=False\) to build the graph for [^.]*', ', or see its plan with '
      '--plan_only'),
-    (r'; or pass check_devices=False and a config with [^.]*', ''),
-    (r',? or pass allow_repeated_devices=True[^.]*', ''),
+    (r'; or pass resolve_devices\(…, check=False\) and a config with [^.]*', ''),
+    (r',? or pass resolve_devices\(…, allow_repeated=True\)[^.]*', ''),
     (r' \(recover=True\)| \(towers\.init_from\)', ''),
     (r" If only a scope in the names differs, pass a dict from names there to variables\.", ''),
     (r'create_aux_logits=False', '--aux_loss_weight=0'),

@@ -20,7 +20,7 @@ from trainer.fingerprint import ExamplesChecksum
 from trainer.flags import FLAGS
 from trainer.optimizer import clip, make_learning_rate, make_loss_scale, make_optimizer
 from trainer.position import START, end_of_run, epochs_of
-from trainer.resources import memory_options, session_config
+from trainer.resources import memory_of_tower, session_config
 
 
 class Setup(collections.namedtuple('Setup', [
@@ -88,8 +88,8 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
     step_size = examples_a_step(cluster, batch_size)
     epochs = epochs_of(setup, cluster)
     train_steps, last_example = end_of_run(epochs, position)
-    devices = FLAGS.devices or FLAGS.num_towers
-    num_towers = len(towers.resolve_devices(devices, check=not FLAGS.plan_only))
+    devices = _devices()
+    num_towers = len(devices)
     _check_batch(batch_size, num_towers)
     _check_shift(dataset)
     with tf.device('/cpu:0'):
@@ -107,21 +107,22 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
     rate = make_learning_rate(batch_size, num_towers, epochs.length, last_example,
                               workers_a_step(cluster))
     learning_rate = rate.tensor(tf.identity(examples_seen))
-    progress = BuildProgress()
-    built = towers.build_towers(
-        classifier.model_fn(is_training=True), batch, make_optimizer(learning_rate), devices,
-        FLAGS.reduction,
-        remainder='error' if epochs.is_static else 'weight',
-        variables=towers.VariablePlacement(
-            variable_device, FLAGS.all_reduce if variable_device == 'replicated' else None),
-        numerics=towers.Numerics(FLAGS.precision, make_loss_scale(), FLAGS.xla,
-                                 FLAGS.check_numerics),
-        update_ops=FLAGS.update_ops, regularization='add', learning_rate=rate,
-        transform_gradients=clip if FLAGS.clip_norm else None, global_step=global_step,
-        check_devices=not FLAGS.plan_only, stateless_random=True, copies=FLAGS.copies,
-        batch_norm=FLAGS.batch_norm, shares=shares_of_towers(),
-        on_tower=progress, cluster=cluster, stages=stages, **memory_options())
-    progress.close()
+    with BuildProgress('%d tower%s' % (num_towers, '' if num_towers == 1 else 's')):
+        built = towers.build_towers(
+            classifier.model_fn(is_training=True), batch, towers.Objective(
+                make_optimizer(learning_rate),
+                transform_gradients=clip if FLAGS.clip_norm else None), devices, FLAGS.reduction,
+            remainder='error' if epochs.is_static else 'weight', shares=shares_of_towers(),
+            global_step=global_step, regularization='add', update_ops=FLAGS.update_ops,
+            batch_norm=FLAGS.batch_norm,
+            variables=towers.VariablePlacement(
+                variable_device, FLAGS.all_reduce if variable_device == 'replicated' else None),
+            numerics=towers.Numerics(FLAGS.precision, make_loss_scale(), FLAGS.xla,
+                                     FLAGS.check_numerics, stateless_random=True),
+            memory=memory_of_tower(),
+            pipeline=towers.Pipeline(FLAGS.micro_batches, FLAGS.schedule, stages),
+            cluster=cluster, copies=FLAGS.copies)
+    built = built._replace(plan=_with_rate(built.plan, rate))
     train_op, weights = built.train_op, contextlib.nullcontext()
     if FLAGS.average_decay:
         averages = WeightAverages(FLAGS.average_decay, global_step)
@@ -145,6 +146,16 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
     counts = towers.StepCounts(global_step, step_size, epochs.length, train_steps, examples_seen)
     return Job(setup, built, train_op, evaluation, iterator, counts, last_example, learning_rate,
                checksum)
+
+
+def _devices():
+    return towers.resolve_devices(FLAGS.devices or FLAGS.num_towers, check=not FLAGS.plan_only)
+
+
+def _with_rate(plan, rate):
+    """The plan with the schedule in the place of the tensor that the optimizer has of it."""
+    effect = plan.learning_rate.partition('; ')[1:]
+    return plan._replace(learning_rate=rate.describe() + ''.join(effect))
 
 
 def shares_of_towers():
@@ -188,17 +199,14 @@ def make_evaluation(setup, trained=None):
     batches = setup.dataset.eval_batches(batch_size=setup.batch_size,
                                          **setup.classifier.image_format)
     check_sizes(batches, 'eval_batches', setup.classifier.takes_any_size)
-    progress = BuildProgress(what='evaluation tower')
-    evaluation = Evaluation(
-        setup.classifier.model_fn(is_training=False), batches,
-        None if trained else FLAGS.devices or FLAGS.num_towers, trained,
-        variables=towers.VariablePlacement(setup.variable_device),
-        check_devices=not FLAGS.plan_only, copies=FLAGS.copies, precision=FLAGS.precision,
-        regularization='add', on_tower=progress,
-        shares=shares_of_towers(),
-        stages='auto' if setup.stages else None)  # where the variables are
-    progress.close()
-    return evaluation
+    with BuildProgress('the towers of the evaluation'):
+        return Evaluation(
+            setup.classifier.model_fn(is_training=False), batches,
+            None if trained else _devices(), trained,
+            variables=towers.VariablePlacement(setup.variable_device), copies=FLAGS.copies,
+            precision=FLAGS.precision, regularization='add', shares=shares_of_towers(),
+            # where the variables are
+            pipeline=towers.Pipeline(stages='auto' if setup.stages else None))
 
 
 def show(built):

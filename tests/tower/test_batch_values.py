@@ -17,7 +17,8 @@ IMAGES = np.random.RandomState(2).randn(9, 4, 4, 3) * 2 + 3
 DATA = dict(vectors=(X, Y), images=(IMAGES, Y),
             floats=(IMAGES.astype(np.float32), Y.astype(np.float32)))
 WAYS = [{}, dict(reduction='sum'), dict(copies='reuse'),
-        dict(variables=towers.VariablePlacement('replicated')), dict(recompute='auto')]
+        dict(variables=towers.VariablePlacement('replicated')),
+        dict(memory=towers.Memory(recompute='auto'))]
 
 
 def variable(name, shape, seed):
@@ -180,7 +181,8 @@ def in_a_loop(x):
 
 
 @pytest.mark.parametrize('value, options, text', [
-    (lambda x: towers.batch_sum(x[0]), dict(accumulate=4), r'batch_sum\(.*4 micro-batches'),
+    (lambda x: towers.batch_sum(x[0]), dict(memory=towers.Memory(accumulate=4)),
+     r'batch_sum\(.*4 micro-batches'),
     (in_a_loop, {}, 'batch_sum.* is in a loop, or in a function or branch'),
     (lambda x: towers.batch_mean(tf.cast(x[0], tf.int32)), {}, 'expected a dense tensor of floats'),
     (lambda x: towers.batch_concat(tf.reduce_sum(x)), {}, r'shape \(\).*\[rows'),
@@ -224,7 +226,7 @@ def mended_slim():
 @pytest.mark.parametrize('model_fn, options', [
     (slims(fused=False, updates_collections=None), {}),
     (slims(lambda: tf.placeholder_with_default(True, []), fused=False), {}),
-    (BY_MOMENTS, dict(recompute='auto'))] + [
+    (BY_MOMENTS, dict(memory=towers.Memory(recompute='auto')))] + [
         pytest.param(BY_MOMENTS, each, marks=slow) for each in WAYS[:-1]])
 def test_batch_norm_in_sync_is_that_of_one_device(model_fn, options, mended_slim):
     built = assert_one_device(model_fn, 'images', batch_norm='sync', **options)

@@ -143,8 +143,8 @@ def test_the_most_of_each_number_fits_into_what_tensorflow_counts_with():
 
 
 @pytest.mark.parametrize('text, ours', [
-    ("/gpu:1 does not exist: no GPU. Name another device, or pass check_devices=False to build the "
-     'graph for another machine.',
+    ("/gpu:1 does not exist: no GPU. Name another device, or pass resolve_devices(…, check=False) to "
+     'build the graph for another machine.',
      '/gpu:1 does not exist: no GPU. Name another device, or see its plan with --plan_only.'),
     ("precision='fp16': expected", '--precision=fp16: expected'),
     ('devices=5, but', '--num_towers=5, but'),

@@ -2,6 +2,9 @@
 
 import collections
 
+import tensorflow.compat.v1 as tf
+
+from towers.errors import InvalidArgumentError
 from towers.placement.tower_device import stages_of
 
 
@@ -68,3 +71,11 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
         count = len(self.devices)
         return '<BuiltTowers: %d tower%s on %s>' % (count, '' if count == 1 else 's', ', '.join(
             '+'.join(stages_of(device)) for device in self.devices))
+
+
+def check_same_graph(name, built):
+    """Raises `InvalidArgumentError` for a `BuiltTowers` of another graph than the default one."""
+    graphs = {getattr(variable, 'graph', None) for variable in built.variables} - {None}
+    if graphs and tf.get_default_graph() not in graphs:
+        raise InvalidArgumentError('%s=%r belongs to another graph than the default one: build '
+                                   'under the tf.Graph() of that build.' % (name, built))

@@ -62,7 +62,6 @@ def capture(request, shards, behind):
     of_model = next((each.optimizer for each in options.objectives
                      if isinstance(each.optimizer, GradientsOfModel)), None)
     of_calls = [None] if of_model is None else _as_tensors(of_model.weights(shards), shards.is_even)
-    _say(request, 0)
     recorded = record(
         options.model_fn, shards.inputs[0], first.device, placement, options.objectives,
         registered, options.variable_scope, options.reuse, options.earlier, options.xla,
@@ -82,7 +81,7 @@ def capture(request, shards, behind):
     step = differentiate(
         recorded, options, placement, registered, first.device, shards.inputs[0], shards.sizes[0],
         scales[0], scaled_losses, takes_plain_gradients(
-            options.objectives, options.gradient_options), len(request.parts), taken,
+            options.objectives), len(request.parts), taken,
         shard=behind.shard_tensors(shards.inputs[0]))
     towers, of_shards = copies_of(step, roles, request, shards, [weights, scales, of_calls],
                                   of_model)
@@ -120,7 +119,6 @@ def copies_of(step, roles, request, shards, by_shard, of_model=None):
         + [op for op in step.operations if is_batch_value(op)])
     towers, of_shards = [], []
     for number, part in list(enumerate(request.parts))[1:]:
-        _say(request, number)
         exchanged = dict(zip((leaf.name for leaf in leaves_of(shards.inputs[0])),
                              leaves_of(shards.inputs[number])))
         exchanged.update((each[0].name, each[number]) for each in by_shard
@@ -159,8 +157,3 @@ def _how_built(count):
         return '1 call of the model function'
     return '1 call of the model function, %d cop%s of its graph' % (
         count - 1, 'y' if count == 2 else 'ies')
-
-
-def _say(request, number):
-    if request.on_tower is not None:
-        request.on_tower(number, len(request.parts))

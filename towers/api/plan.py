@@ -305,22 +305,16 @@ def _optimizers(request, update):
 def _learning_rates(request, num_towers):
     if not request.objectives:
         return None
-    given, names = request.learning_rate, request.objectives.names
-    if names is None:
-        return '; '.join(dict.fromkeys(
-            _learning_rate(each, given, request, num_towers)
-            for each in _real(request.objectives[0].optimizer)))
-    return '; '.join('%s: %s' % (each.name, _learning_rate(
-        each.optimizer, given.get(each.name) if isinstance(given, dict) else given, request,
-        num_towers)) for each in request.objectives)
+    if request.objectives.names is None:
+        return '; '.join(dict.fromkeys(_learning_rate(each, request, num_towers)
+                                       for each in _real(request.objectives[0].optimizer)))
+    return '; '.join('%s: %s' % (each.name, _learning_rate(each.optimizer, request, num_towers))
+                     for each in request.objectives)
 
 
-def _learning_rate(optimizer, given, request, num_towers):
-    rate = compat.optimizer_learning_rate(optimizer) if given is None else given
-    if hasattr(rate, 'describe'):
-        text = rate.describe()
-        number = getattr(rate, 'peak', None)
-    elif isinstance(rate, (numbers.Real, np.ndarray)):
+def _learning_rate(optimizer, request, num_towers):
+    rate = compat.optimizer_learning_rate(optimizer)
+    if isinstance(rate, (numbers.Real, np.ndarray)):
         text, number = '%g' % rate, float(rate)
     elif isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
         text, number = 'the tensor %r' % rate.op.name, None

@@ -45,8 +45,6 @@ def call_for_each_tower(request, shards, scaled_losses, behind, no_batch_values)
     registered = RegisteredLosses(tf.get_default_graph())
     steps, roles = [], None
     for number, part in enumerate(request.parts):
-        if request.on_tower is not None:
-            request.on_tower(number, len(request.parts))
         # As in the recipe: entered anew, so that layers without a name find their variables.
         with tf.name_scope(part.scope), _no_new_variables(number), tf.variable_scope(
                 tf.get_variable_scope(), auxiliary_name_scope=False):

@@ -36,7 +36,8 @@ def check_job(name, says_how=True):
     raise DeviceError(
         '%s does not exist: %s. %s%s.' % (
             name.replace('/device:GPU:', '/gpu:').replace('/device:CPU:', '/cpu:'), problem, advice,
-            ', or pass check_devices=False to build the graph for a session that has it'
+            ', or pass resolve_devices(…, check=False) to build the graph for a session '
+            'that has it'
             if says_how else ''))
 
 

@@ -28,10 +28,26 @@ def visible_gpus() -> typing.Tuple[str, ...]:
                  range(len(tf.config.experimental.list_physical_devices('GPU'))))
 
 
+class Devices(tuple):
+    """The devices of the towers, as `resolve_devices` returns them, and whether they are checked.
+
+    Attributes:
+      checked: whether the devices are known to be there.
+    """
+
+    def __new__(cls, names, checked):
+        devices = super(Devices, cls).__new__(cls, names)
+        devices.checked = checked
+        return devices
+
+
 def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = None,
                     check: bool = True, allow_repeated: bool = False,
-                    says_how: bool = True) -> typing.Tuple[str, ...]:
+                    says_how: bool = True) -> Devices:
     """The device of each tower, in TF's canonical spelling.
+
+    >>> built = towers.build_towers(model_fn, inputs, optimizer, towers.resolve_devices(
+    ...     ['/gpu:0', '/gpu:1'], check=False))  # a graph for another machine
 
     Args:
       devices: None (every visible GPU, else one CPU); a count (that many GPUs where there are
@@ -45,12 +61,12 @@ def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = Non
         them, with the config of `session_config`. False lets a graph for another machine, or for a
         cluster that the program itself makes, be built.
       allow_repeated: whether two towers may run on one device.
-      says_how: whether errors name the arguments `check_devices=` and `allow_repeated_devices=`;
-        False for a caller that does not have them.
+      says_how: whether errors tell of `check=` and `allow_repeated=`; False for a caller that does
+        not have them.
 
     Returns:
-      A tuple of strings such as `'/device:GPU:0'`, one a tower; for a tower with several devices a
-      `StagedDevices`.
+      `Devices`, a tuple of strings such as `'/device:GPU:0'`, one a tower; for a tower with several
+      devices a `StagedDevices`. `Devices` that are given are returned as they are.
 
     Raises:
       DeviceError: no such device, a device named twice, a name that TF cannot parse, or no name.
@@ -58,6 +74,12 @@ def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = Non
     """
     check_flag('check', check)
     check_flag('allow_repeated', allow_repeated)
+    if isinstance(devices, Devices):
+        return devices
+    return Devices(_resolved(devices, check, allow_repeated, says_how), check)
+
+
+def _resolved(devices, check, allow_repeated, says_how):
     gpus = visible_gpus()
     if devices is None:
         return gpus or ('/device:CPU:0',)
@@ -84,7 +106,8 @@ def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = Non
         raise DeviceError('%s is named %d times in devices=%r: give each tower a device of its '
                           'own%s.' % (
                               short_name(repeated[0]), every.count(repeated[0]), devices,
-                              ', or pass allow_repeated_devices=True to put several on one'
+                              ', or pass resolve_devices(…, allow_repeated=True) to put several '
+                              'on one'
                               if says_how else ''))
     if check:
         for name in every:
@@ -144,7 +167,7 @@ def check_variable_device(name, devices):
     if spec.device_index > last:
         raise DeviceError(
             'VariablePlacement(%r): the session of these towers has %s. Name one of them; or pass '
-            'check_devices=False and a config with device_count={%r: %d}.' % (
+            'resolve_devices(…, check=False) and a config with device_count={%r: %d}.' % (
                 short_name(name), 'the CPU device /cpu:0 alone' if not last else
                 'the CPU devices /cpu:0 to /cpu:%d' % last, 'CPU', spec.device_index + 1))
 
@@ -344,7 +367,7 @@ def _check_exists(name, gpus, says_how=True):
     if not exists:
         raise DeviceError('%s does not exist: %s. Name another device%s.' % (
             short_name(name), _what_there_is(spec.device_type, gpus),
-            ', or pass check_devices=False to build the graph for another machine'
+            ', or pass resolve_devices(…, check=False) to build the graph for another machine'
             if says_how else ''))
 
 

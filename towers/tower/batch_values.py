@@ -126,8 +126,8 @@ def _value(x, kind):
             compat.builds_loop(graph)):
         raise ModelFunctionError(
             'batch_%s(%s) is in a loop, or in a function or branch of control flow v2, where '
-            'towers cannot meet: compute it outside; in a branch, tf.disable_control_flow_v2() helps.' % (
-                kind, x.name))
+            'towers cannot meet: compute it outside; in a branch, tf.disable_control_flow_v2() '
+            'helps.' % (kind, x.name))
     build.count += 1
     if kind != 'concat':
         return _mark(x, x.shape, build.count, kind)

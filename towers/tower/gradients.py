@@ -115,7 +115,7 @@ class TowerGradients:
         variables = self._variables_of[objective.name]
         if self.own.are_of(objective):
             return self.own.pairs(objective, loss, combined, variables,
-                                  self._options.gradient_options, factor, is_whole, is_ordered)
+                                  objective.gradient_options, factor, is_whole, is_ordered)
         rest = collections.OrderedDict((pair[1].op.name, pair) for pair in combined)
         return [rest.pop(variable.op.name, (None, variable)) for variable in variables] + list(
             rest.values())
@@ -130,7 +130,7 @@ class TowerGradients:
         if loss is None:
             return []
         with only_device(self._placement.of_weights):
-            options = dict(self._options.gradient_options)
+            options = dict(self._options.objectives[0].gradient_options)
             gate = options.pop('gate_gradients', tf.train.Optimizer.GATE_OP)
             gradients = tf.gradients(loss if factor == 1 else loss * factor, self.trainable,
                                      gate_gradients=gate == tf.train.Optimizer.GATE_OP, **options)
@@ -164,7 +164,7 @@ class TowerGradients:
         elif has_own_minimize(optimizer):  # which calls its compute_gradients itself
             optimizer = _PLAIN
         pairs = computed(optimizer, data_loss, self._variables_of[objective.name],
-                         self._options.gradient_options)
+                         objective.gradient_options)
         of_shard = list(zip(tf.gradients(data_loss, list(shard)), shard)) if shard else []
         if self.scaled_losses is not None:
             pairs, of_shard = map(self.scaled_losses.unscaled, (pairs, of_shard))
@@ -193,7 +193,7 @@ class TowerGradients:
         return chosen
 
 
-def takes_plain_gradients(objectives, gradient_options):
+def takes_plain_gradients(objectives):
     """Whether the gradient of one term of the loss may be taken by itself, outside of the towers.
 
     Not for an optimizer with a `compute_gradients` of its own, whose factor of the loss the towers
@@ -201,6 +201,6 @@ def takes_plain_gradients(objectives, gradient_options):
     are there. With several losses no term is taken out: it may be in more than one.
     """
     return (objectives.names is None
-            and gradient_options.get('gate_gradients') != tf.train.Optimizer.GATE_GRAPH
-            and not any(isinstance(each.optimizer, GradientsOfModel) or has_own(each.optimizer)
+            and not any(each.gradient_options.get('gate_gradients') == tf.train.Optimizer.GATE_GRAPH
+                        or isinstance(each.optimizer, GradientsOfModel) or has_own(each.optimizer)
                         for each in objectives))

@@ -71,7 +71,7 @@ def _check_functions(operations, graph):
 
 
 def _check_gradients(batch_norms, operations):
-    """Refuses a gradient that is there already: it holds the derivative of the shard's statistics."""
+    """Refuses gradients that are there already: they are those of the shard's statistics."""
     gradients = [op.name for op in operations if '_grad/' in op.name]
     for op in batch_norms:
         if any('/%s_grad/' % op.name in name for name in gradients):
