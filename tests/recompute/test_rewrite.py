@@ -329,7 +329,8 @@ def deep(x):
 for recompute in None, 'auto':
     with tf.Graph().as_default():
         built = towers.build_towers(deep, np.ones([4096, 32], np.float32),
-                                    tf.train.GradientDescentOptimizer(1e-3), 1, recompute=recompute)
+                                    tf.train.GradientDescentOptimizer(1e-3), 1,
+                                    memory=towers.Memory(recompute=recompute))
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())
             session.run(built.train_op)

@@ -289,7 +289,8 @@ for k in map(int, sys.argv[1:]):
     with tf.Graph().as_default():
         data = np.ones([examples * k, width], np.float32)
         built = towers.build_towers(deep, tf.placeholder_with_default(data, data.shape),
-                                    tf.train.GradientDescentOptimizer(.1), 1, accumulate=k)
+                                    tf.train.GradientDescentOptimizer(.1), 1,
+                                    memory=towers.Memory(accumulate=k))
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())
             session.run(built.train_op)
@@ -380,12 +381,11 @@ def with_table(x, words):
 @pytest.mark.slow
 def test_a_table_is_filled_before_the_first_step(devices, options):
     """What names the table of a later micro-batch waits for no step: its initializer runs it."""
-    def run(devices, accumulate=1, **options):
+    def run(devices, **options):
         with tf.Graph().as_default():
             built = towers.build_towers(
-                with_table, (tf.constant(X), tf.constant(WORDS)), tf.train.MomentumOptimizer(.1,
-                    .9),
-                devices, 'mean', memory=towers.Memory(accumulate=accumulate), **options)
+                with_table, (tf.constant(X), tf.constant(WORDS)),
+                tf.train.MomentumOptimizer(.1, .9), devices, 'mean', **options)
             with tf.Session(config=towers.session_config(built.devices)) as session:
                 session.run([tf.global_variables_initializer(), tf.tables_initializer()])
                 return [session.run([built.loss, built.train_op])[0] for _ in range(3)]

@@ -44,10 +44,11 @@ def trained(devices, **options):
 
 @pytest.mark.parametrize('devices, options', [
     ('/cpu:0+/cpu:1', {}), pytest.param('/cpu:0+/cpu:1,/cpu:2+/cpu:3', dict(
-        pipeline=towers.Pipeline(micro_batches=2), memory=towers.Memory(recompute='auto')),
-        marks=slow)])
+        micro_batches=2, memory=towers.Memory(recompute='auto')), marks=slow)])
 def test_the_numbers_are_those_of_one_device(devices, options):
-    one, found = trained(1), trained(devices, pipeline=towers.Pipeline(stages='auto'), **options)
+    options = dict(options)
+    pipeline = towers.Pipeline(options.pop('micro_batches', 1), stages='auto')
+    one, found = trained(1), trained(devices, pipeline=pipeline, **options)
     for a, b in zip(one, found):
         np.testing.assert_allclose(b, a, rtol=0, atol=1e-11)
 

@@ -25,7 +25,6 @@ from towers.tower.behind_batch import BehindBatch
 from towers.tower.counters import put_in_order
 from towers.tower.cut_inputs import ALREADY_CUT, check_cuts_nothing
 from towers.tower.graph_collections import BuildCollections
-from towers.tower.empty_shards import keep_shapes_of_empty_shards
 from towers.tower.refused_builds import check_not_nested, undone_on_error
 from towers.tower.objectives import flat, map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
@@ -125,16 +124,11 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         is_cut = isinstance(inputs, ALREADY_CUT)
         behind = BehindBatch(() if is_cut else inputs, bool(request.objectives))
         shards = inputs.shards(request) if is_cut else split_batch(
-            behind.inputs, len(request.parts), request.remainder,
-            # An empty shard is an empty part of the predictions.
-            pad_empty=request.optimizer is not None, called=_called(request),
+            behind.inputs, len(request.parts), request.remainder, called=_called(request),
             shares=request.shares)
         captured = capture(request, shards, behind)
         collections_before.new_updates()
         outputs = merge_outputs(captured, request, shards)
-        if request.optimizer is None and request.remainder == 'weight':
-            captured = captured._replace(towers=keep_shapes_of_empty_shards(
-                captured.towers, shards.batch_size))
         combined = combine_towers(captured, request, shards, behind)
         combined, machines = combine_machines(request, shards, combined, outputs.loss)
         update = update_variables(captured, request, outputs, combined, shards,
@@ -208,7 +202,7 @@ def merge_outputs(captured, request, shards):
     towers, regularization = captured.towers, captured.step.losses.regularization_loss
     put_in_order(towers, shards.weights)
     late = captured.roles.inline_updates.late
-    padded = shards.sizes if request.remainder == 'weight' and request.optimizer else None
+    padded = shards.sizes if request.remainder == 'weight' else None
     with only_device(request.placement.main), tf.name_scope(request.name + 's'):
         loss = None
         if towers[0].data_loss is not None:

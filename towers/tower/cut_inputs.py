@@ -107,7 +107,7 @@ def _whole(number, look, is_even):
             guards.append(tf.Assert(size > 0, [
                 'towers: shard %d of Shards has no example' % number]))
         with tf.control_dependencies(guards):
-            fed = [None if tensor is None else sparse_shard(tensor, 0, size, False)
+            fed = [None if tensor is None else sparse_shard(tensor, 0, size)
                    if isinstance(tensor, tf.SparseTensor) else
                    dense_shard(tf.identity(tensor), is_even) for tensor in tensors]
     return tf.nest.pack_sequence_as(look.nest, fed), size

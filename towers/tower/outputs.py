@@ -188,7 +188,7 @@ def merge_predictions(predictions, sizes, examples=None):
       examples: of the first shard, an int; None where it is not static.
 
     Returns:
-      A nest of the same structure; leaves [n, …], scalars as [N].
+      A nest of the same structure; leaves [n, …]; scalars [N], of the towers with an example.
 
     Raises:
       ModelFunctionError: the nests differ from tower to tower.
@@ -247,7 +247,8 @@ def _merge(parts, sizes):
         return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
     parts = [tf.convert_to_tensor(part) for part in parts]
     if parts[0].shape.ndims == 0:
-        return tf.stack(parts)
+        scalars = tf.stack(parts)
+        return scalars if sizes is None else tf.boolean_mask(scalars, tf.stack(sizes) > 0)
     if sizes is not None:
         parts = [part[:size] for part, size in zip(parts, sizes)]
     return parts[0] if len(parts) == 1 else tf.concat(parts, 0)

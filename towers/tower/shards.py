@@ -8,8 +8,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import (check_choice, check_count, check_flag, check_function,
-                              check_instance)
+from towers.arguments import check_choice, check_count, check_function, check_instance
 from towers.errors import InputError, InvalidArgumentError
 from towers.placement.devices import canonical_device
 from towers.tower.batch_inputs import NamedInputs, looked_at, size_and_guards, tensors_of
@@ -38,7 +37,7 @@ class CutBatch(collections.namedtuple('CutBatch', 'inputs sizes weights batch_si
 
 
 def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
-                pad_empty: bool = True, device: typing.Any = '/cpu:0', called: str = 'towers',
+                device: typing.Any = '/cpu:0', called: str = 'towers',
                 shares: typing.Optional[typing.Sequence[int]] = None) -> CutBatch:
     """Cuts every tensor of a nest along its first dimension.
 
@@ -49,10 +48,9 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
       remainder: what to do with a batch that N does not divide. `'error'`: an error, before any
         op is made where n is static, when the step runs where it is not. `'weight'`: the first
         `n mod N` shards get one example more, and `weights` says so. `'drop'`: the last
-        `n mod N` examples are left out.
-      pad_empty: with `'weight'` and n < N, what the shards without an example hold: the batch's
-        first example, at weight 0, so that no mean over nothing (NaN) ever gets into a gradient
-        or a moving average (True); or nothing (False, for evaluation).
+        `n mod N` examples are left out. With `'weight'` and n < N a shard without an example holds
+        the batch's first one at weight 0, so that no mean over nothing (NaN) ever gets into a
+        gradient or a moving average; `sizes` says 0 for it.
       device: where the splitting ops go: the name of one device, a device function, or None.
       called: what the errors call the shards: 'towers', or 'micro-batches'.
       shares: the proportions of the shards, N whole numbers: `[3, 1]` cuts 400 examples into 300
@@ -71,7 +69,6 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
     check_choice('remainder', remainder, REMAINDERS)
     check_count('num_shards', num_shards)
     num_shards = int(num_shards)
-    check_flag('pad_empty', pad_empty)
     check_instance('called', called, str, "a word such as 'towers'")
     if callable(device):
         device = _checked_device_function(device)
@@ -87,7 +84,7 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
         bounds, used = _bounds(size, shares, remainder)
         with tf.control_dependencies(guards):
             columns = [[None] * num_shards if tensor is None else
-                       _cut(tensor, bounds, used if remainder == 'drop' else None, pad_empty)
+                       _cut(tensor, bounds, used if remainder == 'drop' else None)
                        for tensor in tensors]
     inputs_of_shards = [
         tf.nest.pack_sequence_as(inputs.nest, [column[k] for column in columns])
@@ -224,9 +221,9 @@ def _weights(sizes, used, shares, remainder):
     return [tf.cast(size, tf.float64) / tf.cast(used, tf.float64) for size in sizes]
 
 
-def _cut(tensor, bounds, keep, pad_empty):
+def _cut(tensor, bounds, keep):
     if isinstance(tensor, tf.SparseTensor):
-        return [sparse_shard(tensor, start, count, pad_empty) for start, count in bounds]
+        return [sparse_shard(tensor, start, count) for start, count in bounds]
     counts = [count for _, count in bounds]
     if keep is not None:
         tensor = tensor[:keep]
@@ -235,7 +232,7 @@ def _cut(tensor, bounds, keep, pad_empty):
     elif all(count is counts[0] for count in counts):
         pieces = tf.split(tensor, len(counts))
     else:
-        pieces = [_dense_shard(tensor, start, count, pad_empty) for start, count in bounds]
+        pieces = [_dense_shard(tensor, start, count) for start, count in bounds]
     # Copies of one graph take all shards: where sizes differ, none is known to it.
     is_even = all(piece.shape.is_compatible_with(pieces[0].shape) for piece in pieces)
     return [dense_shard(piece, is_even) for piece in pieces]
@@ -247,15 +244,14 @@ def dense_shard(piece, is_even):
         [None]).concatenate(piece.shape[1:]))
 
 
-def _dense_shard(tensor, start, count, pad_empty):
-    if pad_empty:
-        start, count = _first_example_if_empty(start, count)
+def _dense_shard(tensor, start, count):
+    start, count = _first_example_if_empty(start, count)
     return tensor[start:start + count]
 
 
-def sparse_shard(tensor, start, count, pad_empty):
-    if pad_empty:
-        start, count = _first_example_if_empty(start, count)
+def sparse_shard(tensor, start, count):
+    """A shard of a sparse tensor that can be fed: the examples from `start` on, `count` of them."""
+    start, count = _first_example_if_empty(start, count)
     shape = tensor.dense_shape
     begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(shape[1:])], 0)
     size = tf.concat([[tf.cast(count, tf.int64)], shape[1:]], 0)
