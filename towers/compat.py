@@ -556,9 +556,9 @@ def control_flow_context(op):
     return op._get_control_flow_context()  # pylint: disable=protected-access
 
 
-def replace_tensor(old, new):
-    """Makes every operation that reads the tensor `old` read `new` instead."""
-    for reader in old.consumers():
+def replace_tensor(old, new, readers=None):
+    """Makes every operation that reads the tensor `old`, or these `readers`, read `new` instead."""
+    for reader in old.consumers() if readers is None else readers:
         for position, tensor in enumerate(reader.inputs):
             if tensor.name == old.name:
                 reader._update_input(position, new)  # pylint: disable=protected-access

@@ -110,6 +110,9 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, shares, 
     earlier, variable_scope = _checked_reuse(reuse)
     accumulate, schedule = _checked_micro_batches(memory, pipeline, objectives, names)
     _check_recompute(memory.recompute, objectives, numerics)
+    refused = no_batch_values(accumulate, cluster)
+    if batch_norm == 'sync' and refused is not None:
+        raise InvalidArgumentError("batch_norm='sync': %s." % refused)
     name, parts = _named_parts(graph, names, accumulate, copies)
     placement = Placement(variables.device, names, variables.all_reduce, optimizer is not None,
                           names.checked)
@@ -292,6 +295,16 @@ def _cutting(stages, placement, devices, schedule, micro_batches, objectives, wa
     gradients = 'add up' if micro_batches > 1 else 'wait' if waits else 'apply'
     return Cutting(stages.balance, stages.times, copies, gradients, bool(objectives),
                    slots if placement.by_stage else None)
+
+
+def no_batch_values(accumulate, cluster):
+    """Why the parts of a batch cannot exchange values in a build; or None."""
+    if accumulate > 1:
+        return ('a tower has %d micro-batches, which are not there at the same time: build without '
+                'micro-batches (Memory, Pipeline)' % accumulate)
+    if cluster is not None:
+        return 'the batch is on several machines, which do not exchange it: build without cluster='
+    return None
 
 
 def _check_recompute(recompute, objectives, numerics):

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import MissingPackageError, ModelFunctionError
 from towers.graph.variable_access import is_variable
+from towers.tower.shards import weighted
 
 
 class ModelOutput(collections.namedtuple('ModelOutput', 'loss predictions metrics updates',
@@ -331,12 +332,5 @@ def weighted_mean(values, weights):
     """`sum_k weight_k * value_k` of scalars; a value of weight 0 is left out, even if it is NaN."""
     if len(values) == 1:
         return tf.identity(values[0])
-    terms = []
-    for value, weight in zip(values, weights):
-        value = value if value.dtype.is_floating else tf.cast(value, tf.float32)
-        if isinstance(weight, float):
-            terms.append(value * weight if weight else tf.zeros_like(value))
-        else:
-            weight = tf.cast(weight, value.dtype)
-            terms.append(tf.where(weight > 0, value * weight, tf.zeros_like(value)))
-    return tf.add_n(terms)
+    return tf.add_n([weighted(value if value.dtype.is_floating else tf.cast(value, tf.float32),
+                              weight) for value, weight in zip(values, weights)])

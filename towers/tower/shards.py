@@ -93,6 +93,19 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
     return CutBatch(inputs_of_shards, sizes, _weights(sizes, used, shares, remainder), used)
 
 
+def weighted(value, weight):
+    """A value times the weight of its shard; 0 for a shard without an example, even of NaN."""
+    return if_any(value * (weight if isinstance(weight, float) else tf.cast(weight, value.dtype)),
+                  weight)
+
+
+def if_any(value, weight):
+    """The value of a shard that has an example, thus a weight; 0 of one that has none."""
+    if isinstance(weight, float):
+        return value if weight else tf.zeros_like(value)
+    return tf.where_v2(weight > 0., value, tf.zeros_like(value))
+
+
 def checked_shares(shares, count, called='shards'):
     """The proportions of the shards, without a common divisor: a tuple of `count` ints.
 

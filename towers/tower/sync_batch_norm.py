@@ -2,8 +2,8 @@
 
 The recorded forward pass is rewritten before it is differentiated. A batch norm takes the mean over
 the examples of its shard, and the mean of the squared distance from it; each of these two becomes
-its mean over all towers (`batch_mean`). What reads the statistics, the moving averages among it,
-gets those of the batch. TensorFlow's fused kernel does both in one operation, which is taken apart:
+its mean over all towers (`batch_mean`). All readers of the statistics, moving averages included,
+then read the batch's. TensorFlow's fused kernel does both in one operation, which is taken apart:
 
     mean = E[x]    variance = E[(x - mean)^2]    y = (x - mean) / sqrt(variance + epsilon) g + b
 
@@ -131,23 +131,15 @@ def _exchange(statistic):
     readers = list(statistic.consumers())
     with compat.within_branch(statistic.op), tf.name_scope('sync_batch_norm/'):
         whole = batch_mean(statistic)
-    _read_instead(readers, statistic, whole)
+    compat.replace_tensor(statistic, whole, readers)
     return whole
-
-
-def _read_instead(readers, old, new):
-    for op in readers:
-        for place, tensor in enumerate(op.inputs):
-            if tensor.name == old.name and new is not old:
-                compat.replace_input(op, place, new)
 
 
 def _take_apart(op):
     """Replaces a fused batch norm in training mode: {name of an output: what replaces it}."""
     x, scale, offset, old_mean, old_variance = op.inputs
-    channels_last = op.get_attr('data_format') in (b'NHWC', b'NDHWC')
-    axes = [axis for axis in range(x.shape.ndims) if axis != (
-        x.shape.ndims - 1 if channels_last else 1)]
+    axes = [axis for axis, letter in enumerate(op.get_attr('data_format').decode())
+            if letter != 'C']
     readers = [list(output.consumers()) for output in op.outputs]
     with tf.name_scope('sync_batch_norm/'):
         numbers = tf.cast(x, scale.dtype)  # statistics of float16 are float32
@@ -174,5 +166,5 @@ def _take_apart(op):
                 (old_mean, old_variance), outputs[1:])]
     for some, old, new in zip(readers, op.outputs, outputs):
         new.set_shape(old.shape)
-        _read_instead(some, old, new)
+        compat.replace_tensor(old, new, some)
     return {old.name: new for old, new in zip(op.outputs, outputs)}

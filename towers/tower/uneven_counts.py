@@ -20,6 +20,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph import graph_walk
 from towers.graph.variable_writes import Writes
+from towers.tower.shards import if_any, weighted
 
 # Operations that add, and the position of what they add.
 _ADD = {'AssignAdd': 1, 'AssignAddVariableOp': 1, 'ScatterAdd': 2, 'ResourceScatterAdd': 2,
@@ -86,10 +87,5 @@ def _refuse_other_writes(update, additions, counters, writes, weight):
 def _weigh(op, weight, counts_calls):
     position = _ADD[op.type]
     addition = op.inputs[position]
-    counts_calls = counts_calls and addition.dtype.is_floating
-    if isinstance(weight, float):  # a tower without an example is not run then
-        if counts_calls:
-            compat.replace_input(op, position, addition * tf.constant(weight, addition.dtype))
-        return
-    weighed = addition * tf.cast(weight, addition.dtype) if counts_calls else addition
-    compat.replace_input(op, position, tf.where_v2(weight > 0, weighed, tf.zeros_like(addition)))
+    is_mean = counts_calls and addition.dtype.is_floating
+    compat.replace_input(op, position, (weighted if is_mean else if_any)(addition, weight))
