@@ -29,7 +29,7 @@ ODD = [Odd(), 'two words', '', -1, 0, 1.5, float('nan'), b'bytes', [], {}, [None
 # Functions of the caller's, which are called: what they do is theirs.
 _FUNCTIONS = {('Objective', 'transform_gradients'), ('Objective', 'var_list'),
               ('build_towers', 'model_fn'), ('VariablePlacement', 'device'),
-              ('split_batch', 'device'), ('choose_variable_device', 'build'),
+              ('choose_variable_device', 'build'),
               ('export_saved_model', 'build'), ('Evaluation', 'model_fn'),
               ('training_session', 'say'), ('check_towers', 'model_fn'),
               ('memory_report', 'build'), ('fit_batch_size', 'build')}

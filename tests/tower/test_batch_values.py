@@ -201,12 +201,14 @@ def test_what_cannot_be_exchanged_is_refused(value, options, text):
 
 @pytest.mark.parametrize('num_towers, value, options', [
     (1, lambda x: towers.batch_sum(tf.reduce_sum(x)), {}),
-    (2, lambda x: towers.batch_sum(tf.reduce_sum(x)), {}), (1, tf.reduce_sum, dict(batch_norm='sync'))])
+    (2, lambda x: towers.batch_sum(tf.reduce_sum(x)), {}), (1, tf.reduce_sum,
+                                                            dict(batch_norm='sync'))])
 def test_several_machines_are_refused(value, options, num_towers):
     """With one tower on each, too: its shard is not the batch."""
     def model_fn(x):
         return tf.cast(value(x), tf.float64) * variable('w', [], 1)
-    with pytest.raises(towers.TowersError, match='(batch_sum|sync).*the batch is on several machines'):
+    with pytest.raises(towers.TowersError,
+                       match='(batch_sum|sync).*the batch is on several machines'):
         towers.build_towers(model_fn, tf.constant(X[:8]), tf.train.GradientDescentOptimizer(.1),
                             num_towers, cluster=towers.Cluster('ring', ['a:1', 'b:1'], rank=0),
                             **options)

@@ -416,17 +416,6 @@ def test_inputs_that_contain_themselves():
             'batch, [batch, ...] each.')
 
 
-def test_device_functions(graph):
-    with pytest.raises(InvalidArgumentError, match=(
-            "device=.*: expected a device's name, a function from an operation to one, or None")):
-        split_batch(numbers(2), 2, device=lambda: '/cpu:0')
-    assert not graph.get_operations()
-    with pytest.raises(InvalidArgumentError, match="device=.* returned None for the operation "
-                                                   "shards/.*: expected a device's name, '' for "
-                                                   "none"):
-        split_batch(numbers(2), 2, device=lambda op: None)
-    split_batch(numbers(2), 2, device=lambda op: '')
-
 
 @pytest.mark.parametrize('inputs', [None, (), [], {}, (None, None), {'x': None}])
 def test_no_tensor_at_all(inputs):

@@ -8,15 +8,14 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_choice, check_count, check_function, check_instance
+from towers.arguments import check_choice, check_count, check_instance
 from towers.errors import InputError, InvalidArgumentError
-from towers.placement.devices import canonical_device
 from towers.tower.batch_inputs import NamedInputs, looked_at, size_and_guards, tensors_of
 
 REMAINDERS = ('error', 'weight', 'drop')
 
 
-class CutBatch(collections.namedtuple('CutBatch', 'inputs sizes weights batch_size')):
+class CutBatch(collections.namedtuple('CutBatch', 'inputs sizes weights batch_size is_even')):
     """A batch of `n` examples, cut into N shards.
 
     Attributes:
@@ -24,22 +23,34 @@ class CutBatch(collections.namedtuple('CutBatch', 'inputs sizes weights batch_si
         `placeholder_with_default`, so that one tower can be fed by hand.
       sizes: list of N numbers of examples `n_k`: ints where the batch is static, else int32
         scalars.
-      weights: list of N shares `n_k / n`: floats where the batch is static, else float64
-        scalars. They sum to one.
+      weights: list of N floats `n_k / n`, or float64 scalars. They sum to one.
       batch_size: `n`, counting only examples that are used: an int or an int32 scalar.
+      is_even: whether it is certain that all shards have the same number of examples.
     """
     __slots__ = ()
 
-    @property
-    def is_even(self):
-        """Whether it is certain that all shards have the same number of examples."""
-        return all(weight is self.weights[0] for weight in self.weights)
+
+def cut_batch(inputs, sizes, batch_size, is_even, shares=None):
+    """The `CutBatch` of such inputs and sizes.
+
+    Args:
+      shares: the proportions of the sizes, where these are certain; else None.
+    """
+    count = len(sizes)
+    if is_even:
+        weights = [1. / count] * count
+    elif shares is not None:
+        weights = [share / sum(shares) for share in shares]
+    else:
+        weights = [size / batch_size if isinstance(size, int) else
+                   tf.cast(size, tf.float64) / tf.cast(batch_size, tf.float64) for size in sizes]
+    return CutBatch(inputs, sizes, weights, batch_size, is_even)
 
 
 def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
-                device: typing.Any = '/cpu:0', called: str = 'towers',
+                called: str = 'towers',
                 shares: typing.Optional[typing.Sequence[int]] = None) -> CutBatch:
-    """Cuts every tensor of a nest along its first dimension.
+    """Cuts every tensor of a nest along its first dimension, on the CPU.
 
     Args:
       inputs: a nest (tuple, list, dict, namedtuple) of dense or sparse tensors of any dtype, or
@@ -51,7 +62,6 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
         `n mod N` examples are left out. With `'weight'` and n < N a shard without an example holds
         the batch's first one at weight 0, so that no mean over nothing (NaN) ever gets into a
         gradient or a moving average; `sizes` says 0 for it.
-      device: where the splitting ops go: the name of one device, a device function, or None.
       called: what the errors call the shards: 'towers', or 'micro-batches'.
       shares: the proportions of the shards, N whole numbers: `[3, 1]` cuts 400 examples into 300
         and 100. None: equal parts.
@@ -64,19 +74,14 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
         divide, an unsupported type, a tensor of another graph.
       InvalidArgumentError: an unknown `remainder`; no number of shards; `shares` that are not N
         whole numbers.
-      DeviceError: `device` is no device's name.
     """
     check_choice('remainder', remainder, REMAINDERS)
     check_count('num_shards', num_shards)
     num_shards = int(num_shards)
     check_instance('called', called, str, "a word such as 'towers'")
-    if callable(device):
-        device = _checked_device_function(device)
-    elif device is not None:
-        canonical_device(device)
     shares = checked_shares(shares, num_shards)
     inputs = _checked(inputs, shares, remainder, called)
-    with tf.name_scope('shards'), tf.device(None), tf.device(device):
+    with tf.name_scope('shards'), tf.device(None), tf.device('/cpu:0'):
         tensors = tensors_of(inputs)
         size, guards = size_and_guards(inputs, tensors)
         if inputs.size is None:
@@ -90,7 +95,10 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
         tf.nest.pack_sequence_as(inputs.nest, [column[k] for column in columns])
         for k in range(num_shards)]
     sizes = [count for _, count in bounds]
-    return CutBatch(inputs_of_shards, sizes, _weights(sizes, used, shares, remainder), used)
+    is_even = len(set(shares)) == 1 and remainder != 'weight' or len(sizes) == 1 or (
+        all(isinstance(size, int) for size in sizes) and len(set(sizes)) == 1)
+    return cut_batch(inputs_of_shards, sizes, used, is_even,
+                     None if remainder == 'weight' else shares)
 
 
 def weighted(value, weight):
@@ -127,19 +135,6 @@ def checked_shares(shares, count, called='shards'):
                                        shares, count, called, [3] + [1] * (count - 1)))
     divisor = functools.reduce(math.gcd, map(int, shares))
     return tuple(int(share) // divisor for share in shares)
-
-
-def _checked_device_function(function):
-    check_function('device', function, 1,
-                   "a device's name, a function from an operation to one, or None")
-
-    def device(op):
-        found = function(op)
-        if not isinstance(found, str) and not hasattr(found, 'to_string'):
-            raise InvalidArgumentError("device=%.80r returned %.80r for the operation %s: expected "
-                                       "a device's name, '' for none." % (function, found, op.name))
-        return found
-    return device
 
 
 def static_batch_size(inputs, shares, remainder, called):
@@ -219,19 +214,6 @@ def _bounds(size, shares, remainder):
 def sizes_of_shards(size, shares, remainder):
     """How many of `size` examples each shard gets: a list of ints."""
     return [count for _, count in _bounds(size, shares, remainder)[0]]
-
-
-def _weights(sizes, used, shares, remainder):
-    is_static = all(isinstance(size, int) for size in sizes)
-    if len(set(shares)) == 1 and remainder != 'weight' or len(sizes) == 1 or (
-            is_static and len(set(sizes)) == 1):
-        # One object for all: `is_even` tells a certainty from a coincidence by it.
-        return [1. / len(sizes)] * len(sizes)
-    if remainder != 'weight':
-        return [share / sum(shares) for share in shares]
-    if is_static:
-        return [float(size) / used for size in sizes]
-    return [tf.cast(size, tf.float64) / tf.cast(used, tf.float64) for size in sizes]
 
 
 def _cut(tensor, bounds, keep):
