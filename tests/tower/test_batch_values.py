@@ -159,6 +159,14 @@ def test_a_tower_without_an_example_adds_nothing(num_towers):
     np.testing.assert_allclose(gradient, 2. * left.dot(X[:3]) / 3, 1e-12)
 
 
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_rows_of_a_batch_with_fewer_examples_than_towers_are_refused(copies):
+    with pytest.raises(towers.ModelFunctionError, match='fewer examples than there are towers'):
+        towers.build_towers(lambda x: tf.reduce_mean(towers.batch_concat(x * variable('w', [], 1))),
+                            tf.constant(X[:1]), tf.train.GradientDescentOptimizer(.1), 2,
+                            remainder='weight', copies=copies)
+
+
 def test_static_shapes_are_those_of_the_batch():
     shapes = []
 
