@@ -43,6 +43,9 @@ GROUPS = collections.OrderedDict([
     ('What is shown and written', ['log_every', 'summary_steps', 'fingerprint', 'predictions',
                                    'export_dir', 'plan_only', 'audit_runtime'])])
 
+# Flags that are paths.
+PATHS = ('train_dir', 'data_dir', 'init_from', 'export_dir', 'predictions', 'memory_plot')
+
 flags.DEFINE_enum('mode', 'train',
                   ['train', 'eval', 'predict', 'check_data', 'diagnose', 'memory'],
                   'train; or evaluate the newest checkpoint on the test set; or write its '
