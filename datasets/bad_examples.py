@@ -51,6 +51,8 @@ Fields:
 
 CUT_OFF = 'is a damaged JPEG: it ends before its end marker, as a file that was copied in part does'
 
+MOST_PIXELS = 10 ** 8  # of a PNG: decoded 300 MB, for each processor at once
+
 _JPEG, _PNG = b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n'
 _FILE = 'skipped_examples.jsonl'
 _FORM = {'split': str, 'number': (int, type(None)), 'position': int, 'text': str, 'name': str,
@@ -217,7 +219,11 @@ def wrong_bytes(encoded):
     if encoded.startswith(_JPEG):
         return CUT_OFF if is_cut_off(encoded) else ''
     if encoded.startswith(_PNG):
-        return ''
+        width, height = (int.from_bytes(encoded[at:at + 4], 'big') for at in (16, 20))
+        return '' if width * height <= MOST_PIXELS else (
+            'is a PNG of %d x %d pixels, which would be decoded whole, and MOST_PIXELS of datasets/'
+            'bad_examples.py is %d: make it smaller, or a JPEG, of which parts are decoded' % (
+                width, height, MOST_PIXELS))
     return ('is neither a JPEG nor a PNG: it begins with %r' % encoded[:8] if encoded else
             'is empty')
 

@@ -101,7 +101,7 @@ def test_a_device_is_known_by_its_kind_and_not_by_its_name(tmp_path):
 def test_a_pipe_that_a_user_names_is_written_to(tmp_path):
     path = str(tmp_path / 'pipe')
     os.mkfifo(path)
-    with pytest.raises(LogFileError, match='it is a pipe that nobody reads'):
+    with pytest.raises(BadFileError, match='is a pipe that nobody reads: '):
         with written_whole(path, may_be_stream=True):
             pass
     read_end = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

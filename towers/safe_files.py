@@ -70,8 +70,7 @@ def written_whole(path, mode='w', advice='', may_be_stream=False, **options):
         raise
     except OSError as error:
         raise LogFileError('%s cannot be written: %s.%s' % (
-            path, 'it is a pipe that nobody reads' if error.errno == errno.ENXIO else
-            error.strerror or error, ' ' + advice if advice else '')) from error
+            path, error.strerror or error, ' ' + advice if advice else '')) from error
     finally:
         if unfinished is not None:
             with contextlib.suppress(OSError):
@@ -162,7 +161,12 @@ def _stream(path):
                 return os.dup(number)
     if not (stat.S_ISCHR(found.st_mode) or stat.S_ISFIFO(found.st_mode)):
         return None
-    opened = os.open(path, os.O_WRONLY | os.O_APPEND | _NO_WAITING)
+    try:
+        opened = os.open(path, os.O_WRONLY | os.O_APPEND | _NO_WAITING)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise BadFileError('%s is a pipe that nobody reads: give another path, or read it.' % path)
     os.set_blocking(opened, True)
     return opened
 
