@@ -115,8 +115,8 @@ def check_classes(dataset):
     if not given or recorded is None or not newest_prefix(train_dir()):
         return
     if not isinstance(recorded, str):
-        raise BadFileError('%s of the run in %s are no text, but %s: its settings.json is not as '
-                           'train.py wrote it.' % (_CLASSES, train_dir(), recorded))
+        raise BadFileError('%s/settings.json is not as train.py wrote it: %s is %.80r. Move it '
+                           'away.' % (train_dir(), _CLASSES, recorded))
     # Both split, since a name may have a line break in it.
     trained, found = recorded.split('\n'), given[0][1].split('\n')
     if trained != found:
