@@ -11,7 +11,6 @@ import towers
 from towers.errors import shown
 from towers.placement.devices import short_name
 from towers.safe_files import read_json, written_whole
-from towers.tower.auto_stages import check_seconds
 
 CHOICE = 'variable_device.json'
 TIMES = 'operation_times.json'
@@ -70,21 +69,12 @@ def recorded_times(directory, about, measure):
     with towers.hold_directory(directory):
         record = read_json(path, _TIMES_FORM, 'delete it to measure anew')
         if record is not None and record['about'] == about:
-            times, text = _checked_times(path, record), 'as this run began, see %s' % path
+            times = towers.OperationTimes(**record['times'])
+            text = 'as this run began, see %s' % path
         else:
             times, text = measure(), 'measured now'
             _write(path, {'about': about, 'times': times._asdict()})
     return times, 'times of operations: %.1f ms a step, %s' % (1e3 * times.seconds, text)
-
-
-def _checked_times(path, record):
-    times = towers.OperationTimes(**record['times'])
-    try:
-        check_seconds(times)
-    except towers.TowersError as error:
-        raise towers.BadFileError('%s cannot be read (%s): delete it to measure anew.' % (
-            path, str(error).rstrip('.'))) from error
-    return times
 
 
 def _write(path, record):

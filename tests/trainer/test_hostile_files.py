@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from image_files import jpeg, write_folder
-from train_runs import wait_until
+from train_runs import FLAGS, wait_until
 
 SETTINGS = {'batch_size': 20, 'names of classes': 'a\nb'}
 
@@ -88,9 +88,9 @@ CASES = [
     (fifo('data/labels.txt'), ['--mode=check_data', '--dataset=tfrecords', '--data_dir={}/data'],
      'labels.txt is a pipe')]
 LATE = [  # read when the graph is there
-    (link('metrics.jsonl', '../log'), [], 'metrics.jsonl is a symbolic link, and a file belongs'),
-    (fifo('metrics.jsonl'), [], 'metrics.jsonl is a pipe, and a file belongs there'),
-    (text('metrics.jsonl', '{"step": 2}\nnotes of mine\n'), [],
+    (link('metrics.jsonl', '../log'), FLAGS, 'metrics.jsonl is a symbolic link, and a file belongs'),
+    (fifo('metrics.jsonl'), FLAGS, 'metrics.jsonl is a pipe, and a file belongs there'),
+    (text('metrics.jsonl', '{"step": 2}\nnotes of mine\n'), FLAGS,
      'line 2 of {}/metrics.jsonl is no JSON object with a step'),
     (link('p.csv'), ['--mode=predict', '--predictions={}/p.csv'], 'p.csv is a symbolic link'),
     (fifo('p.csv'), ['--mode=predict', '--predictions={}/p.csv'], 'p.csv is a pipe that nobody')]
@@ -134,8 +134,7 @@ def test_names_that_could_be_foreseen_are_the_users_own(runner, reference, tmp_p
     shutil.copytree(reference.train_dir, str(folder))
     for name in ('settings.json.new', 'metrics.jsonl.new', 'p.csv.new'):
         link(name)(folder)
-    runner.run(folder, ['--train_steps=30', '--log_every=7', '--average_decay=0.9',
-                        '--base_learning_rate=0.01'])
+    runner.run(folder, FLAGS + ['--log_every=7'])
     runner.run(folder, ['--mode=predict', '--predictions=%s/p.csv' % folder])
     assert (tmp_path / 'precious').read_text() == 'precious'
     assert all((folder / name).is_symlink() for name in (
