@@ -125,8 +125,6 @@ def count_classes(data_dir, background_class=False):
             return None
         # The names may be of any encoding: they are but counted.
         lines = [line for line in data.splitlines() if line.strip()]
-    except NotADirectoryError:
-        return None
     except OSError as error:
         raise DatasetError('Cannot read %s: %s.' % (path, error.strerror or error))
     if not lines:

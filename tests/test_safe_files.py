@@ -158,7 +158,7 @@ def test_a_file_that_is_missing_or_too_large(tmp_path):
     assert read_data(str(path)) is read_json(str(path), FORM, '') is None
     path.write_bytes(b'12345')
     assert read_data(str(path), 5) == b'12345'
-    with pytest.raises(BadFileError, match='has more than the 4 bytes that such a file may have'):
+    with pytest.raises(BadFileError, match='file has 5 bytes, and such a file has 4 at most: move'):
         read_data(str(path), 4)
 
 

@@ -184,13 +184,13 @@ def read_data(path, most=2 ** 20):
     """
     try:
         with open(path, 'rb', opener=regular) as opened:
-            data = opened.read(most + 1)
-    except FileNotFoundError:
+            size = os.fstat(opened.fileno()).st_size
+            if size > most:
+                raise BadFileError('%s has %d bytes, and such a file has %d at most: move it away.'
+                                   % (path, size, most))
+            return opened.read(size)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    if len(data) > most:
-        raise BadFileError('%s has more than the {:,d} bytes that such a file may have: move it '
-                           'away.'.format(most) % path)
-    return data
 
 
 def read_json(path, form, advice, most=2 ** 20):
