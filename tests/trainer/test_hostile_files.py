@@ -69,8 +69,10 @@ CASES = [
     (fifo('model.ckpt-2.index'), [], 'model.ckpt-2.index is a pipe, and a file belongs there'),
     (lambda folder: checkpoint(folder, global_step=np.int64([1, 2])), [],
      'its global_step is [1, 2], of type int64: expected a whole number from 0 to 2^53'),
-    (lambda folder: checkpoint(folder, global_step='\x1b[2J'), [], r"its global_step is b'\x1b[2J'"),
-    (lambda folder: checkpoint(folder, global_step=np.float32('nan')), [], 'its global_step is nan'),
+    (lambda folder: checkpoint(folder, global_step='\x1b[2J'), [],
+     r"its global_step is b'\x1b[2J'"),
+    (lambda folder: checkpoint(folder, global_step=np.float32('nan')), [],
+     'its global_step is nan'),
     (lambda folder: checkpoint(folder, global_step=np.int64(2 ** 63 - 1)), [],
      'its global_step is 9223372036854775807'),
     (lambda folder: checkpoint(folder, examples_seen=np.int64(2 ** 63 - 1)), [],
@@ -88,7 +90,7 @@ CASES = [
     (fifo('data/labels.txt'), ['--mode=check_data', '--dataset=tfrecords', '--data_dir={}/data'],
      'labels.txt is a pipe')]
 LATE = [  # read when the graph is there
-    (link('metrics.jsonl', '../log'), FLAGS, 'metrics.jsonl is a symbolic link, and a file belongs'),
+    (link('metrics.jsonl', '../log'), FLAGS, 'metrics.jsonl is a symbolic link, and a f'),
     (fifo('metrics.jsonl'), FLAGS, 'metrics.jsonl is a pipe, and a file belongs there'),
     (text('metrics.jsonl', '{"step": 2}\nnotes of mine\n'), FLAGS,
      'line 2 of {}/metrics.jsonl is no JSON object with a step'),

@@ -41,7 +41,8 @@ def test_log_lines_are_left_out_and_the_rest_comes_in_order():
 def test_the_users_own_level_wins(level, has):
     done = run('print(os.environ["TF_CPP_MIN_LOG_LEVEL"])', TF_CPP_MIN_LOG_LEVEL=level)
     assert done.stdout == level + '\n' and 'E0000 an error' in done.stderr
-    assert [text in done.stderr for text in ('absl::InitializeLog', 'oneDNN custom', 'W0000')] == has
+    assert [text in done.stderr
+            for text in ('absl::InitializeLog', 'oneDNN custom', 'W0000')] == has
 
 
 def test_what_is_written_last_before_a_crash_comes_through():
