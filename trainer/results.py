@@ -5,10 +5,10 @@ import csv
 
 import tensorflow.compat.v1 as tf
 
-from datasets.atomic_file import written_whole
 import towers
 from towers.run.averages import averages_in
 from towers.run.export import export_saved_model
+from towers.safe_files import written_whole
 from trainer.data import is_own
 from trainer.flags import FLAGS, train_dir
 from trainer.job import make_evaluation
@@ -56,7 +56,8 @@ def predict(evaluation, numbers):
       numbers: those of its images in the test set, in order; an iterable.
     """
     with restored_session(evaluation.built) as session, \
-            written_whole(FLAGS.predictions, 'Give another --predictions.', newline='') as table:
+            written_whole(FLAGS.predictions, advice='Give another --predictions.',
+                          may_be_stream=True, newline='') as table:
         rows = csv.writer(table)
         rows.writerow(['image', 'label', 'predicted', 'probability'])
         count, numbers = 0, iter(numbers)
