@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import switched
-from towers.graph.graph_walk import functions_of
+from towers.graph.library import functions_of
 
 X = np.random.RandomState(0).rand(12, 6)
 DEVICES = [['/cpu:0', '/cpu:1']]

@@ -22,8 +22,9 @@ import zlib
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.forward_nodes import FunctionNodes, GraphNodes, Library
+from towers.cluster.forward_nodes import FunctionNodes, GraphNodes
 from towers.cluster.forward_order import difference_of_order, order_of
+from towers.graph.library import Library
 from towers.tower.objectives import flat
 
 _DEPTH = 3  # how many operations deep a label looks

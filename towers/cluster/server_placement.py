@@ -16,6 +16,7 @@ from towers import compat
 from towers.cluster.parameter_servers import tasks_by_size
 from towers.cluster.reads_after_server_writes import read_after_writes
 from towers.errors import ClusterError
+from towers.graph.colocation import group_of
 from towers.graph.graph_walk import step_operations
 from towers.graph.variable_access import VARIABLE_OPS
 from towers.graph.variable_writes import Writes
@@ -204,7 +205,7 @@ def _used_together(graph, variables):
             continue
         names = {root(each) for each in _variables_of(op) if each in first}
         if op.name in first:
-            names |= {root(each) for each in [op.name] + _classes(op) if each in first}
+            names |= {root(each) for each in [op.name] + group_of(op) if each in first}
         names = sorted(names, key=order.get)
         for name in names[1:]:
             first[name] = names[0]
@@ -241,13 +242,8 @@ def _server_of_table(op, servers):
     return servers.get(table.name)
 
 
-def _classes(op):
-    """Names of the operations that an operation is colocated with."""
-    return [group.decode('utf-8').partition('loc:@')[2] for group in op.colocation_groups()]
-
-
 def _server_of_class(op, servers):
-    for name in _classes(op):
+    for name in group_of(op):
         if name in servers:
             return servers[name]
     return None

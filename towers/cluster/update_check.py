@@ -8,9 +8,10 @@ import re
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.forward_nodes import Library, node_of
+from towers.cluster.forward_nodes import node_of
 from towers.errors import ClusterError
 from towers.graph.graph_walk import is_random
+from towers.graph.library import Library
 
 _DIFFERS = re.compile('PyFunc|Timestamp|Iterator|Dequeue|ReaderRead|ReadFile|Unstage|BarrierTake')
 

@@ -2,8 +2,6 @@
 
 import collections
 
-import tensorflow.compat.v1 as tf
-
 from towers import compat
 
 
@@ -151,33 +149,6 @@ _RANDOM = frozenset(['TruncatedNormal', 'ParameterizedTruncatedNormal', 'Multino
                      'ExtractGlimpseV2'])
 _RANDOM_PREFIXES = ('Random', 'StatefulRandom', 'StatefulUniform', 'StatefulStandardNormal',
                     'StatefulTruncatedNormal', 'SampleDistortedBoundingBox')
-
-
-def functions_of(node):
-    """Names of functions that a `NodeDef` may call.
-
-    They stand in its attributes; or the type of the operation is one, where TF knows no such type.
-    """
-    names = set() if hasattr(tf.raw_ops, node.op) else {node.op}
-    for value in node.attr.values():
-        kind = value.WhichOneof('value')
-        if kind == 'func':
-            names.add(value.func.name)
-        elif kind == 'list':
-            names.update(each.name for each in value.list.func)
-    return names
-
-
-def rename_functions(node, names):
-    """Makes a node call other functions; `names` is a dict from old to new ones."""
-    node.op = names.get(node.op, node.op)
-    for value in node.attr.values():
-        kind = value.WhichOneof('value')
-        if kind == 'func':
-            value.func.name = names.get(value.func.name, value.func.name)
-        elif kind == 'list':
-            for each in value.list.func:
-                each.name = names.get(each.name, each.name)
 
 
 def step_operations(fetches, ends=()):

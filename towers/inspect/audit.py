@@ -8,10 +8,10 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import check_instance
 from towers.api.built import BuiltTowers
 from towers.errors import AuditError, InvalidArgumentError
+from towers.graph.colocation import beside
 from towers.graph.graph_walk import step_operations
 from towers.placement.devices import is_gpu, short_name
-from towers.placement.operation_device import (ModelsChoices, colocated_with, operation_device,
-                                               resolved)
+from towers.placement.operation_device import ModelsChoices, operation_device, resolved
 from towers.placement.precision import converted_operations
 from towers.placement.tower_device import stages_of
 from towers.placement.xla import clusters
@@ -195,8 +195,8 @@ def _touches_variable(op, names, depth=3):
     """
     if any(tensor.dtype == tf.resource or tensor.op.name in names for tensor in op.inputs):
         return True
-    return any(name in names or depth and _touches_variable(other, names, depth - 1)
-               for name, other in colocated_with(op))
+    return any(other.name in names or depth and _touches_variable(other, names, depth - 1)
+               for other in beside(op))
 
 
 def _follows_input(op, tower):

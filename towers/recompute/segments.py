@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.graph import graph_walk
-from towers.graph.graph_walk import functions_of
+from towers.graph.library import functions_of
 from towers.graph.variable_access import read_from
 
 # Operations whose output is the memory of their input.

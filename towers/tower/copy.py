@@ -15,10 +15,11 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import CloneError
 from towers.graph import graph_walk
+from towers.graph.colocation import colocate, group_in_node
 from towers.placement.tower_device import TowerDevice, follows_tower, moved, overlaps, stages_of
 from towers.tower.batch_values import is_batch_value
 from towers.tower.copied_functions import CopiedFunctions
-from towers.tower.copy_template import Template, colocation, producer_of
+from towers.tower.copy_template import Template, producer_of
 from towers.tower.objectives import map_shaped
 
 
@@ -103,7 +104,7 @@ class Copies:
             if name in nodes or name not in self._made or self._is_shared(name):
                 continue
             node = nodes[name] = self._without_left_out(self._made[name].node_def)
-            stack.extend(group[len('loc:@'):] for group in colocation(node))
+            stack.extend(group_in_node(node))
             stack.extend(producer_of(text) for text in node.input)  # first, with what is shared
         return nodes
 
@@ -125,7 +126,7 @@ class Copies:
                 "%s: make it before build_towers, or pass copies='reuse'." % (
                     name, op.type, 'is made from the shard' if name in self._from_shard
                     else 'is within a branch or a loop'))
-        self._shared.update([name], (group[len('loc:@'):] for group in colocation(op.node_def)))
+        self._shared.update([name], group_in_node(op.node_def))
         return True
 
     def _without_left_out(self, node):
@@ -157,8 +158,8 @@ class Copies:
                 continue
             leader = next((tensor.op.name for tensor in self._made[name].inputs
                            if tensor.dtype == tf.resource and tensor.op.name in self._shared),
-                          None) or next((group[len('loc:@'):] for group in colocation(node)
-                                         if group != 'loc:@' + name), None)
+                          None) or next((
+                              each for each in group_in_node(node) if each != name), None)
             follows = None if leader else self._was_put(name, node) or follows_tower(
                 self._made[name])
             if leader is None and follows is None:
@@ -178,7 +179,7 @@ class Copies:
         gradients itself, `keep_stacks_with_loops`; no device scope tells of it.
         """
         stages = stages_of(self._tower.device)
-        was_made_alone = 'loc:@' + name in colocation(node)
+        was_made_alone = name in group_in_node(node)
         return (name in self._tower.backward or was_made_alone) and node.device in stages and (
             len(stages) > 1 or not compat.device_scopes(self._made[name]))
 
@@ -232,9 +233,7 @@ class _Copied:
     def set_colocations_and_controls(self):
         """Sets what an import cannot set: colocations, and control inputs from outside."""
         for name, groups in self._template.colocated:
-            compat.set_colocation(self.operation(name), [
-                ('loc:@' + self.operation(group[len('loc:@'):]).name).encode()
-                for group in groups])
+            colocate(self.operation(name), [self.operation(each).name for each in groups])
         for name, waits_for in self._template.controls:
             compat.add_control_inputs(self.operation(name), list(map(self.operation, waits_for)))
 

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ModelFunctionError
-from towers.graph import graph_walk
+from towers.graph.library import Library
 from towers.tower.batch_values import batch_mean, batch_sum
 
 _SAME_VALUE = frozenset(['Identity', 'StopGradient', 'Cast', 'Squeeze', 'Reshape'])
@@ -52,17 +52,9 @@ def _is_fused(kind):
 
 
 def _check_functions(operations, graph):
-    called = set().union(*[graph_walk.functions_of(op.node_def) for op in operations])
-    library = {each.signature.name: each for each in graph.as_graph_def().library.function
-               } if called else {}
-    stack, seen = list(called), set()
-    while stack:
-        name = stack.pop()
-        if name in seen or name not in library:
-            continue
-        seen.add(name)
-        for node in library[name].node_def:
-            stack += graph_walk.functions_of(node)
+    functions = Library(graph).reached_from([op.node_def for op in operations])
+    for name, function in functions.items():
+        for node in function.node_def:
             if _is_fused(node.op) and node.attr['is_training'].b:
                 raise ModelFunctionError(
                     "batch_norm='sync', and batch norm %s is in a function or a branch of control "
