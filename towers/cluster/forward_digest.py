@@ -25,13 +25,14 @@ import tensorflow.compat.v1 as tf
 from towers.cluster.forward_nodes import FunctionNodes, GraphNodes
 from towers.cluster.forward_order import difference_of_order, order_of
 from towers.graph.library import Library
+from towers.graph.op_types import SUMS
 from towers.tower.objectives import flat
 
 _DEPTH = 3  # how many operations deep a label looks
 _MOST_TEXTS = 400  # different ones that travel; of more, the digest alone tells
 _LONGEST = 100  # characters of a text
 _MOST_SAID = 4  # differences in a message
-_SUMS = frozenset(['Add', 'AddV2', 'AddN', 'AccumulateNV2'])
+_SUMS = SUMS - {'Sub'}
 _ANY_ORDER = frozenset(['Mul', 'Maximum', 'Minimum', 'Equal', 'LogicalAnd', 'LogicalOr'])
 
 

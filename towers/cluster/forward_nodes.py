@@ -10,7 +10,8 @@ import re
 
 import tensorflow.compat.v1 as tf
 
-from towers.graph.variable_access import VARIABLE_OPS
+from towers.graph.op_types import VARIABLE_OPS
+
 
 HANDS_ON = frozenset([
     'Identity', 'IdentityN', 'Snapshot', 'CheckNumerics', 'CheckNumericsV2', 'Print', 'EnsureShape',

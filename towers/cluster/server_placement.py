@@ -18,7 +18,7 @@ from towers.cluster.reads_after_server_writes import read_after_writes
 from towers.errors import ClusterError
 from towers.graph.colocation import group_of
 from towers.graph.graph_walk import step_operations
-from towers.graph.variable_access import VARIABLE_OPS
+from towers.graph.op_types import VARIABLE_OPS
 from towers.graph.variable_writes import Writes
 from towers.tensorflow_errors import reason_of
 

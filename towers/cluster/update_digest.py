@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 from towers.cluster.forward_nodes import HANDS_ON, node_of
 from towers.graph.graph_walk import step_operations
 from towers.graph.library import Library
-from towers.graph.variable_access import VARIABLE_OPS
+from towers.graph.op_types import VARIABLE_OPS
 from towers.graph.variable_writes import Writes
 from towers.tower.objectives import tensors_of
 

@@ -7,7 +7,7 @@ none.
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.graph.graph_walk import CONTROL_FLOW
+from towers.graph.op_types import CONTROL_FLOW
 
 _LOOP, _BRANCH = 'loop', 'branch'
 

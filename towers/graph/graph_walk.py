@@ -3,6 +3,7 @@
 import collections
 
 from towers import compat
+from towers.graph.op_types import CONTROL_FLOW
 
 
 class Recording:
@@ -128,11 +129,6 @@ def has_seed(node):
 def is_control_flow(op):
     """Whether an operation is in, enters or leaves a loop or a branch of control flow v1."""
     return compat.in_control_flow(op) or op.type in CONTROL_FLOW
-
-
-CONTROL_FLOW = frozenset(prefix + name for prefix in ('', 'Ref') for name in (
-    'Switch', 'Merge', 'Enter', 'Exit', 'NextIteration')) | {'LoopCond'}
-"""Types of operations that enter, leave or repeat a loop or a branch."""
 
 
 def seed_position(op):

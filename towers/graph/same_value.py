@@ -5,8 +5,9 @@ tensors may be the same loss under different names.
 """
 
 from towers.graph.graph_walk import ancestors
-from towers.graph.variable_access import VARIABLE_OPS
+from towers.graph.op_types import VARIABLE_OPS
 
+# Not all of `HAND_ON`: a `Merge` has the value of one branch of several.
 _HAND_ON = frozenset(['Identity', 'ReadVariableOp', 'Enter', 'Switch'])
 
 

@@ -9,13 +9,8 @@ import collections
 
 import tensorflow.compat.v1 as tf
 
+from towers.graph.op_types import HAND_ON, VARIABLE_OPS
 
-VARIABLE_OPS = frozenset(['Variable', 'VariableV2', 'VarHandleOp'])
-
-# Operations that pass on the variable itself: into a loop or a branch of control flow v1, say.
-HAND_ON = frozenset([
-    'Identity', 'IdentityN', 'Enter', 'Switch', 'Exit', 'Merge', 'NextIteration', 'RefIdentity',
-    'RefEnter', 'RefSwitch', 'RefExit', 'RefMerge', 'RefNextIteration'])
 # Operations whose output is the value, or a part of the value, of the variable that they take.
 _READ = frozenset(['ReadVariableOp', 'ConcatV2', 'Concat'])
 

@@ -9,11 +9,11 @@ variable unchanged counts as writing it.
 import tensorflow.compat.v1 as tf
 
 from towers.graph.library import Library
-from towers.graph.variable_access import HAND_ON, is_variable, variable_op
+from towers.graph.op_types import HAND_ON, READS
+from towers.graph.variable_access import is_variable, variable_op
 
-LEAVE = HAND_ON | frozenset([
-    'ReadVariableOp', '_ReadVariablesOp', 'ResourceGather', 'ResourceGatherNd',
-    'VarIsInitializedOp', 'VariableShape', 'IsVariableInitialized', 'RefSelect'])
+LEAVE = HAND_ON | READS | {
+    '_ReadVariablesOp', 'VarIsInitializedOp', 'VariableShape', 'IsVariableInitialized', 'RefSelect'}
 """Types of operations that take a resource variable and leave it unchanged."""
 
 

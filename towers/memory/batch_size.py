@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
+from towers.graph.op_types import PLACEHOLDERS
 from towers.tower.shards import sizes_of_shards
 
 # Operations whose output has no batch dimension, whatever their inputs are.
@@ -82,7 +83,7 @@ def rebuilt(built, fetches, batch_size):
         if node.name in sizes and node.op == 'PlaceholderWithDefault':
             _set_first(node.attr['shape'].shape, sizes[node.name])
         elif node.name in before and node.name not in sizes and node.name not in ranks:
-            if node.op in ('Placeholder', 'PlaceholderWithDefault', 'PlaceholderV2'):
+            if node.op in PLACEHOLDERS:
                 _set_first(node.attr['shape'].shape, batch_size)
             elif 'output_shapes' in node.attr and not node.op.endswith(('Dataset', 'DatasetV2')):
                 for shape in node.attr['output_shapes'].list.shape:

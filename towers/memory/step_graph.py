@@ -3,12 +3,10 @@
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
+from towers.graph.op_types import CONTROL_FLOW, CONTROL_FLOW_V2, PLACEHOLDERS, SIZES, VARIABLE_OPS
 
-_SHAPE_ONLY = frozenset(['Shape', 'ShapeN', 'Size', 'Rank', 'BroadcastGradientArgs'])
-_NEVER_FOLDED = frozenset([
-    'Placeholder', 'PlaceholderV2', 'PlaceholderWithDefault', 'VarHandleOp', 'Variable',
-    'VariableV2', 'Merge', 'Switch', 'Enter', 'RefEnter', 'Exit', 'NextIteration', 'LoopCond',
-    'NoOp', 'While', 'StatelessWhile', 'If', 'StatelessIf'])
+_SHAPE_ONLY = SIZES | {'BroadcastGradientArgs'}
+_NEVER_FOLDED = CONTROL_FLOW | CONTROL_FLOW_V2 | PLACEHOLDERS | VARIABLE_OPS | {'NoOp'}
 # Types of tensors that are handles and take no memory.
 _HANDLES = (tf.resource, tf.variant)
 
@@ -17,9 +15,7 @@ _EMPTY_ON_CPUS = frozenset([('FusedBatchNormV3', 5)])
 
 # Operations that run although no output is taken, besides operations with state
 # (`dependency_optimizer.cc`).
-_ALWAYS_RUN = frozenset(['Assert', 'CheckNumerics', 'CheckNumericsV2', 'Merge', 'Switch', 'Enter',
-                         'Exit', 'NextIteration', 'LoopCond', 'RefMerge', 'RefSwitch', 'RefEnter',
-                         'RefExit', 'RefNextIteration'])
+_ALWAYS_RUN = CONTROL_FLOW | {'Assert', 'CheckNumerics', 'CheckNumericsV2'}
 
 
 class Node:

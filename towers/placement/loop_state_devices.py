@@ -6,7 +6,7 @@ An array or a stack has to be on the device of the operations that use it: else 
 
 from towers import compat
 from towers.graph.colocation import beside, colocate, is_free
-from towers.graph.variable_access import HAND_ON
+from towers.graph.op_types import HAND_ON
 from towers.placement.tower_device import stages_of
 
 _FILLS = frozenset(['TensorArrayScatterV3', 'TensorArraySplitV3', 'TensorArrayWriteV3'])

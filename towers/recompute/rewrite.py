@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import InvalidArgumentError
+from towers.graph.op_types import SIZES
 from towers.graph.variable_access import read_from
 from towers.placement.tower_device import TowerDevice, current_tower_device, follows_tower
 from towers.recompute import segments as cutting
@@ -25,8 +26,6 @@ Recomputed = collections.namedtuple('Recomputed', 'segments operations')
 """How many segments of a tower's forward pass are recomputed, and how many operations in them."""
 
 # Operations that take only the size of a tensor, and run as soon as the tensor is there.
-_SIZES = frozenset(['Shape', 'ShapeN', 'Size', 'Rank'])
-
 
 def recompute(keep, forward, backward, gradients, root):
     """Rewrites the backward pass of one tower.
@@ -79,7 +78,7 @@ def _takers(backward, forward):
     for op in backward:
         others = [tensor.op.name for tensor in op.inputs]
         others += [each.name for each in op.control_inputs]
-        if op.type in _SIZES or compat.in_control_flow(op) or not made.intersection(others):
+        if op.type in SIZES or compat.in_control_flow(op) or not made.intersection(others):
             continue
         for position, tensor in enumerate(op.inputs):
             if tensor.op.name in forward:

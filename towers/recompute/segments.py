@@ -17,11 +17,10 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph import graph_walk
 from towers.graph.library import functions_of
+from towers.graph.op_types import RESHAPES
 from towers.graph.variable_access import read_from
 
 # Operations whose output is the memory of their input.
-ALIASES = frozenset(['Identity', 'Reshape', 'Squeeze', 'ExpandDims', 'StopGradient',
-                      'PreventGradient', 'CheckNumerics'])
 # Python, which may draw or count whatever its caller says of state.
 _PYTHON = frozenset(['PyFunc', 'PyFuncStateless', 'EagerPyFunc'])
 # Bytes; tensors up to this size (shapes, counts, scalars) are kept where nobody says what to keep.
@@ -152,7 +151,7 @@ class Line:
         for each in change[:-1]:
             bytes_now += each
             self.crossing.append(bytes_now)
-        self.weight = [0 if op.type in ALIASES else sum(
+        self.weight = [0 if op.type in RESHAPES else sum(
             size_of(tensor) for tensor in op.outputs if tensor.name in taken)
                        for op in self.operations]
 

@@ -16,6 +16,7 @@ from towers import compat
 from towers.errors import CloneError
 from towers.graph import graph_walk
 from towers.graph.colocation import colocate, group_in_node
+from towers.graph.op_types import PLACEHOLDERS
 from towers.placement.tower_device import TowerDevice, follows_tower, moved, overlaps, stages_of
 from towers.tower.batch_values import is_batch_value
 from towers.tower.copied_functions import CopiedFunctions
@@ -254,7 +255,6 @@ class _Copied:
         return copy
 
 
-_PLACEHOLDERS = ('Placeholder', 'PlaceholderV2', 'PlaceholderWithDefault')
 _MEETS_OTHERS = ('Collective', 'Nccl', 'Horovod')
 _WITHOUT_NAME = ('Anonymous', 'IteratorFromStringHandle')
 
@@ -262,7 +262,7 @@ _WITHOUT_NAME = ('Anonymous', 'IteratorFromStringHandle')
 def keeps_state(op):
     """Whether an operation is more than its type, inputs and attributes: a table, a queue, an
     iterator, a placeholder."""
-    return (op.type in _PLACEHOLDERS or op.type.startswith(_WITHOUT_NAME)
+    return (op.type in PLACEHOLDERS or op.type.startswith(_WITHOUT_NAME)
             or 'shared_name' in op.node_def.attr)
 
 

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph import graph_walk
 from towers.graph.frames import Frames
+from towers.graph.op_types import ADDS, ADDS_ROWS
 from towers.graph.variable_access import read_from
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
@@ -18,10 +19,7 @@ from towers.tower.objectives import flat
 from towers.tower.outputs import metrics_by_kind
 from towers.tower.write_order import to_wait_for
 
-_ADDS = frozenset(['AssignAdd', 'AssignAddVariableOp', 'AssignSub', 'AssignSubVariableOp',
-                   'ScatterAdd', 'ResourceScatterAdd', 'ScatterSub', 'ResourceScatterSub',
-                   'ScatterNdAdd', 'ResourceScatterNdAdd', 'ScatterNdSub',
-                   'ResourceScatterNdSub'])
+_ADDS = ADDS | ADDS_ROWS
 
 
 def counting_updates(towers):

@@ -21,13 +21,12 @@ from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.frames import left_branches
 from towers.graph.function_writes import without_writes
+from towers.graph.op_types import CONTROL_FLOW_V2
 from towers.graph.variable_access import is_variable, variable_op
 from towers.graph.variable_writes import Writes
 from towers.tower.copy import waited_instead
 from towers.tower.write_order import write_after_reads
 
-_CONTROL_FLOW_V2 = frozenset(['If', 'StatelessIf', 'Case', 'StatelessCase', 'While',
-                              'StatelessWhile'])
 Write = collections.namedtuple('Write', 'op variables')
 """An operation that writes, and the names of the variables that it writes."""
 
@@ -185,7 +184,7 @@ def _check(write, is_used, finder):
     reason, or_else = None, ''
     if finder.within_function(write.op):
         reason = 'within a function (tf.function, Defun)'
-        if write.op.type in _CONTROL_FLOW_V2:
+        if write.op.type in CONTROL_FLOW_V2:
             reason = 'within a branch or a loop of control flow v2'
             or_else = ', or call tf.disable_control_flow_v2()'
     elif is_used and compat.in_control_flow(write.op):

@@ -18,7 +18,8 @@ from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.frames import Frames
-from towers.graph.variable_access import VARIABLE_OPS, is_variable
+from towers.graph.op_types import VARIABLE_OPS
+from towers.graph.variable_access import is_variable
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 

@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
+from towers.graph.op_types import READS
 
 # Operations that read a variable or draw are stateful, and yet the same in a recomputation.
-_READS = frozenset(['ReadVariableOp', 'ResourceGather', 'ResourceGatherNd'])
 
 
 def recomputed_draws(forward, backward):
@@ -140,7 +140,7 @@ def _is_zero(tensor):
 def _may_be_repeated(op):
     if not op.inputs:
         return op.type == 'Const'
-    return not op.op_def.is_stateful or op.type in _READS or _draws(op)
+    return not op.op_def.is_stateful or op.type in READS or _draws(op)
 
 
 def _attributes(op):

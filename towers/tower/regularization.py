@@ -11,7 +11,7 @@ import contextlib
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.graph.variable_access import VARIABLE_OPS
+from towers.graph.op_types import PLACEHOLDERS, SUMS, VARIABLE_OPS
 
 
 def split_loss(loss, varying):
@@ -146,12 +146,12 @@ def depends_on_a_batch(loss):
     """
     graph = loss.graph
     sources = [graph.get_operation_by_name(name) for name in graph_walk.ancestors([loss])]
-    return any(op.type in ('Placeholder', 'PlaceholderWithDefault', 'IteratorGetNext')
+    return any((op.type in PLACEHOLDERS or op.type == 'IteratorGetNext')
                and any(output.shape.ndims != 0 for output in op.outputs) for op in sources)
 
 
+# Not `SAME_NUMBERS`: the gradient passes, too, and both parts are made by the same operation.
 _PASS = frozenset(['Identity', 'Cast', 'Neg'])
-_ADD = frozenset(['Add', 'AddV2', 'AddN', 'AccumulateNV2', 'Sub'])
 _SCALE = frozenset(['Mul', 'RealDiv', 'Div'])
 
 # A sum that is added to itself again and again has too many terms to be taken apart.
@@ -205,7 +205,7 @@ class _Split:
             term, negative = stack.pop()
             op = term.op
             sum_op = op.inputs[0].op if op.type == 'Sum' and op.inputs[0].op.type == 'Pack' else op
-            if (op.name not in self._varying or not (op.type in _ADD or sum_op is not op)
+            if (op.name not in self._varying or not (op.type in SUMS or sum_op is not op)
                     or _has_own_gradient(op) or _has_own_gradient(sum_op)
                     or any(each.shape.ndims != 0 for each in sum_op.inputs)):
                 terms.append((term, negative))

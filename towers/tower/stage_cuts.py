@@ -5,7 +5,8 @@ import collections
 from towers import compat
 from towers.errors import InvalidArgumentError
 from towers.graph.colocation import group_of, is_free, names_beside
-from towers.graph.variable_access import HAND_ON, VARIABLE_OPS, read_from
+from towers.graph.op_types import HAND_ON, VARIABLE_OPS
+from towers.graph.variable_access import read_from
 from towers.placement.devices import short_name
 from towers.placement.function_devices import MovedFunctions
 from towers.placement.tower_device import StageDevice, TowerDevice, stages_of

@@ -20,6 +20,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.graph import graph_walk
+from towers.graph.op_types import ADDS, SETS
 from towers.placement.tower_device import device_like
 
 
@@ -111,7 +112,7 @@ def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=
     initializers = {compat.initializer_of(variable).name for variable in
                     tf.global_variables() + tf.local_variables()}
     counted_up = {op.inputs[0].op.name for op in operations
-                  if op.type in _COUNTS and op.name not in initializers}
+                  if (op.type in SETS or op.type in ADDS) and op.name not in initializers}
     given, first_with, repeats = 0, {}, repeats or {}
     for op in operations if counted_up else ():
         position = graph_walk.seed_position(op)
@@ -141,9 +142,6 @@ def _source(seed):
     while seed.op.type == 'Identity':
         seed = seed.op.inputs[0]
     return seed.name
-
-
-_COUNTS = frozenset(['AssignVariableOp', 'AssignAddVariableOp', 'Assign', 'AssignAdd'])
 
 
 def make_initial_values_stateless(variables, graph_seed):

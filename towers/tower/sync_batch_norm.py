@@ -15,9 +15,8 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import ModelFunctionError
 from towers.graph.library import Library
+from towers.graph.op_types import SAME_NUMBERS
 from towers.tower.batch_values import batch_mean, batch_sum
-
-_SAME_VALUE = frozenset(['Identity', 'StopGradient', 'Cast', 'Squeeze', 'Reshape'])
 
 
 def synchronize(operations, graph):
@@ -98,7 +97,7 @@ def _moments(operations):
 
 
 def _source(tensor):
-    while tensor.op.type in _SAME_VALUE:
+    while tensor.op.type in SAME_NUMBERS:
         tensor = tensor.op.inputs[0]
     return tensor
 
@@ -111,7 +110,7 @@ def _is_normalized_by(variance):
         for op in tensor.consumers():
             if op.type in ('Rsqrt', 'Sqrt', 'Pow'):
                 return True
-            if op.name not in seen and steps < 8 and (op.type in _SAME_VALUE or op.type in (
+            if op.name not in seen and steps < 8 and (op.type in SAME_NUMBERS or op.type in (
                     'Add', 'AddV2', 'Switch', 'Merge', 'Select', 'SelectV2', 'Maximum')):
                 seen.add(op.name)
                 stack += [(output, steps + 1) for output in op.outputs]

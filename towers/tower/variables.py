@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
-from towers.graph.variable_access import VARIABLE_OPS
+from towers.graph.op_types import VARIABLE_OPS
 
 DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variable')
 """A variable that was not made by `get_variable`, and the name that was asked for."""

@@ -16,8 +16,9 @@ from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.frames import Frames
+from towers.graph.op_types import HAND_ON, VARIABLE_OPS
 from towers.graph.reference_memory import takers_of_memory
-from towers.graph.variable_access import HAND_ON, VARIABLE_OPS, is_variable, read_from, variable_op
+from towers.graph.variable_access import is_variable, read_from, variable_op
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 
