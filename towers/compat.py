@@ -657,11 +657,6 @@ def colocated_with(graph):
     return [op for op in stack if isinstance(op, tf.Operation)]
 
 
-def set_text_attribute(op, name, text):
-    """Gives a finished operation a text attribute; TF ignores names that begin with '_'."""
-    op._set_attr(name, tf.AttrValue(s=text.encode()))  # pylint: disable=protected-access
-
-
 def add_control_inputs(op, others):
     """Makes a finished operation wait for others."""
     op._add_control_inputs(others)  # pylint: disable=protected-access

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ClusterError
+from towers.graph.graph_walk import behind
 from towers.graph.variable_access import read_from
 
 _CUT = 'towers_cut_for_servers'  # a collection: the full shapes of variables that are cut here
@@ -54,9 +55,7 @@ def check_lookups():
 
 def _is_remainder(tensor):
     """Whether the numbers of parts are the remainders of a division."""
-    while tensor.op.type in _SAME:
-        tensor = tensor.op.inputs[0]
-    return tensor.op.type == 'FloorMod'
+    return behind(tensor, _SAME).op.type == 'FloorMod'
 
 
 def _takers(tensor):

@@ -18,6 +18,7 @@ from towers.cluster.reads_after_server_writes import read_after_writes
 from towers.errors import ClusterError
 from towers.graph.colocation import group_of
 from towers.graph.graph_walk import step_operations
+from towers.graph.nests import bytes_of
 from towers.graph.op_types import VARIABLE_OPS
 from towers.graph.variable_writes import Writes
 from towers.tensorflow_errors import reason_of
@@ -168,8 +169,7 @@ class _Together(collections.namedtuple('_Together', 'op shape dtype')):
         together = collections.OrderedDict()
         for name, variable in variables.items():
             together.setdefault(owners[name], []).append(variable)
-        return [cls(_Named(owner), sum((each.get_shape().num_elements() or 0)
-                                       * each.dtype.base_dtype.size for each in members), tf.int8)
+        return [cls(_Named(owner), sum(map(bytes_of, members)), tf.int8)
                 for owner, members in together.items()]
 
     def get_shape(self):

@@ -10,6 +10,7 @@ from towers import compat
 from towers.graph.op_types import CONTROL_FLOW
 
 _LOOP, _BRANCH = 'loop', 'branch'
+BACK = ('NextIteration', 'RefNextIteration')  # from one turn of a loop to the next
 
 
 class Frames:
@@ -27,9 +28,9 @@ class Frames:
         by_name = {op.name: op for op in operations}
         left, takers = {}, {}
         for op in operations:
-            before = _before(op)
-            left[op.name] = sum(name in by_name for name in before)
-            for name in before:
+            awaited = before(op)
+            left[op.name] = sum(name in by_name for name in awaited)
+            for name in awaited:
                 takers.setdefault(name, []).append(op.name)
             for other in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
                 self._takers.setdefault(other.name, []).append(op)
@@ -78,7 +79,7 @@ class Frames:
         return sorted(found, key=lambda each: each.name)
 
     def _note(self, op):
-        inputs = [self._leaves[name] for name in _before(op) if name in self._leaves]
+        inputs = [self._leaves[name] for name in before(op) if name in self._leaves]
         around = max(inputs, key=len) if inputs else ()
         self._around[op.name] = leaves = around
         if op.type in ('Enter', 'RefEnter'):
@@ -111,11 +112,7 @@ def left_branches(op):
         return tf.raw_ops.Merge(inputs=[done] + [tf.identity(each) for each in skipped])[0].op
 
 
-def _before(op):
+def before(op):
     """Names of the operations that an operation waits for, without the back edges of a loop."""
-    return {tensor.op.name for tensor in op.inputs if not _is_back(tensor.op)} | {
-        other.name for other in op.control_inputs if not _is_back(other)}
-
-
-def _is_back(op):
-    return op.type in ('NextIteration', 'RefNextIteration')
+    return {other.name for other in [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+            if other.type not in BACK}

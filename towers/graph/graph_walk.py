@@ -38,16 +38,17 @@ def reachable_from(sources, operations, control=False):
       operations: the operations to look at, in any order. (The order in which they were made is
         no help: TF 1's `tf.cond` and `tf.while_loop` make the operation that brings in a tensor
         from outside after the operation that takes it.)
-      control: whether control edges count as well as data edges.
+      control: whether control edges count as well as data edges: True, False, or a function of
+        the operation that waits.
 
     Returns:
       A set of operation names, the sources' among them.
     """
-    takers = {}
+    takers, waits = {}, control if callable(control) else lambda op: control
     for op in operations:
         for tensor in op.inputs:
             takers.setdefault(tensor.op.name, []).append(op.name)
-        for other in op.control_inputs if control else ():
+        for other in op.control_inputs if waits(op) else ():
             takers.setdefault(other.name, []).append(op.name)
     stack = [op.name for op in sources]
     reached = set(stack)
@@ -145,6 +146,13 @@ _RANDOM = frozenset(['TruncatedNormal', 'ParameterizedTruncatedNormal', 'Multino
                      'ExtractGlimpseV2'])
 _RANDOM_PREFIXES = ('Random', 'StatefulRandom', 'StatefulUniform', 'StatefulStandardNormal',
                     'StatefulTruncatedNormal', 'SampleDistortedBoundingBox')
+
+
+def behind(tensor, types):
+    """The tensor that operations of these types, which have one input that counts, hand on."""
+    while tensor.op.type in types:
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def step_operations(fetches, ends=()):

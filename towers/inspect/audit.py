@@ -10,6 +10,7 @@ from towers.api.built import BuiltTowers
 from towers.errors import AuditError, InvalidArgumentError
 from towers.graph.colocation import beside
 from towers.graph.graph_walk import step_operations
+from towers.graph.nests import leaves_of
 from towers.placement.devices import is_gpu, short_name
 from towers.placement.operation_device import ModelsChoices, operation_device, resolved
 from towers.placement.precision import converted_operations
@@ -82,7 +83,7 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     operations = step_operations(
         [fetch for fetch in [built.train_op] + list(built.train_ops.values()) + flat(built.loss)
          if fetch is not None]
-        + [t for t in tf.nest.flatten(built.predictions, expand_composites=True) if t is not None])
+        + leaves_of(built.predictions))
     broken, notes = [], []
     _check_variables(built, lambda variable: resolved(variable.device), broken, notes)
     _check_operations(built, operations, broken, notes)
@@ -227,8 +228,7 @@ def _check_runtime(built, run_metadata, broken, notes):
                                     slots=[s for s in built.slots if s in seen]),
                      lambda variable: placed.get(variable.op.name, resolved(variable.device)),
                      broken, notes)
-    leaves = tf.nest.flatten(built.towers[0].inputs, expand_composites=True)
-    graph = next(leaf.graph for leaf in leaves if leaf is not None)
+    graph = leaves_of(built.towers[0].inputs)[0].graph
     for tower in built.towers:
         moved_away, without_kernel = [], []
         for name, device in placed.items():

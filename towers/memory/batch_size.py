@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
+from towers.graph.nests import leaves_of
 from towers.graph.op_types import PLACEHOLDERS
 from towers.tower.shards import sizes_of_shards
 
@@ -56,8 +57,7 @@ def shard_sizes(built, batch_size):
 
 def shard_operations(built):
     """The operations that towers take their shards from: a list of operations for each tower."""
-    return [[tensor.op for tensor in tf.nest.flatten(tower.inputs, expand_composites=True)
-             if isinstance(tensor, tf.Tensor)] for tower in built.towers]
+    return [[tensor.op for tensor in leaves_of(tower.inputs)] for tower in built.towers]
 
 
 def rebuilt(built, fetches, batch_size):

@@ -18,7 +18,8 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
-from towers.graph.frames import Frames
+from towers.graph.frames import BACK, Frames, before
+from towers.graph.nests import fetches_in
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import add_up, align
@@ -61,14 +62,16 @@ def _start_after(part, tensors, to_begin):
     """
     with tf.control_dependencies(tensors):
         gate = tf.no_op('next_micro_batch')
-    step = graph_walk.step_operations(fetches_of(part))
+    step = graph_walk.step_operations(fetches_in([
+        part.loss, part.data_loss, part.predictions, part.metrics, part.updates,
+        [gradient for gradient, _ in part.pairs]]))
     frames = Frames(step)
     step = [op for op in step if part.has(op.name)]
     waiting = {op.name for op in step if may_wait(op, to_begin)}
     for op in step:
-        before = [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-        if (op.name in waiting and frames.is_outside(op)
-                and not any(other.name in waiting for other in before)):
+        if op.name in waiting and frames.is_outside(op) and not any(
+                other.name in waiting for other in
+                [tensor.op for tensor in op.inputs] + list(op.control_inputs)):
             compat.add_control_inputs(op, [gate])
 
 
@@ -96,14 +99,6 @@ def needed_to_begin(graph):
         getattr(holder, 'initializer', None) for holder in holders]
     return {op.name for op in graph_walk.step_operations(
         [each for each in initializers if isinstance(each, (tf.Operation, tf.Tensor))])}
-
-
-def fetches_of(part):
-    """The operations of a micro-batch that a step runs."""
-    nest = [part.loss, part.data_loss, part.predictions, part.metrics, part.updates,
-            [gradient for gradient, _ in part.pairs]]
-    return [leaf for leaf in tf.nest.flatten(nest, expand_composites=True)
-            if isinstance(getattr(leaf, 'op', leaf), tf.Operation)]
 
 
 def check_order(fetches):
@@ -164,14 +159,10 @@ def waits_for(op):
     An operation that leads out of a loop waits for all that leads into the next turn: no turn
     begins before all of the one `parallel_iterations` earlier is over, pushes onto stacks included.
     """
-    names = {tensor.op.name for tensor in op.inputs if tensor.op.type not in _BACK} | {
-        other.name for other in op.control_inputs if other.type not in _BACK}
+    names = before(op)
     if op.type in ('Exit', 'RefExit') and len(op.inputs[0].op.inputs) == 2:
         condition = op.inputs[0].op.inputs[1]  # of the Switch that the loop is left by
         for switch in condition.consumers():
             names.update(tensor.op.name for tensor in switch.inputs[0].op.inputs
-                         if tensor.op.type in _BACK)
+                         if tensor.op.type in BACK)
     return names
-
-
-_BACK = frozenset(['NextIteration', 'RefNextIteration'])

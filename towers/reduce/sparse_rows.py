@@ -5,6 +5,7 @@ import collections
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from towers.graph.graph_walk import behind
 from towers.graph.op_types import SAME_NUMBERS
 
 Part = collections.namedtuple('Part', 'slices is_unique')
@@ -43,9 +44,7 @@ def parts_of_lookups(slices):
 
 def _is_unique(indices):
     """Whether no two of these indices are equal, as far as the operations tell."""
-    tensor = indices
-    while tensor.op.type in SAME_NUMBERS:
-        tensor = tensor.op.inputs[0]
+    tensor = behind(indices, SAME_NUMBERS)
     if tensor.op.type == 'DynamicPartition':
         return _follows_from_unique(tensor.op.inputs[0])
     if tensor.op.type == 'Const':  # such as the places of words in a text

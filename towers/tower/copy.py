@@ -16,6 +16,7 @@ from towers import compat
 from towers.errors import CloneError
 from towers.graph import graph_walk
 from towers.graph.colocation import colocate, group_in_node
+from towers.graph.nests import fetches_in, leaves_of, map_leaves
 from towers.graph.op_types import PLACEHOLDERS
 from towers.placement.tower_device import TowerDevice, follows_tower, moved, overlaps, stages_of
 from towers.tower.batch_values import is_batch_value
@@ -51,7 +52,7 @@ class Copies:
         self._shared = set(shared)
         outputs = [tower.loss, tower.data_loss, tower.predictions, tower.metrics, tower.updates,
                    [gradient for gradient, _ in tower.pairs], list(further)]
-        needed = self._needed(_operations(outputs))
+        needed = self._needed([getattr(each, 'op', each) for each in fetches_in(outputs)])
         # In the order in which they were made, which an import of loops needs.
         self._nodes = {op.name: needed[op.name] for op in made if op.name in needed}
         functions = CopiedFunctions(list(self._nodes.values()), self._graph, tower.device,
@@ -285,34 +286,3 @@ def waited_instead(control_inputs, left_out):
         if compat.in_control_flow(op):
             stack.extend(tensor.op for tensor in op.inputs if tensor.dtype != tf.resource)
     return found
-
-
-def leaves_of(nest):
-    """The tensors of a nest of inputs: a list."""
-    return [leaf for leaf in tf.nest.flatten(nest, expand_composites=True) if leaf is not None]
-
-
-def _operations(nest):
-    """The operations of all tensors and operations in a nest."""
-    found = []
-
-    def note(leaf):
-        op = getattr(leaf, 'op', leaf)
-        if isinstance(op, tf.Operation):
-            found.append(op)
-        return leaf
-    map_leaves(note, nest)
-    return found
-
-
-def map_leaves(function, nest):
-    """`tf.nest.map_structure` that takes sparse tensors apart, and variables not."""
-    def on_leaf(leaf):
-        if leaf is None or isinstance(leaf, (tf.Tensor, tf.Operation) + compat.VARIABLE_TYPES):
-            return None if leaf is None else function(leaf)
-        if isinstance(leaf, tf.IndexedSlices):
-            return tf.IndexedSlices(*map(on_leaf, (leaf.values, leaf.indices, leaf.dense_shape)))
-        if isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)):
-            return tf.nest.map_structure(on_leaf, leaf, expand_composites=True)
-        return leaf  # a number, say
-    return tf.nest.map_structure(on_leaf, nest)

@@ -68,20 +68,6 @@ def _check(op, name, depends, written, of_cluster, is_in_function=False):
             'tower does in its turn, and %s.' % (name, op.name, reason))
 
 
-def updates_of_every_tower(towers, names):
-    """The operations among the later towers' updates that write variables of every tower.
-
-    Args:
-      towers: list of `Tower`.
-      names: names of the variables, see `written_by_every_tower`.
-    """
-    writes = Writes(tf.get_default_graph())
-    found = {op.name: op for tower in towers[1:] if names
-             for op in graph_walk.step_operations(tower.updates)
-             if tower.has(op.name) and not set(names).isdisjoint(writes.of(op))}
-    return [found[name] for name in sorted(found)]
-
-
 def _is_of_every_tower(op, name, from_examples, depends, size):
     """Whether every tower has to make a write for the variable to get one device's value.
 
@@ -160,8 +146,7 @@ class _Dependence:
 
 def _added_to_old(tensor, name):
     """The tensors that are added to a variable's old value, or taken from it: a list; or []."""
-    while tensor.op.type in ('Identity', 'Cast'):
-        tensor = tensor.op.inputs[0]
+    tensor = graph_walk.behind(tensor, ('Identity', 'Cast'))
     inputs = list(tensor.op.inputs) if tensor.op.type in SUMS else []
     others = [each for each in inputs
               if not any(source.name == name for source in read_from(each))]

@@ -21,8 +21,9 @@ from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.frames import left_branches
 from towers.graph.function_writes import without_writes
+from towers.graph.nests import fetches_in
 from towers.graph.op_types import CONTROL_FLOW_V2
-from towers.graph.variable_access import is_variable, variable_op
+from towers.graph.variable_access import initializers, is_variable, variable_op
 from towers.graph.variable_writes import Writes
 from towers.tower.copy import waited_instead
 from towers.tower.write_order import write_after_reads
@@ -118,12 +119,9 @@ class InlineUpdates:
 
     def _inline(self, operations, fetches, ignored):
         finder, found = Writes(self._graph), []
-        variables = tf.global_variables() + tf.local_variables()
-        initializers = {compat.initializer_of(variable).name for variable in variables
-                        if variable.initializer is not None}
-        candidates = []
+        candidates, left_out = [], initializers()
         for op in operations:
-            if op.name in initializers or graph_walk.is_random(op):
+            if op.name in left_out or graph_walk.is_random(op):
                 continue  # the state of a random generator: each tower draws for itself
             names = [name for name in finder.of(op) if name not in ignored]
             if names:
@@ -160,9 +158,9 @@ class InlineUpdates:
         fetches = dict(loss=[tower.loss, tower.data_loss], predictions=tower.predictions,
                        metrics=tower.metrics, gradients=[gradient for gradient, _ in tower.pairs])
         for kind, nest in fetches.items():
-            needed = {op.name for op in graph_walk.step_operations(_leaves(nest))}
+            needed = {op.name for op in graph_walk.step_operations(fetches_in(nest))}
             self.late[kind] = [update for op, update in zip(writes, updates) if op.name in needed]
-        for op in graph_walk.step_operations(_leaves(list(fetches.values()))):
+        for op in graph_walk.step_operations(fetches_in(list(fetches.values()))):
             if any(other.name in names for other in op.control_inputs):
                 compat.set_control_inputs(op, waited_instead(op.control_inputs, names))
         return tower._replace(updates=tower.updates + updates)
@@ -196,12 +194,6 @@ def _check(write, is_used, finder):
             "(slim's updates_collections, by default), return it in 'updates', pass "
             "update_ops='all' to have every tower write%s." % (
                 write.variables[0], write.op.name, reason, or_else))
-
-
-def _leaves(nest):
-    """The tensors and operations of a nest: a list."""
-    return [leaf for leaf in tf.nest.flatten(nest, expand_composites=True)
-            if isinstance(getattr(leaf, 'op', leaf), tf.Operation)]
 
 
 def _refuse_replicated(write, variable):

@@ -8,7 +8,9 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import MissingPackageError, ModelFunctionError
-from towers.graph.variable_access import is_variable
+from towers.graph.graph_walk import ancestors
+from towers.graph.nests import leaves_of
+from towers.graph.op_types import ADDS, ADDS_ROWS, SETS
 from towers.tower.shards import weighted
 
 
@@ -315,17 +317,8 @@ def merge_metrics(metrics, weights, inputs=()):
 
 def _is_of_shard(value, inputs):
     """Whether a value is computed from inputs by a way that does not lead through counters."""
-    of_shard = {leaf.op.name for leaf in tf.nest.flatten(inputs, expand_composites=True)
-                if leaf is not None}
-    stack, seen = [value] if isinstance(value, tf.Tensor) else [], set()
-    while stack:
-        tensor = stack.pop()
-        if tensor.op.name in of_shard:
-            return True
-        if tensor.op.name not in seen and not is_variable(tensor):
-            seen.add(tensor.op.name)
-            stack.extend(tensor.op.inputs)
-    return False
+    known = ancestors([value], SETS | ADDS | ADDS_ROWS) if isinstance(value, tf.Tensor) else set()
+    return any(leaf.op.name in known for leaf in leaves_of(inputs))
 
 
 def weighted_mean(values, weights):

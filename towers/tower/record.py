@@ -9,11 +9,11 @@ import tensorflow.compat.v1 as tf
 from towers.errors import ModelFunctionError, TowersError
 from towers.graph import graph_walk
 from towers.graph.invariance import varying_operations
+from towers.graph.nests import leaves_of, map_leaves
 from towers.graph.variable_access import variables_read
 from towers.placement.tower_device import TowerDevice
 from towers.placement.xla import compiled
 from towers.tower.batch_values import is_batch_value
-from towers.tower.copy import map_leaves
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.refused_builds import call_of_model_fn
 from towers.tower.outputs import call_model_fn, to_model_output
@@ -88,8 +88,7 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
         keras_losses = keras.weight_losses(), keras.activity_losses() if adds_registered else []
         keras_updates = keras.updates()
     registered.note_call()
-    sources = [leaf.op for leaf in tf.nest.flatten(inputs, expand_composites=True)
-               if leaf is not None]
+    sources = [leaf.op for leaf in leaves_of(inputs)]
     known = set(map(id, before))
     updates = [entry for entry in _updates(graph) if id(entry) not in known]
     read = variables_read(made.operations, made_variables.owned, made_variables.created)

@@ -11,6 +11,7 @@ import contextlib
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
+from towers.graph.library import has_own_gradient
 from towers.graph.op_types import PLACEHOLDERS, SUMS, VARIABLE_OPS
 
 
@@ -206,7 +207,7 @@ class _Split:
             op = term.op
             sum_op = op.inputs[0].op if op.type == 'Sum' and op.inputs[0].op.type == 'Pack' else op
             if (op.name not in self._varying or not (op.type in SUMS or sum_op is not op)
-                    or _has_own_gradient(op) or _has_own_gradient(sum_op)
+                    or has_own_gradient(op) or has_own_gradient(sum_op)
                     or any(each.shape.ndims != 0 for each in sum_op.inputs)):
                 terms.append((term, negative))
                 continue
@@ -220,7 +221,7 @@ class _Split:
         op = tensor.op
         if op.name not in self._varying:
             return None, tensor
-        if _has_own_gradient(op) or not all(each.dtype.is_floating for each in op.inputs):
+        if has_own_gradient(op) or not all(each.dtype.is_floating for each in op.inputs):
             return tensor, None
         varies = [each.op.name in self._varying for each in op.inputs]
         if op.type in _PASS or (op.type in _SCALE and not varies[1]):
@@ -238,16 +239,6 @@ class _Split:
         if data is None:  # the operation itself waits for something that varies
             return tensor, None
         return _after(op.control_inputs, _apply(op, position, data)), _apply(op, position, weights)
-
-
-def _has_own_gradient(op):
-    """Whether `tf.Graph.gradient_override_map` gave an operation another gradient than its type's.
-    """
-    try:
-        op.get_attr('_gradient_op_type')
-    except ValueError:
-        return False
-    return True
 
 
 def _apply(op, position, part):

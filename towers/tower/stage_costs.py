@@ -10,6 +10,7 @@ import itertools
 import tensorflow.compat.v1 as tf
 
 from towers.graph.graph_walk import is_control_flow, reachable_from
+from towers.graph.nests import bytes_of
 from towers.graph.op_types import RESHAPES, SIZES
 from towers.graph.variable_access import read_from
 from towers.recompute.segments import size_of
@@ -55,7 +56,7 @@ def variable_bytes(variable, slots):
       variable: a variable.
       slots: as of `number_of_slots`; None where its slots and its gradient are elsewhere.
     """
-    size = (variable.get_shape().num_elements() or 0) * variable.dtype.base_dtype.size
+    size = bytes_of(variable)
     if slots is None or not getattr(variable, 'trainable', True):
         return size, 0
     return size * (1 + 2 * slots), size  # the session keeps the zeros that slots began with, too

@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ModelFunctionError
+from towers.graph.graph_walk import behind
 from towers.graph.library import Library
 from towers.graph.op_types import SAME_NUMBERS
 from towers.tower.batch_values import batch_mean, batch_sum
@@ -87,19 +88,13 @@ def _moments(operations):
             inner = inner.inputs[0].op
             if inner.type != 'Sub':
                 continue
-        mean = _source(inner.inputs[1])
+        mean = behind(inner.inputs[1], SAME_NUMBERS)
         axes = [tf.get_static_value(each.inputs[1]) for each in (op, mean.op)
                 if each.type == 'Mean']
         if len(axes) == 2 and all(each is not None for each in axes) and 0 in axes[0] and (
                 list(axes[0]) == list(axes[1])) and _is_normalized_by(op.outputs[0]):
             found.append((mean, op.outputs[0]))
     return found
-
-
-def _source(tensor):
-    while tensor.op.type in SAME_NUMBERS:
-        tensor = tensor.op.inputs[0]
-    return tensor
 
 
 def _is_normalized_by(variance):

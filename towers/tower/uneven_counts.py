@@ -19,6 +19,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.graph import graph_walk
+from towers.graph.variable_access import metric_variables
 from towers.graph.variable_writes import Writes
 from towers.tower.shards import if_any, weighted
 
@@ -34,7 +35,7 @@ def weigh_additions(metrics, weights):
       metrics: for each tower its dict of metrics, of the same names; or None.
       weights: each tower's share of the batch: floats, or float64 scalars.
     """
-    counters = {variable.op.name for variable in tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)}
+    counters = set(metric_variables())
     if all(weight is weights[0] for weight in weights) or not counters:
         return
     writes, done = Writes(tf.get_default_graph()), set()
