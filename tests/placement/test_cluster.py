@@ -7,7 +7,7 @@ import sample_models as samples
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.placement.cluster import check_job
+from towers.placement.devices import check_job
 
 NO_CLUSTER = 'this program has no cluster (TF_CONFIG is not set), so its one job is localhost. '
 

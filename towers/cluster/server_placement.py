@@ -17,7 +17,7 @@ from towers.cluster.parameter_servers import tasks_by_size
 from towers.cluster.reads_after_server_writes import read_after_writes
 from towers.errors import ClusterError
 from towers.graph.colocation import group_of
-from towers.graph.graph_walk import step_operations
+from towers.graph.graph_walk import behind, step_operations
 from towers.graph.nests import bytes_of
 from towers.graph.op_types import VARIABLE_OPS
 from towers.graph.variable_writes import Writes
@@ -212,17 +212,14 @@ def _used_together(graph, variables):
     return {name: root(name) for name in variables}
 
 
+_PASS = ('Identity', 'Enter', 'RefIdentity', 'Switch', 'RefSwitch', 'RefEnter')
+
+
 def _variables_of(op):
     """Names of the variables that an operation takes by handle or reference, not by value."""
     by_reference = any(argument.is_ref for argument in op.op_def.input_arg)
-    return [_source(tensor).op.name for tensor in op.inputs if tensor.dtype == tf.resource
+    return [behind(tensor, _PASS).op.name for tensor in op.inputs if tensor.dtype == tf.resource
             or by_reference and tensor.dtype != tensor.dtype.base_dtype]
-
-
-def _source(tensor):
-    while tensor.op.type in ('Identity', 'Enter', 'RefIdentity', 'Switch', 'RefSwitch', 'RefEnter'):
-        tensor = tensor.op.inputs[0]
-    return tensor
 
 
 def _server_of_inputs(op, servers):
@@ -233,9 +230,7 @@ def _server_of_table(op, servers):
     """Where a lookup's table is; None where the rows are known to be as large as the table."""
     if op.type not in _LOOKUPS:
         return None
-    table = op.inputs[0].op
-    while table.type == 'Identity':
-        table = table.inputs[0].op
+    table = behind(op.inputs[0], ('Identity',)).op
     rows, of_table = [tensor.shape.num_elements() for tensor in (op.outputs[0], op.inputs[0])]
     if rows is not None and of_table is not None and rows >= of_table:
         return None

@@ -25,24 +25,11 @@ class Frames:
         self._around, self._leaves, self._takers = {}, {}, {}
         if not any(op.type in CONTROL_FLOW for op in operations):
             return
-        by_name = {op.name: op for op in operations}
-        left, takers = {}, {}
         for op in operations:
-            awaited = before(op)
-            left[op.name] = sum(name in by_name for name in awaited)
-            for name in awaited:
-                takers.setdefault(name, []).append(op.name)
             for other in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
                 self._takers.setdefault(other.name, []).append(op)
-        ready = [name for name, count in left.items() if not count]
-        while ready:
-            op = by_name[ready.pop()]
+        for op in in_order(operations, before):
             self._note(op)
-            for name in takers.get(op.name, ()):
-                if name in left:
-                    left[name] -= 1
-                    if not left[name]:
-                        ready.append(name)
 
     def is_outside(self, op):
         """Whether an operation may wait for an operation that is in no loop or branch.
@@ -110,6 +97,29 @@ def left_branches(op):
         with tf.control_dependencies([op]):
             done = tf.identity(branches[0][2])
         return tf.raw_ops.Merge(inputs=[done] + [tf.identity(each) for each in skipped])[0].op
+
+
+def in_order(operations, awaited):
+    """Yields operations, each after those that it waits for; none that wait in a circle.
+
+    Args:
+      operations: list of operations.
+      awaited: function from an operation to the names of those that it waits for, among others.
+    """
+    by_name, left, takers = {op.name: op for op in operations}, {}, {}
+    for op in operations:
+        names = awaited(op) & by_name.keys()
+        left[op.name] = len(names)
+        for name in names:
+            takers.setdefault(name, []).append(op.name)
+    ready = [name for name, count in left.items() if not count]
+    while ready:
+        name = ready.pop()
+        yield by_name[name]
+        for taker in takers.get(name, ()):
+            left[taker] -= 1
+            if not left[taker]:
+                ready.append(taker)
 
 
 def before(op):

@@ -57,11 +57,10 @@ class StepGraph:
         input is counted, which is a bound for operations that select a part of an input.
     """
 
-    def __init__(self, fetches, default_device='/device:CPU:0', size_of=None):
+    def __init__(self, fetches, size_of=None):
         """
         Args:
           fetches: operations or tensors of one graph.
-          default_device: the device of operations that name none.
           size_of: function from a tensor to its number of elements (None where it is not known),
             see `batch_size`; None to count the elements of static shapes.
         """
@@ -74,7 +73,7 @@ class StepGraph:
         self.by_name = {node.name: node for node in self.nodes}
         self.unknown = []
         for node in self.nodes:
-            node.device = node.device or default_device
+            node.device = node.device or '/device:CPU:0'
             node.inputs = [(self.by_name[tensor.op.name], tensor.value_index)
                            for tensor in node.op.inputs]
             node.controls = [self.by_name[other.name] for other in node.op.control_inputs]

@@ -1,5 +1,6 @@
 """Which devices the towers run on, and the session config that such a graph wants."""
 
+import json
 import numbers
 import os
 import typing
@@ -10,7 +11,6 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_flag, check_number
 from towers.errors import DeviceError, InvalidArgumentError
-from towers.placement.cluster import check_job
 from towers.placement.tower_device import StagedDevices, TowerDevice, all_devices, stages_of
 
 # A larger count is a slip of the keyboard, and a list of so many devices fills the memory.
@@ -147,6 +147,49 @@ def canonical_device(name):
     if spec.job == 'localhost' and not spec.task and not spec.replica:
         spec = tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
     return spec.to_string()
+
+
+def check_job(name, says_how=True):
+    """Raises `DeviceError` for a device of a job or task that this program has no session of.
+
+    Without a cluster, TensorFlow has one job, `localhost`, with one task. The cluster is read from
+    `TF_CONFIG` in the environment; one that the program makes itself cannot be seen from here.
+
+    Args:
+      name: a device, as `canonical_device` gives it.
+      says_how: as for `resolve_devices`.
+    """
+    spec = tf.DeviceSpec.from_string(name)
+    if spec.job is None and not spec.task and not spec.replica:
+        return
+    cluster = _cluster()
+    if cluster is None:
+        problem = 'this program has no cluster (TF_CONFIG is not set), so its one job is localhost'
+        instead = tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
+        advice = 'Name %s' % instead.to_string().replace('/device:', '/').lower()
+    else:
+        if not spec.replica and (spec.job is None or (spec.task or 0) in cluster.get(spec.job, ())):
+            return
+        problem = "TF_CONFIG's cluster has %s" % ', '.join(
+            '%d task%s of job %r' % (len(tasks), '' if len(tasks) == 1 else 's', job)
+            for job, tasks in sorted(cluster.items()))
+        advice = 'Name a device of one of them'
+    raise DeviceError(
+        '%s does not exist: %s. %s%s.' % (
+            name.replace('/device:GPU:', '/gpu:').replace('/device:CPU:', '/cpu:'), problem, advice,
+            ', or pass resolve_devices(…, check=False) to build the graph for a session '
+            'that has it'
+            if says_how else ''))
+
+
+def _cluster():
+    """{job: numbers of its tasks} of `TF_CONFIG`, or None."""
+    try:
+        jobs = json.loads(os.environ.get('TF_CONFIG') or '{}')['cluster']
+        return {job: [int(task) for task in tasks] if isinstance(tasks, dict)
+                else range(len(tasks)) for job, tasks in jobs.items()} or None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def check_variable_device(name, devices):

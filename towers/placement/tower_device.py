@@ -75,27 +75,27 @@ def chosen_inside(op, is_models_place=lambda place: False):
         optimizer is not; but a model function that runs again for its gradient (`recompute_grad`)
         passes the same places as in the forward pass.
     """
-    inside = []
-    for scope, place in zip(compat.device_scopes(op), compat.device_scope_places(op)):
-        if isinstance(scope, BackwardDevice):
-            return bool(inside) and all(map(is_models_place, inside))
-        if isinstance(scope, TowerDevice):
-            break
-        inside.append(place)
-    return bool(inside)
+    places, tower = _inside(op)
+    return bool(places) and (
+        not isinstance(tower, BackwardDevice) or all(map(is_models_place, places)))
 
 
 def places_inside(op):
     """The places `(file, line)` of the model's own `tf.device`s around an op of the forward pass.
     """
+    places, tower = _inside(op)
+    return [] if tower is None or isinstance(tower, BackwardDevice) else places
+
+
+def _inside(op):
+    """`(places, tower)`: the places of all `tf.device`s in the innermost `TowerDevice`; and that.
+    """
     places = []
     for scope, place in zip(compat.device_scopes(op), compat.device_scope_places(op)):
-        if isinstance(scope, BackwardDevice):
-            return []
         if isinstance(scope, TowerDevice):
-            return places
+            return places, scope
         places.append(place)
-    return []
+    return places, None
 
 
 def follows_tower(op):

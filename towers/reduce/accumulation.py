@@ -18,7 +18,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
-from towers.graph.frames import BACK, Frames, before
+from towers.graph.frames import BACK, Frames, before, in_order
 from towers.graph.nests import fetches_in
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
@@ -114,26 +114,14 @@ def check_order(fetches):
       InvalidArgumentError: names an operation in the circle.
     """
     operations = graph_walk.step_operations(fetches)
-    runs = {op.name for op in operations}  # a loop may have turns' values that nothing takes
-    left, takers = {}, {}
-    for op in operations:
-        awaited = waits_for(op) & runs
-        left[op.name] = len(awaited)
-        for name in awaited:
-            takers.setdefault(name, []).append(op.name)
-    ready = [name for name, count in left.items() if not count]
-    while ready:
-        for name in takers.get(ready.pop(), ()):
-            left[name] -= 1
-            if not left[name]:
-                ready.append(name)
-    if any(left.values()):
+    runs = {op.name for op in in_order(operations, waits_for)}
+    if len(runs) < len(operations):
         raise InvalidArgumentError(
             'the micro-batches of a tower run one after the other, and the model makes an earlier '
             'one wait for a later one (operation %s): its forward pass writes a variable that it '
             'reads. Put the update into the collection UPDATE_OPS, or return it in '
             "'updates'; or train without accumulate= and micro_batches=." % _write_among(
-                {op.name: op for op in operations if left[op.name]}))
+                {op.name: op for op in operations if op.name not in runs}))
 
 
 def _write_among(stuck):

@@ -12,7 +12,7 @@ from towers.placement.loop_state_devices import keep_stacks_with_loops
 from towers.placement.stages import place_backward
 from towers.placement.variable_device import only_device
 from towers.recompute.rewrite import recompute
-from towers.tower.objectives import GradientsOfModel, flat
+from towers.tower.objectives import GradientsOfModel
 from towers.tower.optimizer_gradients import OwnGradients, computed, has_own
 from towers.tower.optimizer_minimize import has_own_minimize
 
@@ -100,10 +100,8 @@ class TowerGradients:
         Returns:
           The gradients, shaped as the losses are; and a list of `Recomputed`, one for each loss.
         """
-        done = [recompute(self._options.recompute, forward, operations, pairs, root)
-                for operations, pairs in zip(backward, flat(gradients))]
-        return (self._options.objectives.shaped([pairs for _, pairs in done]),
-                [each for each, _ in done])
+        return gradients, [recompute(self._options.recompute, forward, operations, root)
+                           for operations in backward]
 
     def made_by_optimizer(self, objective, loss, combined, factor, is_whole, is_ordered):
         """What the objective's optimizer makes of the combined gradients, see `OwnGradients.pairs`.

@@ -265,23 +265,10 @@ def _used_by(fetches, dropped, made):
             if source is not None:
                 written |= by_variable.get(source.name, set())
         if written:  # it reads a variable that is written: before or after the write?
-            found |= written & _waits_for(op, written, made)
+            found |= written.intersection(
+                each.name for each in graph_walk.step_operations([op]))
         for other in takes + waited_instead(op.control_inputs, dropped):
             if other.name not in seen and other.name not in dropped:
-                seen.add(other.name)
-                stack.append(other)
-    return found
-
-
-def _waits_for(op, names, made):
-    """The names, among `names`, of operations that `op` waits for, by data or control edges."""
-    found, seen, stack = set(), {op.name}, [op]
-    while stack:
-        op = stack.pop()
-        for other in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
-            if other.name in names:
-                found.add(other.name)
-            if other.name not in seen and other.name in made:
                 seen.add(other.name)
                 stack.append(other)
     return found

@@ -19,14 +19,10 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.graph import graph_walk
+from towers.graph.op_types import ADDS, ADDS_ROWS
 from towers.graph.variable_access import metric_variables
 from towers.graph.variable_writes import Writes
 from towers.tower.shards import if_any, weighted
-
-# Operations that add, and the position of what they add.
-_ADD = {'AssignAdd': 1, 'AssignAddVariableOp': 1, 'ScatterAdd': 2, 'ResourceScatterAdd': 2,
-        'ScatterNdAdd': 2, 'ResourceScatterNdAdd': 2}
-
 
 def weigh_additions(metrics, weights):
     """Weighs the additions to counters of metrics; call this when all towers are built.
@@ -59,7 +55,7 @@ def _additions(update, counters, writes):
     """{name of a counter: the operations of an update that add to it}."""
     found = collections.defaultdict(list)
     for op in graph_walk.step_operations([update]):
-        if op.type in _ADD and not compat.in_control_flow(op):
+        if (op.type in ADDS or op.type in ADDS_ROWS) and not compat.in_control_flow(op):
             for name in counters.intersection(writes.of(op)):
                 found[name].append(op)
     return found
@@ -67,7 +63,7 @@ def _additions(update, counters, writes):
 
 def _same_constant(of_towers):
     """Whether every tower adds to a counter once, and all the same constant."""
-    added = [tf.get_static_value(op.inputs[_ADD[op.type]])
+    added = [tf.get_static_value(op.inputs[_added(op)])
              for operations in of_towers for op in operations]
     return all(len(operations) == 1 for operations in of_towers) and all(
         each is not None and np.array_equal(each, added[0]) for each in added)
@@ -85,8 +81,13 @@ def _refuse_other_writes(update, additions, counters, writes, weight):
                 'larger batches, or on fewer devices' % others[0].name])])
 
 
+def _added(op):
+    """Which input of an addition is what is added."""
+    return 1 if op.type in ADDS else 2
+
+
 def _weigh(op, weight, counts_calls):
-    position = _ADD[op.type]
+    position = _added(op)
     addition = op.inputs[position]
     is_mean = counts_calls and addition.dtype.is_floating
     compat.replace_input(op, position, (weighted if is_mean else if_any)(addition, weight))
