@@ -19,7 +19,7 @@ from towers.errors import ClusterError
 from towers.graph.colocation import group_of
 from towers.graph.graph_walk import behind, step_operations
 from towers.graph.nests import bytes_of
-from towers.graph.op_types import VARIABLE_OPS
+from towers.graph.op_types import LEAD_IN, VARIABLE_OPS
 from towers.graph.variable_writes import Writes
 from towers.tensorflow_errors import reason_of
 
@@ -212,13 +212,10 @@ def _used_together(graph, variables):
     return {name: root(name) for name in variables}
 
 
-_PASS = ('Identity', 'Enter', 'RefIdentity', 'Switch', 'RefSwitch', 'RefEnter')
-
-
 def _variables_of(op):
     """Names of the variables that an operation takes by handle or reference, not by value."""
     by_reference = any(argument.is_ref for argument in op.op_def.input_arg)
-    return [behind(tensor, _PASS).op.name for tensor in op.inputs if tensor.dtype == tf.resource
+    return [behind(tensor, LEAD_IN).op.name for tensor in op.inputs if tensor.dtype == tf.resource
             or by_reference and tensor.dtype != tensor.dtype.base_dtype]
 
 

@@ -9,8 +9,10 @@ CONTROL_FLOW = frozenset(prefix + name for prefix in ('', 'Ref') for name in (
 CONTROL_FLOW_V2 = frozenset(['If', 'StatelessIf', 'Case', 'StatelessCase', 'While',
                              'StatelessWhile'])
 
-# What hands on a value, or a variable itself, and leaves both as they are.
+# What hands on a value, or a variable itself, and leaves both as they are; and of that, what has
+# one input that counts and lies on the way into a loop or a branch.
 HAND_ON = CONTROL_FLOW - {'LoopCond'} | {'Identity', 'IdentityN', 'RefIdentity'}
+LEAD_IN = frozenset(['Identity', 'RefIdentity', 'Enter', 'RefEnter', 'Switch', 'RefSwitch'])
 
 # The value of the first input, in its own or another shape; and in another type.
 RESHAPES = frozenset(['Identity', 'Reshape', 'Squeeze', 'ExpandDims', 'StopGradient',
