@@ -597,11 +597,6 @@ def set_device(op, device):
     op._set_device(device)  # pylint: disable=protected-access
 
 
-def set_colocation(op, groups):
-    """Makes a finished operation colocated with others; `groups` are bytes, `b'loc:@name'`."""
-    set_attribute(op, '_class', tf.AttrValue(list=tf.AttrValue.ListValue(s=groups)))
-
-
 def set_attribute(op, name, value):
     """Gives a finished operation another `tf.AttrValue`."""
     op._set_attr(name, value)  # pylint: disable=protected-access

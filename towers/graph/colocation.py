@@ -4,6 +4,8 @@ TensorFlow keeps their names as `loc:@name` in an attribute; an operation that i
 none is in a group of its own.
 """
 
+import tensorflow.compat.v1 as tf
+
 from towers import compat
 
 _PREFIX = 'loc:@'
@@ -31,7 +33,8 @@ def is_free(op):
 
 def colocate(op, names):
     """Colocates a finished operation with those of these names, and with no others."""
-    compat.set_colocation(op, [(_PREFIX + name).encode() for name in names])
+    groups = [(_PREFIX + name).encode() for name in names]
+    compat.set_attribute(op, '_class', tf.AttrValue(list=tf.AttrValue.ListValue(s=groups)))
 
 
 def group_in_node(node):

@@ -148,6 +148,14 @@ _RANDOM_PREFIXES = ('Random', 'StatefulRandom', 'StatefulUniform', 'StatefulStan
                     'StatefulTruncatedNormal', 'SampleDistortedBoundingBox')
 
 
+def operation_named(graph, name):
+    """The operation of that name, or None."""
+    try:
+        return graph.get_operation_by_name(name)
+    except KeyError:
+        return None
+
+
 def behind(tensor, types):
     """The tensor that operations of these types, which have one input that counts, hand on."""
     while tensor.op.type in types:

@@ -9,7 +9,7 @@ from towers.arguments import check_instance
 from towers.api.built import BuiltTowers
 from towers.errors import AuditError, InvalidArgumentError
 from towers.graph.colocation import beside
-from towers.graph.graph_walk import step_operations
+from towers.graph.graph_walk import operation_named, step_operations
 from towers.graph.nests import leaves_of
 from towers.placement.devices import is_gpu, short_name
 from towers.placement.operation_device import ModelsChoices, operation_device, resolved
@@ -182,13 +182,6 @@ def _check_operations(built, operations, broken, notes):
                 _some([op.name for op, _ in chosen])))
 
 
-def _operation(graph, name):
-    try:
-        return graph.get_operation_by_name(name)
-    except KeyError:
-        return None
-
-
 def _touches_variable(op, names, depth=3):
     """Whether an operation gets a variable itself, or TF colocated it with one that does.
 
@@ -234,7 +227,7 @@ def _check_runtime(built, run_metadata, broken, notes):
         for name, device in placed.items():
             if not tower.has(name) or device in stages_of(tower.device):
                 continue
-            op = _operation(graph, name)
+            op = operation_named(graph, name)
             if op is None:
                 continue  # the runtime's own: a transfer, a folded constant
             if operation_device(op) not in stages_of(tower.device):

@@ -6,6 +6,7 @@ import re
 import tensorflow.compat.v1 as tf
 
 from towers.graph.colocation import beside
+from towers.graph.graph_walk import operation_named
 from towers.placement.tower_device import chosen_inside, moved, places_inside
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -51,10 +52,7 @@ def resolved(device):
 def _forward_of(op):
     """The operation whose gradient `op` is, told by the name of `op`; or None."""
     found = re.search(r'(?:^|/)gradients(?:_\d+)?/(.+)_grad/', op.name)
-    try:
-        return found and op.graph.get_operation_by_name(found.group(1))
-    except KeyError:
-        return None
+    return found and operation_named(op.graph, found.group(1))
 
 
 class ModelsChoices:
@@ -92,11 +90,8 @@ class ModelsChoices:
         """The operation of the first tower that `op` is a copy of, if it is one."""
         if tower is self._first or not tower.has(op.name):
             return None
-        try:
-            return op.graph.get_operation_by_name(
-                self._first.name_scope + op.name[len(tower.name_scope):])
-        except KeyError:
-            return None
+        return operation_named(
+            op.graph, self._first.name_scope + op.name[len(tower.name_scope):])
 
     def _models_places(self, graph):
         if self._places is None:
