@@ -7,10 +7,9 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.request import no_batch_values
 from towers.api.reuse import call_for_each_tower
-from towers.graph.nests import leaves_of, map_leaves
 from towers.reduce.loss_scale import ScaledLosses
 from towers.tower.batch_values import exchange, is_batch_value
-from towers.tower.copy import Copies
+from towers.tower.copy import Copies, leaves_of, map_leaves
 from towers.tower.gradients import takes_plain_gradients
 from towers.tower.inner_training import check_no_own_optimizer
 from towers.tower.objectives import GradientsOfModel, flat, map_shaped, tensors_of

@@ -5,7 +5,6 @@ import collections
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.graph.nests import fetches_in
 from towers.nonfinite import checked_loss
 from towers.placement.loop_state_devices import keep_arrays_with_readers
 from towers.placement.loop_state_devices import keep_stacks_with_loops
@@ -171,4 +170,6 @@ def _device_of_loss(loss, device):
 
 def fetches_of(output):
     """The tensors that a model function returned to be computed, as a flat list."""
-    return fetches_in([output.loss, output.predictions, output.metrics])
+    return [tensor for tensor in tf.nest.flatten(
+        [output.loss, output.predictions, output.metrics], expand_composites=True)
+            if isinstance(getattr(tensor, 'op', tensor), tf.Operation)]
