@@ -1,4 +1,4 @@
-"""After a build that failed the next build is in a new graph."""
+"""After a build that failed: collections are as before, and the next build is in a new graph."""
 
 import threading
 
@@ -7,7 +7,12 @@ import tensorflow.compat.v1 as tf
 
 import sample_models as samples
 import towers
-from sample_models import linear, momentum
+from sample_models import SAMPLES, linear, momentum
+
+
+def entries(graph):
+    return {key: list(graph.get_collection(key)) for key in graph.get_all_collection_keys()
+            if graph.get_collection(key)}
 
 
 def fail(model_fn, data, where, **options):
@@ -29,6 +34,15 @@ def fail(model_fn, data, where, **options):
             broken, data,
             towers.Objective(momentum(), transform_gradients=None if where else transform), 2,
             **options)
+
+
+@pytest.mark.parametrize('where, options', [(1, {}), (2, dict(copies='reuse')), (None, {})])
+def test_the_collections_are_as_before(graph, where, options):
+    tf.get_variable('earlier', [], regularizer=tf.nn.l2_loss)
+    data, before = SAMPLES['slim'].data(8), entries(graph)
+    fail(SAMPLES['slim'].model_fn, data, where, **options)
+    assert entries(graph) == before
+    assert tf.get_variable_scope().custom_getter is None
 
 
 @pytest.mark.parametrize('where', [1, None])

@@ -25,7 +25,7 @@ from towers.tower.behind_batch import BehindBatch
 from towers.tower.counters import put_in_order
 from towers.tower.cut_inputs import ALREADY_CUT, check_cuts_nothing
 from towers.tower.graph_collections import BuildCollections
-from towers.tower.refused_builds import check_not_nested, noted_on_error
+from towers.tower.refused_builds import check_not_nested, undone_on_error
 from towers.tower.objectives import flat, map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import split_batch, static_batch_size
@@ -109,8 +109,9 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
 
     Raises:
       TowersError: one of its subclasses, for every bad argument, before any op is made where that
-        is possible. Operations that were made stay, since TensorFlow cannot remove them: the next
-        build is made in a new graph.
+        is possible. On any error the graph's collections are put back as they were. Operations
+        that were made stay, since TensorFlow cannot remove them: the next build is made in a new
+        graph.
     """
     request = checked_request(
         model_fn, optimizer, devices, reduction, remainder, shares, global_step, regularization,
@@ -119,7 +120,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
     inputs = checked_inputs(request, inputs)
     graph = tf.get_default_graph()
     collections_before = BuildCollections(graph)
-    with noted_on_error(graph):
+    with undone_on_error(graph, collections_before.put_back):
         is_cut = isinstance(inputs, ALREADY_CUT)
         behind = BehindBatch(() if is_cut else inputs, bool(request.objectives))
         shards = inputs.shards(request) if is_cut else split_batch(

@@ -1,4 +1,4 @@
-"""The `UPDATE_OPS` of a graph around a build."""
+"""The graph's collections around a build: `UPDATE_OPS`, and what an error puts back."""
 
 import tensorflow.compat.v1 as tf
 
@@ -7,7 +7,7 @@ _UPDATES_OF_BUILDS = ('towers_update_ops',)
 
 
 class BuildCollections:
-    """The `UPDATE_OPS` of a graph before a build, and those that are new.
+    """The collections of a graph, as they were before a build.
 
     Attributes:
       updates: the `UPDATE_OPS` from before the build, of a batch norm in preprocessing for example.
@@ -15,9 +15,9 @@ class BuildCollections:
     """
 
     def __init__(self, graph):
-        self._graph = graph
+        self._graph, self._before = graph, _snapshot(graph)
         of_builds = set(graph.get_collection(_UPDATES_OF_BUILDS))
-        before = graph.get_collection(tf.GraphKeys.UPDATE_OPS)
+        before = self._before.get(tf.GraphKeys.UPDATE_OPS, ())
         self.updates = [entry for entry in before if _name_of(entry) not in of_builds]
         self._known_updates = set(map(id, before))
 
@@ -29,6 +29,18 @@ class BuildCollections:
             self._known_updates.add(id(entry))
             self._graph.add_to_collection(_UPDATES_OF_BUILDS, _name_of(entry))
         return added
+
+    def put_back(self):
+        """Gives every collection the entries that it had before the build."""
+        for key in set(_snapshot(self._graph)) | {key for key, entries in self._before.items()
+                                                  if entries}:
+            self._graph.get_collection_ref(key)[:] = self._before.get(key, [])
+
+
+def _snapshot(graph):
+    # Keys that are no strings, or private ones, hold TF's own stores, not entries.
+    return {key: list(graph.get_collection_ref(key)) for key in graph.get_all_collection_keys()
+            if isinstance(key, str) and not key.startswith('_')}
 
 
 def _name_of(entry):

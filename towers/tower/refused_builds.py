@@ -3,8 +3,9 @@
 A build within the model function of another one would put towers into each tower: on the same
 devices again, with their updates of batch norm once for each.
 
-TensorFlow cannot remove an operation. After a build that fails the graph still has its operations
-and variables, so that another build would make `w_1` where one device has `w`.
+TensorFlow cannot remove an operation. After a build that fails the graph's collections are as
+before it, but the graph still has its operations and variables, so that another build would make
+`w_1` where one device has `w`.
 """
 
 import contextlib
@@ -68,12 +69,19 @@ def check_no_failed_build(graph):
 
 
 @contextlib.contextmanager
-def noted_on_error(graph):
-    """The context of a build, after whose error no other build is made in the graph."""
+def undone_on_error(graph, put_collections_back):
+    """The context of a build, which undoes it on an error.
+
+    Args:
+      graph: the `tf.Graph`.
+      put_collections_back: function without arguments that gives the graph's collections the
+        contents that they had before the build.
+    """
     before = len(graph.get_operations())
     try:
         yield
     except BaseException:
+        put_collections_back()
         if len(graph.get_operations()) > before:
             _FAILED.add(graph)
         raise
