@@ -47,9 +47,7 @@ def check_arguments(model_fn, inputs, make_optimizer, num_towers, steps, reducti
                        'such as lambda: tf.train.AdamOptimizer(0.001), since there are two graphs')
     for name, value, least in (('num_towers', num_towers, 1), ('steps', steps, 1),
                                ('seed', seed, 0)):
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-            raise InvalidArgumentError('%s=%r: expected a whole number of at least %d.'
-                                       % (name, value, least))
+        check_count(name, value, least)
     if tolerance is not None and (isinstance(tolerance, bool) or not isinstance(
             tolerance, numbers.Real) or not tolerance >= 0):
         raise InvalidArgumentError('tolerance=%r: expected None or a number of at least 0.'
