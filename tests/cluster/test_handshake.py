@@ -18,7 +18,7 @@ from one_process import addresses, together
 
 PATIENCE = 120.  # seconds that a loaded machine may take for what comes at once
 SAME = {'kind': 'ring', 'workers': [], 'towers': 2, 'variables': [['w', 'float32', '(2,)']],
-        'gradients': [['w', 'dense float32']], 'update': {'operations': [], 'shapes': ''},
+        'gradients': [['w', 'dense float32']], 'update': {'shapes': [], 'lines': {}},
         'settings': {'--seed': 1}}
 
 

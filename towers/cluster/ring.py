@@ -14,10 +14,10 @@ from towers.cluster import data_end, wire_types
 from towers.cluster.machines import Machines
 from towers.cluster.ring_rows import SparseGradients
 from towers.cluster.session_guard import SessionBegun
+from towers.cluster.signature import signature_of_update
 from towers.cluster.batch_weights import Shares
 from towers.cluster.stop_codes import Codes
 from towers.cluster.state_from_worker_0 import share_state
-from towers.cluster.update_digest import update_digest
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.reduce import all_reduce
@@ -194,7 +194,7 @@ class RingMachines(Machines):
         """
         if self._cluster.num_workers == 1:
             return update
-        self.update = update_digest(update, before, self.combined)
+        self.update = signature_of_update(update, before, self.combined)
         update, self.state = share_state(
             update, before, self._own, self.combined,
             lambda variable: broadcast_variables(self._cluster, [variable]), replicated)

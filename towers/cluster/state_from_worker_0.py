@@ -21,8 +21,8 @@ import collections
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.cluster.signature import ADDED_UP
 from towers.cluster.update_check import check_update
-from towers.cluster.update_digest import ADDED_UP
 from towers.errors import ClusterError
 from towers.graph.operation_copies import copied_operations, take_instead
 from towers.graph.frames import Frames
