@@ -1,6 +1,8 @@
 """The workers of a ring meet, and watch each other; sockets of one process, without TensorFlow."""
 
 import contextlib
+import json
+import random
 import socket
 import threading
 import time
@@ -239,19 +241,67 @@ def connected():
         yield one, Lines(other)
 
 
+def of_rank(rank):
+    return {'type': 'lost', 'rank': rank}
+
+
 def test_a_message_may_come_in_pieces_and_several_at_once():
     with connected() as (sender, receiver):
-        sender.sendall(b'{"number": 1}\n{"number": 2}\n{"num')
-        assert receiver.take() == [{'number': 1}, {'number': 2}]
-        sender.sendall(b'ber": ')
+        first, second, third = [json.dumps(of_rank(rank)).encode() + b'\n' for rank in (1, 2, 3)]
+        sender.sendall(first + second + third[:5])
+        assert receiver.take() == [of_rank(1), of_rank(2)]
+        sender.sendall(third[5:9])
         assert receiver.take() == []
-        sender.sendall(b'3}\n')
-        assert receiver.take() == [{'number': 3}]
-        Lines(sender).send({'number': 4})
-        assert receiver.take() == [{'number': 4}]
+        sender.sendall(third[9:])
+        assert receiver.take() == [of_rank(3)]
+        sender.sendall(first + second)
+        soon = time.monotonic() + PATIENCE
+        assert receiver.receive(soon) == of_rank(1)
+        Lines(sender).send(of_rank(4))
+        assert receiver.take() == [of_rank(2), of_rank(4)]
 
 
-@pytest.mark.parametrize('line', [b'[1]', b'{', b'\xff'])
+def test_of_ten_thousand_messages_of_strangers_none_does_more_than_close_its_connection():
+    draw, said = random.Random(0), []
+    values = [True, -1, 1, 1 << 70, 1.5, None, [], {}, '', '\x1b[2J', 'a\nb', 'hello', 'lost', 'who',
+              SAME, dict(SAME, towers='\x1b[2J\n'), dict(SAME, variables=[[[]]]),
+              dict(SAME, kind={})]
+    keys = ['type', 'rank', 'why', 'fingerprint', 'other']
+    deep = [b'[' * 30000, b'{"type": "hello", "fingerprint": {"a":' + b'[' * 30000, b'9' * 5000,
+            b'x' * 100000, b'{"type": "who"}']
+    cluster, taken = Cluster('ring', ['a:1', 'b:2']), 0
+    one = None
+    for number in range(10000):
+        if one is None:
+            one, other = socket.socketpair()
+            receiver = Lines(other)
+        line = json.dumps({key: draw.choice(values) for key in draw.sample(keys, 3)}).encode()
+        if number % 500 == 0:
+            line = deep[number // 500 % len(deep)]
+        elif number % 3 == 0:
+            place = draw.randrange(len(line))
+            line = line[:place] + bytes([draw.randrange(256)]) + line[place + 1:]
+        elif number % 3 == 1:
+            line = json.dumps({'type': 'hello', 'rank': draw.choice(values[:4]),
+                               'fingerprint': draw.choice(values)}).encode()
+        one.sendall(line + b'\n')
+        try:
+            messages = receiver.take()
+        except ClusterError:
+            messages = None
+        for message in messages or ():
+            taken += 1
+            assert type(message.get('rank', 0)) is int and message.get('why', '').isprintable()
+            _judge(cluster, SAME, message, receiver, {}, said.append)
+        if messages is None or messages or receiver.has_received:
+            one.close()
+            other.close()
+            one = None
+    assert 100 < taken < 5000 and said and all(each.isprintable() for each in said)
+
+
+@pytest.mark.parametrize('line', [
+    b'[1]', b'{', b'\xff', b'{"type": "hello", "rank": true}'])
 def test_a_line_that_is_no_object(line):
     with connected() as (sender, receiver), pytest.raises(ClusterError, match='is no message'):
         sender.sendall(line + b'\n')

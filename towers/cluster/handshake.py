@@ -9,7 +9,7 @@ import socket
 import time
 
 from towers.cluster.fingerprint import difference
-from towers.cluster.json_messages import Lines, readable
+from towers.cluster.json_messages import Lines, printable, readable
 from towers.cluster.ports import split_address, wait_for
 from towers.cluster.wait_notice import REFUSED_WAITS, Waiting
 from towers.errors import ClusterError
@@ -130,6 +130,7 @@ def _receive_all(cluster, own, deadline, say):
                         continue
                     if messages:
                         unknown.remove(lines)
+                        lines.later = messages[1:]
                         _judge(cluster, own, messages[0], lines, welcome, say, missing.refused)
         for lines in welcome.values():
             lines.send({'type': 'welcome'})
@@ -155,7 +156,8 @@ def _judge(cluster, own, message, lines, welcome, say, refused=None):
         return
     try:
         why = difference(own, other)
-    except (TypeError, ValueError, LookupError, AttributeError):  # anyone can send anything
+        why = why and printable(why)
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError):  # a stranger's
         why = 'it sends no fingerprint of a worker'
     if why is None and not (isinstance(rank, int) and 0 < rank < cluster.num_workers):
         why = 'its rank is %r, and the ring has %d workers' % (rank, cluster.num_workers)
