@@ -263,8 +263,8 @@ def test_a_message_may_come_in_pieces_and_several_at_once():
 
 def test_of_ten_thousand_messages_of_strangers_none_does_more_than_close_its_connection():
     draw, said = random.Random(0), []
-    values = [True, -1, 1, 1 << 70, 1.5, None, [], {}, '', '\x1b[2J', 'a\nb', 'hello', 'lost', 'who',
-              SAME, dict(SAME, towers='\x1b[2J\n'), dict(SAME, variables=[[[]]]),
+    values = [True, -1, 1, 1 << 70, 1.5, None, [], {}, '', '\x1b[2J', 'a\nb', 'hello', 'lost',
+              'who', SAME, dict(SAME, towers='\x1b[2J\n'), dict(SAME, variables=[[[]]]),
               dict(SAME, kind={})]
     keys = ['type', 'rank', 'why', 'fingerprint', 'other']
     deep = [b'[' * 30000, b'{"type": "hello", "fingerprint": {"a":' + b'[' * 30000, b'9' * 5000,
