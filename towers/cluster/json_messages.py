@@ -6,12 +6,11 @@ import time
 
 from towers.errors import ClusterError
 
-_MOST_BYTES = 64 << 10  # of one message
-_MOST_OF_HELLO = 64 << 20  # of one with a fingerprint: a line for each operation fits
-_HELLO = b'{"type": "hello", '
-_TYPES = ('hello', 'who', 'welcome', 'refused', 'ready', 'go', 'alive', 'done', 'end', 'failed',
-          'lost')
-_KEYS = {'type': str, 'rank': int, 'why': str, 'fingerprint': dict}
+MOST_OF_WORKER_0 = 64 << 20  # bytes of a message with its fingerprint, a line for each operation
+_MOST_BYTES = 64 << 10  # of a message of anyone else
+_TYPES = ('hello', 'who', 'compare', 'compared', 'welcome', 'refused', 'ready', 'go', 'alive',
+          'done', 'end', 'failed', 'lost')
+_KEYS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'fingerprint': dict}
 _MOST_RANK, _LONGEST = 1 << 20, 8000
 
 
@@ -22,8 +21,8 @@ class Lines:
     unpickled.
     """
 
-    def __init__(self, connection):
-        self.socket = connection
+    def __init__(self, connection, most=_MOST_BYTES):
+        self.socket, self._most = connection, most
         self.socket.setblocking(True)
         self.later = []  # messages that came with one that was received
         self._received = b''
@@ -61,9 +60,8 @@ class Lines:
         lines = (self._received + data).split(b'\n')
         self._received = lines.pop()
         for line in lines + [self._received]:
-            most = _MOST_OF_HELLO if line.startswith(_HELLO) else _MOST_BYTES
-            if len(line) > most:
-                raise ClusterError('a message of more than %d bytes' % most)
+            if len(line) > self._most:
+                raise ClusterError('a message of more than %d bytes' % self._most)
         earlier, self.later = self.later, []
         return earlier + [_parsed(line) for line in lines]
 
