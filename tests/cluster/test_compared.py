@@ -49,7 +49,8 @@ def mean_of_squares(x):
     return tf.reduce_mean(squares(x))
 
 
-def of_worker(rank, model_fn=mean_of_squares, optimizer=None, batch=8, transform=None, **fields):
+def of_worker(rank, model_fn=mean_of_squares, optimizer=None, batch=8, transform=None,
+              num_towers=1, **fields):
     """What a worker says of its build; of its batch only the size is known."""
     with tf.Graph().as_default():
         cluster = towers.Cluster(**dict(dict(workers=['a:1', 'b:1'], kind='ring', rank=rank),
@@ -57,7 +58,7 @@ def of_worker(rank, model_fn=mean_of_squares, optimizer=None, batch=8, transform
         built = towers.build_towers(
             model_fn, tf.placeholder(tf.float32, [batch, 3]),
             towers.Objective(optimizer() if optimizer else tf.train.GradientDescentOptimizer(.5),
-                             transform_gradients=transform), 1, 'mean',
+                             transform_gradients=transform), num_towers, 'mean',
             cluster=cluster, global_step=tf.train.get_or_create_global_step(), remainder='weight')
         return json.loads(json.dumps(fingerprint(cluster, built, built.machines.same_examples)))
 
@@ -234,12 +235,12 @@ def test_another_transformation_of_the_sums_is_named_and_a_look_at_them_is_none(
     assert why is None if text is None else text in why
 
 
-@pytest.mark.parametrize('fields, text', [
-    (dict(uneven=True), None),
-    (ASYNCHRONOUS, 'its number of examples a step is 8, and that of worker 0 4')])
-def test_workers_whose_batches_are_of_different_size_are_told_apart_but_for_uneven(fields, text):
+@pytest.mark.parametrize('batch, fields, text', [
+    (4, dict(uneven=True), None), (7, dict(uneven=True, num_towers=2), None),
+    (4, ASYNCHRONOUS, 'its number of examples a step is 8, and that of worker 0 4')])
+def test_batches_of_different_size_are_told_apart_but_for_uneven(batch, fields, text):
     """The chief of asynchronous workers counts the steps of all by its own batch."""
-    assert why_apart(dict(batch=4), dict(batch=8), **fields) == text
+    assert why_apart(dict(batch=batch), dict(batch=8), **fields) == text
 
 
 @pytest.mark.parametrize('rate, joined, text', [
