@@ -146,10 +146,10 @@ class HorovodMachines(Machines):
             return tf.assign(variable, self._hvd.broadcast(
                 variable.read_value(), 0, name='of_rank_0')).op
 
-    def added_up(self, number, name):
-        """The sum of all processes' numbers, a tensor; `name` is the same on all."""
-        with tf.name_scope(_BEGIN):
-            return self._hvd.allreduce(number, op=self._hvd.Sum, name=name)
+    def added_up(self, numbers, name):
+        """As `RingMachines.added_up`; `name` is the same on all."""
+        with only_device('/cpu:0'), tf.name_scope(_BEGIN):
+            return self._hvd.allreduce(numbers, op=self._hvd.Sum, name=name)
 
     def broadcast(self, variables):
         """An operation that gives all processes these variables of rank 0."""

@@ -5,13 +5,12 @@ import zlib
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.ring import Collectives, broadcast_variables
+from towers.cluster.ring import broadcast_variables
 from towers.cluster.session_guard import not_by_member
-from towers.cluster.several_builds import builds_of
+from towers.cluster.several_builds import builds_of, shared_variables
 from towers.cluster.step_fetches import refuse_sums_alone
 from towers.cluster.wait_notice import Waiting
 from towers.errors import ClusterError, WorkerLostError
-from towers.placement.variable_device import only_device
 from towers.run.step_loop import OccasionalHook
 
 _POLL = 0.05  # seconds between two looks at what a worker waits for
@@ -114,8 +113,8 @@ class NextSessionHook(OccasionalHook):
 
 
 def lost_session(cluster):
-    """`ClusterError` about a ring whose session TensorFlow has lost."""
-    return ClusterError(
+    """`WorkerLostError` about a ring whose session TensorFlow has lost."""
+    return WorkerLostError(
         'TensorFlow lost the session of %s, and a ring cannot go on without it: start all '
         'workers again.' % cluster.name)
 
@@ -129,19 +128,14 @@ class BroadcastHook(OccasionalHook):
 
     def begin(self):
         """Makes the operations, when all variables are there."""
-        if self._cluster.num_workers == 1:
-            return
-        # What is trained is the same on all workers, whatever collection it is in.
-        builds = builds_of(self._built)
-        variables = {variable.op.name: variable for variable in tf.global_variables() + [
-            variable for built in builds for _, variable in built.gradients]}
-        self._names = sorted(variables)
-        variables = [variables[name] for name in self._names]
-        self._total = self._added_up(float(self._digest()))
+        variables = shared_variables(self._built)
+        self._names = [variable.op.name for variable in variables]
+        self._total = self._built.machines.added_up(
+            tf.constant(self._digest(), tf.float64), 'towers_variables')
         self._operations = [
             broadcast_variables(self._cluster, variables) if self._cluster.kind == 'ring'
             else self._built.machines.broadcast(variables)]
-        self._operations += [built.replicas.refresh() for built in builds
+        self._operations += [built.replicas.refresh() for built in builds_of(self._built)
                              if built.replicas is not None]
 
     def after_create_session(self, session, coord):
@@ -150,8 +144,7 @@ class BroadcastHook(OccasionalHook):
         Raises:
           ClusterError: they have other variables, and would wait for each other for ever.
         """
-        if self._total is not None and (
-                session.run(self._total) != self._digest() * self._cluster.num_workers):
+        if session.run(self._total) != self._digest() * self._cluster.num_workers:
             models = {variable.op.name for built in builds_of(self._built)
                       for variable in built.variables}
             own = [name for name in self._names if name not in models]
@@ -165,14 +158,6 @@ class BroadcastHook(OccasionalHook):
 
     def _digest(self):
         return zlib.crc32('\n'.join(self._names).encode())
-
-    def _added_up(self, number):
-        """A tensor: the sum of the workers' numbers, float64."""
-        with only_device('/cpu:0'), tf.name_scope('same_variables'):
-            number = tf.constant(number, tf.float64)
-            if self._cluster.kind == 'ring':
-                return Collectives(self._cluster.rank, self._cluster.num_workers).reduce(number)
-            return self._built.machines.added_up(number, 'towers_variables')
 
     def is_due(self):
         """Never: there is nothing to do around a step."""

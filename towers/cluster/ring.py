@@ -168,6 +168,11 @@ class RingMachines(Machines):
         """The number of examples that this worker adds to the count of all workers in a step."""
         return examples * self._cluster.num_workers
 
+    def added_up(self, numbers, name):
+        """The sum of all workers' float64 numbers, a tensor; made in the same order on all."""
+        with only_device(_CPU), tf.name_scope(name):
+            return Collectives(self._cluster.rank, self._cluster.num_workers).reduce(numbers)
+
     def told_others(self, session, together=()):
         """Tells the other workers that this one runs no more steps; waits until they know.
 

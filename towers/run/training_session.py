@@ -98,8 +98,9 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
         newest = _checked_newest(directory, recover, check, say)
         init_fn = _init_fn(initial_values, newest, say)
         saver = saver or tf.train.Saver(save_relative_paths=True)
-        checkpoints = CheckpointHook(directory, global_step, save_steps, keep=keep, saver=saver,
-                                     listeners=listeners)
+        checkpoints = CheckpointHook(
+            directory, global_step, save_steps, keep=keep, saver=saver,
+            listeners=list(listeners) + ([] if member is None else member.listeners))
         scaffold, target = tf.train.Scaffold(saver=saver, init_fn=init_fn), ''
         if member is not None:
             config, target = member.config, member.target
