@@ -13,13 +13,13 @@ from towers.cluster.several_builds import builds_of, shared_variables
 from towers.cluster.stop_codes import CHECK
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
-from towers.run.step_loop import OccasionalHook
+from towers.run.step_loop import NeverDueHook
 
 _MOST = 1 << 27  # numbers of a variable that are looked at: fewer than 2 GB, as `serialize` takes
 _SIZE = 1 << 52  # how many checksums there are; each is a float64 without loss
 
 
-class DriftHook(OccasionalHook):
+class DriftHook(NeverDueHook):
     """Compares the workers' checksums; they do so together, after the same steps."""
 
     def __init__(self, cluster, built, step_fetches):
@@ -64,10 +64,6 @@ class DriftHook(OccasionalHook):
     def after_run(self, run_context, run_values):
         if self._makes_step:
             self.step_done(run_values.results)
-
-    def is_due(self):
-        """Never: `step_done` compares as well."""
-        return False
 
     def step_done(self, fetched):
         """Compares if it is time.

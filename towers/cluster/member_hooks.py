@@ -11,12 +11,12 @@ from towers.cluster.several_builds import builds_of, shared_variables
 from towers.cluster.step_fetches import refuse_sums_alone
 from towers.cluster.wait_notice import Waiting
 from towers.errors import ClusterError, WorkerLostError
-from towers.run.step_loop import OccasionalHook
+from towers.run.step_loop import NeverDueHook, OccasionalHook
 
 _POLL = 0.05  # seconds between two looks at what a worker waits for
 
 
-class BeginHook(OccasionalHook):
+class BeginHook(NeverDueHook):
     """Lets the steps of a session be made, and looks at how the session is made.
 
     `tf.train.MonitoredTrainingSession`, the idiom of programs for TensorFlow's parameter servers,
@@ -68,12 +68,8 @@ class BeginHook(OccasionalHook):
                 session.run(built.machines.begin)
         refuse_sums_alone(session, self._step_fetches)
 
-    def is_due(self):
-        """Never: there is nothing to do around a step."""
-        return False
 
-
-class NextSessionHook(OccasionalHook):
+class NextSessionHook(NeverDueHook):
     """Has an asynchronous worker wait where the chief has ended, until it is started again.
 
     Servers may outlive a run. Without the wait a worker that is started again before the chief
@@ -107,10 +103,6 @@ class NextSessionHook(OccasionalHook):
                             self._cluster.who(self._cluster.rank), chief))
                 time.sleep(_POLL)
 
-    def is_due(self):
-        """Never: there is nothing to do around a step."""
-        return False
-
 
 def lost_session(cluster):
     """`WorkerLostError` about a ring whose session TensorFlow has lost."""
@@ -119,7 +111,7 @@ def lost_session(cluster):
         'workers again.' % cluster.name)
 
 
-class BroadcastHook(OccasionalHook):
+class BroadcastHook(NeverDueHook):
     """Gives this session the variables of worker 0, which restored or initialised them."""
 
     def __init__(self, cluster, built):
@@ -159,10 +151,6 @@ class BroadcastHook(OccasionalHook):
     def _digest(self):
         return zlib.crc32('\n'.join(self._names).encode())
 
-    def is_due(self):
-        """Never: there is nothing to do around a step."""
-        return False
-
 
 class StepWatchHook(OccasionalHook):
     """Tells the watch whether a step is under way, which needs all workers."""
@@ -191,7 +179,7 @@ class StepWatchHook(OccasionalHook):
         self._watch.session_ends()
 
 
-class ToldAgainHook(OccasionalHook):
+class ToldAgainHook(NeverDueHook):
     """Tells the first server again what the chief trains, when a session is made again: the server
     may be another process, and a worker that is started later would wait for it."""
 
@@ -203,12 +191,8 @@ class ToldAgainHook(OccasionalHook):
             self._tell()
         self._is_first = False
 
-    def is_due(self):
-        """Never: there is nothing to do around a step."""
-        return False
 
-
-class BegunAnewHook(OccasionalHook):
+class BegunAnewHook(NeverDueHook):
     """Says that this worker's session has been made again, and from where it goes on.
 
     A session that is lost with a server is made again without a word of TensorFlow's.
@@ -258,10 +242,6 @@ class BegunAnewHook(OccasionalHook):
             return '%s has begun again at %s, and so does %s' % (chief, _place(step), own)
         return '%s has lost its session with the servers, and goes on%s' % (
             own, '' if step is None else ' after step %d' % step)
-
-    def is_due(self):
-        """Never: there is nothing to do around a step."""
-        return False
 
 
 def _place(step):
