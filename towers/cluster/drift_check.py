@@ -57,7 +57,8 @@ class DriftHook(NeverDueHook):
         return self._built.machines.codes.checks
 
     def before_run(self, run_context):
-        stepped = self._step_fetches.steps(run_context.original_args.fetches)
+        # What is not understood may be a look of one worker alone, which must not wait for others.
+        stepped = self._step_fetches.steps(run_context.original_args.fetches, False)
         self._makes_step = bool(stepped)
         return tf.train.SessionRunArgs(self.always_fetched()) if self._built in stepped else None
 
