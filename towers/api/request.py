@@ -9,6 +9,7 @@ from towers.arguments import (check_choice, check_graph_mode, check_instance, ch
 from towers.api.built import BuiltTowers, check_same_graph
 from towers.api.objective import checked_objectives
 from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement
+from towers.cluster.other_combiners import check_alone
 from towers.errors import InvalidArgumentError, ModelFunctionError
 from towers.graph.scopes import full_scope_name, scope_to_enter
 from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve_devices
@@ -137,6 +138,10 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, shares, 
     _check_minimize(objectives, loss_scale, replicas)
     if cluster is not None:
         _check_cluster(cluster, objectives, placement.all_reduce, loss_scale)
+    elif objectives:
+        placement.leaves_servers = '/job:ps' not in ' '.join(placement.devices() or ['/job:ps'])
+        check_alone([each.optimizer for each in objectives], placement.leaves_servers,
+                    tf.global_variables())
     of_tower = TowerOptions(
         model_fn, objectives, regularization == 'add', variable_scope,
         reuse if earlier is None else True, earlier, update_ops,

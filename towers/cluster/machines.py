@@ -30,7 +30,7 @@ class Machines:
       begin: operation to be run when a session has begun, without which no step is made; or None.
       redirects: list of functions to be called when the program has made all of its operations,
         see `reduce.update_gates`.
-      update: `update_digest` where each worker makes the update; else None.
+      update: `signature_of_update` where each worker makes the update; else None.
     """
     kinds, combined, gates, begin, redirects = (), (), (), None, ()
     chief_end = update = None
