@@ -21,8 +21,9 @@ import zlib
 
 import tensorflow.compat.v1 as tf
 
-from towers.graph.graph_walk import functions_of, step_operations
-from towers.graph.variable_access import VARIABLE_OPS
+from towers.graph.graph_walk import step_operations
+from towers.graph.library import Library
+from towers.graph.op_types import VARIABLE_OPS
 from towers.graph.variable_writes import Writes
 from towers.tower.objectives import flat, tensors_of
 
@@ -151,9 +152,9 @@ class _Lines:
           is_update: whether all constants count.
         """
         self.captured = []
-        self._graph, self._ends, self._outside, self._is_update = graph, ends, outside, is_update
+        self._ends, self._outside, self._is_update = ends, outside, is_update
         self._places = {}  # names of operations -> where their lines are
-        self._functions = None
+        self._library = Library(graph)
         self._texts = {}  # names of functions -> texts of their bodies
 
     def of(self, label, ends):
@@ -205,7 +206,7 @@ class _Lines:
 
     def _node(self, node):
         """`(type, attributes)` of a `NodeDef`."""
-        called = {name for name in functions_of(node) if self._function(name) is not None}
+        called = self._library.called_by(node)
         texts = []
         for name in sorted(node.attr):
             if name not in _NO_NUMBERS and (name[0] != '_' or name == '_gradient_op_type'):
@@ -227,15 +228,9 @@ class _Lines:
             return re.sub(r'\d+$', '', value.s.decode('utf-8', 'replace'))
         return re.sub(r'\s+', ' ', str(value)).strip()
 
-    def _function(self, name):
-        if self._functions is None:
-            self._functions = {each.signature.name: each for each in
-                               self._graph.as_graph_def().library.function}
-        return self._functions.get(name)
-
     def _body(self, name):
         """A checksum of a function's operations."""
-        definition = self._function(name)
+        definition = self._library.function(name)
         if definition is None or name in self._texts:
             return self._texts.get(name, 'unknown')
         self._texts[name] = 'itself'  # of one that calls itself
