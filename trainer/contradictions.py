@@ -164,6 +164,9 @@ _GOES_WITH = [  # a flag, and the values of another one with which it is of use
     ('xla', 'mode', ['train', 'memory'])]
 
 
+_OF_NETWORKS_BY_NAME = ['weight_decay', 'aux_loss_weight', 'batch_norm_decay', 'fingerprint']
+
+
 def _of_no_use(given):
     """A flag that was given, and has no effect with the value of another."""
     for flag, other, values in _GOES_WITH:
@@ -171,6 +174,10 @@ def _of_no_use(given):
             return '--%s%s is of no use with --%s=%s: it goes with %s' % (
                 'no' * (FLAGS[flag].value is False), flag, other, FLAGS[other].value,
                 ' or '.join(values))
+    for flag in _OF_NETWORKS_BY_NAME:
+        if flag in given and ':' in FLAGS.model:
+            return '--%s is of no use with --model=%s: it goes with a network by name' % (
+                flag, FLAGS.model)
     return None
 
 

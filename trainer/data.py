@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import datasets
 from towers.tensorflow_errors import is_of_input, reason_of
+from trainer import own_model
 from trainer.flags import FLAGS
 
 
@@ -79,17 +80,17 @@ def data_ended_on_worker():
 
 
 def own_failure(error):
-    """The `OwnDataError` for an error of TensorFlow in the user's own pipeline.
+    """The error for one of TensorFlow in the user's own pipeline or model.
 
     Args:
       error: `tf.errors.OpError` of a step.
 
     Returns:
-      It, or None for an error of another kind.
+      `OwnDataError` or `OwnModelError`; None for an error of another kind.
     """
     text = getattr(error, 'message', None) or str(error)
     if not is_own() or 'IteratorGetNext' not in text:
-        return None
+        return own_model.step_failure(error)
     if isinstance(error, tf.errors.OutOfRangeError):
         return datasets.OwnDataError('train_batches of %s ended, or has no examples: expected '
                                      'batches without end: add .repeat()' % FLAGS.dataset)
@@ -120,7 +121,7 @@ def unknown_failure(error):
 
 
 def show_cause(error):
-    """Prints to standard error the traceback in the user's own code that caused an `OwnDataError`.
+    """Prints to standard error the traceback in the user's own code that caused an error of it.
     """
     cause = error.__cause__
     if isinstance(cause, tf.errors.OpError):
@@ -136,7 +137,8 @@ def show_cause(error):
 
 
 def _is_importing(frame):
-    """Whether a frame is of the import of the user's code: of `datasets.own`, or of Python's own.
+    """Whether a frame is of the call or import of the user's code: one of ours, or of Python's own.
     """
-    return (frame.f_globals.get('__name__') in (datasets.own.__name__, 'importlib')
+    return (frame.f_globals.get('__name__') in (
+        datasets.own.__name__, own_model.__name__, 'importlib')
             or frame.f_code.co_filename.startswith('<frozen importlib'))

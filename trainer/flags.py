@@ -49,7 +49,8 @@ flags.DEFINE_enum('mode', 'train',
                   'predictions; or read the data once and list what is bad; or measure which side '
                   'holds training back, input or towers; or say where the memory of a training '
                   'step goes')
-flags.DEFINE_string('model', 'digits', 'network by name; an unknown one lists those that exist')
+flags.DEFINE_string('model', 'digits', 'network by name; an unknown one lists those that exist; '
+                    'or module:function, a model function of your own, (features, labels, mode)')
 flags.DEFINE_string('dataset', 'digits', 'data set by name; an unknown one lists those that exist; '
                     'or module:function, a tf.data pipeline of your own')
 flags.DEFINE_string('data_dir', '', 'folder of the data set, for one that is not part of this')
@@ -229,7 +230,7 @@ flags.DEFINE_integer('summary_steps', 100, 'steps from one TensorBoard summary t
 flags.DEFINE_boolean('fingerprint', False, 'write checksums of the initial weights and of the '
                      'examples seen to metrics.jsonl, to compare runs by')
 flags.DEFINE_string('predictions', 'predictions.csv', 'file that --mode=predict writes, a row an '
-                    'image')
+                    'example')
 flags.DEFINE_string('export_dir', '', 'write a SavedModel of the final weights below this folder')
 flags.DEFINE_boolean('plan_only', False, 'build the graph, print the plan and the audit, and stop')
 flags.DEFINE_boolean('audit_runtime', False, 'also check what the runtime really places, with the '
@@ -238,4 +239,4 @@ flags.DEFINE_boolean('audit_runtime', False, 'also check what the runtime really
 
 def train_dir():
     """The folder of the run."""
-    return FLAGS.train_dir or os.path.join('runs', FLAGS.model)
+    return FLAGS.train_dir or os.path.join('runs', FLAGS.model.replace(':', '.'))

@@ -55,10 +55,11 @@ def make_hooks(job, cluster=None):
     progress = ProgressHook(
         [('lr' if name == 'learning_rate' else name, value) for name, value in values], counts,
         log_every=FLAGS.log_every, devices=job.built.devices, fetch_every_step=True,
-        input_watch=watch)
+        input_watch=watch, unit=job.setup.model.unit)
     metrics = MetricsHook(
         log_values, counts, os.path.join(train_dir(), 'metrics.jsonl'), log_every=FLAGS.log_every,
-        fetch_every_step=True, say=progress.write, input_watch=watch)
+        fetch_every_step=True, say=progress.write, input_watch=watch,
+        unit=job.setup.model.unit)
     listeners = [progress, metrics]
     if FLAGS.summary_steps:
         listeners.append(SummaryHook(default_summaries(job.built, job.learning_rate), counts,

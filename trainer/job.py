@@ -6,6 +6,7 @@ import math
 
 import tensorflow.compat.v1 as tf
 
+from models import registry
 from models.classifier import Classifier
 import towers
 from towers.placement.devices import describe_config
@@ -18,17 +19,18 @@ from trainer.cluster import counted, examples_a_step, share, workers_a_step
 from trainer.data import check_sizes, whole_batch
 from trainer.fingerprint import ExamplesChecksum
 from trainer.flags import FLAGS
+from trainer.own_model import OwnModel, is_own_model
 from trainer.optimizer import clip, make_learning_rate, make_loss_scale, make_optimizer
 from trainer.position import START, end_of_run, epochs_of
 from trainer.resources import memory_options, session_config
 
 
 class Setup(collections.namedtuple('Setup', [
-        'classifier', 'dataset', 'batch_size', 'variable_device', 'stages'])):
+        'model', 'dataset', 'batch_size', 'variable_device', 'stages'])):
     """What a graph is built of.
 
     Attributes:
-      classifier: `Classifier`, the network with its losses.
+      model: `Classifier`, a network with its losses; or `OwnModel`.
       dataset: the data set of --dataset.
       batch_size: examples a step on this machine, over all of its towers; or `'auto'`, to be
         replaced before anything is built.
@@ -58,13 +60,24 @@ class Job(collections.namedtuple('Job', [
     __slots__ = ()
 
 
-def make_setup(network, dataset):
-    """The `Setup` of the flags, for a network of `models.registry`."""
-    classifier = Classifier(
-        network, dataset.num_classes, FLAGS.image_size or None, FLAGS.weight_decay,
-        FLAGS.aux_loss_weight, None if FLAGS.batch_norm_decay < 0 else FLAGS.batch_norm_decay,
-        dataset.image_shape)
-    return Setup(classifier, dataset, FLAGS.batch_size, FLAGS.variable_device or None,
+def make_setup(dataset):
+    """The `Setup` of the flags.
+
+    Raises:
+      InvalidArgumentError: there is no such model, or it cannot be trained on the data set.
+    """
+    if is_own_model():
+        model = OwnModel(FLAGS.model, dataset, FLAGS.image_size or None)
+    elif dataset.num_classes is None:
+        raise towers.InvalidArgumentError(
+            '--dataset=%s says of no num_classes, which --model=%s needs: return it, or give '
+            '--model=module:function, a model of your own.' % (FLAGS.dataset, FLAGS.model))
+    else:
+        model = Classifier(
+            registry.get_network(FLAGS.model), dataset.num_classes, FLAGS.image_size or None,
+            FLAGS.weight_decay, FLAGS.aux_loss_weight,
+            None if FLAGS.batch_norm_decay < 0 else FLAGS.batch_norm_decay, dataset.image_shape)
+    return Setup(model, dataset, FLAGS.batch_size, FLAGS.variable_device or None,
                  'auto' if '+' in FLAGS.devices else None)
 
 
@@ -84,7 +97,7 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
       InvalidArgumentError: a batch that does not divide among the towers, a shift as large as the
         images, or flags of the learning rate that do not fit the data.
     """
-    classifier, dataset, batch_size, variable_device, stages = setup
+    model, dataset, batch_size, variable_device, stages = setup
     step_size = examples_a_step(cluster, batch_size)
     epochs = epochs_of(setup, cluster)
     train_steps, last_example = end_of_run(epochs, position)
@@ -100,8 +113,8 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
         batches = dataset.train_batches(
             batch_size=batch_size, seed=FLAGS.seed, first_example=tf.identity(examples_seen),
             shift=FLAGS.augment_shift, remainder=FLAGS.remainder, share=share(cluster),
-            **classifier.image_format)
-        check_sizes(batches, 'train_batches', classifier.takes_any_size)
+            **model.image_format)
+        check_sizes(batches, 'train_batches', model.takes_any_size)
         iterator = tf.data.make_initializable_iterator(batches)
         batch = iterator.get_next()
     rate = make_learning_rate(batch_size, num_towers, epochs.length, last_example,
@@ -109,14 +122,14 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
     learning_rate = rate.tensor(tf.identity(examples_seen))
     progress = BuildProgress()
     built = towers.build_towers(
-        classifier.model_fn(is_training=True), batch, make_optimizer(learning_rate), devices,
+        model.model_fn('train'), batch, make_optimizer(learning_rate), devices,
         FLAGS.reduction,
         remainder='error' if epochs.is_static else 'weight',
         variables=towers.VariablePlacement(
             variable_device, FLAGS.all_reduce if variable_device == 'replicated' else None),
         numerics=towers.Numerics(FLAGS.precision, make_loss_scale(), FLAGS.xla,
                                  FLAGS.check_numerics),
-        update_ops=FLAGS.update_ops, regularization='add', learning_rate=rate,
+        update_ops=FLAGS.update_ops, regularization=model.regularization, learning_rate=rate,
         transform_gradients=clip if FLAGS.clip_norm else None, global_step=global_step,
         check_devices=not FLAGS.plan_only, stateless_random=True, copies=FLAGS.copies,
         batch_norm=FLAGS.batch_norm, shares=shares_of_towers(),
@@ -177,24 +190,25 @@ def _check_shift(dataset):
                 (FLAGS.augment_shift,) + tuple(dataset.image_shape[:2])))
 
 
-def make_evaluation(setup, trained=None):
+def make_evaluation(setup, trained=None, mode='eval'):
     """The `Evaluation` of the test set in the default graph.
 
     Args:
       setup: `Setup`.
+      mode: 'eval'; or 'infer', for predictions.
       trained: `BuiltTowers` whose variables are evaluated; None: the evaluation makes them, to be
         restored from a checkpoint.
     """
     batches = setup.dataset.eval_batches(batch_size=setup.batch_size,
-                                         **setup.classifier.image_format)
-    check_sizes(batches, 'eval_batches', setup.classifier.takes_any_size)
+                                         **setup.model.image_format)
+    check_sizes(batches, 'eval_batches', setup.model.takes_any_size)
     progress = BuildProgress(what='evaluation tower')
     evaluation = Evaluation(
-        setup.classifier.model_fn(is_training=False), batches,
+        setup.model.model_fn(mode), batches,
         None if trained else FLAGS.devices or FLAGS.num_towers, trained,
         variables=towers.VariablePlacement(setup.variable_device),
         check_devices=not FLAGS.plan_only, copies=FLAGS.copies, precision=FLAGS.precision,
-        regularization='add', on_tower=progress,
+        regularization=setup.model.regularization, on_tower=progress,
         shares=shares_of_towers(),
         stages='auto' if setup.stages else None)  # where the variables are
     progress.close()

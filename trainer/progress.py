@@ -49,7 +49,7 @@ class ProgressHook(OccasionalHook):
                  examples_per_epoch: typing.Optional[float] = None, log_every: int = 100,
                  stream: typing.Any = None, *, devices: typing.Sequence[str] = (),
                  examples: typing.Any = None, fetch_every_step: bool = False,
-                 input_watch: typing.Any = None):
+                 input_watch: typing.Any = None, unit: str = 'images'):
         """
         Args:
           values: dict (or list of pairs) from a short name to a scalar tensor, shown in that order.
@@ -66,6 +66,7 @@ class ProgressHook(OccasionalHook):
             the graph for one set of fetches less, and a step takes some microseconds more.
           input_watch: `InputWatchHook` of the same session, to show the share of the time since the
             line before that was waiting for input; or None.
+          unit: the name of the examples.
 
         Raises:
           InvalidArgumentError: a number below 1, or missing; a field beside `StepCounts`.
@@ -89,6 +90,7 @@ class ProgressHook(OccasionalHook):
         self._log_every = log_every
         self._fetches_always = fetch_every_step
         self._waiting = checked_watch(input_watch)
+        self._unit = unit
         self._stream = OutputStream(progress_stream() if stream is None else stream,
                                     on_lost=lambda error: None)
         self._on_terminal = _can_show_bar(self._stream)
@@ -262,7 +264,7 @@ class ProgressHook(OccasionalHook):
             return []
         if mark != marks[-1]:
             marks.append(mark)
-        fields = [Field(('{:,.0f}' if speed >= 10 else '{:.2g}').format(speed) + ' images/s', 2)]
+        fields = [Field(('{:,.0f}' if speed >= 10 else '{:.2g}').format(speed) + ' %s/s' % self._unit, 2)]
         steps_left = self._train_steps - self._clock.step
         if steps_left >= 0:  # a program's own loop may go on beyond the last step
             seconds_left = steps_left * self._clock.batch_size / speed
