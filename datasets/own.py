@@ -182,10 +182,7 @@ class Own:
             raise OwnDataError('%s gives batches of %d images and %d labels: expected one label '
                                'for each image.' % (what, of_images, of_labels))
         for size in (of_images, of_labels):
-            if batch_size is not None and size not in (None, batch_size):
-                raise OwnDataError(
-                    '%s gives batches of %d: expected the %d of its argument batch_size.' % (
-                        what, size, batch_size))
+            _check_size(what, size, batch_size)
         return compat.map_batches(dataset, lambda images, labels: self._checked_batch(
             what, images, labels, batch_size))
 
@@ -235,6 +232,8 @@ def _checked_structure(what, dataset, batch_size):
         raise OwnDataError('%s gives elements of the shapes %s: expected batches, [batch, …] each, '
                            'from .batch(batch_size) or .padded_batch.' % (
                                what, compat.shapes_text(shapes)))
+    for shape in tf.nest.flatten(shapes):
+        _check_size(what, shape.as_list()[0] if shape.ndims else None, batch_size)
 
     def checked(*batch):
         batch = batch if len(batch) > 1 else batch[0]
@@ -257,6 +256,14 @@ def _checked_structure(what, dataset, batch_size):
                 leaf.set_shape([batch_size] + leaf.shape.as_list()[1:])
         return tf.nest.pack_sequence_as(batch, leaves)
     return compat.map_batches(dataset, checked)
+
+
+def _check_size(what, size, batch_size):
+    """Raises `OwnDataError` for batches of another size than they have to be, where both are known.
+    """
+    if batch_size is not None and size not in (None, batch_size):
+        raise OwnDataError('%s gives batches of %d: expected the %d of its argument batch_size.' % (
+            what, size, batch_size))
 
 
 def _rows(leaf):

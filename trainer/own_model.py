@@ -103,9 +103,10 @@ class OwnModel:
         _, predictions = self.model_fn('infer')(features).predictions
         return dict(named(features, 'features')), dict(named(predictions, 'predictions'))
 
-    def _called(self, *arguments):
-        with calling(self._name, 'the model function', 'model', OwnModelError):
-            return self._function(*arguments)
+    def _called(self, features, labels, mode):
+        what = 'the model function' + ', without labels for the mode %r,' % mode * (mode == 'infer')
+        with calling(self._name, what, 'model', OwnModelError):
+            return self._function(features, labels, mode)
 
 
 def _placeholder(spec):
