@@ -44,11 +44,6 @@ class Classifier:
         if not aux_loss_weight and 'create_aux_logits' in network.options:
             self._options['create_aux_logits'] = False
 
-    @property
-    def takes_any_size(self):
-        """Whether the network takes images of unknown height and width."""
-        return self._network.takes_any_size
-
     def model_fn(self, mode):
         """The model function of a mode, 'train', 'eval' or 'infer', which is called with a shard,
         `(images, labels)`."""

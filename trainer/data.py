@@ -35,26 +35,6 @@ def is_own():
     return ':' in FLAGS.dataset
 
 
-def check_sizes(batches, what, takes_any_size):
-    """Raises `OwnDataError` for batches of unknown height or width that the network cannot take.
-
-    Args:
-      batches: `tf.data.Dataset` of images and labels.
-      what: the name of the user's function that made them.
-      takes_any_size: whether the network takes images of unknown sizes.
-    """
-    if takes_any_size or not is_own():
-        return
-    shape = tf.data.get_output_shapes(batches)[0]
-    unknown = [name for name, side in zip(('height', 'width'), shape.as_list()[1:3])
-               if side is None]
-    if unknown:
-        raise datasets.OwnDataError(
-            '%s of %s gives images of unknown %s, shape %s, which --model=%s needs to know: '
-            'tf.image.resize them to one size, or call set_shape in a map where they have one.' % (
-                what, FLAGS.dataset, ' and '.join(unknown), shape, FLAGS.model))
-
-
 def data_ended(steps, begin, wanted):
     """The `OwnDataError` of training data that ended before the run.
 

@@ -14,6 +14,7 @@ from towers.run.step_loop import OccasionalHook
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook, default_summaries
 from trainer.bad_examples import INPUT_ERRORS, naming_bad_test_images
+from trainer.best import SINCE_BEST, BestEvaluation
 from trainer.data import is_own, own_failure
 from trainer.fingerprint import FingerprintHook
 from trainer.flags import FLAGS, train_dir
@@ -23,7 +24,7 @@ from trainer.progress import ProgressHook
 
 class RunHooks(collections.namedtuple('RunHooks', [
         'first', 'save_listeners', 'progress', 'evaluation', 'signals', 'tested', 'end',
-        'newest'])):
+        'newest', 'best'])):
     """The hooks of a training.
 
     Attributes:
@@ -34,6 +35,7 @@ class RunHooks(collections.namedtuple('RunHooks', [
       tested: what the `EvaluationHook` runs: a `SavingEvaluation`; in a cluster the `Evaluation`.
       end: in a cluster an `EndHook`, else None.
       newest: `NewestCheckpoint`, the last one of `save_listeners`.
+      best: `BestEvaluation`; None without --keep_best.
     """
     __slots__ = ()
 
@@ -71,9 +73,12 @@ def make_hooks(job, cluster=None):
     if cluster is None:  # machines stop together, at a step
         tested = SavingEvaluation(tested, job.setup.dataset,
                                   lambda: signals.stopping_signal is not None)
+    best = BestEvaluation(tested, FLAGS.keep_best, train_dir(), counts.global_step,
+                          FLAGS.eval_steps) if FLAGS.keep_best else None
     evaluation = EvaluationHook(
-        tested, counts.global_step, FLAGS.eval_steps or None, listeners,
-        ('accuracy', FLAGS.stop_at_accuracy) if FLAGS.stop_at_accuracy else None,
+        best or tested, counts.global_step, FLAGS.eval_steps or None, listeners,
+        ('accuracy', FLAGS.stop_at_accuracy) if FLAGS.stop_at_accuracy else
+        (SINCE_BEST, FLAGS.stop_after) if FLAGS.stop_after else None,
         skip_end=lambda: signals.stopping_signal is not None)
     of_cluster, end = [], None
     if cluster is not None:
@@ -88,7 +93,7 @@ def make_hooks(job, cluster=None):
               LongStepHook(watch.watch, say=progress.write)]
              + of_cluster + listeners + fingerprint + [evaluation])
     return RunHooks(first, [hook.listener for hook in listeners] + [newest], progress, evaluation,
-                    signals, tested, end, newest)
+                    signals, tested, end, newest, best)
 
 
 class StartInputHook(OccasionalHook):

@@ -16,7 +16,7 @@ from towers.tower.shards import checked_shares
 from towers.tower.stateless_random import make_initial_values_stateless
 from trainer.build_progress import BuildProgress
 from trainer.cluster import counted, examples_a_step, share, workers_a_step
-from trainer.data import check_sizes, whole_batch
+from trainer.data import whole_batch
 from trainer.fingerprint import ExamplesChecksum
 from trainer.flags import FLAGS
 from trainer.own_model import OwnModel, is_own_model
@@ -114,7 +114,6 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
             batch_size=batch_size, seed=FLAGS.seed, first_example=tf.identity(examples_seen),
             shift=FLAGS.augment_shift, remainder=FLAGS.remainder, share=share(cluster),
             **model.image_format)
-        check_sizes(batches, 'train_batches', model.takes_any_size)
         iterator = tf.data.make_initializable_iterator(batches)
         batch = iterator.get_next()
     rate = make_learning_rate(batch_size, num_towers, epochs.length, last_example,
@@ -201,7 +200,6 @@ def make_evaluation(setup, trained=None, mode='eval'):
     """
     batches = setup.dataset.eval_batches(batch_size=setup.batch_size,
                                          **setup.model.image_format)
-    check_sizes(batches, 'eval_batches', setup.model.takes_any_size)
     progress = BuildProgress(what='evaluation tower')
     evaluation = Evaluation(
         setup.model.model_fn(mode), batches,

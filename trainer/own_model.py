@@ -39,7 +39,6 @@ class OwnModel:
       image_format: arguments of the data set's functions; none for data that are no images.
     """
 
-    takes_any_size = True
     regularization = 'none'  # the loss is what the function returns
     unit = 'examples'
 

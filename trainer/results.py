@@ -10,6 +10,7 @@ from datasets.atomic_file import written_whole
 import towers
 from towers.run.averages import averages_in
 from towers.run.export import export_saved_model
+from trainer.best import SINCE_BEST
 from trainer.data import is_own
 from trainer.flags import FLAGS, train_dir
 from trainer.job import make_evaluation
@@ -26,7 +27,7 @@ def report(throughput, evaluation, setup):
       setup: `Setup`.
     """
     unit, said = setup.model.unit, setup.dataset.num_examples['test']
-    for name in sorted(set(evaluation) - {'examples'}) if is_own_model() else ['accuracy']:
+    for name in sorted(set(evaluation) - {'examples', SINCE_BEST}) if is_own_model() else ['accuracy']:
         print('%-14s %.4f on %d %s' % (
             'test ' + name, evaluation[name], evaluation['examples'], unit))
     if is_own() and evaluation['examples'] < said:

@@ -99,6 +99,8 @@ class Training:
             report(hooks.progress.throughput, hooks.evaluation.latest, self._job.setup)
         tell_end(hooks.end)
         print('checkpoint     %s' % hooks.newest.path)
+        if hooks.best is not None and hooks.best.text:
+            print('best           %s' % hooks.best.text)
         if self._ended is not None or hooks.failure is not None:
             raise self._ended or hooks.failure
         if FLAGS.export_dir and stopped_by is None:

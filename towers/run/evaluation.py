@@ -94,6 +94,7 @@ class Evaluation:
             self._from_0 = tf.variables_initializer(counters[before:])
             metrics = _checked_metrics(self.built)
         self._counts = {name: pair for name, pair in metrics.items() if isinstance(pair, tuple)}
+        self._updates = [update for _, update in self._counts.values()]
         self._means = {name: metrics[name] for name in metrics if name not in self._counts}
         self.metrics = dict(metrics, **{name: value for name, (value, _) in self._counts.items()})
         with tf.device('/cpu:0'):
@@ -123,8 +124,7 @@ class Evaluation:
         self.check_examples(session)
         totals, examples = collections.defaultdict(float), 0
         session.run(self._from_0)
-        updates = [update for _, update in self._counts.values()]
-        for size, (values, _) in self._batches(session, (self._means, updates)):
+        for size, (values, _) in self._batches(session, (self._means, self._updates)):
             examples += size
             for name, value in values.items():
                 totals[name] += float(value) * size
@@ -174,7 +174,8 @@ class Evaluation:
             raise InputError('the data set to be evaluated has no end: expected one that goes '
                              'through the examples once, without .repeat().')
         if known == 0 or (read and known < 0
-                          and next(self._batches(session, ()), None) is None):
+                          and next(self._batches(session, (self._means, self._updates)),
+                                   None) is None):
             raise InputError(_NO_BATCH)
 
     def _batches(self, session, fetches):
