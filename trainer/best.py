@@ -28,14 +28,10 @@ class BestEvaluation:
         """
         Args:
           evaluation: `SavingEvaluation` or `Evaluation`.
-          metric: name of a metric, of which the largest value is the best; of the loss, and with
-            a minus sign before the name, the smallest.
+          metric: as of --keep_best.
           train_dir: of the run.
           global_step: the variable that counts steps.
           every_steps: steps from one evaluation to the next; 0: at the end only.
-
-        Raises:
-          InvalidArgumentError: the model has no such metric.
         """
         self._name = metric.lstrip('-')
         if self._name not in evaluation.metrics:

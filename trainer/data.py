@@ -22,12 +22,6 @@ def make_dataset():
                                 FLAGS.background_class, **options)
 
 
-def whole_batch(built):
-    """The batch of all towers, from their shards: tensors `(images, labels)`, [batch, …] each."""
-    parts = [tower.inputs for tower in built.towers]
-    return tuple(tf.concat(part, 0) if len(part) > 1 else part[0] for part in zip(*parts))
-
-
 # ---- A pipeline of the user's own ---------------------------------------------------------------
 
 def is_own():

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import math
 
 import tensorflow.compat.v1 as tf
 
@@ -16,7 +15,6 @@ from towers.tower.shards import checked_shares
 from towers.tower.stateless_random import make_initial_values_stateless
 from trainer.build_progress import BuildProgress
 from trainer.cluster import counted, examples_a_step, share, workers_a_step
-from trainer.data import whole_batch
 from trainer.fingerprint import ExamplesChecksum
 from trainer.flags import FLAGS
 from trainer.own_model import OwnModel, is_own_model
@@ -104,7 +102,6 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
     devices = FLAGS.devices or FLAGS.num_towers
     num_towers = len(towers.resolve_devices(devices, check=not FLAGS.plan_only))
     _check_batch(batch_size, num_towers)
-    _check_shift(dataset)
     with tf.device('/cpu:0'):
         global_step = tf.train.get_or_create_global_step()
         # The place in the stream of examples, which batches and learning rate depend on.
@@ -148,7 +145,8 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
             built, batch_size if epochs.is_static else tf.cast(
                 tf.add_n([tower.size for tower in built.towers]), tf.int64))).op
         if FLAGS.fingerprint:
-            checksum = ExamplesChecksum().update(*whole_batch(built))
+            checksum = ExamplesChecksum().update(*(tf.concat(parts, 0) for parts in zip(
+                *[tower.inputs for tower in built.towers])))
             train_op = tf.group(train_op, checksum.op)
     evaluation = None
     if with_evaluation:
@@ -178,15 +176,6 @@ def _check_batch(batch_size, num_towers):
             '--batch_size=%d does not divide among %d tower%s%s: give a multiple of %d' % (
                 batch_size, num_towers, '' if num_towers == 1 else 's',
                 '' if micro_batches == 1 else ' of %d micro-batches' % micro_batches, parts))
-
-
-def _check_shift(dataset):
-    """Raises `InvalidArgumentError` for an --augment_shift that leaves nothing of an image."""
-    if FLAGS.augment_shift and FLAGS.augment_shift >= min(
-            side or math.inf for side in dataset.image_shape[:2]):
-        raise towers.InvalidArgumentError(
-            '--augment_shift=%d moves images of %d x %d pixels out of sight: give less' % (
-                (FLAGS.augment_shift,) + tuple(dataset.image_shape[:2])))
 
 
 def make_evaluation(setup, trained=None, mode='eval'):

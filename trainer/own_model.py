@@ -1,14 +1,6 @@
-"""A model of the user's own: `--model=module:function`.
+"""A model function of the user's own, `--model=module:function`; see docs/own_model.md."""
 
-    def reviews(features, labels, mode):         # reviews.py, in the folder of the run or installed
-        …
-        return towers.ModelOutput(loss, predictions={'class': classes},
-                                  metrics={'accuracy': tf.metrics.accuracy(labels, classes)})
-
-`mode` is 'train', 'eval' or 'infer', as of an Estimator's model function; for 'infer', of
-predictions and exports, `labels` is None and no loss is needed.
-"""
-
+import os
 import re
 import sys
 
@@ -48,11 +40,6 @@ class OwnModel:
           name: `module:function`.
           dataset: that it is trained on.
           image_size: height and width in pixels; None for those of the data set's images.
-
-        Raises:
-          InvalidArgumentError: there is no such function, or it has other arguments; images in
-            files without an `image_size`.
-          OwnModelError: the module raised an error.
         """
         self._name, self._dataset = name, dataset
         self._function = own_function(name, 'model', OwnModelError,
@@ -119,13 +106,8 @@ def _placeholder(spec):
 
 
 def named(nest, name, inside=''):
-    """The leaves of a nest as a list of pairs of a name and a leaf.
-
-    Args:
-      nest: of dicts, tuples and lists.
-      name: of a leaf that is in none of these.
-      inside: the keys that lead to it, with dots.
-    """
+    """The leaves of a nest as a list of pairs of a name, keys with dots, and a leaf; `name` is that
+    of a leaf that has no key."""
     if isinstance(nest, (tuple, list)) and not hasattr(nest, 'dense_shape'):
         nest = getattr(nest, '_asdict', lambda: {str(at): each for at, each in enumerate(nest)})()
     if not isinstance(nest, dict):
@@ -144,11 +126,8 @@ def rows(values):
 
 
 def step_failure(error):
-    """The `OwnModelError` of a step that failed; None for an error that is not of the model.
-
-    Args:
-      error: `tf.errors.OpError`.
-    """
+    """The `OwnModelError` of a step that failed with a `tf.errors.OpError`; None where the model is
+    not the reason."""
     if not is_own_model() or is_of_input(error) or not isinstance(error, _OF_STEPS):
         return None
     failure = OwnModelError('--model=%s: a step failed%s: %s' % (
@@ -162,8 +141,8 @@ def _where(op):
     if op is None:
         return ''
     first = re.sub(r'^(eval_)?tower_\d+(_micro_\d+)?/', '', op.name)  # a later tower's is a copy
-    names = {each.name for each in op.graph.get_operations()} & {first}
+    if any(each.name == first for each in op.graph.get_operations()):
+        op = op.graph.get_operation_by_name(first)
     path = sys.modules[FLAGS.model.partition(':')[0]].__file__
-    lines = [frame[1] for frame in (op.graph.get_operation_by_name(first) if names else op).traceback
-             if frame[0] == path]
-    return ' at %s:%d' % (path, lines[-1]) if lines else ''
+    lines = [frame[1] for frame in op.traceback if frame[0] == path]
+    return ' at %s:%d' % (os.path.basename(path), lines[-1]) if lines else ''
