@@ -1,4 +1,4 @@
-"""Trains an image classifier on several devices; with no flags, handwritten digits on 2 towers."""
+"""Trains a model on several devices; with no flags, handwritten digits on 2 towers."""
 
 import signal
 
@@ -13,7 +13,6 @@ with without_log_lines():  # this program's own lines are the output
     import tensorflow.compat.v1 as tf  # noqa: E402
 
 import datasets  # noqa: E402
-from models import registry  # noqa: E402
 from trainer.bad_examples import prepare_skipping  # noqa: E402
 from trainer.cluster import make_cluster, saves, share, trains  # noqa: E402
 from trainer.command_line import parse_flags  # noqa: E402
@@ -35,11 +34,10 @@ def main(unused_argv):
     """Does what --mode says; returns the exit status."""
     enter_graph_mode()
     tell_without_effect()
-    network = registry.get_network(FLAGS.model)
     dataset = make_dataset()
     if FLAGS.mode == 'check_data':
         return 1 if datasets.check_data(dataset) else 0
-    setup = make_setup(network, dataset)
+    setup = make_setup(dataset)
     return train(setup) if FLAGS.mode == 'train' else run_mode(setup)
 
 

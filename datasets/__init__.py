@@ -15,7 +15,8 @@ import numpy as np
 
 from datasets import digits
 from datasets.check_data import check_data  # noqa: F401 (public here)
-from datasets.errors import BadExampleError, DatasetError, OwnDataError  # noqa: F401 (public here)
+from datasets.errors import (BadExampleError, DatasetError, OwnDataError,  # noqa: F401 (public)
+                             OwnModelError)
 from datasets.image_folder import folder_splits
 from datasets.image_records import count_classes, labels_path, record_splits
 from datasets.image_set import ImageSet

@@ -20,3 +20,7 @@ class BadExampleError(DatasetError):
 class OwnDataError(DatasetError):
     """A user's own pipeline raised an error, ended, or gives what no network can be trained on;
     `__cause__` is what it raised."""
+
+
+class OwnModelError(DatasetError):
+    """A user's own model function raised an error, or a step of it failed; likewise."""

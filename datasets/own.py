@@ -1,19 +1,21 @@
 """A data set of the user's own: `--dataset=module:function`.
 
-    def flowers(data_dir):                       # flowers.py, in the folder of the run or installed
-        return {'num_classes': 5, 'num_examples': {'train': 3320, 'test': 350},
+    def reviews(data_dir):                       # reviews.py, in the folder of the run or installed
+        return {'num_examples': {'train': 25000, 'test': 25000},
                 'train_batches': train_batches, 'eval_batches': eval_batches}
 
-`train_batches(batch_size, seed, image_size, channels, first_example)` returns a `tf.data.Dataset`
-that does not end, of `(images, labels)`; `eval_batches(batch_size, image_size, channels)` one that
-does. Images are float32, or of another floating-point type, which becomes that; labels are int64,
-the numbers of classes. `first_example` is a scalar int64 tensor: how many examples a run that
-resumes has seen. A pipeline that does not go by it resumes with other examples than it would have
-had. With `--cluster` worker w of W takes every Wth batch, from the wth on: all make them all, so
-that a pipeline has to give each machine the same.
+`train_batches(batch_size, seed, first_example)` returns a `tf.data.Dataset` that does not end, of
+batches `(features, labels)`, or of features alone: tensors [batch, …] in any structure, which a
+model of the user's own takes. `eval_batches(batch_size)` returns one that ends. `first_example` is
+a scalar int64 tensor: how many examples a run that resumes has seen. A pipeline that does not go by
+it resumes with other examples than it would have had. With `--cluster` worker w of W takes every
+Wth batch, from the wth on: all make them all, so that a pipeline has to give each machine the same.
 
-`image_size` is what --image_size says, or the network's own size, or None; the network is made for
-the images as they come, which are of one size for training and testing.
+With `'num_classes': 5` in the dict the data are images of that many classes, for a network by name.
+Both functions have the arguments `image_size` and `channels` as well, and give `(images, labels)`:
+images of float32, or of another floating-point type, which becomes that; labels of int64, the
+numbers of classes. `image_size` is what --image_size says, or the network's own size, or None; the
+network is made for the images as they come, which are of one size for training and testing.
 
 What of it is not so is an error that names `--dataset=module:function`, before the run where that
 can be known; a label out of range or a batch of another size, in the step that would have had it.
@@ -33,7 +35,8 @@ from datasets.errors import OwnDataError
 from towers import compat
 from towers.errors import InvalidArgumentError, TowersError
 
-_FIELDS = ('num_classes', 'num_examples', 'train_batches', 'eval_batches')
+_FIELDS = ('num_examples', 'train_batches', 'eval_batches')
+_OF_IMAGES = ('image_size', 'channels')
 _ARGUMENTS = {'train_batches': ('batch_size', 'seed', 'image_size', 'channels', 'first_example'),
               'eval_batches': ('batch_size', 'image_size', 'channels')}
 
@@ -41,7 +44,7 @@ _ARGUMENTS = {'train_batches': ('batch_size', 'seed', 'image_size', 'channels', 
 class Own:
     """What a user's function returned, as a data set.
 
-    Attributes: as those of `ImageSet`.
+    Attributes: as those of `ImageSet`; `num_classes` is None of what are no images of classes.
     """
 
     image_shape = (None, None, None)
@@ -52,14 +55,17 @@ class Own:
           InvalidArgumentError: a field is not what it has to be.
         """
         self.name = name
-        self.num_classes = fields['num_classes']
-        if not _is_count(self.num_classes):
-            raise InvalidArgumentError('%s says of num_classes %.80r: expected a whole number of '
-                                       'at least 1.' % (name, self.num_classes))
-        self.num_classes = int(self.num_classes)  # NumPy's would not do as a dimension
-        self.num_examples = _checked_numbers(name, fields['num_examples'])
+        self.num_classes = fields.get('num_classes')
+        self._unit = 'examples' if self.num_classes is None else 'images'
+        if self.num_classes is not None:
+            if not _is_count(self.num_classes):
+                raise InvalidArgumentError('%s says of num_classes %.80r: expected a whole number '
+                                           'of at least 1.' % (name, self.num_classes))
+            self.num_classes = int(self.num_classes)  # NumPy's would not do as a dimension
+        self.num_examples = _checked_numbers(name, fields['num_examples'], self._unit)
         for field, arguments in _ARGUMENTS.items():
-            if not _takes(fields[field], **dict.fromkeys(arguments)):
+            arguments = self._taken(dict.fromkeys(arguments))
+            if not takes(fields[field], **arguments):
                 raise InvalidArgumentError(
                     '%s of %s is %.80r: expected a function that takes the arguments %s by '
                     'name.' % (
@@ -67,8 +73,13 @@ class Own:
         self._sizes = {}  # heights and widths that are known, by function
         self._train, self._eval = fields['train_batches'], fields['eval_batches']
 
-    def train_batches(self, batch_size, seed, image_size, channels=3, first_example=0, shift=0,
-                      remainder='carry', share=(0, 1)):
+    def _taken(self, arguments):
+        """Those of the arguments, a dict, that the user's functions have."""
+        return {name: value for name, value in arguments.items()
+                if self.num_classes is not None or name not in _OF_IMAGES}
+
+    def train_batches(self, batch_size, seed, image_size=None, channels=3, first_example=0,
+                      shift=0, remainder='carry', share=(0, 1)):
         """The user's batches; of several workers, every Wth of them.
 
         Raises:
@@ -83,18 +94,18 @@ class Own:
         with tf.device('/cpu:0'):
             worker, count = checked_share(share)
             with calling(self.name, 'train_batches'):
-                batches = self._train(
+                batches = self._train(**self._taken(dict(
                     batch_size=batch_size, seed=seed, image_size=image_size, channels=channels,
-                    first_example=tf.cast(first_example, tf.int64))
+                    first_example=tf.cast(first_example, tf.int64))))
             batches = self._checked('train_batches', batches, channels, batch_size)
             return batches if count == 1 else batches.shard(count, worker)
 
-    def eval_batches(self, batch_size, image_size, channels=3):
+    def eval_batches(self, batch_size, image_size=None, channels=3):
         """The user's test batches; raises as `train_batches`."""
         with tf.device('/cpu:0'):
             with calling(self.name, 'eval_batches'):
-                batches = self._eval(batch_size=batch_size, image_size=image_size,
-                                     channels=channels)
+                batches = self._eval(**self._taken(dict(
+                    batch_size=batch_size, image_size=image_size, channels=channels)))
             return self._counted(self._checked('eval_batches', batches, channels))
 
     def _counted(self, batches):
@@ -103,11 +114,11 @@ class Own:
         said = self.num_examples['test']
 
         def count(before, batch):
-            found = before + tf.size(batch[1], out_type=tf.int64)
+            found = before + _rows(tf.nest.flatten(batch)[-1])
             check = _expected(found <= said, [
-                'eval_batches of %s gives ' % self.name, found, ' images or more, and its '
+                'eval_batches of %s gives ' % self.name, found, ' %s or more, and its '
                 'num_examples says %d for test: correct that, or end the pipeline by '
-                '.take(%d)' % (said, said)])
+                '.take(%d)' % (self._unit, said, said)])
             with tf.control_dependencies([check]):
                 return tf.identity(found), batch
         return batches.apply(tf.data.experimental.scan(tf.constant(0, tf.int64), count))
@@ -130,6 +141,8 @@ class Own:
             raise OwnDataError('%s returned a tf.data.Dataset of another graph: expected one that '
                                'it makes each time it is called, without a tf.Graph() of its own.'
                                % what)
+        if self.num_classes is None:
+            return _checked_structure(what, dataset, batch_size)
         kinds = tf.data.get_output_classes(dataset)
         if kinds != (tf.Tensor, tf.Tensor):
             raise OwnDataError(
@@ -169,10 +182,7 @@ class Own:
             raise OwnDataError('%s gives batches of %d images and %d labels: expected one label '
                                'for each image.' % (what, of_images, of_labels))
         for size in (of_images, of_labels):
-            if batch_size is not None and size not in (None, batch_size):
-                raise OwnDataError(
-                    '%s gives batches of %d: expected the %d of its argument batch_size.' % (
-                        what, size, batch_size))
+            _check_size(what, size, batch_size)
         return compat.map_batches(dataset, lambda images, labels: self._checked_batch(
             what, images, labels, batch_size))
 
@@ -211,6 +221,59 @@ class Own:
         return images, labels
 
 
+def _checked_structure(what, dataset, batch_size):
+    """A data set of features of any structure, whose batches fail where they are not
+    `batch_size` examples in every part; any number of examples if that is None."""
+    shapes = tf.data.get_output_shapes(dataset)
+    if type(shapes) is tuple and len(shapes) > 2:
+        raise OwnDataError('%s gives elements of %d parts: expected (features, labels), or features '
+                           'alone; put several into a dict.' % (what, len(shapes)))
+    if any(shape.ndims == 0 for shape in tf.nest.flatten(shapes)):
+        raise OwnDataError('%s gives elements of the shapes %s: expected batches, [batch, …] each, '
+                           'from .batch(batch_size) or .padded_batch.' % (
+                               what, compat.shapes_text(shapes)))
+    for shape in tf.nest.flatten(shapes):
+        _check_size(what, shape.as_list()[0] if shape.ndims else None, batch_size)
+
+    def checked(*batch):
+        batch = batch if len(batch) > 1 else batch[0]
+        leaves = tf.nest.flatten(batch)
+        counts = [_rows(leaf) for leaf in leaves]
+        wanted = counts[0] if batch_size is None else tf.constant(batch_size, tf.int64)
+        checks = [_expected(tf.equal(count, wanted), [
+            '%s gives a batch of ' % what, count, ' examples in one part: expected ', wanted,
+            ' in each' + ('' if batch_size is None else
+                          ', its argument batch_size, from drop_remainder=True')])
+                  for count in counts]
+        if batch_size is None:
+            checks.append(_expected(wanted > 0, [
+                '%s gives a batch of 0 examples: expected none without examples' % what]))
+        with tf.control_dependencies(checks):
+            leaves = tf.nest.map_structure(tf.identity, leaves, expand_composites=True)
+        for leaf in leaves:
+            if batch_size is not None and isinstance(leaf, tf.Tensor) and (
+                    leaf.shape.ndims is not None):
+                leaf.set_shape([batch_size] + leaf.shape.as_list()[1:])
+        return tf.nest.pack_sequence_as(batch, leaves)
+    return compat.map_batches(dataset, checked)
+
+
+def _check_size(what, size, batch_size):
+    """Raises `OwnDataError` for batches of another size than they have to be, where both are known.
+    """
+    if batch_size is not None and size not in (None, batch_size):
+        raise OwnDataError('%s gives batches of %d: expected the %d of its argument batch_size.' % (
+            what, size, batch_size))
+
+
+def _rows(leaf):
+    """Examples of one part of a batch, an int64 scalar."""
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.nrows(), tf.int64)
+    return (leaf.dense_shape if isinstance(leaf, tf.SparseTensor) else tf.shape(
+        leaf, out_type=tf.int64))[0]
+
+
 def _expected(condition, parts):
     text = tf.strings.join([part if isinstance(part, str) else tf.as_string(part)
                             for part in parts])
@@ -232,18 +295,18 @@ def _is_count(value, least=1):
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= least
 
 
-def _checked_numbers(name, given):
+def _checked_numbers(name, given, unit):
     """Number of examples by split, as a dict."""
     if not (isinstance(given, dict) and all(_is_count(given.get(split))
                                             for split in ('train', 'test'))):
         raise InvalidArgumentError("%s says of num_examples %.80r: expected a dict such as "
-                                   "{'train': 3320, 'test': 350}, how many images each has."
-                                   % (name, given))
+                                   "{'train': 3320, 'test': 350}, how many %s each has."
+                                   % (name, given, unit))
     return {split: int(number) if _is_count(number, 0) else number
             for split, number in given.items()}
 
 
-def _takes(function, *arguments, **named):
+def takes(function, *arguments, **named):
     """Whether it can be called so; Python's own without a signature are taken to do."""
     if not callable(function):
         return False
@@ -257,21 +320,48 @@ def _takes(function, *arguments, **named):
 
 
 @contextlib.contextmanager
-def calling(name, what):
-    """Within it, where code of the user's runs, its errors become an `OwnDataError` that names it.
+def calling(name, what, flag='dataset', kind=OwnDataError):
+    """Within it, where code of the user's runs, its errors become one of that kind, by name.
 
     Args:
       name: `module:function`.
       what: of it is called.
+      flag: that names it.
+      kind: of the error.
     """
     try:
         yield
     except TowersError:
         raise
     except (Exception, SystemExit) as error:
+        if compat.missing_layers(error):
+            raise  # the towers say what to install
         text = ' '.join(str(error).split())
-        raise OwnDataError('--dataset=%s: %s raised %s%s' % (
-            name, what, type(error).__name__, ': %.200s' % text if text else '')) from error
+        raise kind('--%s=%s: %s raised %s%s' % (
+            flag, name, what, type(error).__name__, ': %.200s' % text if text else '')) from error
+
+
+def own_function(name, flag='dataset', kind=OwnDataError,
+                 example='flowers:batches for the function batches of flowers.py'):
+    """The function that `module:function` stands for.
+
+    Args:
+      name, flag, kind: as of `calling`.
+      example: of a name, for the error.
+
+    Raises:
+      InvalidArgumentError: there is no such module or function.
+      kind: the module raised an error.
+    """
+    module_name, _, function_name = name.partition(':')
+    if not module_name or module_name.startswith('.') or not function_name:
+        raise InvalidArgumentError('--%s=%s: expected module:function, such as %s.' % (
+            flag, name, example))
+    function = getattr(_module(name, module_name, flag, kind), function_name, None)
+    if not callable(function):
+        raise InvalidArgumentError('The module %s has no function %r, which --%s=%s names.' % (
+            module_name, function_name, flag, name))
+    return function
 
 
 def own_set(name, data_dir=None):
@@ -281,18 +371,11 @@ def own_set(name, data_dir=None):
       InvalidArgumentError: there is no such module or function, or it returned something else.
       OwnDataError: the module or the function raised an error.
     """
-    module_name, _, function_name = name.partition(':')
-    if not module_name or module_name.startswith('.') or not function_name:
-        raise InvalidArgumentError('--dataset=%s: expected module:function, such as '
-                                   'flowers:batches for the function batches of flowers.py.' % name)
-    function = getattr(_module(name, module_name), function_name, None)
-    if not callable(function):
-        raise InvalidArgumentError('The module %s has no function %r, which --dataset=%s names.' % (
-            module_name, function_name, name))
-    if not _takes(function, data_dir):
+    function = own_function(name)
+    if not takes(function, data_dir):
         raise InvalidArgumentError('%s cannot be called with one argument: expected a function of '
                                    'data_dir, the folder of --data_dir or None.' % name)
-    with calling(name, function_name):
+    with calling(name, name.partition(':')[2]):
         fields = function(data_dir)
     if hasattr(fields, 'train_batches'):
         return fields
@@ -304,19 +387,19 @@ def own_set(name, data_dir=None):
     return Own(name, fields)
 
 
-def _module(name, module_name):
+def _module(name, module_name, flag, kind):
     """The module, from the working directory or installed."""
     added = os.getcwd() not in sys.path
     if added:
         sys.path.insert(0, os.getcwd())
     try:
-        with calling(name, 'the module %s' % module_name):
+        with calling(name, 'the module %s' % module_name, flag, kind):
             try:
                 return importlib.import_module(module_name)
             except ImportError as error:
                 raise InvalidArgumentError(
-                    'Cannot import the module of --dataset=%s: %s. It has to be in the working '
-                    'directory, or installed.' % (name, error)) from None
+                    'Cannot import the module of --%s=%s: %s. It has to be in the working '
+                    'directory, or installed.' % (flag, name, error)) from None
     finally:
         if added:
             sys.path.remove(os.getcwd())

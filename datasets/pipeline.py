@@ -135,6 +135,10 @@ def train_batches(images, labels, batch_size, seed, image_size=None, channels=No
     images, labels = _check_arrays(images, labels)
     _check_int('batch_size', batch_size, 1)
     _check_int('shift', shift, 0)
+    if shift and shift >= min(images.shape[1:3]):
+        raise InvalidArgumentError(
+            '--augment_shift=%d moves images of %d x %d pixels out of sight: give less' % (
+                (shift,) + images.shape[1:3]))
     prepare = _image_preparation(images.shape, image_size, channels)
     with tf.device('/cpu:0'):
         if not tf.is_tensor(first_example):

@@ -10,7 +10,12 @@ class Classifier:
 
     Attributes:
       image_format: dict with `image_size` (pixels) and `channels`, as data sets take them.
+      regularization: as for `build_towers`.
+      unit: the name of its examples.
     """
+
+    regularization = 'add'
+    unit = 'images'
 
     def __init__(self, network, num_classes, image_size=None, weight_decay=None, aux_loss_weight=0.,
                  batch_norm_decay=None, image_shape=(None, None, None)):
@@ -39,17 +44,13 @@ class Classifier:
         if not aux_loss_weight and 'create_aux_logits' in network.options:
             self._options['create_aux_logits'] = False
 
-    @property
-    def takes_any_size(self):
-        """Whether the network takes images of unknown height and width."""
-        return self._network.takes_any_size
-
-    def model_fn(self, is_training):
-        """The model function, which is called with a shard, `(images, labels)`."""
+    def model_fn(self, mode):
+        """The model function of a mode, 'train', 'eval' or 'infer', which is called with a shard,
+        `(images, labels)`."""
         def model_fn(images, labels):
-            logits, end_points = self._build(images, is_training)
+            logits, end_points = self._build(images, mode == 'train')
             loss = cross_entropy(labels, logits)
-            if is_training and end_points.get('AuxLogits') is not None:
+            if mode == 'train' and end_points.get('AuxLogits') is not None:
                 loss += self._aux_loss_weight * cross_entropy(labels, end_points['AuxLogits'])
             predicted = tf.argmax(logits, 1)
             accuracy = tf.reduce_mean(tf.cast(tf.equal(predicted, labels), tf.float64))

@@ -127,11 +127,6 @@ class Network(collections.namedtuple('Network', [
             arguments['batch_norm_decay'] = float(batch_norm_decay)
         return arguments
 
-    @property
-    def takes_any_size(self):
-        """Whether `build` takes images of whatever height and width, also of unknown ones."""
-        return self.image_sizes == (1, None)
-
     def _check_options(self, options):
         for option in sorted(options):
             if option not in self.options:

@@ -132,7 +132,7 @@ def test_what_the_errors_of_a_hooks_values_say(tmp_path):
     given = Given(tmp_path)
 
     def message(value):
-        return error_of(ProgressHook, {'loss': value}, given.step, 3, **given.counts)
+        return error_of(ProgressHook, {'loss': value}, towers.StepCounts(given.step, 4, 8, 3))
     assert message(given.x) == (
         "values['loss'] has the shape (4, 2): expected a scalar, such as its tf.reduce_mean.")
     assert message(0.5) == (
@@ -150,7 +150,7 @@ def test_numbers_of_numpys_are_numbers(two, tmp_path):
     assert len(towers.split_batch(np.ones([4, 2]), two).inputs) == 2
     towers.LossScale(np.float32(8), growth_steps=two, factor=np.float64(2))
     towers.WeightAverages(np.float32(0.9), given.step)
-    ProgressHook({'loss': given.loss}, given.step, two, two, np.float32(8))
+    ProgressHook({'loss': given.loss}, towers.StepCounts(given.step, two, np.float32(8), two))
     towers.CheckpointHook(tmp_path, given.step, save_steps=two, keep=two)
     built = towers.build_towers(model_fn, given.x, given.optimizer, two,
                                 numerics=towers.Numerics(check_numerics=np.bool_(True)))
@@ -172,7 +172,7 @@ def test_what_is_something_else(call, text):
 def test_a_value_that_is_no_number(tmp_path):
     given = Given(tmp_path)
     name = tf.constant('a cat', name='label')
-    assert error_of(ProgressHook, {'label': name}, given.step, 3, **given.counts).endswith(
+    assert error_of(ProgressHook, {'label': name}, towers.StepCounts(given.step, 4, 8, 3)).endswith(
         ' is of type string: expected a number.')
 
 
@@ -230,7 +230,7 @@ def test_a_hooks_value_of_another_graph(tmp_path):
     given = Given(tmp_path)
     with tf.Graph().as_default():
         loss = tf.ones([])
-    assert error_of(ProgressHook, {'loss': loss}, given.step, 3, **given.counts).endswith(
+    assert error_of(ProgressHook, {'loss': loss}, towers.StepCounts(given.step, 4, 8, 3)).endswith(
         ' is of another graph than the default one.')
 
 
@@ -263,8 +263,7 @@ def test_hooks_and_sessions_are_no_part_of_an_eager_program(graph, tmp_path):
     def of_step(call):
         for make_step in (lambda: tf.Variable(0, dtype=tf.int64), lambda: in_graph):
             assert 'TensorFlow is executing eagerly' in _eager_error(lambda: call(make_step()))
-    counts = dict(batch_size=4, examples_per_epoch=8)
-    of_step(lambda step: ProgressHook({'loss': tf.ones([])}, step, 3, **counts))
+    of_step(lambda step: ProgressHook({'loss': tf.ones([])}, towers.StepCounts(step, 4, 8, 3)))
     of_step(lambda step: towers.CheckpointHook(str(tmp_path), step))
     of_step(lambda step: towers.WeightAverages(0.9, step))
     of_step(lambda step: towers.training_session(str(tmp_path / 'run'), step, []).__enter__())

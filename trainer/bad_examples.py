@@ -188,4 +188,4 @@ def _epochs(setup, workers):
 def _probe(setup, workers):
     """The `StreamProbe` of the run."""
     return setup.dataset.stream_probe(FLAGS.seed, _epochs(setup, workers).length,
-                                      **setup.classifier.image_format)
+                                      **setup.model.image_format)

@@ -96,7 +96,7 @@ _OF_ONE_MACHINE = frozenset([
 
 
 # Flags by which a run ends: the chief's count, and another value on a worker would be passed over.
-_OF_THE_END = ['train_steps', 'train_epochs', 'stop_at_accuracy']
+_OF_THE_END = ['train_steps', 'train_epochs', 'stop_at_accuracy', 'stop_after']
 
 
 def compared_flags():

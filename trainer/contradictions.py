@@ -76,6 +76,10 @@ def _of_the_schedule():
         return '--decay=exponential needs --decay_epochs'
     if FLAGS.stop_at_accuracy and not FLAGS.eval_steps:
         return '--stop_at_accuracy is looked at when there is an evaluation: give --eval_steps'
+    if FLAGS.stop_after and not (FLAGS.eval_steps and FLAGS.keep_best):
+        return '--stop_after counts evaluations without a better one: give --eval_steps, --keep_best'
+    if FLAGS.stop_after and FLAGS.stop_at_accuracy:
+        return '--stop_at_accuracy and --stop_after both say when to stop: give one'
     if FLAGS.batch_norm_decay < 0 and FLAGS.batch_norm_decay != -1:
         return '--batch_norm_decay=%g: expected 0 to 1, or -1' % FLAGS.batch_norm_decay
     if FLAGS.average_decay == 1:
@@ -184,6 +188,9 @@ _GOES_WITH = [  # a flag, and the values of another one with which it is of use
     ('xla', 'mode', ['train', 'memory'])]
 
 
+_OF_NETWORKS_BY_NAME = ['weight_decay', 'aux_loss_weight', 'batch_norm_decay', 'fingerprint']
+
+
 def _of_no_use(given):
     """A flag that was given, and has no effect with the value of another."""
     for flag, other, values in _GOES_WITH:
@@ -191,6 +198,10 @@ def _of_no_use(given):
             return '--%s%s is of no use with --%s=%s: it goes with %s' % (
                 'no' * (FLAGS[flag].value is False), flag, other, FLAGS[other].value,
                 ' or '.join(values))
+    for flag in _OF_NETWORKS_BY_NAME:
+        if flag in given and ':' in FLAGS.model:
+            return '--%s is of no use with --model=%s: it goes with a network by name' % (
+                flag, FLAGS.model)
     return None
 
 
@@ -223,8 +234,8 @@ def _unclear_machines():
 
 # Flags of the run around its steps, of what a step computes, and of the network on its devices.
 _OF_THE_RUN = frozenset(
-    'train_steps train_epochs stop_at_accuracy eval_steps save_steps keep log_every summary_steps '
-    'fingerprint base_learning_rate base_batch_size lr_scaling warmup_epochs decay decay_epochs '
+    'train_steps train_epochs stop_at_accuracy stop_after eval_steps save_steps keep keep_best '
+    'log_every summary_steps fingerprint base_learning_rate base_batch_size lr_scaling warmup_epochs decay decay_epochs '
     'decay_rate'.split())
 _OF_A_STEP = frozenset(
     'augment augment_shift remainder accumulate recompute micro_batches schedule reduction '

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import datasets
 from towers.tensorflow_errors import is_of_input, reason_of
+from trainer import own_model
 from trainer.flags import FLAGS
 
 
@@ -21,37 +22,11 @@ def make_dataset():
                                 FLAGS.background_class, **options)
 
 
-def whole_batch(built):
-    """The batch of all towers, from their shards: tensors `(images, labels)`, [batch, …] each."""
-    parts = [tower.inputs for tower in built.towers]
-    return tuple(tf.concat(part, 0) if len(part) > 1 else part[0] for part in zip(*parts))
-
-
 # ---- A pipeline of the user's own ---------------------------------------------------------------
 
 def is_own():
     """Whether --dataset names a function of the user's own, `module:function`."""
     return ':' in FLAGS.dataset
-
-
-def check_sizes(batches, what, takes_any_size):
-    """Raises `OwnDataError` for batches of unknown height or width that the network cannot take.
-
-    Args:
-      batches: `tf.data.Dataset` of images and labels.
-      what: the name of the user's function that made them.
-      takes_any_size: whether the network takes images of unknown sizes.
-    """
-    if takes_any_size or not is_own():
-        return
-    shape = tf.data.get_output_shapes(batches)[0]
-    unknown = [name for name, side in zip(('height', 'width'), shape.as_list()[1:3])
-               if side is None]
-    if unknown:
-        raise datasets.OwnDataError(
-            '%s of %s gives images of unknown %s, shape %s, which --model=%s needs to know: '
-            'tf.image.resize them to one size, or call set_shape in a map where they have one.' % (
-                what, FLAGS.dataset, ' and '.join(unknown), shape, FLAGS.model))
 
 
 def data_ended(steps, begin, wanted):
@@ -79,17 +54,17 @@ def data_ended_on_worker():
 
 
 def own_failure(error):
-    """The `OwnDataError` for an error of TensorFlow in the user's own pipeline.
+    """The error for one of TensorFlow in the user's own pipeline or model.
 
     Args:
       error: `tf.errors.OpError` of a step.
 
     Returns:
-      It, or None for an error of another kind.
+      `OwnDataError` or `OwnModelError`; None for an error of another kind.
     """
     text = getattr(error, 'message', None) or str(error)
     if not is_own() or 'IteratorGetNext' not in text:
-        return None
+        return own_model.step_failure(error)
     if isinstance(error, tf.errors.OutOfRangeError):
         return datasets.OwnDataError('train_batches of %s ended, or has no examples: expected '
                                      'batches without end: add .repeat()' % FLAGS.dataset)
@@ -120,7 +95,7 @@ def unknown_failure(error):
 
 
 def show_cause(error):
-    """Prints to standard error the traceback in the user's own code that caused an `OwnDataError`.
+    """Prints to standard error the traceback in the user's own code that caused an error of it.
     """
     cause = error.__cause__
     if isinstance(cause, tf.errors.OpError):
@@ -136,7 +111,8 @@ def show_cause(error):
 
 
 def _is_importing(frame):
-    """Whether a frame is of the import of the user's code: of `datasets.own`, or of Python's own.
+    """Whether a frame is of the call or import of the user's code: one of ours, or of Python's own.
     """
-    return (frame.f_globals.get('__name__') in (datasets.own.__name__, 'importlib')
+    return (frame.f_globals.get('__name__') in (
+        datasets.own.__name__, own_model.__name__, 'importlib')
             or frame.f_code.co_filename.startswith('<frozen importlib'))

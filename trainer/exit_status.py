@@ -15,8 +15,8 @@ from trainer.data import own_failure, show_cause, unknown_failure
 from trainer.output_stream import OutputStream
 
 # Errors of a run (status 1); the other `TowersError`s are about the flags (status 2).
-_FAILURES = (datasets.BadExampleError, datasets.OwnDataError, towers.AuditError,
-             towers.CheckpointError, towers.ClusterError, towers.LogFileError,
+_FAILURES = (datasets.BadExampleError, datasets.OwnDataError, datasets.OwnModelError,
+             towers.AuditError, towers.CheckpointError, towers.ClusterError, towers.LogFileError,
              towers.NonFiniteError, towers.OutOfMemoryError, towers.RunLockedError)
 
 
@@ -76,7 +76,7 @@ def status_of_signal(number):
 
 def _failed(error):
     """Says an error of a run, or a text, in one line; returns the exit status."""
-    if isinstance(error, datasets.OwnDataError):
+    if isinstance(error, (datasets.OwnDataError, datasets.OwnModelError)):
         show_cause(error)
     say(error)
     return 1

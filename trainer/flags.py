@@ -38,8 +38,9 @@ GROUPS = collections.OrderedDict([
     ('Optimizer', ['optimizer', 'momentum', 'clip_norm', 'base_learning_rate', 'base_batch_size',
                    'lr_scaling', 'warmup_epochs', 'decay', 'decay_epochs', 'decay_rate',
                    'average_decay']),
-    ('The run', ['train_dir', 'train_steps', 'train_epochs', 'stop_at_accuracy', 'eval_steps',
-                 'save_steps', 'keep', 'recover', 'seed', 'check_numerics']),
+    ('The run', ['train_dir', 'train_steps', 'train_epochs', 'stop_at_accuracy', 'stop_after',
+                 'eval_steps', 'save_steps', 'keep', 'keep_best', 'recover', 'seed',
+                 'check_numerics']),
     ('What is shown and written', ['log_every', 'summary_steps', 'fingerprint', 'predictions',
                                    'export_dir', 'plan_only', 'audit_runtime'])])
 
@@ -52,7 +53,8 @@ flags.DEFINE_enum('mode', 'train',
                   'predictions; or read the data once and list what is bad; or measure which side '
                   'holds training back, input or towers; or say where the memory of a training '
                   'step goes')
-flags.DEFINE_string('model', 'digits', 'network by name; an unknown one lists those that exist')
+flags.DEFINE_string('model', 'digits', 'network by name; an unknown one lists those that exist; '
+                    'or module:function, a model function of your own, (features, labels, mode)')
 flags.DEFINE_string('dataset', 'digits', 'data set by name; an unknown one lists those that exist; '
                     'or module:function, a tf.data pipeline of your own')
 flags.DEFINE_string('data_dir', '', 'folder of the data set, for one that is not part of this')
@@ -213,12 +215,16 @@ flags.DEFINE_float('train_epochs', 30, 'passes over the training set',
                    lower_bound=0, upper_bound=MOST_EPOCHS)
 flags.DEFINE_float('stop_at_accuracy', 0, 'stop when the test accuracy is at least this; looked at '
                    'every --eval_steps', lower_bound=0, upper_bound=1)
+flags.DEFINE_integer('stop_after', 0, 'stop after that many evaluations without a better one than '
+                     'the best, by --keep_best; 0: never', lower_bound=0, upper_bound=MOST_STEPS)
 flags.DEFINE_integer('eval_steps', 0, 'steps from one evaluation to the next; 0: at the end only',
                      lower_bound=0, upper_bound=MOST_STEPS)
 flags.DEFINE_integer('save_steps', 500, 'steps from one checkpoint to the next',
                      lower_bound=1, upper_bound=MOST_STEPS)
 flags.DEFINE_integer('keep', 5, 'how many of the newest checkpoints to keep',
                      lower_bound=1, upper_bound=MOST_CHECKPOINTS)
+flags.DEFINE_string('keep_best', '', "metric whose best checkpoint is kept, in the run's folder best "
+                    "beside the newest ones: the largest, of loss and of '-perplexity' the smallest")
 flags.DEFINE_boolean('recover', False, 'when the newest checkpoint is damaged, go on from the one '
                      'before it')
 flags.DEFINE_integer('seed', 1, 'of the initial weights, the data order, shifts and dropout',
@@ -233,7 +239,7 @@ flags.DEFINE_integer('summary_steps', 100, 'steps from one TensorBoard summary t
 flags.DEFINE_boolean('fingerprint', False, 'write checksums of the initial weights and of the '
                      'examples seen to metrics.jsonl, to compare runs by')
 flags.DEFINE_string('predictions', 'predictions.csv', 'file that --mode=predict writes, a row an '
-                    'image')
+                    'example')
 flags.DEFINE_string('export_dir', '', 'write a SavedModel of the final weights below this folder')
 flags.DEFINE_boolean('plan_only', False, 'build the graph, print the plan and the audit, and stop')
 flags.DEFINE_boolean('audit_runtime', False, 'also check what the runtime really places, with the '
@@ -242,4 +248,4 @@ flags.DEFINE_boolean('audit_runtime', False, 'also check what the runtime really
 
 def train_dir():
     """The folder of the run."""
-    return FLAGS.train_dir or os.path.join('runs', FLAGS.model)
+    return FLAGS.train_dir or os.path.join('runs', FLAGS.model.replace(':', '.'))

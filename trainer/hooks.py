@@ -15,6 +15,7 @@ from towers.run.step_loop import OccasionalHook
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook, default_summaries
 from trainer.bad_examples import INPUT_ERRORS, naming_bad_test_images
+from trainer.best import SINCE_BEST, BestEvaluation
 from trainer.data import is_own, own_failure
 from trainer.fingerprint import FingerprintHook
 from trainer.flags import FLAGS, train_dir
@@ -24,7 +25,7 @@ from trainer.progress import ProgressHook
 
 class RunHooks(collections.namedtuple('RunHooks', [
         'first', 'save_listeners', 'progress', 'evaluation', 'signals', 'tested', 'end',
-        'newest'])):
+        'newest', 'best'])):
     """The hooks of a training.
 
     Attributes:
@@ -35,6 +36,7 @@ class RunHooks(collections.namedtuple('RunHooks', [
       tested: what the `EvaluationHook` runs: a `SavingEvaluation`; in a cluster the `Evaluation`.
       end: in a cluster an `EndHook`, else None.
       newest: `NewestCheckpoint`, the last one of `save_listeners`.
+      best: `BestEvaluation`; None without --keep_best.
     """
     __slots__ = ()
 
@@ -56,10 +58,11 @@ def make_hooks(job, cluster=None):
     progress = ProgressHook(
         [('lr' if name == 'learning_rate' else name, value) for name, value in values], counts,
         log_every=FLAGS.log_every, devices=job.built.devices, fetch_every_step=True,
-        input_watch=watch)
+        input_watch=watch, unit=job.setup.model.unit)
     metrics = MetricsHook(
         log_values, counts, os.path.join(train_dir(), 'metrics.jsonl'), log_every=FLAGS.log_every,
-        fetch_every_step=True, say=progress.write, input_watch=watch)
+        fetch_every_step=True, say=progress.write, input_watch=watch,
+        unit=job.setup.model.unit)
     listeners = [progress, metrics]
     if FLAGS.summary_steps:
         listeners.append(SummaryHook(default_summaries(job.built, job.learning_rate), counts,
@@ -71,9 +74,12 @@ def make_hooks(job, cluster=None):
     if cluster is None:  # machines stop together, at a step
         tested = SavingEvaluation(tested, job.setup.dataset,
                                   lambda: signals.stopping_signal is not None)
+    best = BestEvaluation(tested, FLAGS.keep_best, train_dir(), counts.global_step,
+                          FLAGS.eval_steps) if FLAGS.keep_best else None
     evaluation = EvaluationHook(
-        tested, counts.global_step, FLAGS.eval_steps or None, listeners,
-        ('accuracy', FLAGS.stop_at_accuracy) if FLAGS.stop_at_accuracy else None,
+        best or tested, counts.global_step, FLAGS.eval_steps or None, listeners,
+        ('accuracy', FLAGS.stop_at_accuracy) if FLAGS.stop_at_accuracy else
+        (SINCE_BEST, FLAGS.stop_after) if FLAGS.stop_after else None,
         skip_end=lambda: signals.stopping_signal is not None)
     of_cluster, end = [], None
     if cluster is not None:
@@ -88,7 +94,7 @@ def make_hooks(job, cluster=None):
               LongStepHook(watch.watch, say=progress.write)]
              + of_cluster + listeners + fingerprint + [evaluation])
     return RunHooks(first, [hook.listener for hook in listeners] + [newest], progress, evaluation,
-                    signals, tested, end, newest)
+                    signals, tested, end, newest, best)
 
 
 class StartInputHook(OccasionalHook):

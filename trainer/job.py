@@ -2,10 +2,10 @@
 
 import collections
 import contextlib
-import math
 
 import tensorflow.compat.v1 as tf
 
+from models import registry
 from models.classifier import Classifier
 import towers
 from towers.placement.devices import describe_config
@@ -15,20 +15,20 @@ from towers.tower.shards import checked_shares
 from towers.tower.stateless_random import make_initial_values_stateless
 from trainer.build_progress import BuildProgress
 from trainer.cluster import counted, examples_a_step, share, workers_a_step
-from trainer.data import check_sizes, whole_batch
 from trainer.fingerprint import ExamplesChecksum
 from trainer.flags import FLAGS
+from trainer.own_model import OwnModel, is_own_model
 from trainer.optimizer import clip, make_learning_rate, make_loss_scale, make_optimizer
 from trainer.position import START, end_of_run, epochs_of
 from trainer.resources import memory_of_tower, session_config
 
 
 class Setup(collections.namedtuple('Setup', [
-        'classifier', 'dataset', 'batch_size', 'variable_device', 'stages'])):
+        'model', 'dataset', 'batch_size', 'variable_device', 'stages'])):
     """What a graph is built of.
 
     Attributes:
-      classifier: `Classifier`, the network with its losses.
+      model: `Classifier`, a network with its losses; or `OwnModel`.
       dataset: the data set of --dataset.
       batch_size: examples a step on this machine, over all of its towers; or `'auto'`, to be
         replaced before anything is built.
@@ -58,13 +58,24 @@ class Job(collections.namedtuple('Job', [
     __slots__ = ()
 
 
-def make_setup(network, dataset):
-    """The `Setup` of the flags, for a network of `models.registry`."""
-    classifier = Classifier(
-        network, dataset.num_classes, FLAGS.image_size or None, FLAGS.weight_decay,
-        FLAGS.aux_loss_weight, None if FLAGS.batch_norm_decay < 0 else FLAGS.batch_norm_decay,
-        dataset.image_shape)
-    return Setup(classifier, dataset, FLAGS.batch_size, FLAGS.variable_device or None,
+def make_setup(dataset):
+    """The `Setup` of the flags.
+
+    Raises:
+      InvalidArgumentError: there is no such model, or it cannot be trained on the data set.
+    """
+    if is_own_model():
+        model = OwnModel(FLAGS.model, dataset, FLAGS.image_size or None)
+    elif dataset.num_classes is None:
+        raise towers.InvalidArgumentError(
+            '--dataset=%s says of no num_classes, which --model=%s needs: return it, or give '
+            '--model=module:function, a model of your own.' % (FLAGS.dataset, FLAGS.model))
+    else:
+        model = Classifier(
+            registry.get_network(FLAGS.model), dataset.num_classes, FLAGS.image_size or None,
+            FLAGS.weight_decay, FLAGS.aux_loss_weight,
+            None if FLAGS.batch_norm_decay < 0 else FLAGS.batch_norm_decay, dataset.image_shape)
+    return Setup(model, dataset, FLAGS.batch_size, FLAGS.variable_device or None,
                  'auto' if '+' in FLAGS.devices else None)
 
 
@@ -84,14 +95,13 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
       InvalidArgumentError: a batch that does not divide among the towers, a shift as large as the
         images, or flags of the learning rate that do not fit the data.
     """
-    classifier, dataset, batch_size, variable_device, stages = setup
+    model, dataset, batch_size, variable_device, stages = setup
     step_size = examples_a_step(cluster, batch_size)
     epochs = epochs_of(setup, cluster)
     train_steps, last_example = end_of_run(epochs, position)
     devices = _devices()
     num_towers = len(devices)
     _check_batch(batch_size, num_towers)
-    _check_shift(dataset)
     with tf.device('/cpu:0'):
         global_step = tf.train.get_or_create_global_step()
         # The place in the stream of examples, which batches and learning rate depend on.
@@ -100,8 +110,7 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
         batches = dataset.train_batches(
             batch_size=batch_size, seed=FLAGS.seed, first_example=tf.identity(examples_seen),
             shift=FLAGS.augment_shift, remainder=FLAGS.remainder, share=share(cluster),
-            **classifier.image_format)
-        check_sizes(batches, 'train_batches', classifier.takes_any_size)
+            **model.image_format)
         iterator = tf.data.make_initializable_iterator(batches)
         batch = iterator.get_next()
     rate = make_learning_rate(batch_size, num_towers, epochs.length, last_example,
@@ -109,11 +118,12 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
     learning_rate = rate.tensor(tf.identity(examples_seen))
     with BuildProgress('%d tower%s' % (num_towers, '' if num_towers == 1 else 's')):
         built = towers.build_towers(
-            classifier.model_fn(is_training=True), batch, towers.Objective(
+            model.model_fn('train'), batch, towers.Objective(
                 make_optimizer(learning_rate),
                 transform_gradients=clip if FLAGS.clip_norm else None), devices, FLAGS.reduction,
             remainder='error' if epochs.is_static else 'weight', shares=shares_of_towers(),
-            global_step=global_step, regularization='add', update_ops=FLAGS.update_ops,
+            global_step=global_step, regularization=model.regularization,
+            update_ops=FLAGS.update_ops,
             batch_norm=FLAGS.batch_norm,
             variables=towers.VariablePlacement(
                 variable_device, FLAGS.all_reduce if variable_device == 'replicated' else None),
@@ -137,7 +147,8 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
             built, batch_size if epochs.is_static else tf.cast(
                 tf.add_n([tower.size for tower in built.towers]), tf.int64))).op
         if FLAGS.fingerprint:
-            checksum = ExamplesChecksum().update(*whole_batch(built))
+            checksum = ExamplesChecksum().update(*(tf.concat(parts, 0) for parts in zip(
+                *[tower.inputs for tower in built.towers])))
             train_op = tf.group(train_op, checksum.op)
     evaluation = None
     if with_evaluation:
@@ -179,32 +190,24 @@ def _check_batch(batch_size, num_towers):
                 '' if micro_batches == 1 else ' of %d micro-batches' % micro_batches, parts))
 
 
-def _check_shift(dataset):
-    """Raises `InvalidArgumentError` for an --augment_shift that leaves nothing of an image."""
-    if FLAGS.augment_shift and FLAGS.augment_shift >= min(
-            side or math.inf for side in dataset.image_shape[:2]):
-        raise towers.InvalidArgumentError(
-            '--augment_shift=%d moves images of %d x %d pixels out of sight: give less' % (
-                (FLAGS.augment_shift,) + tuple(dataset.image_shape[:2])))
-
-
-def make_evaluation(setup, trained=None):
+def make_evaluation(setup, trained=None, mode='eval'):
     """The `Evaluation` of the test set in the default graph.
 
     Args:
       setup: `Setup`.
+      mode: 'eval'; or 'infer', for predictions.
       trained: `BuiltTowers` whose variables are evaluated; None: the evaluation makes them, to be
         restored from a checkpoint.
     """
     batches = setup.dataset.eval_batches(batch_size=setup.batch_size,
-                                         **setup.classifier.image_format)
-    check_sizes(batches, 'eval_batches', setup.classifier.takes_any_size)
+                                         **setup.model.image_format)
     with BuildProgress('the towers of the evaluation'):
         return Evaluation(
-            setup.classifier.model_fn(is_training=False), batches,
+            setup.model.model_fn(mode), batches,
             None if trained else _devices(), trained,
             variables=towers.VariablePlacement(setup.variable_device), copies=FLAGS.copies,
-            precision=FLAGS.precision, regularization='add', shares=shares_of_towers(),
+            precision=FLAGS.precision, regularization=setup.model.regularization,
+            shares=shares_of_towers(),
             # where the variables are
             pipeline=towers.Pipeline(stages='auto' if setup.stages else None))
 

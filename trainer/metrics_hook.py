@@ -26,7 +26,7 @@ class MetricsHook(OccasionalHook):
     """
 
     def __init__(self, values, counts, path, log_every=100, *, fetch_every_step=False, say=print,
-                 input_watch=None):
+                 input_watch=None, unit='images'):
         """
         Args:
           values: list of pairs of a name and a scalar tensor, fetched with the steps that have a
@@ -40,6 +40,7 @@ class MetricsHook(OccasionalHook):
             is new if it is at step 0 and there is no checkpoint beside the file.
           input_watch: `InputWatchHook` of the same session, for `input_wait` in each line: the
             share of the time since the line before that was waiting for input, 0..1; or None.
+          unit: the name of the examples, as in `images_per_second`.
         """
         self._arguments = tf.train.SessionRunArgs(dict(values))
         self.log = MetricsLog(path)
@@ -51,6 +52,7 @@ class MetricsHook(OccasionalHook):
         self._fetches_always = fetch_every_step
         self._say = say
         self._waiting = checked_watch(input_watch)
+        self._unit = unit
         self._is_first_session = True
         self._writes = self._ended = False
         self._since = 0
@@ -89,7 +91,7 @@ class MetricsHook(OccasionalHook):
         line = {'epoch': round(clock.examples / self._examples_per_epoch, 6),
                 'examples': clock.examples}
         line.update(run_values.results)
-        line['images_per_second'] = None if speed is None else round(speed, 3)
+        line[self._unit + '_per_second'] = None if speed is None else round(speed, 3)
         if self._waiting is not None:
             share = self._waiting.next(run_context.session).share
             line['input_wait'] = None if share is None else round(share, 4)

@@ -38,14 +38,14 @@ def evaluate_or_predict(setup):
     prepare_skipping(setup, train_dir(), START)
     with tf.Graph().as_default():
         tf.set_random_seed(FLAGS.seed)
-        evaluation = make_evaluation(setup)
+        evaluation = make_evaluation(setup, mode='eval' if FLAGS.mode == 'eval' else 'infer')
         show(evaluation.built)
         if not FLAGS.plan_only:
             with naming_bad_test_images(setup.dataset):
                 if FLAGS.mode == 'eval':
-                    evaluate(evaluation, setup.dataset)
+                    evaluate(evaluation, setup)
                 else:
-                    predict(evaluation, test_numbers(setup.dataset))
+                    predict(evaluation, test_numbers(setup.dataset), setup.model.unit)
             tell_skipped(setup.dataset)
     if FLAGS.export_dir and not FLAGS.plan_only:
-        export(setup.classifier)
+        export(setup.model)

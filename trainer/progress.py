@@ -3,14 +3,13 @@
 import collections
 import os
 import time
-import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_count, check_flag, check_instance, check_number, scalar_tensors
+from towers.arguments import scalar_tensors
 from towers.errors import InvalidArgumentError
 from towers.run.input_watch import checked_watch
-from towers.run.step_clock import SaveListener, StepClock, counts_of, rate
+from towers.run.step_clock import SaveListener, StepClock, rate
 from towers.run.step_loop import OccasionalHook
 from trainer.device_usage import DeviceUse
 from trainer.output_stream import OutputStream, progress_stream
@@ -43,20 +42,12 @@ class ProgressHook(OccasionalHook):
     _REDRAW_SECONDS = 0.2
     _RATE_SECONDS = 10.
 
-    def __init__(self, values: typing.Any, global_step: typing.Optional[tf.Variable],
-                 train_steps: typing.Optional[int] = None,
-                 batch_size: typing.Optional[int] = None,
-                 examples_per_epoch: typing.Optional[float] = None, log_every: int = 100,
-                 stream: typing.Any = None, *, devices: typing.Sequence[str] = (),
-                 examples: typing.Any = None, fetch_every_step: bool = False,
-                 input_watch: typing.Any = None):
+    def __init__(self, values, counts, log_every=100, stream=None, *, devices=(),
+                 fetch_every_step=False, input_watch=None, unit='images'):
         """
         Args:
           values: dict (or list of pairs) from a short name to a scalar tensor, shown in that order.
-          global_step: `StepCounts` with `last_step` and `examples_per_epoch`; or the variable that
-            counts steps.
-          train_steps, batch_size, examples_per_epoch, examples: with a variable, the other fields
-            of `StepCounts`; `train_steps` is its `last_step`.
+          counts: `StepCounts` with `last_step` and `examples_per_epoch`.
           log_every: steps from one plain line to the next, at least 1.
           stream: text stream: gets the bar if it is a terminal, else lines. None: the bar goes to
             standard error if that and standard output are terminals, else lines go to the latter.
@@ -66,21 +57,8 @@ class ProgressHook(OccasionalHook):
             the graph for one set of fetches less, and a step takes some microseconds more.
           input_watch: `InputWatchHook` of the same session, to show the share of the time since the
             line before that was waiting for input; or None.
-
-        Raises:
-          InvalidArgumentError: a number below 1, or missing; a field beside `StepCounts`.
+          unit: the name of the examples.
         """
-        counts = counts_of(global_step, 'train_steps', last_step=train_steps,
-                           batch_size=batch_size, examples_per_epoch=examples_per_epoch,
-                           examples=examples)
-        check_count('log_every', log_every)
-        check_count('last_step' if counts is global_step else 'train_steps', counts.last_step)
-        check_flag('fetch_every_step', fetch_every_step)
-        check_instance('devices', devices, (list, tuple), "a list of devices, as the towers'")
-        if stream is not None and not (hasattr(stream, 'write') and hasattr(stream, 'isatty')):
-            raise InvalidArgumentError('stream=%.80r: expected a text stream.' % (stream,))
-        check_number('examples_per_epoch', counts.examples_per_epoch, above=0,
-                     expected='more than 0')
         self._clock = StepClock(counts.global_step, counts.batch_size, counts.examples)
         self.listener = SaveListener(self._clock)
         self._arguments = tf.train.SessionRunArgs(scalar_tensors('values', values))
@@ -89,6 +67,7 @@ class ProgressHook(OccasionalHook):
         self._log_every = log_every
         self._fetches_always = fetch_every_step
         self._waiting = checked_watch(input_watch)
+        self._unit = unit
         self._stream = OutputStream(progress_stream() if stream is None else stream,
                                     on_lost=lambda error: None)
         self._on_terminal = _can_show_bar(self._stream)
@@ -262,7 +241,7 @@ class ProgressHook(OccasionalHook):
             return []
         if mark != marks[-1]:
             marks.append(mark)
-        fields = [Field(('{:,.0f}' if speed >= 10 else '{:.2g}').format(speed) + ' images/s', 2)]
+        fields = [Field(('{:,.0f}' if speed >= 10 else '{:.2g}').format(speed) + ' %s/s' % self._unit, 2)]
         steps_left = self._train_steps - self._clock.step
         if steps_left >= 0:  # a program's own loop may go on beyond the last step
             seconds_left = steps_left * self._clock.batch_size / speed

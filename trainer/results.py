@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import json
 
 import tensorflow.compat.v1 as tf
 
@@ -9,64 +10,93 @@ import towers
 from towers.run.averages import averages_in
 from towers.run.export import export_saved_model
 from towers.safe_files import written_whole
+from trainer.best import SINCE_BEST
 from trainer.data import is_own
 from trainer.flags import FLAGS, train_dir
 from trainer.job import make_evaluation
+from trainer.own_model import is_own_model, named, rows
 from trainer.resources import session_config
 
 
-def report(throughput, evaluation, dataset):
-    """Prints the test accuracy, and images a second.
+def report(throughput, evaluation, setup):
+    """Prints the results of the test set, of a classifier its accuracy, and examples a second.
 
     Args:
       throughput: `Throughput`; or None.
       evaluation: dict that `Evaluation.run` returned.
-      dataset: whose test set that was.
+      setup: `Setup`.
     """
-    print('test accuracy  %.4f on %d images' % (evaluation['accuracy'], evaluation['examples']))
-    said = dataset.num_examples['test']
+    unit, said = setup.model.unit, setup.dataset.num_examples['test']
+    for name in sorted(set(evaluation) - {'examples',
+                                          SINCE_BEST}) if is_own_model() else ['accuracy']:
+        print('%-14s %.4f on %d %s' % (
+            'test ' + name, evaluation[name], evaluation['examples'], unit))
     if is_own() and evaluation['examples'] < said:
-        print('test images    num_examples of %s says %d for test, and %d came' % (
-            FLAGS.dataset, said, evaluation['examples']))
+        print('%-14s num_examples of %s says %d for test, and %d came' % (
+            'test ' + unit, FLAGS.dataset, said, evaluation['examples']))
     if throughput is not None:
-        print('speed          {:,.0f} images/s'.format(throughput.examples / throughput.seconds))
+        print('speed          {:,.0f} {}/s'.format(throughput.examples / throughput.seconds, unit))
 
 
-def evaluate(evaluation, dataset, prefix=None):
-    """Evaluates a checkpoint, or the newest one, on the test set of a data set; prints the results,
-    and returns them as `Evaluation.run` does."""
+def evaluate(evaluation, setup, prefix=None):
+    """Evaluates a checkpoint, or the newest one, on the test set; prints the results, and returns
+    them as `Evaluation.run` does."""
     with restored_session(evaluation.built, prefix) as session:
         results = evaluation.run(session)
-        report(None, results, dataset)
+        report(None, results, setup)
         return results
 
 
 def evaluate_in_graph(setup, prefix):
     """As `evaluate`, in a graph of its own."""
     with tf.Graph().as_default():
-        return evaluate(make_evaluation(setup), setup.dataset, prefix)
+        return evaluate(make_evaluation(setup), setup, prefix)
 
 
-def predict(evaluation, numbers):
-    """Writes --predictions: a row for each test image, with its number, label, prediction and the
-    probability of the prediction.
+def predict(evaluation, numbers, unit):
+    """Writes --predictions: a row for each test example, with its number, label and predictions.
 
     Args:
       evaluation: `Evaluation`.
-      numbers: those of its images in the test set, in order; an iterable.
+      numbers: those of its examples in the test set, in order; an iterable.
+      unit: the name of the examples, such as `'images'`.
+
+    Raises:
+      ModelFunctionError: predictions that are not one for each example.
     """
     with restored_session(evaluation.built) as session, \
             written_whole(FLAGS.predictions, advice='Give another --predictions.',
                           may_be_stream=True, newline='') as table:
-        rows = csv.writer(table)
-        rows.writerow(['image', 'label', 'predicted', 'probability'])
+        lines = csv.writer(table)
         count, numbers = 0, iter(numbers)
         for batch in evaluation.predict(session):
-            for label, predicted, probability in zip(batch['label'], batch['predicted'],
-                                                     batch['probability']):
-                rows.writerow([next(numbers), label, predicted, '%.6f' % probability])
+            told, predictions = batch if isinstance(batch, list) else ({}, batch)
+            names, columns = zip(*named(told, 'label') + named(predictions, 'prediction'))
+            columns = [rows(column) for column in columns]
+            if len(set(map(len, columns))) > 1:
+                raise towers.ModelFunctionError(
+                    'the predictions %s of a batch have %s rows: expected one for each example, '
+                    '[batch, …].' % (', '.join(names), ', '.join(map(str, map(len, columns)))))
+            if not count:
+                lines.writerow([unit[:-1]] + list(names))
+            for row in zip(*columns):
+                lines.writerow([next(numbers)] + [_cell(value) for value in row])
                 count += 1
-    print('predictions    %s, %d images' % (FLAGS.predictions, count))
+    print('predictions    %s, %d %s' % (FLAGS.predictions, count, unit))
+
+
+def _cell(value):
+    """A prediction for the table: of floats six digits, of several numbers a JSON list."""
+    value = _plain(value.tolist() if hasattr(value, 'tolist') else value)
+    return json.dumps(value) if isinstance(value, list) else value
+
+
+def _plain(value):
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, bytes):
+        return value.decode('utf-8', 'replace')
+    return float('%.6g' % value) if isinstance(value, float) else value
 
 
 @contextlib.contextmanager
@@ -87,6 +117,7 @@ def restored_session(built, prefix=None):
     saver = tf.train.Saver(names)
     with tf.Session(config=session_config(built)) as session:
         saver.restore(session, prefix)
+        session.run([tf.local_variables_initializer(), tf.tables_initializer()])
         print('checkpoint     %s%s' % (prefix, ', moving averages' if averages else ''), flush=True)
         yield session
 
@@ -104,7 +135,7 @@ def newest_or_refuse():
     return newest.prefix
 
 
-def export(classifier):
+def export(model):
     """Writes the SavedModel of the newest checkpoint, without towers."""
-    print('SavedModel     %s' % export_saved_model(classifier.serving, newest_or_refuse(),
+    print('SavedModel     %s' % export_saved_model(model.serving, newest_or_refuse(),
                                                    FLAGS.export_dir))

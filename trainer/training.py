@@ -96,13 +96,15 @@ class Training:
         stopped_by = hooks.signals.stopping_signal
         tell_skipped(dataset)
         if stopped_by is None and hooks.failure is None:
-            report(hooks.progress.throughput, hooks.evaluation.latest, dataset)
+            report(hooks.progress.throughput, hooks.evaluation.latest, self._job.setup)
         tell_end(hooks.end)
         print('checkpoint     %s' % hooks.newest.path)
+        if hooks.best is not None and hooks.best.text:
+            print('best           %s' % hooks.best.text)
         if self._ended is not None or hooks.failure is not None:
             raise self._ended or hooks.failure
         if FLAGS.export_dir and stopped_by is None:
-            export(self._job.setup.classifier)
+            export(self._job.setup.model)
         return status_of_signal(stopped_by)
 
 

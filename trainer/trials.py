@@ -120,11 +120,11 @@ def diagnose(setup):
     def batches():
         return dataset.train_batches(batch_size=batch_size, seed=FLAGS.seed,
                                      shift=FLAGS.augment_shift, remainder=FLAGS.remainder,
-                                     **setup.classifier.image_format)
+                                     **setup.model.image_format)
 
     def stages():
         return dataset.stages(batch_size, FLAGS.seed, remainder=FLAGS.remainder,
-                              **setup.classifier.image_format)
+                              **setup.model.image_format)
     return trying(dataset, batch_size, lambda say: diagnosis.diagnose(
         trial, batches, FLAGS.devices or FLAGS.num_towers, batch_size,
         stages=stages if hasattr(dataset, 'stages') else None, seconds=FLAGS.diagnose_seconds,

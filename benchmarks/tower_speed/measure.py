@@ -17,7 +17,6 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 from benchmarks.programs import tell_tower_0  # noqa: E402
 from benchmarks.tower_speed.trace_split import PARTS, split_trace  # noqa: E402
 import datasets  # noqa: E402
-from models import registry  # noqa: E402
 from trainer.command_line import parse_flags  # noqa: E402
 from trainer.flags import FLAGS  # noqa: E402
 from trainer.graph_mode import enter_graph_mode  # noqa: E402
@@ -37,7 +36,7 @@ def measure(steps, traces):
     tf.set_random_seed(FLAGS.seed)
     begin = time.perf_counter()
     dataset = datasets.get_dataset(FLAGS.dataset, FLAGS.data_dir or None)
-    setup = make_setup(registry.get_network(FLAGS.model), dataset)
+    setup = make_setup(dataset)
     job = build_job(setup, with_evaluation=False)
     built = time.perf_counter()
     with tf.Session(config=session_config(job.built)) as session:

@@ -84,6 +84,20 @@ generated = change(train_batches=lambda **unused: tf.data.Dataset.from_generator
 more = change(eval_batches=lambda **unused: batches([4, 8, 8, 1]).take(2).filter(
     lambda images, labels: tf.equal(labels[0], 1)))
 not_callable = 3
+
+def of_any_structure(change=lambda *batch: batch):
+    def given(batch_size=4, seed=None, first_example=0):
+        features = {'words': tf.ragged.constant([[1], [2, 3]] * 2), 'text': tf.constant(['a'] * 4),
+                    'sparse': tf.SparseTensor([[0, 1], [3, 0]], [1., 2.], [4, 3])}
+        return tf.data.Dataset.from_tensors((features, {'one': tf.zeros([4, 2])})).map(change)
+    return lambda data_dir: dict(num_examples=dict(train=8, test=4), train_batches=given,
+                                 eval_batches=given)
+structure = of_any_structure()
+alone = of_any_structure(lambda features, labels: features)
+short_part = of_any_structure(lambda features, labels: (
+    dict(features, text=tf.py_func(lambda: np.array(['a'] * 3, object), [], tf.string)), labels))
+four_parts = of_any_structure(lambda features, labels: (features, labels, labels, labels))
+single = of_any_structure(lambda features, labels: ({'text': features['text'][0]}, labels))
 '''
 ARGUMENTS = dict(batch_size=4, image_size=8, channels=1)
 NAME = 'own_module_of_a_test'
@@ -180,6 +194,41 @@ def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch, source, text):
 def test_batches_of_another_shape_or_type(own, name, text):
     assert error_of(lambda: own(name).train_batches(seed=1, **ARGUMENTS),
                     datasets.OwnDataError) == text
+
+
+def test_features_of_any_structure_for_a_model_of_ones_own(own):
+    with tf.Session() as session:
+        for name in ('structure', 'alone'):
+            batch = session.run(tf.data.make_one_shot_iterator(own(name).train_batches(
+                batch_size=4, seed=1)).get_next())
+            features = batch if name == 'alone' else batch[0]
+            assert features['words'].to_list() == [[1], [2, 3], [1], [2, 3]]
+            assert features['text'].tolist() == [b'a'] * 4
+            assert features['sparse'].dense_shape.tolist() == [4, 3]
+    shapes = tf.data.get_output_shapes(own('structure').train_batches(batch_size=4, seed=1))
+    assert shapes[1]['one'].as_list() == [4, 2]
+
+
+@pytest.mark.parametrize('size, text', [
+    (None, 'eval_batches of m:short_part gives a batch of 3 examples in one part: expected 4 in '
+           'each'),
+    (4, 'train_batches of m:short_part gives a batch of 3 examples in one part: expected 4 in '
+        'each, its argument batch_size, from drop_remainder=True')])
+def test_a_part_of_another_number_of_examples(own, size, text):
+    with tf.Session() as session:
+        batches = (own('short_part').eval_batches(batch_size=4) if size is None
+                   else own('short_part').train_batches(batch_size=size, seed=1))
+        following = tf.data.make_one_shot_iterator(batches).get_next()
+        assert text in error_of(lambda: session.run(following), tf.errors.InvalidArgumentError)
+
+
+@pytest.mark.parametrize('name, text', [
+    ('four_parts', 'train_batches of m:four_parts gives elements of 4 parts: expected (features, '
+                   'labels), or features alone; put several into a dict.'),
+    ('single', 'train_batches of m:single gives elements of the shapes ')])
+def test_elements_that_are_no_features_and_labels(own, name, text):
+    assert error_of(lambda: own(name).train_batches(batch_size=4, seed=1),
+                    datasets.OwnDataError).startswith(text)
 
 
 @pytest.mark.parametrize('name, kinds', [

@@ -90,6 +90,28 @@ def test_sparse_inputs_and_strings_are_counted_by_towers():
             b'a', b'b', b'c', b'd', b'e']
 
 
+def test_a_pair_of_tf_metrics_counts_all_batches_from_0_each_time():
+    def words(x, y):
+        weights = tf.cast(y % 3, tf.float64)  # of an example
+        return {'metrics': {'mean': tf.metrics.mean(x, weights), 'x': tf.reduce_mean(x)},
+                'predictions': y}
+    evaluation = Evaluation(words, data(7, 3), 2)
+    weights = np.arange(7) % 3
+    with session_of(evaluation) as session:
+        for _ in range(2):
+            assert evaluation.run(session) == {
+                'mean': pytest.approx((weights * X[:7]).sum() / weights.sum(), rel=1e-6),
+                'x': pytest.approx(X[:7].mean(), rel=1e-12), 'examples': 7}
+
+
+def test_predictions_alone_are_predicted_and_not_evaluated():
+    evaluation = Evaluation(lambda x, y: {'predictions': y}, data(7, 3), 2)
+    with session_of(evaluation) as session:
+        assert np.concatenate(list(evaluation.predict(session))).tolist() == list(range(7))
+        with pytest.raises(InvalidArgumentError, match='neither a loss nor metrics'):
+            evaluation.run(session)
+
+
 # ---- the hook ------------------------------------------------------------------------------------
 
 class Accuracy:
@@ -231,9 +253,10 @@ def test_what_cannot_be_evaluated():
         other = towers.build_towers(model_fn, (X, Y), None, 1)
     for number, (error, text, model, dataset, options) in enumerate([
             (InvalidArgumentError, 'returned neither a loss nor metrics: there is nothing',
-             returning(predictions=tf.identity), data(4, 2), {}),
-            (InvalidArgumentError, "metric 'mean' is a .value, update_op. pair of tf.metrics",
-             returning(metrics=lambda x: {'mean': tf.metrics.mean(x)}), data(4, 2), {}),
+             returning(updates=lambda x: [x]), data(4, 2), {}),
+            (InvalidArgumentError, r"metric 'mean' has the shape \(3,\): expected one number",
+             returning(metrics=lambda x: {'mean': tf.metrics.mean_tensor(tf.zeros(3))}),
+             data(4, 2), {}),
             (InvalidArgumentError, "metric 'name' is of type string: expected a number, the mean",
              returning(metrics=lambda x: {'name': tf.constant('x')}), data(4, 2), {}),
             (InputError, r'gives elements of the shapes .*, single examples: expected batches',

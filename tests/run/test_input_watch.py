@@ -196,7 +196,8 @@ def test_lines_of_the_hook_and_the_share_in_the_progress(capsys):
     said = []
     train_op, _ = training(numbers(True), False)
     hook = InputWatchHook(train_op, every_steps=2, say=said.append)
-    progress = ProgressHook({}, tf.train.get_global_step(), 5, 1, 5, log_every=1, input_watch=hook)
+    progress = ProgressHook({}, towers.StepCounts(tf.train.get_global_step(), 1, 5, 5), log_every=1,
+                            input_watch=hook)
     with tf.train.MonitoredSession(hooks=[hook, progress]) as session:
         for _ in range(5):
             session.run(train_op)

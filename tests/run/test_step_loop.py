@@ -190,7 +190,7 @@ def train(folder, loop, until=23):
         lines = open(str(folder) + '.txt', 'w')
         evaluation = Evaluation(lambda x: {'loss': tf.reduce_mean(x) * w},
                                 tf.data.Dataset.from_tensor_slices(np.ones([4], 'f')).batch(2))
-        hooks = [ProgressHook(values, step, 23, 10, 100, 5, lines),
+        hooks = [ProgressHook(values, StepCounts(step, 10, 100, 23), 5, lines),
                  MetricsHook(values, StepCounts(step, 10, examples_per_epoch=100, last_step=23),
                              str(folder / 'metrics.jsonl'), 4),
                  SummaryHook(Summaries(values, {'w': w}, None), step, str(folder), 10, 6, 23)]

@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf
 from benchmarks.batch_scaling import __main__ as scaling
 from benchmarks.batch_scaling.arms import make_arms, train_flags
 import datasets
-from models import registry
 from imagenet_files import write_imagenet
 import pages
 import towers
@@ -60,7 +59,7 @@ def test_graph_and_plan_of_the_claim(command):
         FLAGS.unparse_flags()
         parse_flags(['train.py'] + flags)
         dataset = datasets.get_dataset(FLAGS.dataset, FLAGS.data_dir)
-        setup = make_setup(registry.get_network(FLAGS.model), dataset)
+        setup = make_setup(dataset)
         job = build_job(setup, with_evaluation=False)
     plan = str(job.built.plan)
     assert plan.startswith('4 towers, batch 400 = 4 x 100\n')

@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
 from towers.run import step_clock
+from towers.run.step_clock import StepCounts
 from trainer import device_usage, progress
 from trainer.progress import ProgressHook, Throughput
 
@@ -96,7 +97,7 @@ def training(hook_of, number, time, seconds=0.5, start=0, each=None):
 def test_plain_lines_also_of_a_loop_that_goes_on_after_the_last_step(time):
     stream = io.StringIO()
     hook = training(lambda values, global_step: ProgressHook(
-        values, global_step, 5, 20, 80, log_every=4, stream=stream), 13, time)
+        values, StepCounts(global_step, 20, 80, 5), log_every=4, stream=stream), 13, time)
     hook.evaluated(13, {'loss': 2.})
     hook.evaluated(5, {'loss': 3.})
     assert stream.getvalue() == (
@@ -113,7 +114,8 @@ def test_plain_lines_also_of_a_loop_that_goes_on_after_the_last_step(time):
 def test_a_resumed_run_goes_on_counting(time):
     stream = io.StringIO()
     hook = training(lambda values, global_step: ProgressHook(
-        values, global_step, 1000, 20, 80, log_every=100, stream=stream), 2, time, start=298)
+        values, StepCounts(global_step, 20, 80, 1000), log_every=100, stream=stream), 2, time,
+        start=298)
     assert hook.throughput is None  # no step after the second yet
     assert [line.split('  ')[0] for line in stream.getvalue().splitlines()] == [
         'step 299/1000', 'step 300/1000']
@@ -130,7 +132,7 @@ def test_evaluations_and_checkpoints_are_left_out_of_the_rates(time):
             time.now += 7.
             hook.listener.after_save(None, step)
     hook = training(lambda values, global_step: ProgressHook(
-        values, global_step, 8, 20, 80, log_every=4, stream=stream), 8, time, each=stop)
+        values, StepCounts(global_step, 20, 80, 8), log_every=4, stream=stream), 8, time, each=stop)
     assert hook.throughput == Throughput(120, 3.)
     lines = stream.getvalue().splitlines()
     assert lines[1] == 'step 3/8  test accuracy 0.875, loss 0.25 on 1,797 examples'
@@ -147,15 +149,16 @@ def test_fetches_only_what_is_shown(time, every):
             asked.append(arguments is not None)
             return arguments
     training(lambda values, global_step: Spied(
-        values, global_step, 7, 20, 80, 3, io.StringIO(), fetch_every_step=every), 7, time)
+        values, StepCounts(global_step, 20, 80, 7), 3, io.StringIO(), fetch_every_step=every), 7,
+        time)
     assert asked == ([True] * 7 if every else [True, False, True, False, False, True, True])
 
 
 def test_runs_that_are_no_steps_are_not_shown_as_steps(time):
     """As in a program that adds gradients up over three runs: here all of them belong to step 1."""
     stream = io.StringIO()
-    hook = ProgressHook({}, tf.train.get_or_create_global_step(), 100, 20, 80, log_every=4,
-                        stream=stream)
+    hook = ProgressHook({}, StepCounts(tf.train.get_or_create_global_step(), 20, 80, 100),
+                        log_every=4, stream=stream)
     with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(), [hook]) as session:
         for _ in range(12):
             session.run(tf.train.get_global_step())
@@ -172,7 +175,8 @@ def test_rates_are_of_the_last_seconds(time):
         if step >= 40:
             time.now += 4.5
     training(lambda values, global_step: ProgressHook(
-        values, global_step, 60, 20, 80, log_every=10, stream=stream), 60, time, each=slow_down)
+        values, StepCounts(global_step, 20, 80, 60), log_every=10, stream=stream), 60, time,
+        each=slow_down)
     rates = re.findall(r'([\d,.]+) images/s  ([\d:]+) left', stream.getvalue())
     assert rates == [('40', '0:25'), ('40', '0:20'), ('40', '0:15'), ('40', '0:10'),
                      ('1.3', '2:30'), ('4', '0:00')]
@@ -180,8 +184,8 @@ def test_rates_are_of_the_last_seconds(time):
 
 def on(terminal):
     """The hook of a run of 20 steps, of 20 of 80 examples each, on a terminal."""
-    return lambda values, global_step: ProgressHook(values, global_step, 20, 20, 80,
-                                                    stream=terminal.stream)
+    return lambda values, global_step: ProgressHook(
+        values, StepCounts(global_step, 20, 80, 20), stream=terminal.stream)
 
 
 def test_one_bar_on_80_columns_and_other_lines_above_it(time):
@@ -252,7 +256,7 @@ def test_gpus_are_shown_and_their_trouble_is_told_once(time, monkeypatch):
     monkeypatch.setattr(progress, 'DeviceUse', Use)
     stream = io.StringIO()
     training(lambda values, global_step: ProgressHook(
-        values, global_step, 3, 20, 80, log_every=1, stream=stream,
+        values, StepCounts(global_step, 20, 80, 3), log_every=1, stream=stream,
         devices=('/device:GPU:0',)), 3, time)
     lines = stream.getvalue().splitlines()
     assert lines[0].endswith('lr 0.001  GPU 97% 10.2/16 GB  CPU 150%')
@@ -275,17 +279,15 @@ def test_lines_go_to_standard_output_and_a_bar_to_standard_error(time, monkeypat
     monkeypatch.setattr(sys, 'stderr', streams['error'])
     monkeypatch.setenv('TERM', 'dumb')  # lines in either case
     training(lambda values, global_step: ProgressHook(
-        values, global_step, 2, 20, 80, log_every=1), 2, time)
+        values, StepCounts(global_step, 20, 80, 2), log_every=1), 2, time)
     assert 'step 2/2' in streams[chosen].getvalue()
     assert [name for name, stream in streams.items() if stream.getvalue()] == [chosen]
 
 
 def test_values_and_numbers_that_cannot_be_shown():
     step = tf.train.get_or_create_global_step()
-    with pytest.raises(InvalidArgumentError, match='batch_size=0: expected'):
-        ProgressHook({}, step, 10, 0, 80)
     value, train_op = tf.placeholder_with_default(tf.constant([1., 2.]), None), step.assign_add(1)
-    hook = ProgressHook({'v': value}, step, 3, 8, 8, log_every=1)
+    hook = ProgressHook({'v': value}, StepCounts(step, 8, 8, 3), log_every=1)
     with pytest.raises(InvalidArgumentError, match=r"the value 'v' of a ProgressHook has the shape "
                                                    r'\[2\]: expected one number\.'):
         with tf.train.MonitoredTrainingSession(hooks=[hook]) as session:

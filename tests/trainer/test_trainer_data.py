@@ -18,7 +18,7 @@ from models import registry
 from train_runs import newest, names_that_differ, values_of
 import towers
 from trainer.bad_examples import leave_out_first_bad, trying
-from trainer.data import check_sizes, unknown_failure
+from trainer.data import unknown_failure
 from trainer.flags import FLAGS
 
 FOLDER = ['--dataset=folder', '--model=digits', '--image_size=8', '--batch_size=4', '--log_every=1',
@@ -108,29 +108,6 @@ def test_a_trial_that_fails_for_another_reason(parsed):
                             (ended, 'train_batches of own:data ended')):
             with pytest.raises(datasets.OwnDataError, match=text):
                 trying(types.SimpleNamespace(), 1, fail(error))
-
-
-@pytest.mark.parametrize('sides, unknown', [
-    ([None, 8], 'height'), ([8, None], 'width'), ([None, None], 'height and width')])
-def test_images_of_unknown_size_name_the_users_function(sides, unknown):
-    batches = tf.data.Dataset.from_generator(
-        list, (tf.float32, tf.int64), ([4] + sides + [1], [4]))
-    with flagsaver.flagsaver():
-        FLAGS(['train.py', '--dataset=own:set', '--model=digits'])
-        with pytest.raises(datasets.OwnDataError) as error:
-            check_sizes(batches, 'train_batches', takes_any_size=False)
-        check_sizes(batches, 'train_batches', takes_any_size=True)
-        FLAGS(['train.py', '--dataset=digits'])
-        check_sizes(batches, 'train_batches', takes_any_size=False)
-    assert str(error.value).startswith(
-        'train_batches of own:set gives images of unknown %s, shape (4, ' % unknown)
-    assert str(error.value).endswith('tf.image.resize them to one size, or call set_shape in a map '
-                                     'where they have one.')
-
-
-def test_networks_that_take_any_size():
-    assert [name for name in ('digits', 'inception_v3', 'resnet_v2_50')
-            if registry.get_network(name).takes_any_size] == ['resnet_v2_50']
 
 
 @pytest.mark.slow

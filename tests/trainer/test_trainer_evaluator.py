@@ -9,7 +9,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
-from models import registry
 import towers
 from trainer import evaluator
 from trainer.flags import FLAGS
@@ -167,7 +166,7 @@ def test_sigterm_ends_it_at_once(folder, has_checkpoint, monkeypatch):
 def test_the_last_step_is_that_of_the_flags(folder, flags, workers, last):
     chief = Chief(folder)
     with flagsaver.flagsaver(**flags):
-        setup = make_setup(registry.get_network('digits'), datasets.get_dataset('digits'))
+        setup = make_setup(datasets.get_dataset('digits'))
         cluster = towers.Cluster('ring', ['a:1', 'b:2'][:workers], job='evaluator')
         for step in (last - 1, last):
             assert evaluator.is_last(setup, cluster, chief.save(step)) == (step == last)

@@ -7,7 +7,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
-from models import registry
 import towers
 from towers.graph.graph_walk import step_operations
 from trainer.flags import FLAGS
@@ -27,8 +26,7 @@ def parsed():
 
 def make_setup(**changed):
     towers.mend_slim()
-    return setup_of_flags(registry.get_network('digits'),
-                          datasets.get_dataset('digits'))._replace(**changed)
+    return setup_of_flags(datasets.get_dataset('digits'))._replace(**changed)
 
 
 @pytest.mark.slow

@@ -106,10 +106,10 @@ def test_training_data_without_a_batch(failing):
 
 @pytest.mark.slow
 def test_images_of_an_unknown_height_are_one_line(failing):
-    _, (line,) = failing('any_height_test')
-    assert line.startswith('train.py: eval_batches of own_data:any_height_test gives images of '
-                           'unknown height, shape (')
-    assert 'which --model=digits needs to know: tf.image.resize them to one size' in line
+    _, (line,) = failing('any_height_test', status=2)
+    assert line.startswith('train.py: The network digits needs images whose height and width are '
+                           'known, and the height of (')
+    assert line.endswith(' is not: resize them, or call set_shape where they have one size.')
 
 
 @pytest.mark.slow

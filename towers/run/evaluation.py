@@ -28,10 +28,12 @@ class Evaluation:
         metric = sum_b n_b * metric_b / sum_b n_b
 
     so that a short last batch, or one with fewer examples than towers, counts only its examples.
+    A `(value, update_op)` pair of `tf.metrics` counts all batches by itself, from 0.
 
     Attributes:
       built: the `BuiltTowers` of the evaluation.
-      metrics: dict from names of metrics, and `'loss'`, to scalar tensors of one batch.
+      metrics: dict from names of metrics, and `'loss'`, to scalar tensors of one batch; of a pair
+        to its value.
     """
 
     def __init__(self, model_fn: typing.Callable, dataset: typing.Any,
@@ -43,7 +45,8 @@ class Evaluation:
                  shares: typing.Optional[typing.Sequence[int]] = None):
         """
         Args:
-          model_fn: as for `build_towers`; its `metrics` are scalars, means over the shard.
+          model_fn: as for `build_towers`; its `metrics` are scalars, means over the shard, or pairs
+            of `tf.metrics` with a scalar value. With predictions alone it is for `predict`.
           dataset: a `tf.data.Dataset` that ends, of batches as `build_towers` takes them.
           devices: as for `build_towers`; None: the devices of `trained`.
           trained: the `BuiltTowers` whose variables are evaluated; None: the model function makes
@@ -52,8 +55,8 @@ class Evaluation:
           variables, copies, regularization, pipeline, shares: as for `build_towers`.
 
         Raises:
-          InvalidArgumentError: the model function returns neither a loss nor metrics, or metrics
-            that are no scalars or no numbers; `trained` is of another graph.
+          InvalidArgumentError: the model function returns neither a loss, metrics nor predictions,
+            or metrics that are no scalars or no numbers; `trained` is of another graph.
           InputError: the elements of the data set are single examples, no batches.
         """
         check_instance('dataset', dataset, compat.DATASET_TYPES, 'a tf.data.Dataset')
@@ -78,8 +81,15 @@ class Evaluation:
                 self._iterator = tf.data.make_initializable_iterator(dataset)
                 self._batches_known = tf.data.experimental.cardinality(dataset)
                 batch = self._iterator.get_next()
+            counters = tf.get_collection_ref(tf.GraphKeys.METRIC_VARIABLES)
+            before = len(counters)
             self.built = build_towers(model_fn, batch, None, devices, **options)
-            self.metrics = _checked_metrics(self.built)
+            self._from_0 = tf.variables_initializer(counters[before:])
+            metrics = _checked_metrics(self.built)
+        self._counts = {name: pair for name, pair in metrics.items() if isinstance(pair, tuple)}
+        self._updates = [update for _, update in self._counts.values()]
+        self._means = {name: metrics[name] for name in metrics if name not in self._counts}
+        self.metrics = dict(metrics, **{name: value for name, (value, _) in self._counts.items()})
         with tf.device('/cpu:0'):
             self._size = tf.add_n([tf.cast(tower.size, tf.int64) for tower in self.built.towers])
 
@@ -97,14 +107,17 @@ class Evaluation:
           None if it was given up.
 
         Raises:
-          InvalidArgumentError: no session, or a session of another graph.
+          InvalidArgumentError: no session, or a session of another graph; predictions alone.
           InputError: the data set has no batch, or no end.
         """
+        if not self.metrics:
+            raise InvalidArgumentError(_NOTHING)
         if stopped is not None:
             check_function('stopped', stopped, 0, 'a function without arguments, or None')
         self.check_examples(session)
         totals, examples = collections.defaultdict(float), 0
-        for size, values in self._batches(session, self.metrics):
+        session.run(self._from_0)
+        for size, (values, _) in self._batches(session, (self._means, self._updates)):
             examples += size
             for name, value in values.items():
                 totals[name] += float(value) * size
@@ -113,6 +126,8 @@ class Evaluation:
         if not examples:
             raise InputError(_NO_BATCH)
         result = {name: total / examples for name, total in totals.items()}
+        counts = session.run({name: value for name, (value, _) in self._counts.items()})
+        result.update({name: float(count) for name, count in counts.items()})
         result['examples'] = examples
         return result
 
@@ -152,7 +167,8 @@ class Evaluation:
             raise InputError('the data set to be evaluated has no end: expected one that goes '
                              'through the examples once, without .repeat().')
         if known == 0 or (read and known < 0
-                          and next(self._batches(session, self.metrics), None) is None):
+                          and next(self._batches(session, (self._means, self._updates)),
+                                   None) is None):
             raise InputError(_NO_BATCH)
 
     def _batches(self, session, fetches):
@@ -166,6 +182,8 @@ class Evaluation:
             yield int(size), values
 
 
+_NOTHING = ('the model function returned neither a loss nor metrics: there is nothing to '
+            'evaluate.')
 _NO_BATCH = 'the data set to be evaluated has no batch: expected one at least.'
 
 
@@ -194,7 +212,7 @@ def _advising_trained(trained):
 
 
 def _checked_metrics(built):
-    """`Evaluation.metrics` of a build: a dict from names to scalar tensors.
+    """The metrics of a build: a dict from names to scalar tensors, or pairs of `tf.metrics`.
 
     Raises:
       InvalidArgumentError: there are none, or one is no number.
@@ -202,15 +220,14 @@ def _checked_metrics(built):
     metrics = dict(built.metrics)
     if built.loss is not None:
         metrics.update(with_parts('loss', built.loss))
-    if not metrics:
-        raise InvalidArgumentError('the model function returned neither a loss nor metrics: there '
-                                   'is nothing to evaluate.')
-    for metric, value in metrics.items():
-        if isinstance(value, tuple):
-            raise InvalidArgumentError(
-                'metric %r is a (value, update_op) pair of tf.metrics, which counts over '
-                'batches by itself: return the mean over the shard instead.' % metric)
+    if not metrics and built.predictions is None:
+        raise InvalidArgumentError(_NOTHING)
     for metric, value in (built.towers[0].metrics or {}).items():
+        if isinstance(value, (tuple, list)):
+            value = value[0]
+            if value.shape.ndims:
+                raise InvalidArgumentError('metric %r has the shape %s: expected one number, or a '
+                                           'metric for each.' % (metric, value.shape))
         dtype = value.dtype.base_dtype
         if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
             raise InvalidArgumentError('metric %r is of type %s: expected a number, the mean over '

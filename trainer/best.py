@@ -1,0 +1,76 @@
+"""The best checkpoint of a run, apart from the newest ones; and evaluations without a better one."""
+
+import contextlib
+import json
+import math
+import os
+
+import tensorflow.compat.v1 as tf
+
+import towers
+
+SINCE_BEST = 'since_best'  # evaluations since the best one: 0 where there is none better so far
+
+
+class BestEvaluation:
+    """The evaluation of a run, which saves the checkpoint that is the best one so far.
+
+    It is in the folder `best` below that of the run, a folder of checkpoints like any other:
+    `--mode=eval --train_dir=<run>/best` evaluates it. Which evaluations were the best is read from
+    `metrics.jsonl`, which is exact over kills; so a run that resumes keeps what it would have kept.
+
+    Attributes:
+      metrics: those of the evaluation, and `SINCE_BEST`.
+      text: such as `'accuracy 0.98 at step 40: runs/digits/best/model.ckpt-40'`; or None.
+    """
+
+    def __init__(self, evaluation, metric, train_dir, global_step, every_steps):
+        """
+        Args:
+          evaluation: `SavingEvaluation` or `Evaluation`.
+          metric: as of --keep_best.
+          train_dir: of the run.
+          global_step: the variable that counts steps.
+          every_steps: steps from one evaluation to the next; 0: at the end only.
+        """
+        self._name = metric.lstrip('-')
+        if self._name not in evaluation.metrics:
+            raise towers.InvalidArgumentError('--keep_best=%s: the model has no such metric; it '
+                                              'has %s.' % (metric, ', '.join(evaluation.metrics)))
+        self._sign = -1 if metric.startswith('-') or self._name == 'loss' else 1
+        self.metrics, self.text = dict(evaluation.metrics, **{SINCE_BEST: None}), None
+        self.check_examples = evaluation.check_examples
+        self._evaluation, self._global_step, self._every = evaluation, global_step, every_steps
+        self._path, self._log = (os.path.join(train_dir, *names) for names in (
+            ('best', 'model.ckpt'), ('metrics.jsonl',)))
+        self._values = None  # pairs of a step and a value, of all evaluations before
+        self._saver = tf.train.Saver(max_to_keep=1, save_relative_paths=True)
+        former = tf.train.latest_checkpoint(os.path.dirname(self._path))
+        self._saver.recover_last_checkpoints([former] if former else [])
+
+    def run(self, session):
+        """As of the `Evaluation`, and `SINCE_BEST`."""
+        results = self._evaluation.run(session)
+        if results is None:
+            return None
+        step, value = int(session.run(self._global_step)), results[self._name]
+        before = [pair for pair in self._values or self._read() if pair[0] < step]
+        self._values = before + [(step, value)] * math.isfinite(value)
+        if not self._values:
+            return dict(results, **{SINCE_BEST: 0})
+        best, kept = max(self._values, key=lambda pair: (self._sign * pair[1], -pair[0]))
+        if best == step:
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+            self._saver.save(session, self._path, step, write_meta_graph=False)
+        self.text = '%s %.4g at step %d: %s-%d' % (self._name, kept, best, self._path, best)
+        return dict(results, **{SINCE_BEST: (step - best) // (self._every or 1)})
+
+    def _read(self):
+        """`_values` of a run that resumes, from its log."""
+        found, name = [], 'test_' + self._name
+        with open(self._log, 'rb') as lines:
+            for line in lines:
+                with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+                    entry = json.loads(line.decode('utf-8', 'replace'))
+                    found.append((int(entry['step']), float(entry[name])))  # null stands for NaN
+        return found
