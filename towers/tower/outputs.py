@@ -32,6 +32,13 @@ class ModelOutput(collections.namedtuple('ModelOutput', 'loss predictions metric
 _FIELDS = ModelOutput._fields
 
 
+def fetches_of(output):
+    """The tensors that a model function returned to be computed, as a flat list."""
+    return [tensor for tensor in tf.nest.flatten(
+        [output.loss, output.predictions, output.metrics], expand_composites=True)
+            if isinstance(getattr(tensor, 'op', tensor), tf.Operation)]
+
+
 def call_model_fn(model_fn, inputs):
     """Calls the model function with its shard: a plain tuple or list is spread over arguments.
 
@@ -63,19 +70,18 @@ def call_model_fn(model_fn, inputs):
         raise MissingPackageError(missing) from error
 
 
-def to_model_output(returned, tower, needs_loss, names=None):
+def to_model_output(returned, needs_loss, names=None):
     """Checks the value that the model function returned and makes it a `ModelOutput`.
 
     Args:
       returned: a scalar tensor; a dict or an object with some of the fields of `ModelOutput`.
-      tower: the tower's number, for error texts.
       needs_loss: whether there is an optimizer, so that a loss has to be there.
       names: list of the names of several losses; None for one loss.
 
     Raises:
       ModelFunctionError: None, an unknown type or key, a loss that is missing or no scalar float.
     """
-    where = 'the model function (tower %d)' % tower
+    where = 'the model function'
     if returned is None:
         raise ModelFunctionError('%s returned None: return the loss, or a dict or ModelOutput with '
                                  "'loss' (is a return statement missing?).%s" % (
