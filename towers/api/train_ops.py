@@ -68,14 +68,16 @@ def update_variables(tower_set, request, outputs, combined, shards, collections_
             checked_transform(each.transform_gradients, of(each, gradients), request.placement,
                               each.name)
             for each in request.objectives)
-    settle(made.operations, [
+    made = made.operations
+    settle(made, [
         tensor for pairs in flat(gradients) for tensor in tensors_of(pairs)], ())
     updates = _updates(tower_set, request.update_ops, collections_before.updates, of_optimizers)
     if request.objectives.names is None:
         update = _of_one_loss(tower_set, request, outputs, gradients, combined, updates, machines,
-                              settle)
+                              made, settle)
     else:
-        update = _of_several(tower_set, request, outputs, gradients, combined, updates, settle)
+        update = _of_several(tower_set, request, outputs, gradients, combined, updates, made,
+                             settle)
     return update._replace(gradients=map_shaped(
         lambda pairs: [pair for pair in pairs if pair[0] is not None], update.gradients))
 
@@ -83,11 +85,12 @@ def update_variables(tower_set, request, outputs, combined, shards, collections_
 def _settling(tower_set, request, outputs, combined, shards):
     """The function that settles what operations of the update take by a closure.
 
-    It takes the operations, what they are made for, and tensors and operations that they may take;
-    see `closure_tensors`.
+    It takes all operations that were made so far (what an optimizer has kept of its
+    compute_gradients comes with them), what they are made for, and tensors and operations that they
+    may take; see `closure_tensors`.
     """
-    towers = tower_set.towers
-    means, earlier = {}, []
+    towers, means = tower_set.towers, {}
+    is_one_part = len(towers) == 1 and request.has_whole_batch
     of_model = any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives)
     trained = {variable.op.name for variable in tower_set.gradients.trainable}
 
@@ -100,25 +103,25 @@ def _settling(tower_set, request, outputs, combined, shards):
         return means[name]
 
     def settle(made, fetches, after):
-        if len(towers) == 1 and request.has_whole_batch or of_model:  # whose results are the calls' own
+        if is_one_part or of_model:  # whose results are the calls' own
             return
-        earlier.extend(made)  # what an optimizer has kept of its compute_gradients comes with it
         losses = dict(losses_by_tensor(towers), **tower_set.gradients.own.losses)
-        take_losses_of_batch(earlier, losses, whole_loss)
+        take_losses_of_batch(made, losses, whole_loss)
         known = [tensor for each in flat(combined) for tensor in _read_for(each.gradients, each)]
         check_of_no_tower(
-            earlier, fetches, known + list(after) + list(towers[0].updates),
+            made, fetches, known + list(after) + list(towers[0].updates),
             [loss for tower in towers for loss in flat(tower.loss)], tower_set.recorded,
             [variable for variable in tower_set.roles.own_state.of_all_towers()
              if variable.op.name not in trained])
         if not request.has_whole_batch:
-            check_of_no_worker(earlier, fetches, flat(outputs.loss) + list(means.values()),
+            check_of_no_worker(made, fetches, flat(outputs.loss) + list(means.values()),
                                [(tensor, None) for tensor in known])
     return settle
 
 
-def _of_one_loss(tower_set, request, outputs, gradients, combined, updates, machines, settle):
-    towers, variables = tower_set.towers, tower_set.recorded.variables
+def _of_one_loss(tower_set, request, outputs, gradients, combined, updates, machines, made,
+                 settle):
+    towers = tower_set.towers
     scaled_losses, on_skip = tower_set.gradients.scaled_losses, None
     if scaled_losses is not None:
         scaled_losses.watch(combined.gradients)
@@ -132,12 +135,10 @@ def _of_one_loss(tower_set, request, outputs, gradients, combined, updates, mach
     if machines is not None and updates_here:
         updates, redirect = held_back(updates, gates, request.cluster.active, computed)
     after = [loss] + updates
-    with graph_walk.Recording(tf.get_default_graph()) as made:
-        applied = apply_update(
-            _applying(request.objectives[0], loss, request), gradients,
-            request.global_step, request.placement, variables, after, request.replicas,
-            combined.on_towers, scaled_losses, on_skip)
-    settle(made.operations, [applied.train_op], after)
+    applied, operations = _apply(
+        tower_set, request, request.objectives[0], loss, gradients, combined, after,
+        global_step=request.global_step, scaled_losses=scaled_losses, on_skip=on_skip)
+    settle(made + operations, [applied.train_op], after)
     if redirect is not None:
         redirect()  # the optimizer may wait for updates by itself
     if updates_here:
@@ -147,11 +148,17 @@ def _of_one_loss(tower_set, request, outputs, gradients, combined, updates, mach
                   is_sent=applied.is_sent, redirect=redirect)
 
 
-def _applying(objective, loss, request):
-    """What applies the gradients: the optimizer, or its own `minimize`."""
-    if not has_own_minimize(objective.optimizer):
-        return objective.optimizer
-    return Minimizing(objective.optimizer, loss, request.has_whole_batch)
+def _apply(tower_set, request, objective, loss, gradients, combined, after, **further):
+    """Applies the gradients of a loss: `(Applied, list of the operations that this has made)`."""
+    optimizer = objective.optimizer
+    if has_own_minimize(optimizer):
+        optimizer = Minimizing(optimizer, loss, request.has_whole_batch)
+    with graph_walk.Recording(tf.get_default_graph()) as made:
+        applied = apply_update(
+            optimizer, gradients, placement=request.placement,
+            variables=tower_set.recorded.variables, after=after, replicas=request.replicas,
+            on_towers=combined.on_towers, **further)
+    return applied, made.operations
 
 
 def _computed(outputs, towers):
@@ -160,14 +167,13 @@ def _computed(outputs, towers):
     return [each for each in tf.nest.flatten(shown, expand_composites=True) if hasattr(each, 'op')]
 
 
-def _of_several(tower_set, request, outputs, gradients, combined, updates, settle):
+def _of_several(tower_set, request, outputs, gradients, combined, updates, made, settle):
     """A train op for each loss, which computes nothing for the others; and one for all losses.
 
     The train op for all losses takes all gradients at the weights before the step, and applies them
     in the order of the losses: two optimizers do not write the same variable at the same time.
     """
-    towers, variables = tower_set.towers, tower_set.recorded.variables
-    losses = outputs.loss
+    towers, losses = tower_set.towers, outputs.loss
     riding, computed = _riding(updates, losses, towers), _computed(outputs, towers)
     train_ops, slots, applied = collections.OrderedDict(), [], []
     joint_after = flat(losses) + updates + [
@@ -179,22 +185,19 @@ def _of_several(tower_set, request, outputs, gradients, combined, updates, settl
         after += replicas_follow(
             request.replicas, riding[each.name],
             after + _read_for(gradients[each.name], combined[each.name]))
-        with graph_walk.Recording(tf.get_default_graph()) as recorded:
-            one = apply_update(
-                _applying(each, losses[each.name], request), gradients[each.name],
-                request.global_step, request.placement, variables, after,
-                request.replicas, combined[each.name].on_towers)
-            train_ops[each.name] = one.train_op
-        settle(recorded.operations, [train_ops[each.name]], after)
+        one, operations = _apply(
+            tower_set, request, each, losses[each.name], gradients[each.name],
+            combined[each.name], after, global_step=request.global_step)
+        train_ops[each.name], made = one.train_op, made + operations
+        settle(made, [one.train_op], after)
         hold_update(train_ops[each.name], _all_of(combined[each.name]), after, computed)
         slots += one.slots
     for each in request.objectives:
-        with graph_walk.Recording(tf.get_default_graph()) as recorded:
-            joint = apply_update(
-                _applying(each, losses[each.name], request), gradients[each.name], None,
-                request.placement, variables, joint_after + applied, request.replicas,
-                combined[each.name].on_towers)
-        settle(recorded.operations, [joint.train_op], joint_after)
+        joint, operations = _apply(
+            tower_set, request, each, losses[each.name], gradients[each.name],
+            combined[each.name], joint_after + applied, global_step=None)
+        made = made + operations
+        settle(made, [joint.train_op], joint_after)
         train_op, slots = joint.train_op, slots + joint.slots
         applied = [train_op]
     hold_update(applied[-1], [pair for part in flat(combined) for pair in _all_of(part)],

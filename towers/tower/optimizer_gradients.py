@@ -36,10 +36,7 @@ def has_own(optimizer):
 
 
 class OwnGradients:
-    """Calls them, and gives the towers the factor of their losses.
-
-    Make it before the towers: the factors are outside of them.
-    """
+    """Calls them, and gives the towers the factor of their losses, which is outside of them."""
 
     def __init__(self, objectives, request):
         """

@@ -28,7 +28,7 @@ _ADD = {'AssignAdd': 1, 'AssignAddVariableOp': 1, 'ScatterAdd': 2, 'ResourceScat
 
 
 def weigh_additions(metrics, weights):
-    """Weighs the additions to counters of metrics; call this when all towers are built.
+    """Weighs the additions of all towers to counters of metrics.
 
     Args:
       metrics: for each tower its dict of metrics, of the same names; or None.
