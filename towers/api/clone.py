@@ -48,7 +48,7 @@ def call_once_and_copy(request, shards, behind, scaled_losses):
     if of_model is None:
         check_no_own_optimizer(recorded, request.objectives)
     roles = ownership(recorded, request, shards.sizes[0], taken)
-    losses = make_losses(recorded, request, registered, 0)
+    losses = make_losses(recorded, request, 0)
     gradients = TowerGradients(request, scaled_losses, behind)
     first = differentiate(recorded, losses, gradients, request, shards, 0, scales[0], taken)
     others, of_shards = copies_of(first, losses, roles, request, shards,
@@ -80,15 +80,15 @@ def copies_of(first, losses, roles, request, shards, by_shard, of_model=None):
     """
     if len(request.parts) == 1:
         return [], []
+    further = [gradient for some in flat(first.of_shard) for gradient in some]
+    # What tower 0 alone writes may be computed from all towers' parts.
+    further += [op for op in first.operations if is_batch_value(op)]
+    updates, towers, of_shards = roles.inline_updates, [], []
     copies = Copies(
-        first.tower, first.operations, losses.shared | roles.inline_updates.shared,
-        roles.inline_updates.left_out, roles.inline_updates.in_functions,
-        request.names, first.random_keys,
-        ([] if of_model is None else of_model.fetches()) + [
-            gradient for some in flat(first.of_shard) for gradient in some]
-        # What tower 0 alone writes may be computed from all towers' parts.
-        + [op for op in first.operations if is_batch_value(op)])
-    towers, of_shards = [], []
+        first.tower, first.operations, shared=losses.shared | updates.shared,
+        left_out=updates.left_out, left_alone=updates.in_functions, names=request.names,
+        random_keys=first.random_keys,
+        further=further if of_model is None else of_model.fetches() + further)
     for number, part in list(enumerate(request.parts))[1:]:
         exchanged = dict(zip((leaf.name for leaf in leaves_of(shards.inputs[0])),
                              leaves_of(shards.inputs[number])))

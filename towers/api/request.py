@@ -37,7 +37,7 @@ class Request(collections.namedtuple('Request', [
         'regularization', 'update_ops', 'batch_norm', 'numerics', 'recompute', 'cluster', 'copies',
         'reuse', 'earlier', 'variable_scope', 'full_scope_name', 'name', 'names', 'parts',
         'accumulate', 'schedule', 'cutting', 'placement', 'replicas', 'loss_scale',
-        'precision_text'])):
+        'no_batch_values', 'precision_text'])):
     """The checked arguments of a call; arguments under their own names, and:
 
     Attributes:
@@ -60,6 +60,7 @@ class Request(collections.namedtuple('Request', [
       placement: `Placement`.
       replicas: `Replicas`, or None where there is one set of variables.
       loss_scale: `LossScale` or None: the given one, or the default for the precision.
+      no_batch_values: why the parts of the batch cannot exchange values in this build; or None.
       precision_text: the plan's line about the precision, or None for float32.
     """
     __slots__ = ()
@@ -94,11 +95,6 @@ class Request(collections.namedtuple('Request', [
     def has_copies(self):
         """Whether each of several workers has the variables, as in a ring."""
         return self.cluster is not None and self.cluster.has_copies
-
-    @property
-    def no_batch_values(self):
-        """Why the parts of the batch cannot exchange values in this build; or None."""
-        return no_batch_values(self.accumulate, self.cluster)
 
 
 Part = collections.namedtuple('Part', 'tower micro_batch device scope')
@@ -144,8 +140,9 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
     earlier, variable_scope = _checked_reuse(reuse)
     accumulate, schedule = _checked_micro_batches(memory, pipeline, objectives, devices)
     _check_recompute(memory.recompute, objectives, numerics)
-    if batch_norm == 'sync' and no_batch_values(accumulate, cluster) is not None:
-        raise InvalidArgumentError("batch_norm='sync': %s." % no_batch_values(accumulate, cluster))
+    no_batch_values = _no_batch_values(accumulate, cluster)
+    if batch_norm == 'sync' and no_batch_values is not None:
+        raise InvalidArgumentError("batch_norm='sync': %s." % no_batch_values)
     name, parts = _named_parts(tf.get_default_graph(), devices, accumulate, copies)
     placement, replicas = _checked_placement(variables, devices, objectives, earlier)
     if copies == 'reuse' and (replicas is not None or pipeline.stages is not None):
@@ -168,7 +165,7 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
         cutting=_cutting(pipeline.stages, placement, stages_of(devices[0]), schedule, accumulate,
                          objectives, waits),
         placement=placement, replicas=replicas, loss_scale=loss_scale,
-        precision_text=_precision_text(numerics.precision, devices))
+        no_batch_values=no_batch_values, precision_text=_precision_text(numerics.precision, devices))
 
 
 def _of_type(name, given, kind):
@@ -331,7 +328,7 @@ def _cutting(stages, placement, devices, schedule, micro_batches, objectives, wa
                    slots if placement.by_stage else None)
 
 
-def no_batch_values(accumulate, cluster):
+def _no_batch_values(accumulate, cluster):
     """Why the parts of a batch cannot exchange values in a build; or None."""
     if accumulate > 1:
         return ('a tower has %d micro-batches, which are not there at the same time: build without '

@@ -60,7 +60,7 @@ def call_for_each_tower(request, shards, behind, scaled_losses):
                 check_no_own_optimizer(recorded, request.objectives)
                 roles = ownership(recorded, request, shards.sizes[0])
                 _check_updates(recorded, shards.sizes[0], request)
-            losses = make_losses(recorded, request, registered, number)
+            losses = make_losses(recorded, request, number)
             if not number:
                 gradients = TowerGradients(request, scaled_losses, behind)
             calls.append(recorded)

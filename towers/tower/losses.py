@@ -36,13 +36,12 @@ class Losses(collections.namedtuple('Losses', [
     __slots__ = ()
 
 
-def make_losses(recorded, request, registered, number):
+def make_losses(recorded, request, number):
     """Splits the loss that the model function returned: `Losses`.
 
     Args:
       recorded: `Recorded`.
       request: `Request`.
-      registered: `RegisteredLosses`.
       number: the tower's number.
 
     Raises:
@@ -50,19 +49,18 @@ def make_losses(recorded, request, registered, number):
     """
     loss = recorded.output.loss
     if loss is None:
-        shared = registered.invariant(recorded.varying)
-        return Losses(None, None, frozenset(each.op.name for each in shared), False, None, [])
+        return Losses(None, None, _shared(recorded), False, None, [])
     with graph_walk.Recording(tf.get_default_graph()) as made, \
             only_device(_device_of_loss(loss, request.parts[number].device)):
-        losses = _split(recorded, request, registered)
+        losses = _split(recorded, request)
         if request.numerics.check_numerics:
             losses = losses._replace(data_loss=map_shaped(
                 lambda each: checked_loss(each, number, request.accumulate), losses.data_loss))
     return losses._replace(operations=made.operations)
 
 
-def _split(recorded, request, registered):
-    loss, varying = recorded.output.loss, recorded.varying
+def _split(recorded, request):
+    loss, varying, registered = recorded.output.loss, recorded.varying, recorded.registered
     adds_registered = request.regularization == 'add'
     # The recipe leaves regularization in each tower's loss: it counts once, as weights add up.
     takes_out = request.copies == 'clone' and takes_plain_gradients(request.objectives)
@@ -76,7 +74,7 @@ def _split(recorded, request, registered):
             "regularization='add', and the model function returned several losses (%s): which "
             'of them it belongs to is not known here.' % ', '.join(loss))
     losses = registered.of_before(recorded.variables) + registered.made
-    inside, of_keras, keras_inside = _inside(recorded, registered, losses)
+    inside, of_keras, keras_inside = _inside(recorded, losses)
     taken = (inside or []) + keras_inside
     outside = [each for each in losses + of_keras if not any(each is other for other in taken)]
     own, data = None, loss
@@ -96,9 +94,14 @@ def _split(recorded, request, registered):
     is_found = None if inside is None else bool(inside or keras_inside)
     is_once = (total is not None and (not adds_registered or len(once) == len(outside))
                and not (is_found and own is None))
-    return Losses(data, total, frozenset(each.op.name for each in registered.invariant(varying)),
+    return Losses(data, total, _shared(recorded),
                   is_once, _described(len(outside), adds_registered, is_found, own is not None,
                                       is_once), ())
+
+
+def _shared(recorded):
+    return frozenset(loss.op.name for loss in recorded.registered.made
+                     if loss.op.name not in recorded.varying)
 
 
 def _device_of_loss(loss, device):
@@ -108,11 +111,11 @@ def _device_of_loss(loss, device):
         TowerDevice(device))
 
 
-def _inside(recorded, registered, losses):
+def _inside(recorded, losses):
     """`(inside, of_keras, keras_inside)`: registered losses in the model's own loss (None: not
     known); the losses of Keras layers; and those of them that are in the model's own loss."""
     loss = flat(recorded.output.loss)
-    parts = [registered.parts_of(each, losses) for each in loss]
+    parts = [recorded.registered.parts_of(each, losses) for each in loss]
     inside = None if None in parts else [part for some in parts for part in some]
     of_weights, of_activations = recorded.keras_losses
     # A program may itself have registered a loss that its Keras layers hold.

@@ -26,7 +26,8 @@ from towers.tower.variables import NewVariables
 
 class Recorded(collections.namedtuple('Recorded', [
         'output', 'operations', 'sources', 'varying', 'from_shard', 'created', 'direct', 'owned',
-        'variables', 'updates', 'keras_losses', 'keras_states', 'opened_scopes', 'in_sync'])):
+        'variables', 'updates', 'registered', 'keras_losses', 'keras_states', 'opened_scopes',
+        'in_sync'])):
     """A call of the model function.
 
     Attributes:
@@ -41,6 +42,7 @@ class Recorded(collections.namedtuple('Recorded', [
       owned: names of the operations that are parts of the created variables.
       variables: the variables that the call made or reads.
       updates: list of the call's `UPDATE_OPS`, of updates of Keras layers, and of returned updates.
+      registered: `Registered`: the losses in `REGULARIZATION_LOSSES`.
       keras_losses: `(of weights, of activations)`: the losses of the Keras layers that were called.
       keras_states: the variables that Keras layers call their state.
       opened_scopes: dict, how often each variable scope had been opened before the call.
@@ -82,7 +84,6 @@ def record(request, shards, number, registered, around=contextlib.nullcontext):
                 lambda leaf: instead.get(leaf.name, leaf), tuple(output)))
         keras_losses = keras.weight_losses(), keras.activity_losses() if adds_registered else []
         keras_updates = keras.updates()
-    registered.note_call()
     sources = [leaf.op for leaf in tf.nest.flatten(inputs, expand_composites=True)
                if leaf is not None]
     known = set(map(id, before))
@@ -90,14 +91,16 @@ def record(request, shards, number, registered, around=contextlib.nullcontext):
     read = variables_read(made.operations, made_variables.owned, made_variables.created)
     names = {variable.op.name for variable in made_variables.created}
     return Recorded(
-        output, made.operations, sources, varying_operations(made.operations, sources),
-        graph_walk.reachable_from(
+        output=output, operations=made.operations, sources=sources,
+        varying=varying_operations(made.operations, sources),
+        from_shard=graph_walk.reachable_from(
             sources + list(filter(graph_walk.is_random, made.operations)),
             [op for op in made.operations if not is_batch_value(op)]),
-        made_variables.created, made_variables.direct, made_variables.owned,
-        made_variables.created + [each for each in read if each.op.name not in names],
-        _unique(updates + keras_updates + list(output.updates or ())),
-        keras_losses, keras.states(), made_variables.opened_scopes, in_sync)
+        created=made_variables.created, direct=made_variables.direct, owned=made_variables.owned,
+        variables=made_variables.created + [each for each in read if each.op.name not in names],
+        updates=_unique(updates + keras_updates + list(output.updates or ())),
+        registered=registered.of_call(), keras_losses=keras_losses, keras_states=keras.states(),
+        opened_scopes=made_variables.opened_scopes, in_sync=in_sync)
 
 
 def put_on_devices(recorded, request, device):
