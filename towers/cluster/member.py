@@ -179,8 +179,8 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     deadline = time.monotonic() + start_timeout
     config = cluster.session_config(config or session_config(built.devices))
     for each in builds_of(built):
-        for redirect in each.machines.redirects:
-            redirect()
+        if each.machines.redirect is not None:
+            each.machines.redirect()
     own = fingerprint_of_all(cluster, built, settings)
     if cluster.kind == 'ps':
         own['servers'] = servers_of_variables(
