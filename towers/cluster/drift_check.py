@@ -15,7 +15,7 @@ from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.run.step_loop import NeverDueHook
 
-_MOST = 1 << 27  # numbers of a variable that are looked at: fewer than 2 GB, as `serialize` takes
+_MOST = 1 << 26  # numbers of a variable that are looked at: fewer than 2 GB, as `serialize` takes
 _SIZE = 1 << 52  # how many checksums there are; each is a float64 without loss
 
 
