@@ -123,7 +123,7 @@ def test_what_the_flags_leave_open_is_refused(given, expected, monkeypatch):
 @pytest.mark.slow
 def test_the_rate_sees_all_machines_and_the_step_counts_their_examples():
     import datasets
-        with flagsaver.flagsaver(cluster='ring', lr_scaling='linear', batch_size=10, num_towers=2,
+    with flagsaver.flagsaver(cluster='ring', lr_scaling='linear', batch_size=10, num_towers=2,
                              train_steps=5, base_learning_rate=0.001, warmup_epochs=1):
         cluster = towers.Cluster('ring', ['a:1', 'b:2', 'c:3'], rank=1)
         setup = make_setup(datasets.get_dataset('digits'))
