@@ -226,8 +226,8 @@ def _checked_structure(what, dataset, batch_size):
     `batch_size` examples in every part; any number of examples if that is None."""
     shapes = tf.data.get_output_shapes(dataset)
     if type(shapes) is tuple and len(shapes) > 2:
-        raise OwnDataError('%s gives elements of %d parts: expected (features, labels), or features '
-                           'alone; put several into a dict.' % (what, len(shapes)))
+        raise OwnDataError('%s gives elements of %d parts: expected (features, labels), or '
+                           'features alone; put several into a dict.' % (what, len(shapes)))
     if any(shape.ndims == 0 for shape in tf.nest.flatten(shapes)):
         raise OwnDataError('%s gives elements of the shapes %s: expected batches, [batch, …] each, '
                            'from .batch(batch_size) or .padded_batch.' % (

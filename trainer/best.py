@@ -1,4 +1,4 @@
-"""The best checkpoint of a run, apart from the newest ones; and evaluations without a better one."""
+"""The best checkpoint of a run, apart from the newest; and evaluations without a better one."""
 
 import contextlib
 import json

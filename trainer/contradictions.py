@@ -77,7 +77,7 @@ def _of_the_schedule():
     if FLAGS.stop_at_accuracy and not FLAGS.eval_steps:
         return '--stop_at_accuracy is looked at when there is an evaluation: give --eval_steps'
     if FLAGS.stop_after and not (FLAGS.eval_steps and FLAGS.keep_best):
-        return '--stop_after counts evaluations without a better one: give --eval_steps, --keep_best'
+        return '--stop_after counts evaluations by --keep_best: give --keep_best and --eval_steps'
     if FLAGS.stop_after and FLAGS.stop_at_accuracy:
         return '--stop_at_accuracy and --stop_after both say when to stop: give one'
     if FLAGS.batch_norm_decay < 0 and FLAGS.batch_norm_decay != -1:
@@ -235,8 +235,8 @@ def _unclear_machines():
 # Flags of the run around its steps, of what a step computes, and of the network on its devices.
 _OF_THE_RUN = frozenset(
     'train_steps train_epochs stop_at_accuracy stop_after eval_steps save_steps keep keep_best '
-    'log_every summary_steps fingerprint base_learning_rate base_batch_size lr_scaling warmup_epochs decay decay_epochs '
-    'decay_rate'.split())
+    'log_every summary_steps fingerprint base_learning_rate base_batch_size lr_scaling '
+    'warmup_epochs decay decay_epochs decay_rate'.split())
 _OF_A_STEP = frozenset(
     'augment augment_shift remainder accumulate recompute micro_batches schedule reduction '
     'all_reduce update_ops batch_norm shares optimizer momentum clip_norm average_decay '

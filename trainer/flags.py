@@ -223,8 +223,8 @@ flags.DEFINE_integer('save_steps', 500, 'steps from one checkpoint to the next',
                      lower_bound=1, upper_bound=MOST_STEPS)
 flags.DEFINE_integer('keep', 5, 'how many of the newest checkpoints to keep',
                      lower_bound=1, upper_bound=MOST_CHECKPOINTS)
-flags.DEFINE_string('keep_best', '', "metric whose best checkpoint is kept, in the run's folder best "
-                    "beside the newest ones: the largest, of loss and of '-perplexity' the smallest")
+flags.DEFINE_string('keep_best', '', 'metric whose best checkpoint is kept, in a folder best beside '
+                    "the newest ones: the largest, of loss and of '-perplexity' the smallest")
 flags.DEFINE_boolean('recover', False, 'when the newest checkpoint is damaged, go on from the one '
                      'before it')
 flags.DEFINE_integer('seed', 1, 'of the initial weights, the data order, shifts and dropout',

@@ -241,7 +241,8 @@ class ProgressHook(OccasionalHook):
             return []
         if mark != marks[-1]:
             marks.append(mark)
-        fields = [Field(('{:,.0f}' if speed >= 10 else '{:.2g}').format(speed) + ' %s/s' % self._unit, 2)]
+        form = '{:,.0f} {}/s' if speed >= 10 else '{:.2g} {}/s'
+        fields = [Field(form.format(speed, self._unit), 2)]
         steps_left = self._train_steps - self._clock.step
         if steps_left >= 0:  # a program's own loop may go on beyond the last step
             seconds_left = steps_left * self._clock.batch_size / speed

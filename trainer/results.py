@@ -27,8 +27,8 @@ def report(throughput, evaluation, setup):
       setup: `Setup`.
     """
     unit, said = setup.model.unit, setup.dataset.num_examples['test']
-    for name in sorted(set(evaluation) - {'examples',
-                                          SINCE_BEST}) if is_own_model() else ['accuracy']:
+    names = sorted(set(evaluation) - {'examples', SINCE_BEST})
+    for name in names if is_own_model() else ['accuracy']:
         print('%-14s %.4f on %d %s' % (
             'test ' + name, evaluation[name], evaluation['examples'], unit))
     if is_own() and evaluation['examples'] < said:

@@ -1,4 +1,4 @@
-"""`train.py` with a model of the user's own, `--model=module:function`, on data of any structure."""
+"""`train.py` with a model of one's own, `--model=module:function`, on data of any structure."""
 
 import csv
 import json
@@ -155,7 +155,7 @@ def test_a_model_of_ones_own_takes_the_data_sets_that_are_known(started):
     assert values_of(run.train_dir, 2)['w'].shape == (64, 10)
     assert 'test loss ' in run.stdout
     run = started('pixels', 'pixels', '--dataset=digits', '--mode=predict', status=1)
-    assert ("%s:pixels: the model function, without labels for the mode 'infer', raised ValueError: "
+    assert ("%s:pixels: the model function, without labels for the mode 'infer', raised ValueE"
             % NAME) in run.stderr.splitlines()[-1]
 
 
