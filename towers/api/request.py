@@ -170,7 +170,8 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
         cutting=_cutting(pipeline.stages, placement, stages_of(devices[0]), schedule, accumulate,
                          objectives, waits),
         placement=placement, replicas=replicas, loss_scale=loss_scale,
-        no_batch_values=no_batch_values, precision_text=_precision_text(numerics.precision, devices))
+        no_batch_values=no_batch_values,
+        precision_text=_precision_text(numerics.precision, devices))
 
 
 def _of_type(name, given, kind):
