@@ -84,6 +84,9 @@ def _of_the_schedule():
         return '--batch_norm_decay=%g: expected 0 to 1, or -1' % FLAGS.batch_norm_decay
     if FLAGS.average_decay == 1:
         return '--average_decay=1 would never follow the weights: give less'
+    if FLAGS.optimizer == 'lars' and FLAGS.reduction == 'sum':
+        return ('--optimizer=lars adds its decay to the gradient of the mean loss, and '
+                '--reduction=sum multiplies that by the towers: give --reduction=mean')
     return None
 
 
@@ -170,7 +173,7 @@ _GOES_WITH = [  # a flag, and the values of another one with which it is of use
     ('synchronous', 'cluster', ['ps']),
     ('backup_workers', 'cluster', ['ps']),
     ('cluster', 'mode', ['train']),
-    ('momentum', 'optimizer', ['momentum', 'rmsprop']),
+    ('momentum', 'optimizer', ['momentum', 'rmsprop', 'lars']),
     ('all_reduce', 'variable_device', ['replicated', 'auto']),
     ('decay_epochs', 'decay', ['exponential', 'cosine']),
     ('decay_rate', 'decay', ['exponential']),

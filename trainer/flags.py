@@ -78,7 +78,8 @@ flags.DEFINE_float('diagnose_seconds', 5, 'for each of the measurements of --mod
 flags.DEFINE_integer('image_size', 0, 'height and width in pixels; 0: what the network asks for, '
                      'and for --model=digits what the data set has',
                      lower_bound=0, upper_bound=MOST_PIXELS)
-flags.DEFINE_float('weight_decay', 4e-5, 'factor of the L2 loss of the weights',
+flags.DEFINE_float('weight_decay', 4e-5, 'factor of the L2 loss of the weights; of the decay of '
+                   'lars and lamb, which have no L2 loss',
                    lower_bound=0, upper_bound=MOST_FLOAT)
 flags.DEFINE_float('aux_loss_weight', 0.4, 'factor of the loss of auxiliary logits, for networks '
                    'that have them; 0 builds none', lower_bound=0, upper_bound=MOST_FLOAT)
@@ -185,8 +186,9 @@ flags.DEFINE_float('start_timeout', 120, 'seconds to wait for the other machines
 flags.DEFINE_float('dead_after', 30, 'seconds without a sign of life after which another worker of '
                    'a ring is gone', lower_bound=0.5, upper_bound=MOST_FLOAT)
 
-flags.DEFINE_enum('optimizer', 'adam', ['sgd', 'momentum', 'adam', 'rmsprop'], 'update rule')
-flags.DEFINE_float('momentum', 0.9, 'for momentum and rmsprop', lower_bound=0, upper_bound=1)
+flags.DEFINE_enum('optimizer', 'adam', ['sgd', 'momentum', 'adam', 'rmsprop', 'lars', 'lamb'],
+                  'update rule')
+flags.DEFINE_float('momentum', 0.9, 'for momentum, rmsprop and lars', lower_bound=0, upper_bound=1)
 flags.DEFINE_float('clip_norm', 0, 'largest global norm of the combined gradient; 0: no clipping',
                    lower_bound=0, upper_bound=MOST_FLOAT)
 flags.DEFINE_float('base_learning_rate', 0.001, 'learning rate of one tower',

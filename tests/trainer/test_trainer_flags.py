@@ -49,7 +49,9 @@ def refusal(capsys, *argv):
     ('--plan_only --audit_runtime', '--plan_only runs nothing, so there is nothing for '
      '--audit_runtime to check'),
     ('--momentum=0.5', '--momentum is of no use with --optimizer=adam: it goes with momentum or '
-     'rmsprop'),
+     'rmsprop or lars'),
+    ('--optimizer=lars', '--optimizer=lars adds its decay to the gradient of the mean loss, and '
+     '--reduction=sum multiplies that by the towers: give --reduction=mean'),
     ('--decay_epochs=2', '--decay_epochs is of no use with --decay=none: it goes with exponential '
      'or cosine'),
     ('--decay=cosine --decay_rate=0.5', '--decay_rate is of no use with --decay=cosine: it goes '
