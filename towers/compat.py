@@ -704,3 +704,19 @@ def place_of_download(error):
             place = known.get('download_target', known.get('fpath', place))
         frames = frames.tb_next
     return place
+
+
+# ---- Profiles ------------------------------------------------------------------------------------
+
+
+def start_profile(directory):
+    """Begins a profile for TensorBoard; returns whether it has: before 2.2 graph mode has none."""
+    if TF_VERSION < (2, 2):
+        return False
+    tensorflow.profiler.experimental.start(directory)
+    return True
+
+
+def stop_profile():
+    """Ends the profile, and writes it."""
+    tensorflow.profiler.experimental.stop()

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.tensorflow_errors import reason_of
 from trainer.flags import FLAGS, GROUPS, PATHS
+from trainer.profile_hook import profiled_steps
 
 
 def contradiction(given):
@@ -32,6 +33,9 @@ def _of_values(given):
         return '--train_steps and --train_epochs both say how long to train: give one'
     if not FLAGS.train_steps and not FLAGS.train_epochs:
         return '--train_steps and --train_epochs are both 0: there is nothing to do'
+    if FLAGS.profile_steps and profiled_steps(FLAGS.profile_steps) is None:
+        return ('--profile_steps=%s: expected two steps, the first one above 1 and below the '
+                'second, such as 100,105' % FLAGS.profile_steps)
     if FLAGS.mode == 'predict' and not FLAGS.predictions:
         return '--predictions is empty: name a file to write'
     return next(filter(None, map(_of_a_path, PATHS)), None)
@@ -238,8 +242,8 @@ def _unclear_machines():
 # Flags of the run around its steps, of what a step computes, and of the network on its devices.
 _OF_THE_RUN = frozenset(
     'train_steps train_epochs stop_at_accuracy stop_after eval_steps save_steps keep keep_best '
-    'log_every summary_steps fingerprint base_learning_rate base_batch_size lr_scaling '
-    'warmup_epochs decay decay_epochs decay_rate'.split())
+    'log_every summary_steps profile_steps fingerprint base_learning_rate base_batch_size '
+    'lr_scaling warmup_epochs decay decay_epochs decay_rate'.split())
 _OF_A_STEP = frozenset(
     'augment augment_shift remainder accumulate recompute micro_batches schedule reduction '
     'all_reduce update_ops batch_norm shares optimizer momentum clip_norm average_decay '

@@ -41,7 +41,8 @@ GROUPS = collections.OrderedDict([
     ('The run', ['train_dir', 'train_steps', 'train_epochs', 'stop_at_accuracy', 'stop_after',
                  'eval_steps', 'save_steps', 'keep', 'keep_best', 'recover', 'seed',
                  'check_numerics']),
-    ('What is shown and written', ['log_every', 'summary_steps', 'fingerprint', 'predictions',
+    ('What is shown and written', ['log_every', 'summary_steps', 'profile_steps', 'fingerprint',
+                                   'predictions',
                                    'export_dir', 'plan_only', 'audit_runtime'])])
 
 # Flags that are paths.
@@ -238,6 +239,8 @@ flags.DEFINE_integer('log_every', 100, 'steps from one line of metrics.jsonl to 
                      'the screen where it is no terminal', lower_bound=1, upper_bound=MOST_STEPS)
 flags.DEFINE_integer('summary_steps', 100, 'steps from one TensorBoard summary to the next; 0: '
                      'none', lower_bound=0, upper_bound=MOST_STEPS)
+flags.DEFINE_string('profile_steps', '', "two steps, '100,105': a Chrome trace of the first one, "
+                    "and TensorBoard's profile of those after it, up to the second")
 flags.DEFINE_boolean('fingerprint', False, 'write checksums of the initial weights and of the '
                      'examples seen to metrics.jsonl, to compare runs by')
 flags.DEFINE_string('predictions', 'predictions.csv', 'file that --mode=predict writes, a row an '

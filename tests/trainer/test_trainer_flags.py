@@ -50,6 +50,12 @@ def refusal(capsys, *argv):
      '--audit_runtime to check'),
     ('--momentum=0.5', '--momentum is of no use with --optimizer=adam: it goes with momentum or '
      'rmsprop or lars'),
+    ('--profile_steps=100', '--profile_steps=100: expected two steps, the first one above 1 and '
+     'below the second, such as 100,105'),
+    ('--profile_steps=1,5', '--profile_steps=1,5: expected two steps, the first one above 1 and '
+     'below the second, such as 100,105'),
+    ('--profile_steps=9,9', '--profile_steps=9,9: expected two steps, the first one above 1 and '
+     'below the second, such as 100,105'),
     ('--optimizer=lars', '--optimizer=lars adds its decay to the gradient of the mean loss, and '
      '--reduction=sum multiplies that by the towers: give --reduction=mean'),
     ('--decay_epochs=2', '--decay_epochs is of no use with --decay=none: it goes with exponential '
