@@ -124,6 +124,9 @@ def _of_the_plan():
     """Of --plan_only, which runs nothing; and of names to keep in memory."""
     if FLAGS.mode == 'memory' and FLAGS.plan_only:
         return '--mode=memory runs steps to measure them, and --plan_only runs nothing: give one'
+    if FLAGS.mode == 'diagnose' and FLAGS.deterministic:
+        return ('--mode=diagnose tells the time in a step, which TensorFlow refuses with '
+                '--deterministic: leave it out')
     if FLAGS.mode in ('diagnose', 'check_data') and FLAGS.plan_only:
         return '--mode=%s makes no plan: leave out --plan_only' % FLAGS.mode
     if FLAGS.plan_only and FLAGS.export_dir:
@@ -250,7 +253,8 @@ _OF_A_STEP = frozenset(
     'check_numerics'.split())
 _OF_A_NETWORK = frozenset(GROUPS['Towers'] + GROUPS['Memory and threads'] + GROUPS['Optimizer'] + [
     'model', 'image_size', 'weight_decay', 'aux_loss_weight', 'batch_norm_decay', 'seed',
-    'check_numerics', 'augment_shift', 'recover', 'remainder', 'augment', 'export_dir'])
+    'deterministic', 'check_numerics', 'augment_shift', 'recover', 'remainder', 'augment',
+    'export_dir'])
 _WITHOUT_EFFECT = {'train': frozenset(), 'diagnose': _OF_THE_RUN | {'export_dir'},
                    'memory': _OF_THE_RUN | {'export_dir'},
                    'eval': _OF_THE_RUN | _OF_A_STEP, 'predict': _OF_THE_RUN | _OF_A_STEP,

@@ -40,7 +40,7 @@ GROUPS = collections.OrderedDict([
                    'average_decay']),
     ('The run', ['train_dir', 'train_steps', 'train_epochs', 'stop_at_accuracy', 'stop_after',
                  'eval_steps', 'save_steps', 'keep', 'keep_best', 'recover', 'seed',
-                 'check_numerics']),
+                 'deterministic', 'check_numerics']),
     ('What is shown and written', ['log_every', 'summary_steps', 'profile_steps', 'fingerprint',
                                    'predictions',
                                    'export_dir', 'plan_only', 'audit_runtime'])])
@@ -232,6 +232,8 @@ flags.DEFINE_boolean('recover', False, 'when the newest checkpoint is damaged, g
                      'before it')
 flags.DEFINE_integer('seed', 1, 'of the initial weights, the data order, shifts and dropout',
                      lower_bound=0, upper_bound=2 ** 31 - 1)
+flags.DEFINE_boolean('deterministic', False, 'the same bits in each run on GPUs, too, where '
+                     'TensorFlow has kernels for that; slower, and without input wait')
 flags.DEFINE_boolean('check_numerics', True, 'stop at the first NaN or infinity in a loss or a '
                      'gradient')
 

@@ -55,7 +55,8 @@ def make_hooks(job, cluster=None):
     if scaled is not None:
         values += [('loss_scale', scaled.scale), ('skipped_steps', scaled.skipped_steps)]
     log_values = values + ([] if job.checksum is None else [('examples_checksum', job.checksum)])
-    watch = towers.InputWatchHook(job.train_op, say=None)
+    # TensorFlow refuses to tell the time in a step whose operations are deterministic.
+    watch = None if FLAGS.deterministic else towers.InputWatchHook(job.train_op, say=None)
     progress = ProgressHook(
         [('lr' if name == 'learning_rate' else name, value) for name, value in values], counts,
         log_every=FLAGS.log_every, devices=job.built.devices, fetch_every_step=True,
@@ -94,8 +95,8 @@ def make_hooks(job, cluster=None):
             # of the run, however many it has done itself.
             of_cluster = [tf.train.StopAtStepHook(last_step=counts.last_step), end]
     newest = NewestCheckpoint(train_dir())
-    first = ([StartInputHook(job.iterator, job.evaluation), watch,
-              LongStepHook(watch.watch, say=progress.write)]
+    watching = [] if watch is None else [watch, LongStepHook(watch.watch, say=progress.write)]
+    first = ([StartInputHook(job.iterator, job.evaluation)] + watching
              + of_cluster + listeners + profiles + fingerprint + [evaluation])
     return RunHooks(first, [hook.listener for hook in listeners] + [newest], progress, evaluation,
                     signals, tested, end, newest, best)

@@ -28,7 +28,7 @@ RESUMING = collections.OrderedDict([
                'batch_norm', 'shares', 'xla',
                'cluster', 'synchronous', 'backup_workers', 'momentum', 'clip_norm',
                'base_learning_rate', 'base_batch_size', 'lr_scaling', 'warmup_epochs', 'decay',
-               'decay_epochs', 'decay_rate', 'seed']),
+               'decay_epochs', 'decay_rate', 'seed', 'deterministic']),
     # These add or remove variables of the checkpoints.
     (STATE, ['model', 'dataset', 'num_classes', 'background_class', 'image_size',
              'aux_loss_weight', 'precision', 'loss_scale', 'optimizer', 'average_decay',

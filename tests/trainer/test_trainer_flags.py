@@ -50,6 +50,8 @@ def refusal(capsys, *argv):
      '--audit_runtime to check'),
     ('--momentum=0.5', '--momentum is of no use with --optimizer=adam: it goes with momentum or '
      'rmsprop or lars'),
+    ('--mode=diagnose --deterministic', '--mode=diagnose tells the time in a step, which TensorFlow '
+     'refuses with --deterministic: leave it out'),
     ('--profile_steps=100', '--profile_steps=100: expected two steps, the first one above 1 and '
      'below the second, such as 100,105'),
     ('--profile_steps=1,5', '--profile_steps=1,5: expected two steps, the first one above 1 and '
