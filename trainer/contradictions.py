@@ -209,7 +209,8 @@ def _of_no_use(given):
                 'no' * (FLAGS[flag].value is False), flag, other, FLAGS[other].value,
                 ' or '.join(values))
     for flag in _OF_NETWORKS_BY_NAME:
-        if flag in given and ':' in FLAGS.model:
+        if flag in given and ':' in FLAGS.model and not (
+                flag == 'weight_decay' and FLAGS.optimizer in ('lars', 'lamb')):  # its own decay
             return '--%s is of no use with --model=%s: it goes with a network by name' % (
                 flag, FLAGS.model)
     return None

@@ -52,6 +52,8 @@ def refusal(capsys, *argv):
      'rmsprop or lars'),
     ('--mode=diagnose --deterministic', '--mode=diagnose tells the time in a step, which TensorFlow '
      'refuses with --deterministic: leave it out'),
+    ('--model=a:b --dataset=c:d --weight_decay=0.1', '--weight_decay is of no use with --model=a:b: '
+     'it goes with a network by name'),
     ('--profile_steps=100', '--profile_steps=100: expected two steps, the first one above 1 and '
      'below the second, such as 100,105'),
     ('--profile_steps=1,5', '--profile_steps=1,5: expected two steps, the first one above 1 and '
