@@ -63,7 +63,8 @@ def measure(optimizer, reduction, num_towers, batch_size=160, steps=20):
             return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
                 labels=labels, logits=logits))
         built = towers.build_towers(model_fn, iterator.get_next(), OPTIMIZERS[optimizer](),
-                                    num_towers, reduction, global_step=step, stateless_random=True)
+                                    num_towers, reduction, global_step=step,
+                                    numerics=towers.Numerics(stateless_random=True))
         make_initial_values_stateless(built.variables, 1)
         factor = num_towers if reduction == 'sum' else 1
         gradient = tf.global_norm([each for each, _ in built.gradients]) / factor

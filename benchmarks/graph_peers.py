@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks import workloads
 from benchmarks.programs import GraphParts, copies_of
-from towers import VariablePlacement, build_towers, session_config
+from towers import Pipeline, VariablePlacement, build_towers, session_config
 
 _VARIABLE_OPS = ('Variable', 'VariableV2', 'VarHandleOp')
 
@@ -30,7 +30,7 @@ def plain_config(num_devices, intra_op_threads=0, arithmetic=True):
 
 
 def build_with_towers(workload, arrays, num_towers, threads=None, variable_device=None,
-                      all_reduce=None, beside=False, num_stages=1, **options):
+                      all_reduce=None, beside=False, num_stages=1, pipeline=None, **options):
     """`build_towers` under `session_config`.
 
     Args:
@@ -41,6 +41,7 @@ def build_with_towers(workload, arrays, num_towers, threads=None, variable_devic
       variable_device, all_reduce: where variables live, see `VariablePlacement`.
       beside: the towers leave the first CPU to the variables.
       num_stages: devices of each tower.
+      pipeline: dict of arguments of `Pipeline`; or None.
       **options: passed on to `build_towers`.
 
     Returns:
@@ -51,7 +52,8 @@ def build_with_towers(workload, arrays, num_towers, threads=None, variable_devic
     devices = [names[first:first + num_stages] for first in range(0, len(names), num_stages)]
     built = build_towers(workload.model, batch, workloads.optimizer(workload.learning_rate),
                          devices, reduction='mean',
-                         variables=VariablePlacement(variable_device, all_reduce), **options)
+                         variables=VariablePlacement(variable_device, all_reduce),
+                         pipeline=Pipeline(**(pipeline or {})), **options)
     return GraphParts(built.loss, built.train_op, _by_name(built.variables), [start],
                       session_config(built.devices, intra_op_threads=threads), built.towers[0])
 

@@ -71,7 +71,7 @@ class _Program:
                           inputs[1]: np.zeros(batch, np.int64)}
             self._built = towers.build_towers(
                 _model(case.model), inputs, tf.train.MomentumOptimizer(1e-4, 0.9), 1, 'mean',
-                **options)
+                memory=towers.Memory(**options))
             self.train_op = self._built.train_op
             # A number of each: TensorFlow leaves out what is only waited for.
             self.gradients = tf.add_n([tf.reduce_sum(tf.convert_to_tensor(gradient))
@@ -96,7 +96,7 @@ class _Program:
 
 
 def variants(name):
-    """`(Case, [(batch, options of build_towers)])`: the first is what the others are held to."""
+    """`(Case, [(batch, options of Memory)])`: the first is what the others are held to."""
     if name == 'accumulate':
         return ACCUMULATED, [(ACCUMULATED.batch * count, {'accumulate': count})
                              for count in _MICRO_BATCHES]

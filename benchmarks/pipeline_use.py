@@ -43,7 +43,7 @@ def contenders(workload):
 
 def _staged(label, spec, **options):
     return turns.Contender(label, [dict(spec, peer='towers', options=dict(
-        options, num_stages=_STAGES, stages='auto'))])
+        num_stages=_STAGES, pipeline=dict(options, stages='auto')))])
 
 
 def measure(workload, rounds, turn_seconds, log=None):

@@ -57,10 +57,10 @@ def measured_peaks(case, num_stages):
         # Fed: a constant would be in the memory of a device besides.
         inputs = (tf.placeholder(tf.float32, images.shape), tf.placeholder(tf.int64, targets.shape))
         built = towers.build_towers(
-            case.model, inputs, tf.train.MomentumOptimizer(1e-4, 0.9), [devices],
-            check_devices=False,
+            case.model, inputs, tf.train.MomentumOptimizer(1e-4, 0.9),
+            towers.resolve_devices([devices], check=False),
             variables=towers.VariablePlacement('stage' if num_stages > 1 else devices[0]),
-            **(case.options if num_stages > 1 else {}))
+            pipeline=towers.Pipeline(stages=case.stages if num_stages > 1 else None))
         with tf.Session(address, config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())
             for _ in range(STEPS):
@@ -97,7 +97,8 @@ def check(case, num_stages):
     with tf.Graph().as_default():
         return towers.check_towers(
             case.model, case.arrays('float64'), steps=1,
-            devices=[['/cpu:%d' % number for number in range(num_stages)]], **case.options)
+            devices=[['/cpu:%d' % number for number in range(num_stages)]],
+            pipeline=towers.Pipeline(stages=case.stages))
 
 
 def main(argv):
@@ -122,9 +123,10 @@ def main(argv):
     for name in options.only.split(',') if options.only else STAGE_MODELS:
         case = STAGE_MODELS[name]
         alone = measured_peaks(case, 1)[0]
-        for num_stages in case.stages:
+        for num_stages in case.counts:
             peaks, report = measured_peaks(case, num_stages), check(case, num_stages)
-            results.append(dict(case=name, stages=num_stages, one_device=alone, peaks=peaks,
+            results.append(dict(case=name, stages=num_stages,
+                                one_device=alone, peaks=peaks,
                                 check=str(report).splitlines()[0]))
             print('| %s | %.0f | %s | %.2f | %s |' % (
                 case.what, alone / 1e6, ', '.join('%.0f' % (peak / 1e6) for peak in peaks),

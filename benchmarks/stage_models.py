@@ -11,13 +11,13 @@ import tensorflow.compat.v1 as tf
 
 import towers
 
-StageModel = collections.namedtuple('StageModel', 'what model arrays stages options')
+StageModel = collections.namedtuple('StageModel', 'what model arrays counts stages')
 """Fields:
   what: in words, for the table.
   model: function of inputs and targets to the mean loss.
   arrays: function of a dtype to `(inputs, targets)`.
-  stages: the numbers of stages to measure.
-  options: of `build_towers`.
+  counts: the numbers of stages to measure.
+  stages: of `Pipeline`.
 """
 
 
@@ -139,10 +139,10 @@ def _arrays(*shape):
 
 STAGE_MODELS = collections.OrderedDict([
     ('inception_v3_front', StageModel('InceptionV3, stem and first mixed blocks, 149 px, batch 8',
-                                      inception_v3_front, _arrays(8, 149, 149, 3), (2,), {})),
+                                      inception_v3_front, _arrays(8, 149, 149, 3), (2,), None)),
     ('inception_resnet_v2', StageModel('InceptionResNet-v2, 107 px, batch 8', inception_resnet_v2,
-                                       _arrays(8, 107, 107, 3), (2, 4), {'stages': 'auto'})),
+                                       _arrays(8, 107, 107, 3), (2, 4), 'auto')),
     ('lstm', StageModel('4 layers of 256 LSTM cells, 40 words, batch 64', lstm_layers(4, 256),
-                        _arrays(64, 40, 256), (4,), {})),
+                        _arrays(64, 40, 256), (4,), None)),
     ('gpt', StageModel('8 blocks as GPT-2\'s of 256, 64 words, batch 16', gpt_blocks(8, 256, 8),
-                       _arrays(16, 64, 256), (2, 4), {'stages': 'auto'}))])
+                       _arrays(16, 64, 256), (2, 4), 'auto'))])

@@ -125,21 +125,22 @@ def mirrored(case, devices):
                 dict(zip(inputs, arrays)))
 
 
-def staged(**options):
+def staged(micro_batches=1):
     """Two stages of one tower."""
     def build(case, devices):
         import towers
         inputs, arrays = _inputs(case)
         built = towers.build_towers(
-            case.model, tuple(inputs), _optimizer(), [devices], check_devices=False,
-            variables=towers.VariablePlacement('stage'), **dict(case.options, **options))
+            case.model, tuple(inputs), _optimizer(), towers.resolve_devices([devices], check=False),
+            variables=towers.VariablePlacement('stage'),
+            pipeline=towers.Pipeline(micro_batches, stages=case.stages))
         return built.loss, built.train_op, dict(zip(inputs, arrays))
     return build
 
 
 CONTENDERS = [('one device', 1, one_device), ('MirroredStrategy, 2 replicas', _DEVICES, mirrored),
               ('2 stages', _DEVICES, staged()),
-              ('2 stages, 4 micro-batches', _DEVICES, staged(micro_batches=4))]
+              ('2 stages, 4 micro-batches', _DEVICES, staged(4))]
 
 
 def measure(case, rounds):
@@ -185,7 +186,7 @@ def main(argv):
     everything = {}
     for name in options.only.split(',') if options.only else STAGE_MODELS:
         case = STAGE_MODELS[name]
-        if _DEVICES not in case.stages:
+        if _DEVICES not in case.counts:
             continue
         print('\n%s\n\n| | MB on each device | ms a step | over one device |\n|---|---|---|---|'
               % case.what, flush=True)

@@ -20,12 +20,12 @@ import sys
 
 import tensorflow.compat.v1 as tf
 
-from datasets.atomic_file import written_whole
 from datasets.damages import counted, number_of
 from datasets.errors import BadExampleError, DatasetError
 from datasets.jpeg_end import is_cut_off
 from datasets.preprocessing import central_window
-from towers.errors import LogFileError
+from towers.errors import LogFileError, shown
+from towers.safe_files import parsed, read_data, written_whole
 
 Bad = collections.namedtuple('Bad', 'split number position text name count')
 Bad.__new__.__defaults__ = ('', 1)
@@ -51,8 +51,13 @@ Fields:
 
 CUT_OFF = 'is a damaged JPEG: it ends before its end marker, as a file that was copied in part does'
 
+MOST_PIXELS = 10 ** 8  # of a PNG: decoded 300 MB, for each processor at once
+
 _JPEG, _PNG = b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n'
 _FILE = 'skipped_examples.jsonl'
+_FORM = {'split': str, 'number': (int, type(None)), 'position': int, 'text': str, 'name': str,
+         'count': int}
+_MOST_BYTES = 2 ** 28
 
 
 class Skipped:
@@ -141,7 +146,7 @@ class Skipped:
           LogFileError: it cannot be written.
         """
         path = os.path.join(folder, _FILE)
-        exists, changes = os.path.exists(path), []
+        exists, changes = os.path.lexists(path), []
         for bad in self._read(path) if exists else []:
             if bad.split != 'train' or bad.number is None or bad.position >= place:
                 continue
@@ -169,12 +174,10 @@ class Skipped:
     @staticmethod
     def _read(path):
         try:
-            with open(path, encoding='utf-8') as lines:
-                found = [Bad(**json.loads(line)) for line in lines if line.strip()]
-            if not all(isinstance(bad.position, int) for bad in found):
-                raise ValueError('a position is no number')
-            return found
-        except (OSError, ValueError, TypeError) as error:
+            found = [Bad(**parsed(line, _FORM)) for line in (
+                read_data(path, _MOST_BYTES) or b'').split(b'\n') if line.strip()]
+            return [bad._replace(text=shown(bad.text)) for bad in found]
+        except (OSError, ValueError, LogFileError) as error:
             raise DatasetError('%s, the list of what the run left out, cannot be read: %s. Remove '
                                'it: what is bad is found again where it is met.' % (
                                    path, error)) from None
@@ -187,7 +190,7 @@ class Skipped:
         except OSError as error:
             raise LogFileError('The directory %s cannot be made: %s.' % (
                 os.path.dirname(self._path), error.strerror or error)) from error
-        with written_whole(self._path, 'Make room or make the directory writable.') as lines:
+        with written_whole(self._path, advice='Make room or make the directory writable.') as lines:
             for bad in self.examples:
                 lines.write(json.dumps(bad._asdict()) + '\n')
 
@@ -216,7 +219,11 @@ def wrong_bytes(encoded):
     if encoded.startswith(_JPEG):
         return CUT_OFF if is_cut_off(encoded) else ''
     if encoded.startswith(_PNG):
-        return ''
+        width, height = (int.from_bytes(encoded[at:at + 4], 'big') for at in (16, 20))
+        return '' if width * height <= MOST_PIXELS else (
+            'is a PNG of %d x %d pixels, which would be decoded whole, and MOST_PIXELS of datasets/'
+            'bad_examples.py is %d: make it smaller, or a JPEG, of which parts are decoded' % (
+                width, height, MOST_PIXELS))
     return ('is neither a JPEG nor a PNG: it begins with %r' % encoded[:8] if encoded else
             'is empty')
 

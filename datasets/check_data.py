@@ -10,7 +10,7 @@ from datasets.damages import counted, number_of
 from datasets.errors import DatasetError
 from datasets.image_folder import is_image, is_special, is_test_folder
 from datasets.record_names import is_record_name
-from datasets.shown_names import shown
+from towers.errors import shown
 
 _LISTED = 20  # classes
 

@@ -1,7 +1,6 @@
 """The error of a data set whose files cannot be used."""
 
-from datasets.shown_names import shown
-from towers.errors import TowersError
+from towers.errors import TowersError, shown
 
 
 class DatasetError(TowersError, IOError):

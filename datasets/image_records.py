@@ -14,8 +14,10 @@ from datasets.errors import DatasetError
 from datasets.folders import names_in, no_folder
 from datasets.record_names import no_files, other_record_paths, record_paths
 from datasets.tfrecords import Records
+from towers.safe_files import read_data
 
 # UTF-8 may begin with a mark.
+_MOST_BYTES = 2 ** 26  # of labels.txt
 _NUMBERED_LINE = re.compile(b'(?:\xef\xbb\xbf)?\\s*(\\d{1,9})\\s*:')
 
 
@@ -118,10 +120,11 @@ def count_classes(data_dir, background_class=False):
     """
     path = labels_path(data_dir)
     try:
-        with open(path, 'rb') as opened:  # the names may be of any encoding: they are but counted
-            lines = [line for line in opened.read().splitlines() if line.strip()]
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+        data = read_data(path, _MOST_BYTES)
+        if data is None:
+            return None
+        # The names may be of any encoding: they are but counted.
+        lines = [line for line in data.splitlines() if line.strip()]
     except OSError as error:
         raise DatasetError('Cannot read %s: %s.' % (path, error.strerror or error))
     if not lines:

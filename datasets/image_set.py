@@ -19,10 +19,9 @@ from datasets import preprocessing
 from datasets.bad_examples import Bad, Prober, Skipped, wrong_bytes
 from datasets.epochs import Epochs, of_workers, plain_python, read_together
 from datasets.errors import BadExampleError, DatasetError
-from datasets.shown_names import shown
 from datasets.pipeline import epoch_order
 from datasets.stream_probe import StreamProbe, name_of
-from towers.errors import InvalidArgumentError
+from towers.errors import InvalidArgumentError, shown
 
 _PREFETCHED = 2  # batches
 

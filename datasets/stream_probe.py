@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from datasets.bad_examples import Bad, Change, short_reason
 from datasets.errors import DatasetError
 from datasets.pipeline import epoch_order
-from datasets.shown_names import shown
+from towers.errors import shown
 
 _EPOCHS_KEPT = 2  # of 1.28 million examples 10 MB each; a batch may reach from one to the next
 

@@ -98,10 +98,9 @@ def main(arguments=None):
     noise = tf.random_normal([options.batch_size, NOISE])
     built = towers.build_towers(
         model_fn, (images, labels, noise),
-        optimizer={'discriminator': tf.train.AdamOptimizer(0.0003, beta1=0.5),
-                   'generator': tf.train.AdamOptimizer(0.0003, beta1=0.5)},
-        var_list={'discriminator': beginning_with('discriminator/'),
-                  'generator': beginning_with('generator/')},
+        optimizer={name: towers.Objective(tf.train.AdamOptimizer(0.0003, beta1=0.5),
+                                          var_list=beginning_with(name + '/'))
+                   for name in ('discriminator', 'generator')},
         devices=options.devices, reduction='mean')
     print(built.plan)
     drawn = generator(tf.random_normal([100, NOISE]), tf.constant(np.arange(100) // 10))

@@ -106,8 +106,9 @@ def main(arguments=None):
     shape = [options.streams, options.unrolled_steps]
     x, y = tf.placeholder(tf.int32, shape), tf.placeholder(tf.int32, shape)
     built = towers.build_towers(
-        make_model_fn(len(alphabet)), (x, y), tf.train.AdamOptimizer(0.005), options.devices,
-        'mean', transform_gradients=clipped)
+        make_model_fn(len(alphabet)), (x, y),
+        towers.Objective(tf.train.AdamOptimizer(0.005), transform_gradients=clipped),
+        options.devices, 'mean')
     print(built.plan)
     to_zero = tf.local_variables_initializer()  # the state of every tower
     with tf.Session(config=towers.session_config(built.devices)) as session:

@@ -84,6 +84,9 @@ CALLS = {
     'LossScale': lambda given: (towers.LossScale, {}),
     'Numerics': lambda given: (towers.Numerics, {}),
     'VariablePlacement': lambda given: (towers.VariablePlacement, {}),
+    'Memory': lambda given: (towers.Memory, {}),
+    'Pipeline': lambda given: (towers.Pipeline, {}),
+    'Objective': lambda given: (towers.Objective, dict(optimizer=given.optimizer)),
     'scale_learning_rate': lambda given: (towers.scale_learning_rate, dict(
         base=0.1, num_towers=2, rule='sqrt')),
     'LearningRate': lambda given: (towers.LearningRate, dict(base=0.1)),

@@ -201,11 +201,18 @@ def one_device(model_fn, arrays, make_optimizer, initial, steps=2, factor=1., pe
         return _train(tf.Session(), loss, pairs, train_op, steps, initial, None)
 
 
+def objective(optimizer, options):
+    """The optimizer with those of the `options` that are an `Objective`'s, which are taken out."""
+    own = {name: options.pop(name) for name in ('var_list', 'transform_gradients',
+                                                'gradient_options') if name in options}
+    return towers.Objective(optimizer, **own) if own else optimizer
+
+
 def on_towers(model_fn, arrays, make_optimizer, num_towers, steps=2, **options):
     """The same with `build_towers`, on virtual CPUs."""
     with tf.Graph().as_default():
-        built = towers.build_towers(model_fn, tuple(arrays), make_optimizer(), num_towers,
-                                    **options)
+        built = towers.build_towers(model_fn, tuple(arrays), objective(make_optimizer(), options),
+                                    num_towers, **options)
         session = tf.Session(config=towers.session_config(built.devices))
         return _train(session, built.loss, built.gradients, built.train_op, steps, {}, built)
 

@@ -27,9 +27,9 @@ ODD = [Odd(), 'two words', '', -1, 0, 1.5, float('nan'), b'bytes', [], {}, [None
 
 
 # Functions of the caller's, which are called: what they do is theirs.
-_FUNCTIONS = {('build_towers', 'transform_gradients'), ('build_towers', 'var_list'),
+_FUNCTIONS = {('Objective', 'transform_gradients'), ('Objective', 'var_list'),
               ('build_towers', 'model_fn'), ('VariablePlacement', 'device'),
-              ('split_batch', 'device'), ('choose_variable_device', 'build'),
+              ('choose_variable_device', 'build'),
               ('export_saved_model', 'build'), ('Evaluation', 'model_fn'),
               ('training_session', 'say'), ('check_towers', 'model_fn'),
               ('memory_report', 'build'), ('fit_batch_size', 'build')}
@@ -98,9 +98,6 @@ def test_what_the_errors_say():
         'loss_scale=128.0: expected a LossScale, such as LossScale(initial=128), or None.')
     assert error_of(towers.Numerics, loss_scale=towers.LossScale).endswith(
         'such as LossScale(initial=2. ** 15), or None.')
-    assert error_of(build, name='my tower') == (
-        "name='my tower': expected what TensorFlow takes for a name scope, letters, digits, '_', "
-        "'.', '-' and '/', such as 'tower'.")
     for number in (0, -1, 'two', None, 1.5, True):
         assert error_of(towers.split_batch, np.ones([4, 2]), number) == (
             'num_shards=%r: expected a whole number of at least 1.' % (number,))
@@ -156,7 +153,6 @@ def test_numbers_of_numpys_are_numbers(two, tmp_path):
     ProgressHook({'loss': given.loss}, towers.StepCounts(given.step, two, np.float32(8), two))
     towers.CheckpointHook(tmp_path, given.step, save_steps=two, keep=two)
     built = towers.build_towers(model_fn, given.x, given.optimizer, two,
-                                learning_rate=np.float32(0.1),
                                 numerics=towers.Numerics(check_numerics=np.bool_(True)))
     assert len(built.towers) == 2
 
@@ -171,12 +167,6 @@ def test_numbers_of_numpys_are_numbers(two, tmp_path):
     ids=['summaries', 'trial', 'ports', 'files', 'workers'])
 def test_what_is_something_else(call, text):
     assert text in error_of(call)
-
-
-@pytest.mark.parametrize('rate', [-1, float('nan'), float('inf'), True, np.array([0.1, 0.2]),
-                                  np.float32(-0.1), np.array(float('nan'))])
-def test_a_learning_rate_that_is_none(rate):
-    assert error_of(build, learning_rate=rate).startswith('learning_rate=')
 
 
 def test_a_value_that_is_no_number(tmp_path):
@@ -206,31 +196,20 @@ def test_functions_that_take_something_else(graph):
     optimizer = tf.train.GradientDescentOptimizer(0.1)
     for argument, wrong, text in (
             ('var_list', none, 'a function from all trainable variables to such a list.'),
-            ('transform_gradients', none, 'a function from (gradient, variable) pairs to such'),
-            ('on_tower', one, 'a function of the number of the tower and of the count of towers')):
+            ('transform_gradients', none, 'a function from (gradient, variable) pairs to such')):
         for value in (wrong, three, list):
-            got = error_of(towers.build_towers, model_fn, x, optimizer, 2, **{argument: value})
+            got = error_of(towers.Objective, optimizer, **{argument: value})
             assert got.startswith('%s=%.80r: expected ' % (argument, value)) and text in got
     for value in (none, three, list):
         got = error_of(towers.VariablePlacement, value)
         assert got.startswith('device=%.80r: expected ' % (value,)) and got.endswith(
             'a device function, from an operation to a device.')
-    for argument, wrong in (('make_optimizer', one), ('var_list', none),
-                            ('transform_gradients', three)):
-        assert '%s=%.80r: expected a function' % (argument, wrong) in error_of(
-            towers.check_towers, model_fn, x, **{argument: wrong})
-    assert 'variable_scope=3 of type int: expected a name' in error_of(
-        towers.check_towers, model_fn, x, variable_scope=3)
+    assert 'make_optimizer=%.80r: expected a function' % one in error_of(
+        towers.check_towers, model_fn, x, make_optimizer=one)
     for name, call in (
             ('build', lambda: towers.choose_variable_device(none, ['/cpu:0'])),
             ('build', lambda: towers.export_saved_model(one, 'model.ckpt-1', 'exported'))):
         assert error_of(call).startswith('%s=<function' % name)
-
-    class Rate:
-        def describe(self, much):
-            return much
-    assert 'expected a method without arguments' in error_of(
-        towers.build_towers, model_fn, x, optimizer, 2, learning_rate=Rate())
     assert not graph.get_operations()
 
 

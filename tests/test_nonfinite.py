@@ -134,8 +134,9 @@ def test_the_message_of_another_tower(message, of_tower_12):
 
 
 @pytest.mark.parametrize('options, where', [
-    (dict(devices=2, accumulate=3), 'tower 1, micro-batch 1 of 3'),
-    (dict(devices='/cpu:0+/cpu:1,/cpu:2+/cpu:3', micro_batches=3, copies='reuse'),
+    (dict(devices=2, memory=towers.Memory(accumulate=3)), 'tower 1, micro-batch 1 of 3'),
+    (dict(devices='/cpu:0+/cpu:1,/cpu:2+/cpu:3', pipeline=towers.Pipeline(micro_batches=3),
+          copies='reuse'),
      'tower 1, micro-batch 1 of 3'), (dict(devices=2), 'tower 1')])
 def test_the_micro_batch_is_named_with_its_tower(options, where):
     def model(x):

@@ -10,7 +10,8 @@ Importing this package changes nothing in the program that imports it.
 
 from towers.api.build import build_towers
 from towers.api.built import BuiltTowers
-from towers.api.options import Numerics, VariablePlacement
+from towers.api.objective import Objective
+from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement
 from towers.api.plan import Plan
 from towers.checkpoint.files import newest_checkpoint
 from towers.checkpoint.match import check_fits, init_from
@@ -20,12 +21,12 @@ from towers.cluster.worker_data import files_of_worker, until_all_end
 from towers.cluster.member import Member, join, serve
 from towers.cluster.ports import free_ports
 from towers.cluster.stop_together import StopTogetherHook
-from towers.errors import (AuditError, CheckpointError, CloneError, ClusterError, DeviceError,
-                           FailedBuildError, GradientError, InputError, InvalidArgumentError,
-                           LogFileError, MeasurementError, MissingPackageError,
-                           ModelFunctionError, NameScopeError, OutOfMemoryError, OutputLostError,
-                           PrecisionError, RunLockedError, SharedVariableError, StepError,
-                           TowersError, WorkerLostError)
+from towers.errors import (AuditError, BadFileError, CheckpointError, CloneError, ClusterError,
+                           DeviceError, FailedBuildError, GradientError, InputError,
+                           InvalidArgumentError, LogFileError, MeasurementError,
+                           MissingPackageError, ModelFunctionError, NameScopeError,
+                           OutOfMemoryError, OutputLostError, PrecisionError, RunLockedError,
+                           SharedVariableError, StepError, TowersError, WorkerLostError)
 from towers.fronts.estimator import replicate_model_fn
 from towers.fronts.keras_model import ParallelModel
 from towers.fronts.tower_optimizer import TowerOptimizer

@@ -46,9 +46,7 @@ Names that are not public API, and why each is needed:
   its text; this is where `Session.run` turns the mark into the operation and the line that made it.
 * `_get_partitions`, `_get_save_slice_info` and `_set_save_slice_info`: see `partitioned_like`.
 * `_initializer_op` of a variable: see `initialize_with`.
-* the collections `('__variable_store',)` and `('__varscope',)` of a graph with the stores in them
-  (`_vars`, `_partitioned_vars`), and Keras' counters of names: a build that failed must leave them
-  as they were, see `keep_variable_stores`.
+* the collection `('__varscope',)` of a graph: see `opened_scopes`.
 * `_init_from_checkpoint`, and `add_weight` of a `tf.layers` layer: Python functions of TensorFlow
   that look for a graph's variables, recognized as callers.
 * `download_target` and `fpath`, variables of Keras' `get_file`: see `place_of_download`.
@@ -443,28 +441,6 @@ def initializer_of(variable):
     return getattr(variable.initializer, 'op', variable.initializer)
 
 
-def keep_variable_stores(graph):
-    """Notes what TF and Keras know of a graph's variables besides the graph's collections.
-
-    That is the variables that `tf.get_variable` finds by name, and the counters that number layers
-    and scopes without a name.
-
-    Returns:
-      A function that puts all of it back.
-    """
-    kept = [(mapping, dict(mapping)) for mapping in _variable_stores(graph)]
-
-    def restore():
-        known = {id(mapping) for mapping, _ in kept}
-        for mapping in _variable_stores(graph):
-            if id(mapping) not in known:  # a store that is new
-                mapping.clear()
-        for mapping, before in kept:
-            mapping.clear()
-            mapping.update(before)
-    return restore
-
-
 def opened_scopes(graph):
     """How often each variable scope was opened, by its name: a scope without a name is numbered."""
     return {name: count for store in graph.get_collection(('__varscope',))
@@ -475,25 +451,6 @@ def set_opened_scopes(graph, opened):
     """Sets the graph's counts of opened scopes to those of `opened_scopes` at another time."""
     for store in graph.get_collection(('__varscope',)):
         store.variable_scopes_count = dict(opened)
-
-
-def _variable_stores(graph):
-    """Yields the dicts that `keep_variable_stores` keeps."""
-    for key, names in ((('__variable_store',), ('_vars', '_partitioned_vars')),
-                       (('__varscope',), ('variable_scopes_count',))):
-        for store in graph.get_collection(key):
-            for name in names:
-                if hasattr(store, name):
-                    yield getattr(store, name)
-    for module in _KERAS_BACKENDS:
-        of_graphs = getattr(sys.modules.get(module), 'PER_GRAPH_OBJECT_NAME_UIDS', {})
-        if graph in of_graphs:
-            yield of_graphs[graph]
-    state = sys.modules.get('keras.src.backend.common.global_state')
-    if state is not None:
-        counters = state.get_global_attribute('object_name_uids')
-        if counters is not None:
-            yield counters
 
 
 def parts_of(variable):
@@ -556,9 +513,9 @@ def control_flow_context(op):
     return op._get_control_flow_context()  # pylint: disable=protected-access
 
 
-def replace_tensor(old, new):
-    """Makes every operation that reads the tensor `old` read `new` instead."""
-    for reader in old.consumers():
+def replace_tensor(old, new, readers=None):
+    """Makes every operation that reads the tensor `old`, or these `readers`, read `new` instead."""
+    for reader in old.consumers() if readers is None else readers:
         for position, tensor in enumerate(reader.inputs):
             if tensor.name == old.name:
                 reader._update_input(position, new)  # pylint: disable=protected-access
@@ -640,11 +597,6 @@ def set_device(op, device):
     op._set_device(device)  # pylint: disable=protected-access
 
 
-def set_colocation(op, groups):
-    """Makes a finished operation colocated with others; `groups` are bytes, `b'loc:@name'`."""
-    set_attribute(op, '_class', tf.AttrValue(list=tf.AttrValue.ListValue(s=groups)))
-
-
 def set_attribute(op, name, value):
     """Gives a finished operation another `tf.AttrValue`."""
     op._set_attr(name, value)  # pylint: disable=protected-access
@@ -655,11 +607,6 @@ def colocated_with(graph):
     # TF 2 has stand-ins among them, for the devices of resource variables.
     stack = graph._colocation_stack.peek_objs()  # pylint: disable=protected-access
     return [op for op in stack if isinstance(op, tf.Operation)]
-
-
-def set_text_attribute(op, name, text):
-    """Gives a finished operation a text attribute; TF ignores names that begin with '_'."""
-    op._set_attr(name, tf.AttrValue(s=text.encode()))  # pylint: disable=protected-access
 
 
 def add_control_inputs(op, others):

@@ -8,12 +8,29 @@ not change a program's `except` clauses.
 import re
 
 
+_UNSHOWN = re.compile('[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]')
+
+
+def shown(text):
+    """A text with what does not go onto a line of any terminal or file escaped.
+
+    That is what moves a cursor or begins a line, as names of files and what files hold may do; and
+    a byte of a name that is no UTF-8, a lone surrogate to Python, as `\\xe9`.
+    """
+    return _UNSHOWN.sub(_escaped, text)
+
+
+def _escaped(match):
+    code = ord(match.group())
+    return '\\x%02x' % (code - 0xdc00) if 0xdc80 <= code <= 0xdcff else repr(match.group())[1:-1]
+
+
 class TowersError(Exception):
     """Base class of every error that this package raises on purpose; its text is one line."""
 
     def __init__(self, text='', *more):
         # What was given may be shown in several lines: an array, say.
-        super().__init__(re.sub(r'\s*\n\s*', ' ', str(text)), *more)
+        super().__init__(shown(re.sub(r'\s*\n\s*', ' ', str(text))), *more)
 
 
 class InvalidArgumentError(TowersError, ValueError):
@@ -70,6 +87,10 @@ class RunLockedError(TowersError):
 
 class LogFileError(TowersError):
     """A file about a run, such as metrics.jsonl, that cannot be read or written."""
+
+
+class BadFileError(CheckpointError, LogFileError):
+    """A file of a run that is no regular file, or holds something else than it should."""
 
 
 class OutputLostError(TowersError):

@@ -1,5 +1,6 @@
 """The command line of train.py: parses flags, shows the help, says errors in the words of flags."""
 
+import os
 import re
 import sys
 import textwrap
@@ -7,7 +8,7 @@ import textwrap
 from absl import flags
 
 from trainer.contradictions import contradiction
-from trainer.flags import FLAGS, GROUPS
+from trainer.flags import FLAGS, GROUPS, PATHS
 
 
 def help_text(summary):
@@ -48,6 +49,8 @@ def parse_flags(argv, summary=''):
         refuse(re.sub(r"\('Non-boolean argument .*", 'expected true or false', text))
     if len(rest) > 1:
         refuse('%r is no flag: flags begin with --' % rest[1])
+    for name in PATHS:  # as of a shell, which leaves --train_dir=~/run as it is
+        FLAGS[name].value = os.path.expanduser(re.sub('^file://(?=/)', '', FLAGS[name].value))
     wrong = contradiction({name for name in FLAGS if FLAGS[name].present})
     if wrong:
         refuse(wrong)
@@ -58,10 +61,10 @@ def parse_flags(argv, summary=''):
 
 # Advice in errors of `towers` about arguments of calls (a pattern), and the same about flags.
 _PHRASES = [
-    (r',? or pass check_devices=False to build the graph for [^.]*', ', or see its plan with '
+    (r',? or pass resolve_devices\(…, check=False\) to build the graph for [^.]*', ', or see its plan with '
      '--plan_only'),
-    (r'; or pass check_devices=False and a config with [^.]*', ''),
-    (r',? or pass allow_repeated_devices=True[^.]*', ''),
+    (r'; or pass resolve_devices\(…, check=False\) and a config with [^.]*', ''),
+    (r',? or pass resolve_devices\(…, allow_repeated=True\)[^.]*', ''),
     (r' \(recover=True\)| \(towers\.init_from\)', ''),
     (r" If only a scope in the names differs, pass a dict from names there to variables\.", ''),
     (r'create_aux_logits=False', '--aux_loss_weight=0'),

@@ -4,7 +4,10 @@ import json
 import math
 import os
 
-from trainer.flags import FLAGS, GROUPS
+import tensorflow.compat.v1 as tf
+
+from towers.tensorflow_errors import reason_of
+from trainer.flags import FLAGS, GROUPS, PATHS
 
 
 def contradiction(given):
@@ -31,12 +34,29 @@ def _of_values(given):
         return '--train_steps and --train_epochs are both 0: there is nothing to do'
     if FLAGS.mode == 'predict' and not FLAGS.predictions:
         return '--predictions is empty: name a file to write'
-    if FLAGS.export_dir and not _may_hold_files(FLAGS.export_dir):
-        return '--export_dir=%s cannot be written to: name a folder' % FLAGS.export_dir
-    for name in ('train_dir', 'export_dir', 'init_from'):
-        if any('\ud800' <= each <= '\udfff' for each in FLAGS[name].value):
-            return ('--%s=%a is no UTF-8, and TensorFlow opens no other names: give another' % (
-                name, FLAGS[name].value))
+    return next(filter(None, map(_of_a_path, PATHS)), None)
+
+
+def _of_a_path(name):
+    """What is wrong about the path of a flag."""
+    path, remote = FLAGS[name].value, '://' in FLAGS[name].value
+    if '\0' in path:
+        return '--%s=%a has a NUL in it, as no path has: give another' % (name, path)
+    if name in ('train_dir', 'export_dir', 'init_from') and any(
+            '\ud800' <= each <= '\udfff' for each in path):
+        return '--%s=%a is no UTF-8, and TensorFlow opens no other names: give another' % (
+            name, path)
+    if remote and not (name in ('export_dir', 'init_from')
+                       or name == 'data_dir' and ':' in FLAGS.dataset):  # the user's own to read
+        return ('--%s=%s is no path of this machine, and --init_from and --export_dir alone take '
+                'others: give one, such as that where it is mounted' % (name, path))
+    if remote and name != 'data_dir':
+        try:
+            tf.io.gfile.exists(path)
+        except tf.errors.OpError as error:
+            return '--%s=%s cannot be reached: %s' % (name, path, reason_of(error))
+    elif name == 'export_dir' and path and not _may_hold_files(path):
+        return '--export_dir=%s cannot be written to: name a folder' % path
     return None
 
 

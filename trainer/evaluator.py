@@ -8,7 +8,7 @@ import time
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.checkpoint.files import READ_ERRORS, list_checkpoints, step_of
+from towers.checkpoint.files import READ_ERRORS, list_checkpoints, newest_prefix, step_of
 from trainer.flags import FLAGS, train_dir
 from trainer.metrics_log import MetricsLog
 from trainer.position import last_step, position_of
@@ -67,13 +67,13 @@ def evaluate_checkpoints(evaluate, ends_with, directory, reaches=lambda step, re
     log = MetricsLog(os.path.join(directory, FILE))
     print('waiting        for checkpoints in %s; the results go to %s' % (
         directory, log.path), flush=True)
-    if _newest(directory) is None and os.path.exists(log.path):
+    if newest_prefix(directory) is None and os.path.exists(log.path):
         _tell(log.resume(0, is_new=True))
     seen, resumed, is_over = None, None, False
     with _stopped_by_sigterm():
         try:
             while not is_over:
-                newest = _newest(directory)
+                newest = newest_prefix(directory)
                 if newest is None or newest == seen:
                     time.sleep(pause)
                     continue
@@ -120,10 +120,6 @@ def _stopped_by_sigterm():
         yield
     finally:
         signal.signal(signal.SIGTERM, former)
-
-
-def _newest(directory):
-    return tf.train.latest_checkpoint(directory) if os.path.isdir(directory) else None
 
 
 def _tell_passed_over(directory, seen, newest):

@@ -37,6 +37,8 @@ def run(main, argv):
             return main(argv)
     except towers.OutputLostError:
         raise
+    except towers.BadFileError as error:
+        refuse(error)
     except _FAILURES as error:
         return _failed(error)
     except towers.TowersError as error:

@@ -44,6 +44,9 @@ GROUPS = collections.OrderedDict([
     ('What is shown and written', ['log_every', 'summary_steps', 'fingerprint', 'predictions',
                                    'export_dir', 'plan_only', 'audit_runtime'])])
 
+# Flags that are paths.
+PATHS = ('train_dir', 'data_dir', 'init_from', 'export_dir', 'predictions', 'memory_plot')
+
 flags.DEFINE_enum('mode', 'train',
                   ['train', 'eval', 'predict', 'check_data', 'diagnose', 'memory'],
                   'train; or evaluate the newest checkpoint on the test set; or write its '
@@ -152,7 +155,8 @@ flags.DEFINE_float('loss_scale', 0, 'first factor of the loss, halved and the st
 flags.DEFINE_float('memory_limit', 0, "MB of a GPU, or of all CPUs together, for "
                    "--batch_size=auto and --mode=memory; 0: what there are",
                    lower_bound=0, upper_bound=MOST_FLOAT)
-flags.DEFINE_string('memory_plot', 'memory.png', 'picture that --mode=memory writes; empty: none')
+flags.DEFINE_string('memory_plot', '', 'picture that --mode=memory writes, a PNG, which needs '
+                    'matplotlib; empty: none')
 flags.DEFINE_float('memory_fraction', 0, 'the most of each GPU\'s memory that is taken; 0: all',
                    lower_bound=0, upper_bound=1)
 flags.DEFINE_boolean('allow_growth', True, 'take memory of a GPU as it is needed, not all at once')

@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 
 import datasets
 import towers
+from towers.checkpoint.files import newest_prefix
 from towers.errors import InputError
 from towers.run.evaluation import EvaluationHook
 from towers.run.long_steps import LongStepHook
@@ -176,7 +177,7 @@ class NewestCheckpoint(tf.train.CheckpointSaverListener):
 
     def begin(self):
         """Takes the one that is there when the session is made."""
-        self.path = tf.train.latest_checkpoint(self._directory)
+        self.path = newest_prefix(self._directory)
 
     def after_save(self, session, global_step_value):
         """Takes the one that has been saved."""

@@ -20,7 +20,7 @@ from trainer.flags import FLAGS
 from trainer.own_model import OwnModel, is_own_model
 from trainer.optimizer import clip, make_learning_rate, make_loss_scale, make_optimizer
 from trainer.position import START, end_of_run, epochs_of
-from trainer.resources import memory_options, session_config
+from trainer.resources import memory_of_tower, session_config
 
 
 class Setup(collections.namedtuple('Setup', [
@@ -99,8 +99,8 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
     step_size = examples_a_step(cluster, batch_size)
     epochs = epochs_of(setup, cluster)
     train_steps, last_example = end_of_run(epochs, position)
-    devices = FLAGS.devices or FLAGS.num_towers
-    num_towers = len(towers.resolve_devices(devices, check=not FLAGS.plan_only))
+    devices = _devices()
+    num_towers = len(devices)
     _check_batch(batch_size, num_towers)
     with tf.device('/cpu:0'):
         global_step = tf.train.get_or_create_global_step()
@@ -116,21 +116,22 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
     rate = make_learning_rate(batch_size, num_towers, epochs.length, last_example,
                               workers_a_step(cluster))
     learning_rate = rate.tensor(tf.identity(examples_seen))
-    progress = BuildProgress()
-    built = towers.build_towers(
-        model.model_fn('train'), batch, make_optimizer(learning_rate), devices,
-        FLAGS.reduction,
-        remainder='error' if epochs.is_static else 'weight',
-        variables=towers.VariablePlacement(
-            variable_device, FLAGS.all_reduce if variable_device == 'replicated' else None),
-        numerics=towers.Numerics(FLAGS.precision, make_loss_scale(), FLAGS.xla,
-                                 FLAGS.check_numerics),
-        update_ops=FLAGS.update_ops, regularization=model.regularization, learning_rate=rate,
-        transform_gradients=clip if FLAGS.clip_norm else None, global_step=global_step,
-        check_devices=not FLAGS.plan_only, stateless_random=True, copies=FLAGS.copies,
-        batch_norm=FLAGS.batch_norm, shares=shares_of_towers(),
-        on_tower=progress, cluster=cluster, stages=stages, **memory_options())
-    progress.close()
+    with BuildProgress('%d tower%s' % (num_towers, '' if num_towers == 1 else 's')):
+        built = towers.build_towers(
+            model.model_fn('train'), batch, towers.Objective(
+                make_optimizer(learning_rate),
+                transform_gradients=clip if FLAGS.clip_norm else None), devices, FLAGS.reduction,
+            remainder='error' if epochs.is_static else 'weight', shares=shares_of_towers(),
+            global_step=global_step, regularization=model.regularization,
+            update_ops=FLAGS.update_ops, batch_norm=FLAGS.batch_norm,
+            variables=towers.VariablePlacement(
+                variable_device, FLAGS.all_reduce if variable_device == 'replicated' else None),
+            numerics=towers.Numerics(FLAGS.precision, make_loss_scale(), FLAGS.xla,
+                                     FLAGS.check_numerics, stateless_random=True),
+            memory=memory_of_tower(),
+            pipeline=towers.Pipeline(FLAGS.micro_batches, FLAGS.schedule, stages),
+            cluster=cluster, copies=FLAGS.copies)
+    built = built._replace(plan=_with_rate(built.plan, rate))
     train_op, weights = built.train_op, contextlib.nullcontext()
     if FLAGS.average_decay:
         averages = WeightAverages(FLAGS.average_decay, global_step)
@@ -155,6 +156,16 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
     counts = towers.StepCounts(global_step, step_size, epochs.length, train_steps, examples_seen)
     return Job(setup, built, train_op, evaluation, iterator, counts, last_example, learning_rate,
                checksum)
+
+
+def _devices():
+    return towers.resolve_devices(FLAGS.devices or FLAGS.num_towers, check=not FLAGS.plan_only)
+
+
+def _with_rate(plan, rate):
+    """The plan with the schedule in the place of the tensor that the optimizer has of it."""
+    effect = plan.learning_rate.partition('; ')[1:]
+    return plan._replace(learning_rate=rate.describe() + ''.join(effect))
 
 
 def shares_of_towers():
@@ -189,17 +200,15 @@ def make_evaluation(setup, trained=None, mode='eval'):
     """
     batches = setup.dataset.eval_batches(batch_size=setup.batch_size,
                                          **setup.model.image_format)
-    progress = BuildProgress(what='evaluation tower')
-    evaluation = Evaluation(
-        setup.model.model_fn(mode), batches,
-        None if trained else FLAGS.devices or FLAGS.num_towers, trained,
-        variables=towers.VariablePlacement(setup.variable_device),
-        check_devices=not FLAGS.plan_only, copies=FLAGS.copies, precision=FLAGS.precision,
-        regularization=setup.model.regularization, on_tower=progress,
-        shares=shares_of_towers(),
-        stages='auto' if setup.stages else None)  # where the variables are
-    progress.close()
-    return evaluation
+    with BuildProgress('the towers of the evaluation'):
+        return Evaluation(
+            setup.model.model_fn(mode), batches,
+            None if trained else _devices(), trained,
+            variables=towers.VariablePlacement(setup.variable_device), copies=FLAGS.copies,
+            precision=FLAGS.precision, regularization=setup.model.regularization,
+            shares=shares_of_towers(),
+            # where the variables are
+            pipeline=towers.Pipeline(stages='auto' if setup.stages else None))
 
 
 def show(built):

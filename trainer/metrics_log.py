@@ -13,8 +13,12 @@ import os
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from datasets.atomic_file import moved_aside
-from towers.errors import InvalidArgumentError, LogFileError
+from towers.checkpoint.files import MOST_STEPS
+from towers.errors import BadFileError, InvalidArgumentError, LogFileError
+from towers.safe_files import (SCALAR, moved_aside, parsed, read_data, regular, written_whole)
+
+_MOST_BYTES = 2 ** 31  # of the file
+_BEGIN = b'{"step": '  # of a line
 
 
 class MetricsLog:
@@ -36,8 +40,8 @@ class MetricsLog:
     def resume(self, step, is_new=False):
         """Prepares the file for a run that goes on from a step.
 
-        Cuts the lines of later steps, and a last line that was written by half; the file is
-        replaced by renaming another one. Makes the file if it is missing.
+        Cuts the lines of later steps, and what is left of a line that was written by half; the file
+        is replaced by renaming another one. Makes the file if it is missing.
 
         Args:
           step: the step that the run goes on from.
@@ -48,7 +52,8 @@ class MetricsLog:
           A line that says what was cut or renamed, to be shown; or None.
 
         Raises:
-          LogFileError: the file cannot be read or written, or has a line that is no such object.
+          LogFileError: the file cannot be read or written; a `BadFileError` where it has a line
+            that is no such object, or is no regular file.
         """
         self._pending = None
         self._written = {'step': -1}
@@ -60,8 +65,8 @@ class MetricsLog:
         last = max((number for number, line in enumerate(lines) if line.strip()), default=-1)
         for number, line in enumerate(lines[:last + 1]):
             entry = _parse(line)
-            if entry is None and number < last:
-                raise LogFileError('line %d of %s is no JSON object with a step: move the file '
+            if entry is None and not (number == len(lines) - 1 and _is_torn(line)):
+                raise BadFileError('line %d of %s is no JSON object with a step: move the file '
                                    'away, or mend that line.' % (number + 1, self.path))
             if entry is not None and entry['step'] <= step:
                 kept.append(line + b'\n')
@@ -125,20 +130,17 @@ class MetricsLog:
         """As `flush`, and waits until the disk has all of the file."""
         self.flush()
         if os.path.exists(self.path):
-            with self._explained(), open(self.path, 'ab') as log:
+            with self._explained(), open(self.path, 'ab', opener=regular) as log:
                 os.fsync(log.fileno())
 
     def _read(self):
         with self._explained():
-            if not os.path.exists(self.path):
-                return b''
-            with open(self.path, 'rb') as log:
-                return log.read()
+            return read_data(self.path, _MOST_BYTES) or b''
 
     def _append(self, line):
         # Opened for each line, which takes some 20 microseconds: so no open file is left when a run
         # ends in an error.
-        with self._explained(), open(self.path, 'ab') as log:
+        with self._explained(), open(self.path, 'ab', opener=regular) as log:
             log.write(line)
 
     def _rewrite_last(self, values):
@@ -153,13 +155,8 @@ class MetricsLog:
 
     def _replace(self, content):
         """Replaces the content of the file by renaming another one, whole or not at all."""
-        path = os.path.realpath(self.path)
-        with self._explained():
-            with open(path + '.new', 'wb') as log:
-                log.write(content)
-                log.flush()
-                os.fsync(log.fileno())
-            os.replace(path + '.new', path)
+        with written_whole(self.path, 'wb', self._advice()[1:]) as log:
+            log.write(content)
 
     @contextlib.contextmanager
     def _explained(self):
@@ -173,8 +170,6 @@ class MetricsLog:
     def _advice(self):
         """End of the text of a `LogFileError`: what to do, and which lines are safe."""
         step, folder = self._written['step'], os.path.dirname(os.path.abspath(self.path))
-        if os.path.isdir(self.path):
-            return ' It is a folder: move it away, or give another path.'
         if not os.path.isdir(folder):
             return ' %s is gone, and with it the lines up to step %d.' % (
                 folder, step) if step >= 0 else ''
@@ -186,10 +181,17 @@ class MetricsLog:
 def _parse(line):
     """The object of a line of bytes, a dict with an int `step`; None if it is something else."""
     try:
-        entry = json.loads(line.decode('utf-8'))
+        entry = parsed(line, {'step': int, str: SCALAR})
     except ValueError:
         return None
-    return entry if isinstance(entry, dict) and isinstance(entry.get('step'), int) else None
+    return entry if 0 <= entry['step'] <= MOST_STEPS else None
+
+
+def _is_torn(line):
+    """Whether the end of a file, without a line feed, is what a kill left of a line; NULs are what
+    a loss of power did."""
+    line = line.rstrip(b'\0')
+    return line.startswith(_BEGIN) or _BEGIN.startswith(line)
 
 
 def _plain(name, value):

@@ -5,10 +5,9 @@ import contextlib
 import math
 import os
 
-import tensorflow.compat.v1 as tf
-
 from datasets.epochs import Epochs
 import towers
+from towers.checkpoint.files import counter_in, reader_of
 from trainer.cluster import examples_a_step, saves
 from trainer.flags import FLAGS, train_dir
 
@@ -43,10 +42,9 @@ def find_position(cluster=None):
 
 def position_of(prefix):
     """The `Position` of a checkpoint; None of one of another program."""
-    reader = tf.train.NewCheckpointReader(prefix)
-    if not all(reader.has_tensor(name) for name in ('global_step', 'examples_seen')):
+    if not all(reader_of(prefix).has_tensor(name) for name in ('global_step', 'examples_seen')):
         return None
-    return Position(int(reader.get_tensor('global_step')), int(reader.get_tensor('examples_seen')))
+    return Position(counter_in(prefix, 'global_step'), counter_in(prefix, 'examples_seen'))
 
 
 def last_step(setup, cluster, position):

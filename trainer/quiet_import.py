@@ -11,7 +11,7 @@ import re
 import sys
 
 _LEVEL = 'TF_CPP_MIN_LOG_LEVEL'
-_LOG_LINE = re.compile(rb'[IW]0000 |WARNING: All log messages before absl::InitializeLog')
+_LOG_LINE = re.compile(rb'([IW])0000 |WARNING: All log messages before absl::InitializeLog')
 
 
 @contextlib.contextmanager
@@ -20,13 +20,11 @@ def without_log_lines():
 
     To be entered before TensorFlow is imported. All other text comes through, also the last text
     before a crash: a process of its own reads what is written, until this process has closed the
-    pipe or ended. If TF_CPP_MIN_LOG_LEVEL is set, by the user, nothing is left out.
+    pipe or ended. If TF_CPP_MIN_LOG_LEVEL is set, by the user, what it says is left out: from 1 on
+    what is for information, from 2 on warnings.
     """
-    if _LEVEL in os.environ:
-        yield
-        return
-    os.environ[_LEVEL] = '3'
-    if not hasattr(os, 'fork') or 'tensorflow' in sys.modules:
+    level = os.environ.setdefault(_LEVEL, '3')
+    if level in ('', '0') or not hasattr(os, 'fork') or 'tensorflow' in sys.modules:
         yield
         return
     try:
@@ -38,7 +36,7 @@ def without_log_lines():
     reader = os.fork()
     if not reader:
         os.close(target)
-        _pass_on(source, former)
+        _pass_on(source, former, b'I' if level == '1' else b'IW')
         os._exit(0)
     os.close(source)
     os.dup2(target, 2)
@@ -51,9 +49,11 @@ def without_log_lines():
         os.waitpid(reader, 0)
 
 
-def _pass_on(source, target):
-    """Copies lines from one file descriptor to another, without log lines, until the end."""
+def _pass_on(source, target, unwanted):
+    """Copies lines from one file descriptor to another, without log lines of the unwanted levels
+    (letters), until the end."""
     with contextlib.suppress(OSError, KeyboardInterrupt), open(source, 'rb') as lines:
         for line in lines:
-            if not _LOG_LINE.match(line):
+            found = _LOG_LINE.match(line)
+            if found is None or (found.group(1) or b'I') not in unwanted:
                 os.write(target, line)

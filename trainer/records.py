@@ -7,13 +7,17 @@ sums may be rounded otherwise, and the run would not be the same to the last bit
 import json
 import os
 
-from datasets.atomic_file import written_whole
 import towers
+from towers.errors import shown
 from towers.placement.devices import short_name
-from towers.tower.auto_stages import check_seconds
+from towers.safe_files import read_json, written_whole
 
 CHOICE = 'variable_device.json'
 TIMES = 'operation_times.json'
+
+_CHOICE_FORM = {'variable_device': str, 'devices': [str], 'reason': str, 'timings': list}
+_TIMES_FORM = {'about': dict, 'times': dict.fromkeys(towers.OperationTimes._fields,
+                                                     {str: (int, float)})}
 
 
 def recorded_choice(directory, devices, choose):
@@ -35,10 +39,11 @@ def recorded_choice(directory, devices, choose):
     """
     path = os.path.join(directory, CHOICE)
     with towers.hold_directory(directory):
-        record = _read(path, _checked_choice, 'choose anew, or name a variable_device')
+        record = read_json(path, _CHOICE_FORM,
+                           'delete it to choose anew, or name a variable_device')
         if record is not None and record['devices'] == list(devices):
             return record['variable_device'], 'variables on %s: as this run began, see %s' % (
-                short_name(record['variable_device']), path)
+                shown(short_name(record['variable_device'])), path)
         choice = choose()
         _write(path, {'variable_device': choice.variable_device, 'devices': list(devices),
                       'reason': choice.reason, 'timings': [timing._asdict() for timing
@@ -62,41 +67,14 @@ def recorded_times(directory, about, measure):
     """
     path = os.path.join(directory, TIMES)
     with towers.hold_directory(directory):
-        record = _read(path, _checked_times, 'measure anew')
-        if record is not None and record[0] == about:
-            times, text = record[1], 'as this run began, see %s' % path
+        record = read_json(path, _TIMES_FORM, 'delete it to measure anew')
+        if record is not None and record['about'] == about:
+            times = towers.OperationTimes(**record['times'])
+            text = 'as this run began, see %s' % path
         else:
             times, text = measure(), 'measured now'
             _write(path, {'about': about, 'times': times._asdict()})
     return times, 'times of operations: %.1f ms a step, %s' % (1e3 * times.seconds, text)
-
-
-def _checked_choice(record):
-    if not (isinstance(record['variable_device'], str) and isinstance(record['devices'], list)):
-        raise ValueError('it names no placement')
-    return record
-
-
-def _checked_times(record):
-    times = towers.OperationTimes(**record['times'])
-    check_seconds(times)
-    return record['about'], times
-
-
-def _read(path, checked, purpose):
-    """What `checked` makes of the object in a file; None if there is no such file.
-
-    Raises:
-      CheckpointError: it cannot be read, or is no record; it may be deleted to this purpose.
-    """
-    if not os.path.exists(path):
-        return None
-    try:
-        with open(path) as opened:
-            return checked(json.load(opened))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise towers.CheckpointError('%s cannot be read (%s): delete it to %s.' % (
-            path, error, purpose)) from error
 
 
 def _write(path, record):

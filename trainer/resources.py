@@ -4,12 +4,11 @@ import towers
 from trainer.flags import FLAGS
 
 
-def memory_options():
-    """The arguments of `build_towers` about the memory of a tower: a dict."""
+def memory_of_tower():
+    """`towers.Memory` as the flags say."""
     recompute = FLAGS.recompute if FLAGS.recompute == 'auto' else [
         name for name in FLAGS.recompute.split(',') if name]
-    return dict(accumulate=FLAGS.accumulate, recompute=recompute or None,
-                micro_batches=FLAGS.micro_batches, schedule=FLAGS.schedule)
+    return towers.Memory(FLAGS.accumulate, recompute or None)
 
 
 def memory_limit():

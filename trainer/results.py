@@ -6,10 +6,10 @@ import json
 
 import tensorflow.compat.v1 as tf
 
-from datasets.atomic_file import written_whole
 import towers
 from towers.run.averages import averages_in
 from towers.run.export import export_saved_model
+from towers.safe_files import written_whole
 from trainer.best import SINCE_BEST
 from trainer.data import is_own
 from trainer.flags import FLAGS, train_dir
@@ -65,7 +65,8 @@ def predict(evaluation, numbers, unit):
       ModelFunctionError: predictions that are not one for each example.
     """
     with restored_session(evaluation.built) as session, \
-            written_whole(FLAGS.predictions, 'Give another --predictions.', newline='') as table:
+            written_whole(FLAGS.predictions, advice='Give another --predictions.',
+                          may_be_stream=True, newline='') as table:
         lines = csv.writer(table)
         count, numbers = 0, iter(numbers)
         for batch in evaluation.predict(session):

@@ -3,9 +3,9 @@
 import collections
 import itertools
 
-import tensorflow.compat.v1 as tf
-
 import datasets
+from towers.checkpoint.files import newest_prefix
+from towers.errors import BadFileError
 from trainer.data import is_own
 from trainer.flags import FLAGS, GROUPS, train_dir
 from trainer.run_settings import CHANGES, HARMLESS, STATE, RunSettings, recorded_setting
@@ -112,8 +112,11 @@ def check_classes(dataset):
     every label would mean another output of the network.
     """
     recorded, given = recorded_setting(train_dir(), _CLASSES), names_of_classes(dataset)
-    if not given or recorded is None or not tf.train.latest_checkpoint(train_dir()):
+    if not given or recorded is None or not newest_prefix(train_dir()):
         return
+    if not isinstance(recorded, str):
+        raise BadFileError('%s/settings.json is not as train.py wrote it: %s is %.80r. Move it '
+                           'away.' % (train_dir(), _CLASSES, recorded))
     # Both split, since a name may have a line break in it.
     trained, found = recorded.split('\n'), given[0][1].split('\n')
     if trained != found:

@@ -5,9 +5,9 @@ import json
 import os
 import time
 
-from datasets.atomic_file import moved_aside, written_whole
-from towers.errors import CheckpointError
+from towers.errors import CheckpointError, shown
 from towers.run.step_loop import OccasionalHook
+from towers.safe_files import SCALAR, moved_aside, read_json, written_whole
 
 FILE = 'settings.json'
 
@@ -16,6 +16,7 @@ CHANGES = 'changes the run'
 STATE = 'state'
 
 _FORM = '--%s=%s'  # of a flag and its value
+_MOST_BYTES = 2 ** 26  # of the file, which may name a million classes
 
 
 class Difference(collections.namedtuple('Difference', 'name was now kind text effect')):
@@ -88,18 +89,17 @@ class RunSettings:
         """Compares these settings with those of the latest start in a directory; writes nothing.
 
         Returns:
-          `(differences, problem)`: a list of `Difference`, and None; or, where the file is missing
-          or damaged, `[]` and a line that says so.
+          `(differences, problem)`: a list of `Difference`, and None; or, where the file is
+          missing, `[]` and a line that says so.
+
+        Raises:
+          BadFileError: the file holds something else, or cannot be read.
         """
-        path = os.path.join(directory, FILE)
-        try:
-            former = _read(path)['settings']
-        except FileNotFoundError:
+        found = _read(directory)
+        if found is None:
             return [], ('%s is missing (an older run, perhaps): whether settings have changed '
-                        'cannot be told' % path)
-        except (OSError, ValueError) as error:
-            return [], ('%s cannot be read (%s): whether settings have changed cannot be told'
-                        % (path, error))
+                        'cannot be told' % os.path.join(directory, FILE))
+        former = found['settings']
         return [Difference(name, former[name], value, self._kinds[name], '%s, was %s' % (
             ('%s: %s' if ' ' in name else _FORM) % (name, _shown(value)),
             _shown(former[name], quoted=True)), self._effects.get(name, ''))
@@ -109,32 +109,20 @@ class RunSettings:
     def record(self, directory, step, differences):
         """Writes these settings and their differences into the file of a run that goes on.
 
-        A damaged file is renamed, and a new one is written.
-
         Args:
           directory: of the run.
           step: that it goes on from.
           differences: list of `Difference` from `compare`.
 
-        Returns:
-          List of lines to be shown.
-
         Raises:
-          LogFileError: the file cannot be written.
+          BadFileError, LogFileError: the file cannot be read, or not be written.
         """
-        path, changes, lines = os.path.join(directory, FILE), [], []
-        try:
-            changes = _read(path)['changes']
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError):
-            lines.append('%s was renamed to %s' % (path, moved_aside(path)))
+        changes = (_read(directory) or {'changes': []})['changes']
         now = time.strftime('%Y-%m-%d %H:%M:%S')
         changes += [collections.OrderedDict([
             ('step', step), ('time', now), ('setting', each.name), ('from', each.was),
             ('to', each.now)]) for each in differences]
-        self._write(path, changes)
-        return lines
+        self._write(os.path.join(directory, FILE), changes)
 
     def refusal(self, directory, differences, reason):
         """The `CheckpointError` for a run that cannot go on with these settings.
@@ -153,7 +141,7 @@ class RunSettings:
             ' '.join(_FORM % (each.name, _shown(each.was)) for each in guilty), advice))
 
     def _write(self, path, changes):
-        with written_whole(path, 'Make room or make the directory writable.') as opened:
+        with written_whole(path, advice='Make room or make the directory writable.') as opened:
             json.dump(collections.OrderedDict([('settings', self._values), ('changes', changes)]),
                       opened, indent=1)
             opened.write('\n')
@@ -210,32 +198,29 @@ class SettingsHook(OccasionalHook):
 
     def _write(self, write):
         if not self._written:
-            for line in write():
+            for line in write() or []:
                 self._say(line)
             self._written = True
 
 
 def recorded_setting(directory, name):
-    """The value of a setting at the latest start in a directory; None if it is not recorded."""
-    try:
-        return _read(os.path.join(directory, FILE))['settings'].get(name)
-    except (OSError, ValueError):
-        return None
-
-
-def _read(path):
-    """The object in a file of settings, a dict with `settings` and `changes`.
+    """The value of a setting at the latest start in a directory; None if it is not recorded.
 
     Raises:
-      OSError: the file cannot be read.
-      ValueError: it holds something else.
+      BadFileError: the file of settings holds something else, or cannot be read.
     """
-    with open(path) as opened:
-        found = json.load(opened)
-    if not (isinstance(found, dict) and isinstance(found.get('settings'), dict)
-            and isinstance(found.get('changes'), list)):
-        raise ValueError('it holds no settings')
-    return found
+    return (_read(directory) or {'settings': {}})['settings'].get(name)
+
+
+def _read(directory):
+    """The object in the file of settings, with `settings` and `changes`; None without a file.
+
+    Raises:
+      BadFileError: it holds something else, or cannot be read.
+    """
+    values = {str: SCALAR + ([SCALAR],)}
+    return read_json(os.path.join(directory, FILE), {'settings': values, 'changes': [values]},
+                     'move it away, to go on without a look at what has changed', _MOST_BYTES)
 
 
 def _same(former, value):
@@ -245,4 +230,4 @@ def _same(former, value):
 
 def _shown(value, quoted=False):
     """A value as text; the empty string, if `quoted`, as two quotes."""
-    return "''" if quoted and value == '' else str(value)
+    return "''" if quoted and value == '' else shown('%.300s' % (value,))

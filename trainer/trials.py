@@ -12,7 +12,7 @@ from towers.placement.tower_device import stages_of
 from towers.run.choose_placement import Trial
 from trainer import diagnosis
 from trainer.bad_examples import leave_out_first_bad, trying
-from trainer.flags import FLAGS, train_dir
+from trainer.flags import FLAGS, MOST_EXAMPLES, train_dir
 from trainer.job import build_job, parts_of_batch
 from trainer.records import recorded_choice, recorded_times
 from trainer.resources import memory_limit, session_config
@@ -97,7 +97,7 @@ def choose_batch_size(setup):
     count_on_cpus()
     parts = parts_of_batch(len(towers.resolve_devices(FLAGS.devices or FLAGS.num_towers)))
     recorded = recorded_setting(train_dir(), 'batch_size')
-    if isinstance(recorded, int) and recorded % parts == 0:
+    if type(recorded) is int and 0 < recorded <= MOST_EXAMPLES and recorded % parts == 0:
         print('batch %d: as the run in %s was last started' % (recorded, train_dir()), flush=True)
         return recorded
     return trying(setup.dataset, parts, lambda say: towers.fit_batch_size(

@@ -6,6 +6,7 @@ import json
 import os
 
 from benchmarks.batch_scaling.arms import Arm
+from towers.safe_files import written_whole
 
 Point = collections.namedtuple('Point', 'examples seconds loss accuracy')
 Point.__doc__ = """One evaluation: after how many examples and seconds of training, loss and
@@ -80,7 +81,7 @@ def _seconds(lines):
 
 def write_csv(path, results):
     """Writes all results: a row an evaluation; a run without any has one row all the same."""
-    with open(path + '.new', 'w', newline='') as table:
+    with written_whole(path, newline='') as table:
         rows = csv.writer(table, lineterminator='\n')
         rows.writerow(_COLUMNS)
         for result in results:
@@ -95,7 +96,6 @@ def write_csv(path, results):
                     + ['' if value is None else value for value in (
                         result.images_per_second, result.initial_weights,
                         result.examples_checksum)] + [arm.accumulate, arm.batch_norm])
-    os.replace(path + '.new', path)
 
 
 def read_csv(path):

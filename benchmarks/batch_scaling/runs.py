@@ -10,6 +10,7 @@ import time
 
 from benchmarks.batch_scaling.results import read_metrics
 from towers.errors import InvalidArgumentError
+from towers.safe_files import written_whole
 
 TRAIN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
                      'train.py')
@@ -149,6 +150,5 @@ def _last_words(folder):
 
 
 def _write_json(path, value):
-    with open(path + '.new', 'w') as opened:
+    with written_whole(path) as opened:
         json.dump(value, opened)
-    os.replace(path + '.new', path)

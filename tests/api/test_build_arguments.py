@@ -64,9 +64,13 @@ def gradients(monkeypatch, model_fn, num_towers, copies, options, device=None):
     with tf.Graph().as_default():
         optimizer, of_towers = Records(), Records()
         monkeypatch.setattr(tower_gradients, '_PLAIN', of_towers)
-        built = towers.build_towers(model_fn, X, optimizer, num_towers, 'mean', copies=copies,
-                                    variables=towers.VariablePlacement(device),
-                                    gradient_options=options)
+        built = towers.build_towers(model_fn,
+                                    X,
+                                    towers.Objective(optimizer, gradient_options=options),
+                                    num_towers,
+                                    'mean',
+                                    copies=copies,
+                                    variables=towers.VariablePlacement(device))
         assert not towers.audit(built).broken
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
@@ -109,30 +113,20 @@ def test_colocated_gradients_with_variables_anywhere(monkeypatch, device):
     ('gate_gradients', 'expected a dict of arguments of compute_gradients')])
 def test_options_that_there_are_not(graph, options, message):
     with pytest.raises(towers.InvalidArgumentError) as caught:
-        towers.build_towers(gathers, X, Records(), 2, gradient_options=options)
+        towers.build_towers(gathers, X, towers.Objective(Records(), gradient_options=options), 2)
     assert message in str(caught.value)
     assert not graph.get_operations()
 
 
 def test_options_that_the_optimizer_does_not_take(graph):
     with pytest.raises(towers.InvalidArgumentError) as caught:
-        towers.build_towers(gathers, X, TakesNone(1.), 2, gradient_options={'gate_gradients': 1})
+        towers.build_towers(gathers, X,
+                            towers.Objective(TakesNone(1.), gradient_options={'gate_gradients': 1}),
+                            2)
     assert str(caught.value) == ("gradient_options has 'gate_gradients', and compute_gradients of "
                                  'TakesNone takes none: leave it out.')
-    with pytest.raises(towers.InvalidArgumentError, match='there is no optimizer'):
-        towers.build_towers(gathers, X, None, 2, gradient_options={'gate_gradients': 1})
     assert not graph.get_operations()
-    towers.build_towers(gathers, X, TakesNone(1.), 2, gradient_options={})
-
-
-@pytest.mark.parametrize('rate, text', [
-    ([.1, .2], 'of shape (2,) and type float32: expected a number.'),
-    ('fast', 'of shape () and type string: expected a number.')])
-def test_a_learning_rate_that_is_no_number(rate, text):
-    rate = tf.constant(rate)
-    with pytest.raises(towers.InvalidArgumentError) as error:
-        towers.build_towers(gathers, X, Records(), 2, learning_rate=rate)
-    assert str(error.value).startswith('learning_rate=') and str(error.value).endswith(text)
+    towers.build_towers(gathers, X, towers.Objective(TakesNone(1.), gradient_options={}), 2)
 
 
 # ---- What belongs to another graph, and what an optimizer returns --------------------------------
@@ -152,8 +146,7 @@ def test_rates_of_another_graph(graph):
     with tf.Graph().as_default():
         rate = tf.constant(.1)
     adam = tf.train.AdamOptimizer(rate)
-    for text in (error_of(learning_rate=rate), error_of(optimizer=adam),
-                 error_of(optimizer={'a': adam})):
+    for text in (error_of(optimizer=adam), error_of(optimizer={'a': adam})):
         assert text.endswith('belongs to another graph than the default one: make it and the '
                              'towers under the same tf.Graph().')
     assert not graph.get_operations()
@@ -184,12 +177,15 @@ def test_an_optimizer_that_returns_no_pairs(graph, returned):
 
 def test_pairs_may_be_any_iterable(graph):
     built = towers.build_towers(
-        loss_of, np.ones(4, np.float32), Returns(zip), 2,
-        transform_gradients=lambda pairs: zip(*zip(*[(2. * gradient, variable)
-                                                     for gradient, variable in pairs])))
+        loss_of, np.ones(4, np.float32),
+        towers.Objective(
+            Returns(zip),
+            transform_gradients=lambda pairs: zip(*zip(*[(2. * gradient, variable)
+                                                         for gradient, variable in pairs]))), 2)
     assert [variable.op.name for _, variable in built.gradients] == ['v']
 
 
 def test_a_variable_twice(graph):
-    assert error_of(var_list=lambda variables: variables * 2) == (
+    assert error_of(optimizer=towers.Objective(
+        tf.train.GradientDescentOptimizer(.1), lambda variables: variables * 2)) == (
         "var_list holds 'v' twice: expected each variable once.")

@@ -13,8 +13,8 @@ from sample_models import linear, momentum, sgd, two_layers
 def plan_of(model_fn=two_layers, size=8, optimizer=None, devices=2, **options):
     with tf.Graph().as_default():
         return towers.build_towers(model_fn, samples.vectors(size, options.pop('dtype', 'float64')),
-                                   optimizer and optimizer(), devices, check_devices=False,
-                                   **options).plan
+                                   optimizer and optimizer(),
+                                   towers.resolve_devices(devices, check=False), **options).plan
 
 
 def lines_of(plan):
@@ -77,11 +77,9 @@ def long_names(x, y):
     (12, '/job:worker/replica:0/task:%d/gpu:0', linear),
     (12, '/gpu:%d', long_names)], ids=['long devices', 'long names'])
 def test_it_fits_a_screen(num_towers, device, model_fn):
-    rate = towers.LearningRate(0.001, num_towers, 'sqrt', warmup_examples=1000000,
-                               decay='exponential', decay_examples=12345678, decay_rate=0.94)
     lines = str(plan_of(model_fn, num_towers * 2 + 1, momentum,
-                        [device % index for index in range(num_towers)], remainder='weight',
-                        learning_rate=None if model_fn is long_names else rate)).split('\n')
+                        [device % index for index in range(num_towers)],
+                        remainder='weight')).split('\n')
     assert len(lines) <= 24 and max(map(len, lines)) <= 100
     assert lines[0].startswith('%d towers, batch %d = ' % (num_towers, num_towers * 2 + 1))
     assert lines[-1].startswith('  no gradient' if model_fn is long_names else '  batch norm')
@@ -119,14 +117,6 @@ def test_uneven_batches():
 def test_reduction_and_learning_rate(optimizer, options, reduction, rate):
     facts = lines_of(plan_of(optimizer=optimizer, **options))
     assert (facts['reduction'], facts['learning rate']) == (reduction, rate)
-
-
-@pytest.mark.parametrize('rate, text', [
-    (towers.LearningRate(0.001, 4, 'sqrt'), '0.002 = 0.001 x sqrt(4)'),  # of larger batches a tower
-    (np.array(0.25), '0.25')])
-def test_rates_that_are_given(rate, text):
-    assert lines_of(plan_of(optimizer=sgd, devices=2, reduction='mean',
-                            learning_rate=rate))['learning rate'] == text
 
 
 def test_evaluation_has_no_lines_of_training():

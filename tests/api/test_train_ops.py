@@ -39,8 +39,12 @@ def starting_with(prefix):
 OF_GAN = {'discriminator': starting_with('d/'), 'generator': starting_with('g/')}
 
 
-def optimizers(names=('discriminator', 'generator')):
-    return dict(zip(names, (tf.train.AdamOptimizer(.1), tf.train.MomentumOptimizer(.2, .9))))
+def optimizers(names=('discriminator', 'generator'), var_lists=None, **options):
+    """Optimizers by name; with lists of variables or other options they are `Objective`s."""
+    chosen = dict(zip(names, (tf.train.AdamOptimizer(.1), tf.train.MomentumOptimizer(.2, .9))))
+    for name in () if var_lists is None else names:
+        chosen[name] = towers.Objective(chosen[name], var_lists.get(name), options.get(name))
+    return chosen
 
 
 def values(session):
@@ -81,8 +85,8 @@ def by_towers(model_fn, var_lists, turns, devices, **options):
     with tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
         built = towers.build_towers(model_fn, tf.constant(BATCH), optimizers(
-            list(options.pop('names', ('discriminator', 'generator')))), devices, 'mean',
-                                    global_step=step, var_list=var_lists, **options)
+            list(options.pop('names', ('discriminator', 'generator'))), var_lists), devices,
+                                    'mean', global_step=step, **options)
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())
             session.run(tf.local_variables_initializer())
@@ -191,8 +195,7 @@ def test_an_update_that_needs_several_losses_rides_on_each():
 
 def test_what_knows_of_losses_knows_them_by_name(tmp_path):
     with tf.Graph().as_default():
-        built = towers.build_towers(gan, tf.constant(BATCH), optimizers(), 2, var_list=OF_GAN,
-                                    learning_rate={'discriminator': .1, 'generator': .2})
+        built = towers.build_towers(gan, tf.constant(BATCH), optimizers(var_lists=OF_GAN), 2)
         assert list(built.loss) == list(built.gradients) == ['discriminator', 'generator']
         assert [v.op.name for _, v in built.gradients['generator']] == ['g/w']
         plan = str(built.plan)
@@ -222,9 +225,8 @@ def test_gradients_of_a_sum_follow_the_contract_and_transforms_have_names():
             session.run(tf.global_variables_initializer())
             wanted = session.run(wanted)
     with tf.Graph().as_default():
-        built = towers.build_towers(gan, tf.constant(BATCH), optimizers(), 2, 'sum',
-                                    var_list=OF_GAN,
-                                    transform_gradients={'generator': clipped})
+        built = towers.build_towers(gan, tf.constant(BATCH), optimizers(
+            var_lists=OF_GAN, generator=clipped), 2, 'sum')
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())
             found = session.run({name: [g for g, _ in pairs]
@@ -242,33 +244,33 @@ SGD = tf.train.GradientDescentOptimizer
     (dict(optimizer={'a/b': SGD(1.)}), "optimizer has the name 'a/b'"),
     (dict(optimizer={'generator': 'adam'}),
      "optimizer['generator']='adam' has no compute_gradients"),
-    (dict(optimizer={'generator': None}), '(Keras optimizers are none).'),
+    (dict(optimizer={'generator': None}), '(Keras optimizers are none), a towers.Objective.'),
     (dict(optimizer={'a': SGD(1.)}), "returned the losses 'discriminator', 'generator', and the "
      "optimizers are for 'a': return the loss 'a', or leave its optimizer out; pass "
      "optimizer={'discriminator': …}, or leave that loss out; pass optimizer={'generator': …}, or"),
-    (dict(var_list={'generator': lambda all_: [
+    (dict(var_lists={'generator': lambda all_: [
         tf.get_variable('further', [], tf.float64)]}),
      "the loss 'generator': none of the 1 variables has a gradient in any tower"),
     (dict(optimizer=SGD(1.)), "several losses, 'discriminator', 'generator', and there is one "
      "optimizer: pass one for each, optimizer={'discriminator': …, 'generator': …} (to check_tow"),
-    (dict(optimizer=SGD(1.), var_list={'a': []}), 'goes with optimizer= as a dict'),
-    (dict(var_list={'d': []}), "var_list has 'd', and the optimizers are for 'discriminator'"),
-    (dict(var_list={'generator': lambda all_: []}),
+    (dict(var_lists={'generator': lambda all_: []}),
      "no trainable variable for the loss 'generator' left by var_list"),
-    (dict(learning_rate={'generator': 'fast'}), "learning_rate['generator']='fast'"),
-    (dict(var_list={'generator': 3}), "var_list['generator']=3: expected None, a list of"),
-    (dict(var_list={'generator': lambda all_: 3}), "var_list for 'generator' returned 3"),
-    (dict(transform_gradients={'generator': 3}), "transform_gradients['generator']=3: expected"),
-    (dict(transform_gradients={'generator': lambda pairs: 3}),
+    (dict(var_lists={'generator': 3}), 'var_list=3: expected None, a list of'),
+    (dict(var_lists={'generator': lambda all_: 3}), "var_list for 'generator' returned 3"),
+    (dict(var_lists={}, generator=3), 'transform_gradients=3: expected'),
+    (dict(var_lists={}, generator=lambda pairs: 3),
      "transform_gradients for 'generator' returned 3"),
-    (dict(learning_rate={'nobody': 1.}), "learning_rate has 'nobody'"),
     (dict(regularization='add'), 'there are several losses'),
     (dict(numerics=towers.Numerics(loss_scale=towers.LossScale())),
      'a loss scale (loss_scale=) goes with one loss')])
 def test_errors(arguments, text):
     with tf.Graph().as_default():
-        arguments = dict(dict(optimizer=optimizers(), devices=2), **arguments)
+        arguments = dict(dict(devices=2), **arguments)
+        objectives = {name: arguments.pop(name) for name in ('var_lists', 'generator')
+                      if name in arguments}
         with pytest.raises(towers.TowersError) as error:
+            arguments.setdefault('optimizer', optimizers(**objectives) if (
+                'optimizer' not in arguments) else None)
             towers.build_towers(gan, tf.constant(BATCH), **arguments)
         assert text in str(error.value)
 
@@ -299,7 +301,7 @@ def test_one_optimizer_for_two_losses_is_refused():
 
 @slow
 def test_check_towers_checks_each_loss():
-    report = towers.check_towers(gan, BATCH, optimizers, var_list=OF_GAN)
+    report = towers.check_towers(gan, BATCH, lambda: optimizers(var_lists=OF_GAN))
     assert report.equal and report.tolerance == 1e-9, report
 
     def unlike(x):
@@ -307,5 +309,5 @@ def test_check_towers_checks_each_loss():
         size = tf.cast(tf.shape(x)[0], tf.float64)
         output['loss']['generator'] *= size
         return output
-    report = towers.check_towers(unlike, BATCH, optimizers, var_list=OF_GAN)
+    report = towers.check_towers(unlike, BATCH, lambda: optimizers(var_lists=OF_GAN))
     assert not report.equal and report.first.name == 'of step 1 of generator', report

@@ -298,7 +298,8 @@ def built_with(cluster=None):
         lambda x: tf.reduce_mean(x) * tf.square(tf.get_variable(
             'w', [], tf.float64, tf.ones_initializer())),
         tf.constant([1., 3.], tf.float64),
-        SecondOrder(tf.constant(.1, tf.float64)), 2, 'mean', cluster=cluster, check_devices=False)
+        SecondOrder(tf.constant(.1, tf.float64)), towers.resolve_devices(2, check=False), 'mean',
+        cluster=cluster)
 
 
 @pytest.mark.parametrize('kind, rank', [('ring', 0), ('ps', 0), ('ps', 1)])

@@ -56,9 +56,9 @@ def of_worker(rank, model_fn=mean_of_squares, optimizer=None, batch=8, transform
                                         **fields))
         built = towers.build_towers(
             model_fn, tf.placeholder(tf.float32, [batch, 3]),
-            optimizer() if optimizer else tf.train.GradientDescentOptimizer(.5), 1, 'mean',
-            cluster=cluster, global_step=tf.train.get_or_create_global_step(),
-            transform_gradients=transform, remainder='weight')
+            towers.Objective(optimizer() if optimizer else tf.train.GradientDescentOptimizer(.5),
+                             transform_gradients=transform), 1, 'mean',
+            cluster=cluster, global_step=tf.train.get_or_create_global_step(), remainder='weight')
         return json.loads(json.dumps(fingerprint(cluster, built, built.machines.same_examples)))
 
 
@@ -249,7 +249,7 @@ def test_all_builds_of_a_graph_are_compared(rate, joined, text):
             cluster, w = towers.Cluster('ring', ['a:1', 'b:1']), tf.get_variable('w', [])
             builds = [towers.build_towers(
                 lambda x: tf.reduce_mean(x * w), tf.ones([4]),
-                tf.train.GradientDescentOptimizer(each), 1, 'mean', name=name, cluster=cluster)
+                tf.train.GradientDescentOptimizer(each), 1, 'mean', cluster=cluster)
                 for name, each in (('first', .5), ('second', rate))]
             return fingerprint_of_all(cluster, builds[joined])
     assert text in difference(of_worker(.5, 0), of_worker(rate, joined))
@@ -272,9 +272,14 @@ def build(make=None, make_rate=lambda: .1, cluster=RING):
     """With gradients to which `make()` is added, and a rate."""
     step = tf.train.get_or_create_global_step()
     return towers.build_towers(
-        model_fn, (tf.ones([4, 3]),), tf.train.AdamOptimizer(make_rate()), 2, global_step=step,
-        cluster=cluster, transform_gradients=make and (lambda pairs: [
-            (gradient + make(), variable) for gradient, variable in pairs]))
+        model_fn, (tf.ones([4, 3]), ),
+        towers.Objective(
+            tf.train.AdamOptimizer(make_rate()),
+            transform_gradients=make
+            and (lambda pairs: [(gradient + make(), variable) for gradient, variable in pairs])),
+        2,
+        global_step=step,
+        cluster=cluster)
 
 
 def by_python():

@@ -52,10 +52,15 @@ def trained(kind, batches, model=None):
                 batches[rank], tf.float64 if model is None else tf.int32))
             feed = towers.until_all_end(data.batch(1))
             cluster = cluster_of(rank)._replace(active=feed.active)
-            built = towers.build_towers(
-                model or model_fn, feed.inputs, tf.train.MomentumOptimizer(1., 0.5), 1,
-                'mean', global_step=tf.train.get_or_create_global_step(), cluster=cluster,
-                transform_gradients=None if model is None else clipped)
+            built = towers.build_towers(model or model_fn,
+                                        feed.inputs,
+                                        towers.Objective(
+                                            tf.train.MomentumOptimizer(1., 0.5),
+                                            transform_gradients=None if model is None else clipped),
+                                        1,
+                                        'mean',
+                                        global_step=tf.train.get_or_create_global_step(),
+                                        cluster=cluster)
             counted = tf.get_variable('counted', [], tf.int32, tf.zeros_initializer(),
                                       collections=[tf.GraphKeys.LOCAL_VARIABLES])
             # As programs do that run averages of the weights after the step: also where the

@@ -193,7 +193,7 @@ def horovodrun():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('arguments', ["2, 3, 'sum'", '2, 3, shares=(1, 2), accumulate=2'])
+@pytest.mark.parametrize('arguments', ["2, 3, 'sum'", '2, 3, shares=(1, 2), memory=towers.Memory(2)'])
 def test_processes_of_horovod_are_one_device(arguments, horovodrun):
     done = horovodrun(2, ['-c', PROGRAM % arguments])
     assert done.stdout.count(b'equal: True') == 2, done.stdout.decode()

@@ -54,7 +54,8 @@ def test_transform_gradients_gets_each_row_once(count, fields, counted):
                                   gradient.dense_shape), table)]
     results = together(lambda rank: train(
         make(rank), looked_up, (np.array(ROWS[rank]),),
-        lambda: tf.train.AdamOptimizer(0.5, epsilon=1.), 1, transform_gradients=transform), count)
+        lambda: towers.Objective(tf.train.AdamOptimizer(0.5, epsilon=1.),
+                                 transform_gradients=transform), 1), count)
     gradient = np.array(counted) / (4. * count)
     gradient[gradient > 0] += np.sqrt(np.sum(gradient ** 2))
     np.testing.assert_allclose(results[0]['gradients']['table'][:, 0], gradient, rtol=1e-12)

@@ -19,7 +19,7 @@ def two_builds(cluster, batch):
             name, [], tf.float64, tf.constant_initializer(1. + 'uvw'.index(name)))
             for name in names])) / 2.
     return [towers.build_towers(of(*names), batch, tf.train.GradientDescentOptimizer(.5), 1, 'mean',
-                                name=name, cluster=cluster)
+                                cluster=cluster)
             for names, name in (('u', 'first'), ('vw', 'second'))]
 
 

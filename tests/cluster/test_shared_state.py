@@ -38,7 +38,8 @@ def in_a_ring(of_rank, steps=3):
     def work(rank):
         model_fn, make_optimizer, transform = of_rank(rank)
         return train(towers.Cluster('ring', workers, rank=rank), model_fn, (INPUTS[rank],),
-                     make_optimizer, steps, transform_gradients=transform)
+                     lambda: towers.Objective(make_optimizer(), transform_gradients=transform),
+                     steps)
     return together(work, 2)
 
 
@@ -111,9 +112,13 @@ def test_a_worker_without_data_goes_on_updating_by_the_same_state():
             feed = towers.until_all_end(tf.data.Dataset.from_tensors(INPUTS[rank]).repeat(
                 3 if rank else 1))
             cluster = towers.Cluster('ring', workers, rank=rank, active=feed.active)
-            step = towers.build_towers(
-                model_fn, feed.inputs, make_optimizer(), 1, 'mean', cluster=cluster,
-                transform_gradients=transform)
+            step = towers.build_towers(model_fn,
+                                       feed.inputs,
+                                       towers.Objective(make_optimizer(),
+                                                        transform_gradients=transform),
+                                       1,
+                                       'mean',
+                                       cluster=cluster)
             fetched = {each.op.name: each for each in tf.global_variables()}
             with towers.join(cluster, step, start_timeout=30., dead_after=20.) as member, \
                     member.session() as session:

@@ -27,6 +27,8 @@ def records(folder, bad=None, at=2, skip_bad=0, **options):
     ((b'', 0), 'is empty'),
     ((b'GIF89a', 0), "is neither a JPEG nor a PNG: it begins with b'GIF89a'"),
     ((jpeg(9, channels=1), 0), r'has 1 channel, and 3 are expected; --convert_colors'),
+    ((png(9)[:16] + b'\0\0\x4e\x20' * 2 + png(9)[24:], 0), 'is a PNG of 20000 x 20000 pixels, '
+     'which would be decoded whole, and MOST_PIXELS of datasets/bad_examples.py is 100000000: '),
     ((png(9, channels=4), 0), 'has 4 channels, and 3'),
     ((jpeg(9), 4), r'has the label 4, which is not in 0 .. 3'),
     ((jpeg(9), -1), 'has the label -1'),

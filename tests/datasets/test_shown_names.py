@@ -5,7 +5,7 @@ import os
 import pytest
 
 import datasets
-from datasets.shown_names import shown
+from towers.errors import shown
 from image_files import batches, jpeg, write_folder
 
 NAME = b'm\xfc\nller.jpg'.decode('utf-8', 'surrogateescape')

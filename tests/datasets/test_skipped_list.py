@@ -100,8 +100,8 @@ def test_a_list_that_cannot_be_written(tmp_path):
     skipped.add(Bad('train', None, -1, 'a is missing'))
     with pytest.raises(LogFileError, match='The directory .*file/run cannot be made: Not a dir'):
         skipped.resume(str(tmp_path / 'file' / 'run'), 0, still_bad)
-    (tmp_path / 'skipped_examples.jsonl.new').mkdir()
-    with pytest.raises(LogFileError, match='skipped_examples.jsonl cannot be written: Is a dir'):
+    (tmp_path / 'skipped_examples.jsonl').symlink_to('file')
+    with pytest.raises(LogFileError, match='skipped_examples.jsonl is a symbolic link, and a fi'):
         skipped.resume(str(tmp_path), 0, still_bad)
 
 

@@ -38,8 +38,8 @@ def test_a_batch_norm_model_with_regularization():
         return linear(x, y) + tf.reduce_mean(net)
     # Variables are on no tower's device, so that nothing agrees by chance.
     built = towers.build_towers(model_fn, samples.vectors(6, 'float32'), momentum(),
-                                ['/gpu:0', '/gpu:1'], variables=towers.VariablePlacement('/gpu:3'),
-                                check_devices=False)
+                                towers.resolve_devices(['/gpu:0', '/gpu:1'], check=False),
+                                variables=towers.VariablePlacement('/gpu:3'))
     assert towers.audit(built).broken == []
 
 
@@ -217,9 +217,8 @@ def test_the_runtime_moved_a_tower():
 
 
 def test_the_runtime_moved_the_variables():
-    built = towers.build_towers(two_layers, VECTORS, sgd(), 2,
-                                variables=towers.VariablePlacement('/cpu:7'),
-                                check_devices=False)
+    built = towers.build_towers(two_layers, VECTORS, sgd(), towers.resolve_devices(2, check=False),
+                                variables=towers.VariablePlacement('/cpu:7'))
     config = towers.session_config(2, soft_placement=True)
     broken = towers.audit(built, metadata_of_a_step(built, config)).broken
     assert 'variable body is on /cpu:0, not on /cpu:7' in broken
@@ -312,8 +311,10 @@ def test_gradients_beside_what_the_model_puts_elsewhere():
 
     def linear_layer(x):
         return tf.matmul(x, tf.get_variable('kernel', [6, 3], x.dtype))
-    built = towers.build_towers(model_fn, VECTORS, sgd(), ['/cpu:1', '/cpu:2'],
-                                gradient_options=dict(colocate_gradients_with_ops=True))
+    built = towers.build_towers(
+        model_fn, VECTORS,
+        towers.Objective(sgd(), gradient_options=dict(colocate_gradients_with_ops=True)),
+        ['/cpu:1', '/cpu:2'])
     audit = towers.audit(built)
     assert audit.broken == []
     assert any("of tower 1 on /cpu:0 by the model's own tf.device" in note and 'TanhGrad' in note

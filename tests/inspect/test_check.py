@@ -125,13 +125,14 @@ def clip(pairs):
 
 
 @pytest.mark.parametrize('options', [
-    dict(variable_scope='net', var_list=lambda every: every[:1], make_optimizer=lambda: (
-        tf.train.GradientDescentOptimizer(tf.constant(0.1, tf.float64)))),
+    dict(make_optimizer=lambda: towers.Objective(tf.train.GradientDescentOptimizer(
+        tf.constant(0.1, tf.float64)), lambda every: every[:1])),
     dict(remainder='drop', num_towers=3),
     dict(regularization='add', model_fn=samples.slim_layers),
     pytest.param(dict(reduction='sum', devices=['/cpu:2', '/cpu:0', '/cpu:1', '/cpu:3']),
                  marks=slow),
-    pytest.param(dict(transform_gradients=clip, update_ops='none'), marks=slow)],
+    pytest.param(dict(update_ops='none', make_optimizer=lambda: towers.Objective(
+        tf.train.MomentumOptimizer(0.01, 0.9), transform_gradients=clip)), marks=slow)],
     ids=lambda options: ' '.join(sorted(options)))
 def test_options_hold_on_both_sides(options):
     options = dict(options)
@@ -230,7 +231,9 @@ def test_a_step_counts_once_for_decay():
     (dict(tolerance='small'), "tolerance='small'"),
     (dict(make_optimizer=tf.train.MomentumOptimizer), 'a function that makes the optimizer'),
     (dict(make_optimizer=lambda: 5), 'expected a tf.train.Optimizer'),
-    (dict(var_list=[]), 'expected a function'), (dict(transform_gradients=[]), 'a function'),
+    (dict(make_optimizer=lambda: towers.Objective(
+        tf.train.GradientDescentOptimizer(.1), [tf.Variable(1.)])), 'expected a function'),
+    (dict(memory=2), 'a towers.Memory, or None'),
     (dict(optimizer=None), 'takes no optimizer: expected some of make_optimizer, devices, .* '
      'make_optimizer= is a function'),
     (dict(reuse=True), 'takes no reuse: expected some of make_optimizer, .*batch_norm.$'),
@@ -270,8 +273,9 @@ def batch_normalized(x):
 
 @slow
 @pytest.mark.parametrize('options', [
-    dict(num_towers=2, accumulate=3),
-    dict(devices='/cpu:0+/cpu:1', micro_batches=3, stages='auto')], ids=['accumulate', 'pipeline'])
+    dict(num_towers=2, memory=towers.Memory(accumulate=3)),
+    dict(devices='/cpu:0+/cpu:1', pipeline=towers.Pipeline(micro_batches=3, stages='auto'))],
+    ids=['accumulate', 'pipeline'])
 def test_each_micro_batch_is_a_part_of_the_batch(options):
     """What `same_shards` repeats, `remainder='drop'` leaves out, and losses are added up over."""
     values = np.random.RandomState(0).rand(20, 3).astype(np.float32)

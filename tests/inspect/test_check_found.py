@@ -99,7 +99,7 @@ def test_an_initial_value_of_the_whole_batch_is():
 
 
 @pytest.mark.parametrize('options, names', [
-    (dict(devices=1), []), (dict(devices=1, accumulate=2), ['g'])])
+    (dict(devices=1), []), (dict(devices=1, memory=towers.Memory(accumulate=2)), ['g'])])
 def test_the_plan_names_such_an_initial_value(options, names):
     plan = towers.build_towers(scaled_by_its_first_batch, (X, Y), samples.sgd(), **options).plan
     assert plan.initial_of_first == names

@@ -92,8 +92,8 @@ def test_towers_have_activations_and_the_variables_are_on_one():
 
 
 def test_gpus_have_a_memory_each():
-    found = account(build(['/gpu:0', '/gpu:1'], tf.train.MomentumOptimizer(0.1, 0.9),
-                          check_devices=False))
+    found = account(build(towers.resolve_devices(['/gpu:0', '/gpu:1'], check=False),
+                          tf.train.MomentumOptimizer(0.1, 0.9)))
     first = found.of_device('/gpu:0')
     # Variables on the CPU are copied to each GPU that reads them.
     assert first.kinds['copies'] >= WIDTH * WIDTH * 4
@@ -101,7 +101,8 @@ def test_gpus_have_a_memory_each():
     assert [each.device for each in found.pools()] == ['/device:GPU:0', '/device:GPU:1']
     assert found.peak == max(each.peak for each in found.pools()) < found.of_device('/cpu:0').peak
     with tf.Graph().as_default():
-        with_allocator = account(build(['/gpu:0', '/gpu:1'], check_devices=False), best_fit=None)
+        with_allocator = account(build(towers.resolve_devices(['/gpu:0', '/gpu:1'], check=False)),
+                                 best_fit=None)
     assert with_allocator.has_allocator  # GPUs always have it
 
 

@@ -40,7 +40,7 @@ def test_no_more_than_the_examples_that_there_are():
 
 
 def test_micro_batches_are_called_so():
-    built, _ = build(12, 2, accumulate=3)
+    built, _ = build(12, 2, memory=towers.Memory(accumulate=3))
     fitted = towers.largest_batch(built, 10 ** 9, 60, **OPTIONS)
     assert (fitted.batch_size, fitted.per_tower, fitted.micro_batches) == (60, 30, 3)
     assert str(fitted).startswith('batch 60, 30 a tower in 3 micro-batches: ')

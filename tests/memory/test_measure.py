@@ -38,11 +38,11 @@ def deep(x):
         kernel = tf.get_variable('kernel%%d' %% index, [3, 3, 16, 16])
         x = x + tf.nn.relu(tf.nn.conv2d(x, kernel, [1, 1, 1, 1], 'SAME'))
     return tf.reduce_mean(tf.square(x))
-for options in dict(accumulate=4), dict(recompute='auto'):
+for memory in towers.Memory(4), towers.Memory(recompute='auto'):
     with tf.Graph().as_default():
         x = np.ones([32, 32, 32, 16], np.float32)
         built = towers.build_towers(deep, tf.placeholder_with_default(x, x.shape),
-                                    tf.train.AdamOptimizer(), 1, **options)
+                                    tf.train.AdamOptimizer(), 1, memory=memory)
         account, found = towers.memory_account(built), towers.measure_memory(built)
         results.append([1, account.peak, account.worst, found.peak, found.against(account)])
 print(json.dumps(results))

@@ -20,8 +20,9 @@ def build(devices=2, batch=64, model=None):
         for _ in range(9):
             net = tf.sigmoid(net)
         return tf.reduce_mean(net)
-    return towers.build_towers(model or plain, (tf.random_uniform([batch, 1000]),),
-                               tf.train.MomentumOptimizer(0.1, 0.9), devices, check_devices=False)
+    return towers.build_towers(model or plain, (tf.random_uniform([batch, 1000]), ),
+                               tf.train.MomentumOptimizer(0.1, 0.9),
+                               towers.resolve_devices(devices, check=False))
 
 
 def error(text=TEXT):

@@ -7,7 +7,7 @@ import sample_models as samples
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.placement.cluster import check_job
+from towers.placement.devices import check_job
 
 NO_CLUSTER = 'this program has no cluster (TF_CONFIG is not set), so its one job is localhost. '
 
@@ -38,8 +38,8 @@ def test_devices_of_this_process(name):
     ('/task:2/device:CPU:0', '/task:2/cpu:0', '/cpu:0')])
 def test_a_job_without_a_cluster(name, shown, local):
     assert refusal(name) == (
-        '%s does not exist: %sName %s, or pass check_devices=False to build the graph for a '
-        'session that has it.' % (shown, NO_CLUSTER, local))
+        '%s does not exist: %sName %s, or pass resolve_devices(…, check=False) to build the '
+        'graph for a session that has it.' % (shown, NO_CLUSTER, local))
 
 
 @pytest.mark.parametrize('tasks', [['a:1', 'b:1'], {'0': 'a:1', '1': 'b:1'}])
@@ -49,7 +49,7 @@ def test_jobs_and_tasks_of_the_cluster(monkeypatch, tasks):
     assert refusal('/job:ps/device:CPU:0') is None
     assert refusal('/job:worker/task:2/device:CPU:0').startswith(
         "/job:worker/task:2/cpu:0 does not exist: TF_CONFIG's cluster has 1 task of job 'ps', 2 "
-        "tasks of job 'worker'. Name a device of one of them, or pass check_devices=False")
+        "tasks of job 'worker'. Name a device of one of them, or pass resolve_devices(…, check=")
     assert refusal('/job:evaluator/task:0/device:CPU:0') is not None
 
 
@@ -69,8 +69,8 @@ def test_towers_are_not_built_for_it(arguments, graph):
         towers.build_towers(samples.linear, batch, samples.sgd(), **arguments)
     assert [op.name for op in graph.get_operations()] == before
     assert not tf.global_variables()
-    built = towers.build_towers(samples.linear, batch, samples.sgd(), check_devices=False,
-                                **arguments)
+    arguments['devices'] = towers.resolve_devices(arguments['devices'], check=False)
+    built = towers.build_towers(samples.linear, batch, samples.sgd(), **arguments)
     assert len(built.devices) == 2
 
 

@@ -79,7 +79,7 @@ def test_one_name():
 def test_a_device_named_twice():
     assert device_error(['/cpu:1', '/cpu:0', 'CPU:1']) == (
         "/cpu:1 is named 2 times in devices=['/cpu:1', '/cpu:0', 'CPU:1']: give each tower a "
-        'device of its own, or pass allow_repeated_devices=True to put several on one.')
+        'device of its own, or pass resolve_devices(…, allow_repeated=True) to put several on one.')
     assert '/cpu:0 is named 3 times' in device_error('/cpu:0,/cpu:0,cpu:0')
     assert 'is named 2 times' in device_error(
         ['/cpu:0', '/job:localhost/replica:0/task:0/device:CPU:0'])
@@ -136,7 +136,7 @@ def test_an_absent_gpu_where_there_is_none(monkeypatch):
     monkeypatch.setattr(devices, 'visible_gpus', lambda: ())
     assert device_error(['/cpu:0', '/gpu:7']) == (
         '/gpu:7 does not exist: TensorFlow sees no GPU here. Name another device, or pass '
-        'check_devices=False to build the graph for another machine.')
+        'resolve_devices(…, check=False) to build the graph for another machine.')
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
     assert 'sees no GPU here (CUDA_VISIBLE_DEVICES=).' in device_error('/gpu:0')
 
@@ -145,8 +145,8 @@ def test_an_absent_gpu_among_others(monkeypatch, four_gpus):
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '4,5,6,7')
     assert device_error(['/gpu:0', '/gpu:7']) == (
         '/gpu:7 does not exist: TensorFlow sees /gpu:0, /gpu:1, /gpu:2, /gpu:3 here '
-        '(CUDA_VISIBLE_DEVICES=4,5,6,7). Name another device, or pass check_devices=False to '
-        'build the graph for another machine.')
+        '(CUDA_VISIBLE_DEVICES=4,5,6,7). Name another device, or pass '
+        'resolve_devices(…, check=False) to build the graph for another machine.')
     assert '(CUDA_VISIBLE_DEVICES=4,5,6,7)' in device_error(5)
 
 

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import switched
-from towers.graph.graph_walk import functions_of
+from towers.graph.library import functions_of
 
 X = np.random.RandomState(0).rand(12, 6)
 DEVICES = [['/cpu:0', '/cpu:1']]
@@ -54,10 +54,11 @@ def check_bodies():
 def test_bodies_are_with_the_operations_that_run_them():
     """Those of the gradients, too; TensorFlow would run them in the first stage."""
     with switched('control_flow_v2', True), tf.variable_scope('', use_resource=True):
-        report = towers.check_towers(with_loops, X, devices=DEVICES, stages='auto', steps=1)
+        report = towers.check_towers(with_loops, X, devices=DEVICES,
+                                     pipeline=towers.Pipeline(stages='auto'), steps=1)
         assert report.equal, report
         towers.build_towers(with_loops, tf.constant(X), tf.train.GradientDescentOptimizer(.1),
-                            DEVICES, 'mean', stages='auto')
+                            DEVICES, 'mean', pipeline=towers.Pipeline(stages='auto'))
         assert len(check_bodies()) > 1
 
 
@@ -66,7 +67,7 @@ def test_a_branch_beside_a_variable_that_moves():
     with switched('control_flow_v2', True), tf.variable_scope('', use_resource=False):
         built = towers.build_towers(
             with_averages, tf.constant(X), tf.train.GradientDescentOptimizer(.1), DEVICES, 'mean',
-            stages='auto')
+            pipeline=towers.Pipeline(stages='auto'))
         check_bodies()
         with tf.Session(config=towers.session_config(built.devices)) as session:
             try:

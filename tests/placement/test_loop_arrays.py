@@ -26,7 +26,8 @@ def mapped(x):
     dict(devices='/cpu:0+/cpu:1'), dict(devices=2)] + [
         pytest.param(options, marks=pytest.mark.slow) for options in (
             dict(devices='/cpu:0+/cpu:1,/cpu:2+/cpu:3', copies='reuse'),
-            dict(devices='/cpu:0+/cpu:1,/cpu:2+/cpu:3', copies='clone', micro_batches=3))],
+            dict(devices='/cpu:0+/cpu:1,/cpu:2+/cpu:3', copies='clone',
+                 pipeline=towers.Pipeline(micro_batches=3)))],
                          ids=lambda options: '-'.join(map(str, options.values())))
 @pytest.mark.slow
 def test_the_array_is_with_the_loop_that_reads_it(options):
@@ -64,7 +65,7 @@ def test_loops_over_time_a_layer_a_stage(copies, micro_batches):
     with switched('control_flow_v2', False):
         report = towers.check_towers(
             time_major, X, devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']], copies=copies,
-            micro_batches=micro_batches)
+            pipeline=towers.Pipeline(micro_batches=micro_batches))
     assert report.equal, report
 
 
@@ -75,8 +76,9 @@ def test_a_loop_of_more_turns_than_run_at_once_does_not_wait_for_its_gradient(sc
     """A turn waits for the pushes of the tenth or 32nd one before it, onto the gradient's stacks."""
     with switched('control_flow_v2', False):
         report = towers.check_towers(
-            time_major, np.random.RandomState(0).randn(6, 50), steps=1, micro_batches=3,
-            devices=[['/cpu:0', '/cpu:1']], schedule=schedule)
+            time_major, np.random.RandomState(0).randn(6, 50), steps=1,
+            pipeline=towers.Pipeline(micro_batches=3, schedule=schedule),
+            devices=[['/cpu:0', '/cpu:1']])
     assert report.equal, report
 
 

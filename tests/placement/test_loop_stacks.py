@@ -106,7 +106,8 @@ def test_a_loop_of_one_stage_whose_weights_are_on_the_stages():
     random = np.random.RandomState(0)
     with switched('control_flow_v2', False):
         report = towers.check_towers(
-            model_fn, (random.randn(8, 3), random.randn(8)), stages='auto',
+            model_fn, (random.randn(8, 3), random.randn(8)),
+            pipeline=towers.Pipeline(stages='auto'),
             variables=towers.VariablePlacement('stage'),
             devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']])
     assert report.equal, report

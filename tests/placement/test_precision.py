@@ -33,9 +33,9 @@ def linear(x):
     return tf.reduce_mean(tf.square(tf.matmul(tf.nn.relu(tf.matmul(x, w)), w)))
 
 
-def build(devices=2, name='tower', **arguments):
+def build(devices=2, **arguments):
     optimizer = tf.train.GradientDescentOptimizer(0.1)
-    return towers.build_towers(linear, np.ones([4, 64], 'float32'), optimizer, devices, name=name,
+    return towers.build_towers(linear, np.ones([4, 64], 'float32'), optimizer, devices,
                                **arguments)
 
 
@@ -65,8 +65,8 @@ def test_bfloat16_on_cpus():
 def test_where_there_is_no_rewrite(name, devices, text):
     for call in (lambda: use_precision(tf.ConfigProto(), name, devices),
                  lambda: try_precision(name, devices),
-                 lambda: build(devices, numerics=towers.Numerics(precision=name),
-                               check_devices=False)):
+                 lambda: build(towers.resolve_devices(devices, check=False),
+                               numerics=towers.Numerics(precision=name))):
         with pytest.raises(PrecisionError) as caught:
             call()
         assert str(caught.value) == 'precision=%r: TensorFlow %s has no rewrite to it %s' % (
@@ -101,7 +101,8 @@ def test_another_precision():
 # ---- what the towers make of it ------------------------------------------------------------------
 
 def test_float16_scales_the_loss_and_says_that_it_was_not_tried_out():
-    built = build(GPUS, numerics=towers.Numerics(precision='fp16'), check_devices=False)
+    built = build(towers.resolve_devices(GPUS, check=False),
+                  numerics=towers.Numerics(precision='fp16'))
     assert built.precision == 'fp16' and built.scaled_losses.rule == towers.LossScale()
     assert ("\n  precision        fp16 by TensorFlow's rewrite auto_mixed_precision, not tried "
             'out\n') in str(built.plan)
@@ -110,7 +111,8 @@ def test_float16_scales_the_loss_and_says_that_it_was_not_tried_out():
 
 @needs_bf16
 def test_bfloat16_scales_nothing():
-    built = build(CPUS, numerics=towers.Numerics(precision='bf16'), check_devices=False)
+    built = build(towers.resolve_devices(CPUS, check=False),
+                  numerics=towers.Numerics(precision='bf16'))
     assert built.precision == 'bf16' and built.scaled_losses is None
     assert ('\n  precision        bf16 by TensorFlow\'s rewrite '
             'auto_mixed_precision_onednn_bfloat16, not tried out\n') in str(built.plan)
@@ -179,7 +181,8 @@ def audit_of_a_step(built, config):
 
 @needs_bf16
 def test_a_session_that_does_not_rewrite_breaks_the_promise():
-    built = build(CPUS, numerics=towers.Numerics(precision='bf16'), check_devices=False)
+    built = build(towers.resolve_devices(CPUS, check=False),
+                  numerics=towers.Numerics(precision='bf16'))
     with pytest.raises(AuditError) as caught:
         audit_of_a_step(built, towers.session_config(built.devices)).raise_if_broken()
     assert ("no operation ran in bf16: was the session made with use_precision(config, 'bf16', "

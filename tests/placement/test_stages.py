@@ -1,7 +1,6 @@
 """Towers of several devices: where everything is, and that the numbers are those of one device."""
 
 import collections
-import re
 
 import numpy as np
 import pytest
@@ -80,18 +79,23 @@ def trained(devices, **options):
 TWO = [['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']]
 
 
-@pytest.mark.parametrize('devices, options', [
-    (TWO, dict(micro_batches=2))] + [
-        pytest.param(*case, marks=pytest.mark.slow) for case in [
-            ([TWO[0]], {}),
-            (TWO, dict(copies='reuse', variables=towers.VariablePlacement('stage'))),
-            (TWO, dict(variables=towers.VariablePlacement('balanced'))), ([TWO[0]],
-                dict(variables=towers.VariablePlacement('/cpu:0'))),
-            ([TWO[0]], dict(accumulate=4)), (TWO, dict(recompute=['add'])),
-            ([TWO[0]], dict(micro_batches=4, schedule='all_forward')),
-            (TWO, dict(micro_batches=3, remainder='weight')),
-            (TWO, dict(micro_batches=2, variables=towers.VariablePlacement('balanced'))),
-            ([['/cpu:1', '/cpu:0']], dict(micro_batches=4))]])
+@pytest.mark.parametrize(
+    'devices, options', [(TWO, dict(pipeline=towers.Pipeline(micro_batches=2)))] + [
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in [([TWO[0]],
+                      {}), (TWO, dict(copies='reuse', variables=towers.VariablePlacement('stage'))),
+                     (TWO, dict(variables=towers.VariablePlacement('balanced'))),
+                     ([TWO[0]], dict(variables=towers.VariablePlacement('/cpu:0'))),
+                     ([TWO[0]], dict(memory=towers.Memory(
+                         accumulate=4))), (TWO, dict(memory=towers.Memory(recompute=['add']))),
+                     ([TWO[0]],
+                      dict(pipeline=towers.Pipeline(micro_batches=4, schedule='all_forward'))),
+                     (TWO, dict(pipeline=towers.Pipeline(micro_batches=3), remainder='weight')),
+                     (TWO,
+                      dict(pipeline=towers.Pipeline(micro_batches=2),
+                           variables=towers.VariablePlacement('balanced'))),
+                     ([['/cpu:1', '/cpu:0']], dict(pipeline=towers.Pipeline(micro_batches=4)))]
+    ])
 def test_the_numbers_are_those_of_one_device(devices, options):
     one, found = trained(1), trained(devices, **options)
     assert set(one) == set(found)
@@ -136,7 +140,7 @@ def test_everything_is_with_its_stage(copies):
 
 def test_all_devices_of_a_tower_are_shown():
     with tf.Graph().as_default():
-        built = built_on(TWO, micro_batches=2)
+        built = built_on(TWO, pipeline=towers.Pipeline(micro_batches=2))
     assert built.plan.variable_device == '/cpu:0'  # of several towers
     both = '/device:CPU:2+/device:CPU:3'
     assert repr(built).endswith(both + '>')
@@ -150,7 +154,7 @@ def test_all_devices_of_a_tower_are_shown():
 
 def test_a_graph_for_gpus_is_built_without_any():
     with tf.Graph().as_default():
-        built = built_on([['/gpu:0', '/gpu:1']], check_devices=False)
+        built = built_on(towers.resolve_devices([['/gpu:0', '/gpu:1']], check=False))
         assert built.plan.variable_device.startswith('their stage, /gpu:0 (')
         assert {v.device for v in built.variables} == {'/device:GPU:0', '/device:GPU:1'}
         devices = collections.Counter(op.device for op in step_operations([built.train_op])
@@ -195,12 +199,12 @@ def shared(x, words):
 
 @pytest.mark.parametrize('options, error, text', [
     (dict(model_fn=third_stage), towers.ModelFunctionError, 'name 3 devices for each tower'),
-    (dict(model_fn=back_and_forth, micro_batches=2), towers.ModelFunctionError, 'in a circle'),
-    (dict(micro_batches=0), towers.InvalidArgumentError, 'micro_batches=0'),
-    (dict(micro_batches=2, accumulate=2), towers.InvalidArgumentError, 'micro_batches=4 alone'),
-    (dict(schedule='gpipe'), towers.InvalidArgumentError, "schedule='gpipe'"),
-    (dict(stages=2), towers.InvalidArgumentError, 'stages=2'),
-    (dict(micro_batches=32, remainder='weight'), towers.InputError, '16 examples are fewer than'),
+    (dict(model_fn=back_and_forth, pipeline=towers.Pipeline(micro_batches=2)),
+     towers.ModelFunctionError, 'in a circle'),
+    (dict(pipeline=towers.Pipeline(micro_batches=2), memory=towers.Memory(accumulate=2)),
+     towers.InvalidArgumentError, 'micro_batches=4 alone'),
+    (dict(pipeline=towers.Pipeline(micro_batches=32), remainder='weight'), towers.InputError,
+     '16 examples are fewer than'),
     (dict(variables=towers.VariablePlacement('replicated')), towers.InvalidArgumentError,
      'of one device each')])
 def test_misuse(options, error, text):
@@ -219,7 +223,9 @@ def test_no_number_of_a_stage(number):
 
 @pytest.mark.slow
 def test_a_variable_of_two_stages_is_where_it_is_made():
-    one, found = trained(1, model_fn=shared), trained([TWO[0]], model_fn=shared, micro_batches=2)
+    one, found = trained(1, model_fn=shared), trained([TWO[0]],
+                                                      model_fn=shared,
+                                                      pipeline=towers.Pipeline(micro_batches=2))
     np.testing.assert_allclose(found['a'], one['a'], rtol=0, atol=1e-12)
     with tf.Graph().as_default():
         built = built_on([TWO[0]], model_fn=shared)
@@ -249,7 +255,7 @@ def test_a_stage_that_the_model_does_not_have_is_in_the_plan():
      'backward')])
 def test_only_stages_that_have_a_part_of_the_model_wait(devices, options, text):
     with tf.Graph().as_default():
-        plan = built_on(devices, micro_batches=4, **options).plan
+        plan = built_on(devices, pipeline=towers.Pipeline(micro_batches=4), **options).plan
         assert plan.accumulation.endswith(text), plan
         if 'model_fn' in options:
             assert plan.stages.endswith("stages='auto' cuts a model that names no towers.stage)")
@@ -265,7 +271,7 @@ def test_the_batch_is_of_no_stage():
 def test_the_same_checkpoint_serves_all(tmp_path):
     path = str(tmp_path / 'model')
     with tf.Graph().as_default():
-        built = built_on([TWO[0]], micro_batches=2)
+        built = built_on([TWO[0]], pipeline=towers.Pipeline(micro_batches=2))
         saver = tf.train.Saver()
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())
@@ -305,7 +311,7 @@ def test_an_evaluation_says_where_the_variables_of_the_build_are():
         built = built_on([TWO[0]])
         for name, devices in (('same', [TWO[0]]), ('one', 1), ('other', [TWO[1]])):
             evaluated = towers.build_towers(model, (tf.constant(X), tf.constant(WORDS)), None,
-                                            devices, reuse=built, name=name)
+                                            devices, reuse=built)
             assert evaluated.plan.variable_device == built.plan.variable_device
             assert not towers.audit(evaluated).broken, name
 

@@ -125,9 +125,11 @@ def test_a_resource_variable_in_a_branch_in_a_loop_colocated_with_its_operations
             return i + 1, tf.cond(i < 1, lambda: tf.tanh(tf.matmul(h, w)), lambda: h * 1.1)
         return tf.reduce_mean(tf.square(tf.while_loop(lambda i, h: i < 3, turn, [0, x])[1]))
     x = np.random.RandomState(0).randn(8, 3)
-    options = dict(devices=devices, gradient_options=dict(colocate_gradients_with_ops=True))
+    def optimizer():
+        return towers.Objective(tf.train.AdamOptimizer(),
+                                gradient_options=dict(colocate_gradients_with_ops=True))
     with switched('control_flow_v2', False):
-        built = towers.build_towers(model, tf.constant(x), tf.train.AdamOptimizer(), **options)
+        built = towers.build_towers(model, tf.constant(x), optimizer(), devices)
         assert not towers.audit(built).broken
-        report = towers.check_towers(model, x, **options)
+        report = towers.check_towers(model, x, optimizer, devices=devices)
     assert report.equal and report.worst.relative < 1e-12, str(report)

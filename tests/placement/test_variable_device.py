@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+import towers
 from towers import VariablePlacement, build_towers, session_config
 from towers.errors import DeviceError, InvalidArgumentError
 from towers.placement.variable_device import Placement, only_device
@@ -33,8 +34,8 @@ def model_with(make_variables):
 
 def build(make_variables, devices, **kwargs):
     return build_towers(model_with(make_variables), np.ones([6, 1], np.float32),
-                        tf.train.MomentumOptimizer(0.1, 0.9), devices, check_devices=False,
-                        **kwargs)
+                        tf.train.MomentumOptimizer(0.1, 0.9),
+                        towers.resolve_devices(devices, check=False), **kwargs)
 
 
 def one_of_each_kind():
@@ -259,19 +260,19 @@ def test_scope_of_a_variable(resource):
     ('/cpu:2', 2, 'the CPU devices /cpu:0 to /cpu:1'),
     ('/cpu:1', 1, 'the CPU device /cpu:0 alone')])
 def test_a_variable_device_that_the_session_will_not_have(graph, device, num_towers, there):
-    def build(**options):
+    def build(check=True):
         return build_towers(
             lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), np.ones([4], np.float32),
-            tf.train.GradientDescentOptimizer(1.), num_towers, variables=VariablePlacement(device),
-            **options)
+            tf.train.GradientDescentOptimizer(1.), towers.resolve_devices(num_towers, check),
+            variables=VariablePlacement(device))
     with pytest.raises(DeviceError) as caught:
         build()
     assert str(caught.value) == (
         'VariablePlacement(%r): the session of these towers has %s. Name one of them; or pass '
-        "check_devices=False and a config with device_count={'CPU': %d}." % (
+        "resolve_devices(…, check=False) and a config with device_count={'CPU': %d}." % (
             device, there, int(device[-1]) + 1))
     assert not graph.get_operations()
-    assert build(check_devices=False).variables[0].device == '/device:CPU:' + device[-1]
+    assert build(check=False).variables[0].device == '/device:CPU:' + device[-1]
 
 
 def test_a_device_function_that_names_a_device_that_is_not_there():
@@ -281,6 +282,7 @@ def test_a_device_function_that_names_a_device_that_is_not_there():
         with tf.Graph().as_default(), pytest.raises(DeviceError, match=said):
             build_towers(model, np.ones([4], np.float32), tf.train.AdamOptimizer(), 2,
                          variables=VariablePlacement(lambda op, device=device: device))
-    built = build_towers(model, np.ones([4], np.float32), tf.train.AdamOptimizer(), 2,
-                         variables=VariablePlacement(lambda op: '/cpu:7'), check_devices=False)
+    built = build_towers(model, np.ones([4], np.float32), tf.train.AdamOptimizer(),
+                         towers.resolve_devices(2, check=False),
+                         variables=VariablePlacement(lambda op: '/cpu:7'))
     assert {v.device for v in built.variables} == {'/cpu:7'}

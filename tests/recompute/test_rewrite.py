@@ -11,6 +11,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from sample_models import objective
 from towers.graph.graph_walk import reachable_from, step_operations
 from towers.recompute import segments
 
@@ -64,14 +65,16 @@ def branching(images):
     return tf.reduce_mean(tf.square(images) * tf.reduce_mean(rows, 0))
 
 
-def numbers(model_fn, recompute, resource=False, steps=3, devices=1, check=None, **options):
+def numbers(model_fn, recompute, resource=False, steps=3, devices=1, check=None, accumulate=1,
+            **options):
     """(loss, gradients, variables after some steps), and the plan's line."""
     with tf.Graph().as_default():
         tf.set_random_seed(1)
         with tf.variable_scope('', use_resource=resource):
             built = towers.build_towers(
-                model_fn, tf.constant(X), options.pop('optimizer', None)
-                or tf.train.MomentumOptimizer(.05, .9), devices, recompute=recompute, **options)
+                model_fn, tf.constant(X), objective(
+                    options.pop('optimizer', None) or tf.train.MomentumOptimizer(.05, .9), options),
+                devices, memory=towers.Memory(accumulate, recompute), **options)
         if check is not None:
             check(built)
         assert not towers.audit(built).broken
@@ -95,13 +98,16 @@ def towers_pairs(built):
     return built.gradients.items() if isinstance(built.gradients, dict) else [('', built.gradients)]
 
 
-@pytest.mark.parametrize('options', [dict(recompute=['block1', 'block3/', 'block2/add'])] + [
-    pytest.param(options, marks=slow) for options in (
-        dict(resource=True), dict(devices=2), dict(accumulate=2), dict(devices=2, copies='reuse'),
-        dict(devices=2, variables=towers.VariablePlacement('replicated')),
-            dict(numerics=towers.Numerics(check_numerics=True)),
-        dict(numerics=towers.Numerics(loss_scale=towers.LossScale(initial=8.))))],
-                         ids=lambda options: '-'.join(options) or 'plain')
+@pytest.mark.parametrize(
+    'options', [dict(recompute=['block1', 'block3/', 'block2/add'])] + [
+        pytest.param(options, marks=slow)
+        for options in (dict(resource=True), dict(devices=2),
+                        dict(accumulate=2), dict(devices=2, copies='reuse'),
+                        dict(devices=2, variables=towers.VariablePlacement('replicated')),
+                        dict(numerics=towers.Numerics(check_numerics=True)),
+                        dict(numerics=towers.Numerics(loss_scale=towers.LossScale(initial=8.))))
+    ],
+    ids=lambda options: '-'.join(options) or 'plain')
 def test_the_numbers_are_the_same_to_the_last_bit(options):
     options = dict(options)
     recompute = options.pop('recompute', 'auto')
@@ -166,7 +172,7 @@ def check_deep(built):
 @pytest.mark.parametrize('copies', ['clone', pytest.param('reuse', marks=slow)])
 def test_what_is_run_again_and_when(copies):
     built = towers.build_towers(deep, tf.constant(X), tf.train.GradientDescentOptimizer(.1), 2,
-                                recompute='auto', copies=copies)
+                                memory=towers.Memory(recompute='auto'), copies=copies)
     check_deep(built)
     assert not towers.audit(built).broken
 
@@ -221,7 +227,7 @@ def test_what_has_state_or_calls_python_is_run_once():
             images = images * tf.tanh(seen)
         return tf.reduce_mean(images)
     built = towers.build_towers(model, tf.constant(X), tf.train.GradientDescentOptimizer(.1), 1,
-                                recompute=['c'])
+                                memory=towers.Memory(recompute=['c']))
     assert 'operations of the forward pass are run again' in built.plan.recomputation
     with tf.Session(config=towers.session_config(1)) as session:
         session.run(tf.global_variables_initializer())
@@ -292,13 +298,13 @@ def of_one_block(images):
 
 
 @pytest.mark.parametrize('options, text', [
-    (dict(recompute='all'), "recompute='all': expected 'auto', a list of names"),
-    (dict(recompute=[]), 'recompute=[]'), (dict(recompute=True), 'recompute=True'),
-    (dict(recompute=['a3', 4]), "recompute=['a3', 4]"),
-    (dict(recompute=['blok3']), "such as 'block3'"),
-    (dict(recompute=['nowhere']), "has 'nowhere', and the model has no operation or scope of this"),
-    (dict(recompute='auto', optimizer=None), 'without a backward pass nothing is kept'),
-    (dict(recompute='auto', numerics=towers.Numerics(xla=True)), 'XLA decides by itself')])
+    (dict(memory=towers.Memory(recompute=['blok3'])), "such as 'block3'"),
+    (dict(memory=towers.Memory(recompute=['nowhere'])),
+     "has 'nowhere', and the model has no operation or scope of this"),
+    (dict(memory=towers.Memory(recompute='auto'), optimizer=None),
+     'without a backward pass nothing is kept'),
+    (dict(memory=towers.Memory(recompute='auto'), numerics=towers.Numerics(xla=True)),
+     'XLA decides by itself')])
 def test_errors(options, text):
     options = dict(dict(optimizer=tf.train.GradientDescentOptimizer(.1)), **options)
     with tf.Graph().as_default(), pytest.raises(towers.InvalidArgumentError) as error:
@@ -323,7 +329,8 @@ def deep(x):
 for recompute in None, 'auto':
     with tf.Graph().as_default():
         built = towers.build_towers(deep, np.ones([4096, 32], np.float32),
-                                    tf.train.GradientDescentOptimizer(1e-3), 1, recompute=recompute)
+                                    tf.train.GradientDescentOptimizer(1e-3), 1,
+                                    memory=towers.Memory(recompute=recompute))
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())
             session.run(built.train_op)
@@ -422,13 +429,16 @@ def test_segments_do_not_wait_for_each_other(gate):
 
 
 @pytest.mark.parametrize('options', [
-    dict(stages='auto', recompute='auto'), dict(marked=True),
-    pytest.param(dict(recompute=['layer5']), marks=slow),
-    pytest.param(dict(recompute='auto', micro_batches=2), marks=slow)])
+    dict(pipeline=towers.Pipeline(stages='auto'), memory=towers.Memory(recompute='auto')),
+    dict(marked=True),
+    pytest.param(dict(memory=towers.Memory(recompute=['layer5'])), marks=slow),
+    pytest.param(dict(memory=towers.Memory(recompute='auto'),
+                      pipeline=towers.Pipeline(micro_batches=2)), marks=slow)])
 def test_each_operation_is_run_again_on_its_stage(options):
     """And no activation crosses a second time, though a segment reaches over two stages."""
     options = dict(options)
-    marked, by_hand = options.pop('marked', False), 'stages' not in options
+    marked, by_hand = options.pop('marked', False), getattr(
+        options.get('pipeline'), 'stages', None) is None
 
     def model(x):
         def pair_of_layers(x, pair):
@@ -475,7 +485,7 @@ def test_a_model_that_leaves_the_name_scope_of_its_tower():
     for recompute in (None, 'auto'):
         with tf.Graph().as_default():
             built = towers.build_towers(model, x, tf.train.GradientDescentOptimizer(.1), 1,
-                                        recompute=recompute)
+                                        memory=towers.Memory(recompute=recompute))
             with tf.Session() as session:
                 session.run(tf.global_variables_initializer())
                 losses.append([session.run([built.loss, built.train_op])[0] for _ in range(3)])

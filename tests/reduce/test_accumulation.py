@@ -38,7 +38,8 @@ def trained(devices, accumulate, steps=6, model_fn=model, inputs=(X, WORDS), **o
         rate = tf.train.exponential_decay(.1, step, 1, .9)
         built = towers.build_towers(
             model_fn, tuple(map(tf.constant, inputs)), tf.train.MomentumOptimizer(rate, .9),
-            devices, options.pop('reduction', 'mean'), global_step=step, accumulate=accumulate,
+            devices, options.pop('reduction', 'mean'), global_step=step,
+            memory=towers.Memory(accumulate=accumulate),
             **options)
         assert not towers.audit(built).broken
         with tf.Session(config=towers.session_config(built.devices)) as session:
@@ -95,7 +96,8 @@ def test_sum_is_as_many_times_the_mean_as_there_are_towers():
 def test_a_micro_batch_waits_for_the_sums_of_the_one_before():
     with tf.Graph().as_default() as graph:
         built = towers.build_towers(model, (tf.constant(X), tf.constant(WORDS)),
-                                    tf.train.GradientDescentOptimizer(.1), 2, accumulate=4)
+                                    tf.train.GradientDescentOptimizer(.1), 2,
+                                    memory=towers.Memory(accumulate=4))
         operations = graph.get_operations()
         gates = [op for op in operations if op.type == 'NoOp' and 'next_micro_batch' in op.name]
         step = step_operations([built.train_op, built.predictions] + list(built.metrics.values()))
@@ -135,7 +137,8 @@ def test_each_micro_batch_draws_for_itself_and_as_in_any_other_session(copies):
             step = tf.train.get_or_create_global_step()
             built = towers.build_towers(
                 noisy, tf.constant(np.ones([64, 3])), tf.train.GradientDescentOptimizer(.1), 2,
-                accumulate=2, copies=copies, global_step=step, stateless_random=True)
+                memory=towers.Memory(accumulate=2), copies=copies, global_step=step,
+                numerics=towers.Numerics(stateless_random=True))
             with tf.Session(config=towers.session_config(built.devices)) as session:
                 session.run(tf.global_variables_initializer())
                 masks.append([session.run([built.predictions, built.train_op])[0]
@@ -177,7 +180,8 @@ def test_micro_batches_that_would_wait_for_each_other_are_refused():
         with pytest.raises(towers.InvalidArgumentError, match='makes an earlier one wait for a '
                            r'later one \(operation .*, which writes variable mean\)'):
             towers.build_towers(lambda x: state(x, True), tf.constant([1., 2.], tf.float64),
-                                tf.train.GradientDescentOptimizer(.1), 1, accumulate=2)
+                                tf.train.GradientDescentOptimizer(.1), 1,
+                                memory=towers.Memory(accumulate=2))
 
 
 def spectral_norm(x):
@@ -210,7 +214,7 @@ def test_a_write_in_the_forward_pass_comes_with_whatever_the_model_has_it_come_b
         with tf.control_dependencies([loss]):
             return {'loss': loss, 'predictions': tf.identity(x), 'metrics': {'x': x[0]}}
     built = towers.build_towers(model, tf.constant(X[:, 0]), tf.train.GradientDescentOptimizer(.1),
-                                2, accumulate=2)
+                                2, memory=towers.Memory(accumulate=2))
     mean, = [each for each in tf.global_variables() if each.op.name == 'mean']
     with tf.Session(config=towers.session_config(2)) as session:
         session.run(tf.global_variables_initializer())
@@ -242,19 +246,18 @@ def test_loops_and_branches(version):
 
 
 @pytest.mark.parametrize('options, text', [
-    (dict(accumulate=0), 'accumulate=0: expected a whole number of at least 1'),
-    (dict(accumulate=2.), 'accumulate=2.0: expected a whole number'),
-    (dict(accumulate=True), 'accumulate=True'),
-    (dict(accumulate=2, optimizer=None), 'accumulate=2, and there is no optimizer'),
-    (dict(accumulate=10 ** 20), 'accumulate=100000000000000000000 on 1 tower: expected 10000 '
-                                'micro-batches in all at most.'),
-    (dict(accumulate=5001, devices=2), 'accumulate=5001 on 2 towers: expected 10000 micro-batches '
-                                       'in all at most.'),
-    (dict(micro_batches=10 ** 5, devices=['/cpu:0+/cpu:1']),
+    (dict(memory=towers.Memory(accumulate=2), optimizer=None),
+     'accumulate=2, and there is no optimizer'),
+    (dict(memory=towers.Memory(accumulate=10 ** 20)),
+     'accumulate=100000000000000000000 on 1 tower: expected 10000 micro-batches in all at most.'),
+    (dict(memory=towers.Memory(accumulate=5001), devices=2),
+     'accumulate=5001 on 2 towers: expected 10000 micro-batches in all at most.'),
+    (dict(pipeline=towers.Pipeline(micro_batches=10 ** 5), devices=['/cpu:0+/cpu:1']),
      'micro_batches=100000 on 1 tower: expected 10000 micro-batches in all at most.'),
-    (dict(accumulate=10000), 'does not divide among 10000 micro-batches'),
-    (dict(accumulate=5), 'does not divide among 5 micro-batches'),
-    (dict(accumulate=2, optimizer={'a': tf.train.GradientDescentOptimizer(.1)}),
+    (dict(memory=towers.Memory(accumulate=10000)), 'does not divide among 10000 micro-batches'),
+    (dict(memory=towers.Memory(accumulate=5)), 'does not divide among 5 micro-batches'),
+    (dict(memory=towers.Memory(accumulate=2),
+          optimizer={'a': tf.train.GradientDescentOptimizer(.1)}),
      'goes with one loss')])
 def test_errors_come_before_any_operation(options, text):
     options = dict(dict(optimizer=tf.train.GradientDescentOptimizer(.1), devices=1), **options)
@@ -286,7 +289,8 @@ for k in map(int, sys.argv[1:]):
     with tf.Graph().as_default():
         data = np.ones([examples * k, width], np.float32)
         built = towers.build_towers(deep, tf.placeholder_with_default(data, data.shape),
-                                    tf.train.GradientDescentOptimizer(.1), 1, accumulate=k)
+                                    tf.train.GradientDescentOptimizer(.1), 1,
+                                    memory=towers.Memory(accumulate=k))
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())
             session.run(built.train_op)
@@ -311,9 +315,12 @@ def test_memory_does_not_grow_with_the_number_of_micro_batches():
 
 
 @pytest.mark.parametrize('options', [
-    dict(devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']], micro_batches=2),
-    pytest.param(dict(devices='/cpu:0+/cpu:1', micro_batches=4, schedule='all_forward'),
-                 marks=slow)])
+    dict(devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']],
+         pipeline=towers.Pipeline(micro_batches=2)),
+    pytest.param(dict(devices='/cpu:0+/cpu:1',
+                      pipeline=towers.Pipeline(micro_batches=4, schedule='all_forward')),
+                 marks=slow)
+])
 @pytest.mark.slow
 def test_check_towers_finds_them_equal(options):
     report = towers.check_towers(model, (X, WORDS), **options)
@@ -324,13 +331,15 @@ def test_check_towers_finds_them_equal(options):
     pytest.param(name, marks=slow) for name in sorted(SAMPLES) if name in ('keras', 'dynamic_rnn')])
 def test_models_of_each_kind_are_those_of_the_whole_batch(name):
     """A loop of dynamic_rnn has values that nothing takes, so that no step computes them."""
-    report = towers.check_towers(SAMPLES[name].model_fn, SAMPLES[name].data(8), accumulate=2)
+    report = towers.check_towers(SAMPLES[name].model_fn, SAMPLES[name].data(8),
+                                 memory=towers.Memory(accumulate=2))
     assert report.equal and report.worst.relative < 1e-12, report
 
 
 def test_checks_of_gradients_are_of_the_backward_pass_and_of_their_stage(at_once):
-    found = trained([['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']], 1, micro_batches=2,
-                    stages='auto', numerics=towers.Numerics(check_numerics=True))
+    found = trained([['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']], 1,
+                    pipeline=towers.Pipeline(micro_batches=2, stages='auto'),
+                    numerics=towers.Numerics(check_numerics=True))
     assert_same(at_once, found)
     for part in found[2].towers:
         checks = [getattr(gradient, 'values', gradient).op for gradient, _ in part.gradients
@@ -346,7 +355,8 @@ def test_the_plan_counts_variables_on_the_stage_that_they_were_moved_to():
         for name in 'abcd':
             x = tf.tanh(tf.matmul(x, tf.get_variable(name, [x.shape[-1], 4], tf.float64)))
         return tf.reduce_mean(x)
-    built = trained('/cpu:0+/cpu:1', 1, steps=0, stages='auto', model_fn=layers)[2]
+    built = trained('/cpu:0+/cpu:1', 1, steps=0, pipeline=towers.Pipeline(stages='auto'),
+                    model_fn=layers)[2]
     for device, used in built.placement.bytes_on.items():
         assert used == sum(variable.shape.num_elements() * 8 for variable in built.variables
                            if variable.device == device)
@@ -364,18 +374,18 @@ def with_table(x, words):
 
 
 @pytest.mark.parametrize('devices, options', [
-    (1, dict(accumulate=2)), pytest.param(
-        [['/cpu:0', '/cpu:1']], dict(micro_batches=2, stages='auto'), marks=slow)],
+    (1, dict(memory=towers.Memory(accumulate=2))), pytest.param(
+        [['/cpu:0', '/cpu:1']], dict(pipeline=towers.Pipeline(micro_batches=2, stages='auto')),
+        marks=slow)],
                          ids=['one device', 'stages'])
 @pytest.mark.slow
 def test_a_table_is_filled_before_the_first_step(devices, options):
     """What names the table of a later micro-batch waits for no step: its initializer runs it."""
-    def run(devices, accumulate=1, **options):
+    def run(devices, **options):
         with tf.Graph().as_default():
             built = towers.build_towers(
-                with_table, (tf.constant(X), tf.constant(WORDS)), tf.train.MomentumOptimizer(.1,
-                    .9),
-                devices, 'mean', accumulate=accumulate, **options)
+                with_table, (tf.constant(X), tf.constant(WORDS)),
+                tf.train.MomentumOptimizer(.1, .9), devices, 'mean', **options)
             with tf.Session(config=towers.session_config(built.devices)) as session:
                 session.run([tf.global_variables_initializer(), tf.tables_initializer()])
                 return [session.run([built.loss, built.train_op])[0] for _ in range(3)]

@@ -7,6 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from sample_models import objective
 from towers import build_towers, session_config
 from towers.cluster.member import start_server
 from towers.graph.graph_walk import reachable_from, step_operations
@@ -131,8 +132,10 @@ def built_on(machines, make_optimizer, **options):
     if machines.endswith('fed'):
         fields['active'] = tf.placeholder_with_default(1., [])
     cluster = towers.Cluster(machines.split('_')[0], workers, rank=0, **fields)
-    built = build_towers(two_weights, tf.ones([8 * options.get('accumulate', 1), 2], tf.float64),
-                         make_optimizer(), 2, 'mean', global_step=step, cluster=cluster, **options)
+    built = build_towers(two_weights, tf.ones([8 * (2 if 'memory' in options else 1), 2],
+                                              tf.float64),
+                         objective(make_optimizer(), options), 2, 'mean', global_step=step,
+                         cluster=cluster, **options)
     operations = step_operations([built.train_op])
     # The last one raises where no worker has data.
     return operations, [op for op in operations if 'TakeGradient' in op.type
@@ -178,7 +181,7 @@ def test_what_every_write_waits_for(kind, machines, name):
 
 
 @pytest.mark.parametrize('options',
-                         [dict(accumulate=2),
+                         [dict(memory=towers.Memory(accumulate=2)),
                           dict(numerics=towers.Numerics(loss_scale=towers.LossScale(8.)))],
                          ids=['accumulate', 'loss_scale'])
 @pytest.mark.slow
@@ -252,8 +255,8 @@ def test_what_gradients_are_computed_from_and_is_not_trained_waits_for_all(
         with tf.control_dependencies([tf.assign(share, of_w, name='balanced')]):
             return [(tf.identity(of_v), v), (of_w, w)]
     built = build_towers(model_fn, tf.constant([1., 3.], tf.float64),
-                         tf.train.GradientDescentOptimizer(.1), 2, 'mean',
-                         transform_gradients=balance)
+                         towers.Objective(tf.train.GradientDescentOptimizer(.1),
+                                          transform_gradients=balance), 2, 'mean')
     writes = [op for op in step_operations([built.train_op])
               if 'share' in Writes(graph).of(op)]
     assert len(writes) == 1

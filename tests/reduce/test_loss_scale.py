@@ -6,7 +6,8 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import kind_of_variables  # noqa: F401, a fixture
-from sample_models import (assert_equal_runs, embedding, l2_of_kernels, momentum, on_towers,
+from sample_models import (assert_equal_runs, embedding, l2_of_kernels, momentum, objective,
+                           on_towers,
                            one_device, slim_layers, tokens, vectors)
 from test_update import BertOptimizer
 from towers.errors import GradientError, InvalidArgumentError
@@ -32,7 +33,8 @@ class Job:
             w = tf.get_variable('w', [], initializer=tf.constant_initializer(1e-30))
             return tf.reduce_mean(x * w)
         self.built = towers.build_towers(
-            model_fn, self.x, optimizer or tf.train.MomentumOptimizer(1., 0.5), num_towers, 'mean',
+            model_fn, self.x, objective(optimizer or tf.train.MomentumOptimizer(1., 0.5), options),
+            num_towers, 'mean',
             numerics=towers.Numerics(loss_scale=rule, check_numerics=check_numerics),
             global_step=self.step_number, **options)
         self.session = tf.Session(config=towers.session_config(self.built.devices))
@@ -276,10 +278,10 @@ def test_two_builds_in_one_graph_have_a_scale_each(graph):
     for name in ('d', 'g'):
         towers.build_towers(
             lambda x, name=name: tf.reduce_mean(x * tf.get_variable(name, [])), tf.constant(GOOD),
-            tf.train.GradientDescentOptimizer(1.), 2, name=name,
+            tf.train.GradientDescentOptimizer(1.), 2,
             numerics=towers.Numerics(loss_scale=LossScale()))
     names = [v.op.name for v in tf.global_variables() if v.op.name.endswith('loss_scale')]
-    assert names == ['ds/loss_scale', 'gs/loss_scale']
+    assert names == ['towers/loss_scale', 'build_2/towers/loss_scale']
 
 
 def test_under_a_scope_whose_reuse_is_on(graph):

@@ -102,10 +102,11 @@ def test_each_train_op_of_several_losses_clips_every_replica():
             return {'loss': {'critic': output['loss'], 'other': other},
                     'updates': output['updates']}
         return model
-    built = build('returned', optimizer=lambda: {'critic': sgd(), 'other': sgd()},
-                  model=two_losses, var_list={
-                      'critic': lambda all_of: [v for v in all_of if v.op.name == 'w'],
-                      'other': lambda all_of: [v for v in all_of if v.op.name != 'w']})
+    built = build('returned', model=two_losses, optimizer=lambda: {
+        'critic': towers.Objective(sgd(), lambda all_of: [
+            v for v in all_of if v.op.name == 'w']),
+        'other': towers.Objective(sgd(), lambda all_of: [
+            v for v in all_of if v.op.name != 'w'])})
     with tf.Session(config=towers.session_config(built.devices)) as session:
         for train_op in (built.train_ops['critic'], built.train_op):
             session.run(tf.global_variables_initializer())

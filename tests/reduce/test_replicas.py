@@ -26,8 +26,9 @@ OPTIMIZERS = {
 
 def build(model_fn=two_layers, data=VECTORS, optimizer=momentum, devices=2, **options):
     options.setdefault('variables', towers.VariablePlacement('replicated'))
-    return towers.build_towers(model_fn, tuple(data), optimizer and optimizer(), devices,
-                               **options)
+    return towers.build_towers(
+        model_fn, tuple(data), optimizer and samples.objective(optimizer(), options), devices,
+        **options)
 
 
 def names(variables):
@@ -93,7 +94,7 @@ def assert_each_reads_its_own_replica(built):
 
 
 def test_updates_and_sums_are_on_their_towers():
-    built = build(devices=['/gpu:1', '/gpu:0'], check_devices=False)
+    built = build(devices=towers.resolve_devices(['/gpu:1', '/gpu:0'], check=False))
     writes = [op for op in step_operations([built.train_op]) if 'ApplyMomentum' in op.type]
     assert sorted((op.inputs[0].op.name, op.device) for op in writes) == [
         ('body', '/device:GPU:1'), ('body_replica_1/body', '/device:GPU:0'),
@@ -110,13 +111,13 @@ def test_updates_and_sums_are_on_their_towers():
 
 
 def test_micro_batches_read_the_replica_of_their_tower():
-    built = build(devices=2, accumulate=3)
+    built = build(devices=2, memory=towers.Memory(accumulate=3))
     assert [tower.index for tower in built.towers] == [0, 0, 0, 1, 1, 1]
     assert_each_reads_its_own_replica(built)
 
 
 def test_each_replica_is_updated_by_the_sum_on_its_own_gpu():
-    built = build(devices=['/gpu:0', '/gpu:1'], check_devices=False,
+    built = build(devices=towers.resolve_devices(['/gpu:0', '/gpu:1'], check=False),
                   variables=towers.VariablePlacement('replicated', 'nccl'))
     reductions = [op for op in step_operations([built.train_op]) if op.type == 'NcclAllReduce']
     assert sorted(op.device for op in reductions) == ['/device:GPU:0', '/device:GPU:1']
@@ -137,8 +138,11 @@ def test_statistics_and_counters_live_once_on_the_main_device():
 
     def model_fn(x, y):
         return {'loss': batch_norm_model(x, y), 'metrics': {'mean': tf.metrics.mean(y)}}
-    built = build(model_fn, samples.vectors(8, 'float32'), devices=['/gpu:0', '/gpu:1'],
-                  check_devices=False, global_step=step, update_ops='all')
+    built = build(model_fn,
+                  samples.vectors(8, 'float32'),
+                  devices=towers.resolve_devices(['/gpu:0', '/gpu:1'], check=False),
+                  global_step=step,
+                  update_ops='all')
     once = [v for v in built.variables if not v.trainable]
     assert sorted(name.split('/')[1] for name in names(once)) == [
         'count', 'moving_mean', 'moving_variance', 'total']
@@ -150,7 +154,8 @@ def test_statistics_and_counters_live_once_on_the_main_device():
 
 
 def test_regularization_is_computed_where_the_weights_are():
-    built = build(samples.slim_layers, devices=['/gpu:1', '/gpu:0'], check_devices=False,
+    built = build(samples.slim_layers,
+                  devices=towers.resolve_devices(['/gpu:1', '/gpu:0'], check=False),
                   regularization='add')
     assert built.regularization_loss.device == '/device:GPU:1'
 
@@ -181,7 +186,7 @@ def test_constraints_hold_for_replicas(kind_of_variables):
 
 
 def test_one_tower_has_no_replicas():
-    built = build(devices=['/gpu:1'], check_devices=False)
+    built = build(devices=towers.resolve_devices(['/gpu:1'], check=False))
     assert built.replicas is None and not tf.local_variables()
     assert {v.device for v in built.variables + built.slots} == {'/device:GPU:1'}
     assert '  variables on     /gpu:1' in str(built.plan).split('\n')
@@ -483,10 +488,14 @@ def test_evaluation_reads_the_models_own_variables():
 def test_two_builds_share_their_replicas(kind_of_variables):
     """As the two steps of a GAN: each trains a part, both read all."""
     def pair(**options):
-        first = towers.build_towers(two_layers, VECTORS, sgd(), 2, var_list=lambda v: v[:1],
-                                    **options)
-        second = towers.build_towers(two_layers, VECTORS, sgd(), 2, var_list=lambda v: v[1:],
-                                     reuse=first, name='second', **options)
+        first = towers.build_towers(two_layers, VECTORS,
+                                    towers.Objective(sgd(), var_list=lambda v: v[:1]), 2, **options)
+        second = towers.build_towers(two_layers,
+                                     VECTORS,
+                                     towers.Objective(sgd(), var_list=lambda v: v[1:]),
+                                     2,
+                                     reuse=first,
+                                     **options)
         return first, second
     results = []
     for options in ({}, dict(variables=towers.VariablePlacement('replicated'))):
@@ -515,18 +524,18 @@ def test_builds_that_would_let_replicas_go_stale_are_refused():
     first = build(variables=towers.VariablePlacement(None))
     with pytest.raises(towers.InvalidArgumentError, match="reuse= is a build that trains the same "
                        'variables without replicas'):
-        build(reuse=first, name='second')
+        build(reuse=first)
     with tf.Graph().as_default():
         first = build()
         with pytest.raises(towers.InvalidArgumentError,
                            match='variable body has replicas on several '
                            'towers, of an earlier build'):
-            build(reuse=first, name='second', variables=towers.VariablePlacement(None))
+            build(reuse=first, variables=towers.VariablePlacement(None))
     with tf.Graph().as_default():
         first = build()
         with pytest.raises(towers.DeviceError, match='variable body has replicas on /device:CPU:1 '
                            'already.*to have some on /device:CPU:2'):
-            build(reuse=first, name='third', devices=['/cpu:0', '/cpu:2'])
+            build(reuse=first, devices=['/cpu:0', '/cpu:2'])
 
 
 def test_a_name_that_is_taken():
@@ -547,7 +556,8 @@ def test_the_plan():
         plan = build(linear).plan
         assert variables_line(plan) == 'every tower (2 replicas), all-reduce by copy'
         assert (plan.num_variables, plan.num_trainable, plan.parameters) == (1, 1, 18)
-    plan = build(linear, devices=['/gpu:0', '/gpu:1'], check_devices=False, optimizer=None).plan
+    plan = build(linear, devices=towers.resolve_devices(['/gpu:0', '/gpu:1'], check=False),
+                 optimizer=None).plan
     assert variables_line(plan) == '/gpu:0'
 
 
@@ -588,7 +598,7 @@ def test_the_audit_finds_a_replica_that_is_not_on_its_tower():
     (dict(variables=towers.VariablePlacement('replicated', 'nccl')), towers.DeviceError,
      "all_reduce='nccl' reduces over GPUs"),
     (dict(variables=towers.VariablePlacement('replicated', 'collective'),
-          devices=['/cpu:0', '/cpu:0'], allow_repeated_devices=True),
+          devices=towers.resolve_devices(['/cpu:0', '/cpu:0'], allow_repeated=True)),
      towers.DeviceError, 'needs a device of its own for each tower')])
 def test_bad_arguments_come_before_any_operation(graph, options, error, text):
     with pytest.raises(error, match=text):
@@ -597,7 +607,7 @@ def test_bad_arguments_come_before_any_operation(graph, options, error, text):
 
 
 def test_two_towers_on_one_device_may_have_a_replica_each():
-    built = build(devices=['/cpu:0', '/cpu:0'], allow_repeated_devices=True)
+    built = build(devices=towers.resolve_devices(['/cpu:0', '/cpu:0'], allow_repeated=True))
     assert [replica.device for replica in replicas_of(built, built.variables[0])] == [
         '/device:CPU:0'] * 2
 
@@ -642,7 +652,7 @@ def test_functions_with_a_gradient_of_their_own_read_the_replica():
         return tf.reduce_mean(scaled(x))
     built = samples.check_against_one_device(
         model_fn, [np.float64([1., 2., 3., 6.])], lambda: sgd(0.03125), reduction='mean',
-        accumulate=2, variables=towers.VariablePlacement('replicated')).built
+        memory=towers.Memory(accumulate=2), variables=towers.VariablePlacement('replicated')).built
     assert len(built.replicas.variables) == 1
     with tf.Session(graph=built.loss.graph, config=towers.session_config(2)) as session:
         session.run([v.initializer for v in built.variables])

@@ -99,7 +99,8 @@ def by_place(ids, table, kind):
     return tf.reduce_sum(tf.cast(ids, tf.float64)[:, :, None] * found, 1)
 
 
-FOUR_TOWERS, ACCUMULATED = {'num_towers': 4}, {'num_towers': 2, 'accumulate': 2}
+FOUR_TOWERS, ACCUMULATED = {'num_towers': 4}, {'num_towers': 2,
+                                               'memory': towers.Memory(accumulate=2)}
 
 
 @pytest.mark.parametrize('kind, parts, options', [
@@ -119,8 +120,8 @@ def test_a_norm_of_sparse_gradients_is_that_of_one_device(kind, parts, options):
         clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 0.1)
         return [(gradient, variable) for gradient, (_, variable) in zip(clipped, pairs)]
     report = towers.check_towers(
-        model_fn, (IDS, TARGETS), lambda: tf.train.GradientDescentOptimizer(0.1), steps=2,
-        transform_gradients=clip, **options)
+        model_fn, (IDS, TARGETS), lambda: towers.Objective(
+            tf.train.GradientDescentOptimizer(0.1), transform_gradients=clip), steps=2, **options)
     assert report.equal, report
 
 

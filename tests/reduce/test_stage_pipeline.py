@@ -69,13 +69,16 @@ def trained(model_fn, devices, resource, **options):
             return dict(zip([v.op.name for v in variables], session.run(variables)))
 
 
-@pytest.mark.parametrize('model_fn, runs, version, resource', [
-    (branch, [(ONE, dict(micro_batches=3))], 'v1', True),
-    (loop(0), [(1, dict(accumulate=3))], 'v1', True)] + [
-        pytest.param(*case, marks=slow) for case in [
-            (branch, [(TWO, dict(micro_batches=3, schedule='all_forward'))], 'v2', True),
-            (loop(0), [(ONE, dict(micro_batches=2))], 'v2', True)]],
-                         ids=['branch', 'loop', 'branch on two', 'loop in the first stage'])
+@pytest.mark.parametrize(
+    'model_fn, runs, version, resource',
+    [(branch, [(ONE, dict(pipeline=towers.Pipeline(micro_batches=3)))], 'v1', True),
+     (loop(0), [(1, dict(memory=towers.Memory(accumulate=3)))], 'v1', True)] + [
+         pytest.param(*case, marks=slow) for case in [(
+             branch,
+             [(TWO, dict(pipeline=towers.Pipeline(micro_batches=3, schedule='all_forward')))], 'v2',
+             True), (loop(0), [(ONE, dict(pipeline=towers.Pipeline(micro_batches=2)))], 'v2', True)]
+     ],
+    ids=['branch', 'loop', 'branch on two', 'loop in the first stage'])
 @pytest.mark.slow
 def test_loops_and_branches(model_fn, runs, version, resource):
     if resource and version == 'v2' and model_fn is not branch and tf.version.VERSION < '2':
@@ -94,10 +97,15 @@ def test_loops_and_branches(model_fn, runs, version, resource):
         (tf.enable_control_flow_v2 if was else tf.disable_control_flow_v2)()
 
 
-@pytest.mark.parametrize('devices, options', [
-    (ONE, dict(stages='auto', micro_batches=2)),
-    pytest.param(2, dict(accumulate=3), marks=slow), pytest.param(1, {}, marks=slow),
-    pytest.param(TWO, dict(stages='auto', micro_batches=3, schedule='all_forward'), marks=slow)])
+@pytest.mark.parametrize(
+    'devices, options',
+    [(ONE, dict(pipeline=towers.Pipeline(stages='auto', micro_batches=2))),
+     pytest.param(2, dict(memory=towers.Memory(accumulate=3)), marks=slow),
+     pytest.param(1, {}, marks=slow),
+     pytest.param(
+         TWO,
+         dict(pipeline=towers.Pipeline(stages='auto', micro_batches=3, schedule='all_forward')),
+         marks=slow)])
 def test_a_counter_counts_when_it_is_asked_to(devices, options):
     def model(x, y):
         x = dense(dense(x, 'first', 6), 'second', 2)
@@ -122,7 +130,8 @@ def test_a_stage_adds_up_gradients_before_its_next_pass():
         with towers.stage(1):
             return loss_of(x, y)
     built = towers.build_towers(model, (tf.constant(X), tf.constant(Y)),
-                                tf.train.GradientDescentOptimizer(.1), ONE, micro_batches=3)
+                                tf.train.GradientDescentOptimizer(.1), ONE,
+                                pipeline=towers.Pipeline(micro_batches=3))
     operations = tf.get_default_graph().get_operations()
     sums = [op for op in operations if 'accumulate_gradients' in op.name and op.type == 'AddN'
             and op.device == '/device:CPU:1']
@@ -140,7 +149,8 @@ def test_constants_of_the_sums_wait_for_nothing():
         with towers.stage(1):
             return tf.reduce_mean(tf.square(dense(x, 'out', 2)))
     towers.build_towers(model, (tf.constant(X), tf.constant(np.arange(12) % 3)),
-                        tf.train.GradientDescentOptimizer(.1), ONE, micro_batches=3)
+                        tf.train.GradientDescentOptimizer(.1), ONE,
+                        pipeline=towers.Pipeline(micro_batches=3))
     constants = [op for op in tf.get_default_graph().get_operations()
                  if 'accumulate_gradients' in op.name and op.type == 'Const']
     assert constants and not any(op.control_inputs for op in constants)

@@ -78,9 +78,9 @@ def test_an_evaluation_takes_them_instead_of_weights():
     built, averages, train_op = build()
     before = {v.op.name for v in tf.global_variables()}
     dataset = tf.data.Dataset.from_tensor_slices(DATA).batch(3)
-    plain = Evaluation(model_fn, dataset, trained=built, name='plain')
+    plain = Evaluation(model_fn, dataset, trained=built)
     with averages.instead_of_weights():
-        averaged = Evaluation(model_fn, dataset, trained=built, name='averaged')
+        averaged = Evaluation(model_fn, dataset, trained=built)
     assert {v.op.name for v in tf.global_variables()} == before
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run(tf.global_variables_initializer())

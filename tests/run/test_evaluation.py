@@ -61,7 +61,7 @@ def test_it_evaluates_the_variables_of_the_training():
     variables = len(tf.global_variables())
     evaluation = Evaluation(model_fn, data(7, 3), trained=built)
     assert evaluation.built.devices == built.devices
-    assert Evaluation(model_fn, data(7, 3), '/cpu:0', built, name='other').built.devices == (
+    assert Evaluation(model_fn, data(7, 3), '/cpu:0', built).built.devices == (
         '/device:CPU:0',)
     assert len(tf.global_variables()) == variables
     assert evaluation.built.train_op is None
@@ -229,8 +229,7 @@ def test_the_variable_scope_of_the_training_is_found_again(where, direct):
         return towers.ModelOutput(tf.reduce_mean(w * x))
     with tf.variable_scope('outer', reuse=tf.AUTO_REUSE):
         trained = towers.build_towers(
-            model, np.ones([4], np.float32), tf.train.GradientDescentOptimizer(1.), 2,
-            variable_scope='inner' if where == 'both' else None)
+            model, np.ones([4], np.float32), tf.train.GradientDescentOptimizer(1.), 2)
     variables = tf.global_variables()
     dataset = tf.data.Dataset.from_tensor_slices(np.float32([1., 2.])).batch(2)
     with tf.variable_scope('other' if where == 'deeper' else tf.get_variable_scope()):
@@ -267,7 +266,7 @@ def test_what_cannot_be_evaluated():
             (InvalidArgumentError, "precision='x': expected one of 'float32', 'bf16', 'fp16'",
              model_fn, data(4, 2), dict(precision='x'))]):
         with pytest.raises(error, match=text):
-            Evaluation(model, dataset, 2, name='eval_%d' % number, **options)
+            Evaluation(model, dataset, 2, **options)
 
 
 def test_an_evaluation_without_trained_after_a_build():

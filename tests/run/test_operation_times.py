@@ -21,7 +21,7 @@ def model(x):
 
 def build(devices=1, stages=None):
     return towers.build_towers(model, tf.constant(X), tf.train.MomentumOptimizer(.1, .9), devices,
-                               'mean', stages=stages)
+                               'mean', pipeline=towers.Pipeline(stages=stages))
 
 
 def trace(devices):

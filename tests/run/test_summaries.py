@@ -173,8 +173,7 @@ def test_summaries_from_outside_are_written_when_they_are_given(tmp_path):
     def evaluated(x):
         tf.summary.scalar('of_evaluation', tf.reduce_mean(x))
         return tf.reduce_mean(x) * tf.get_variable('a', [])
-    towers.build_towers(evaluated, (tf.placeholder(tf.float32, [4]),), None, 2, reuse=job.built,
-                        name='eval_tower')
+    towers.build_towers(evaluated, (tf.placeholder(tf.float32, [4]),), None, 2, reuse=job.built)
     outside = tf.summary.scalar('outside', 3.)
     assert len(tf.get_collection(tf.GraphKeys.SUMMARIES)) == 6
     job.summaries = default_summaries(job.built, custom=[outside], norms=False)
@@ -254,7 +253,7 @@ def test_evaluations(tmp_path):
 
 def test_what_summaries_cannot_be_made_of(tmp_path):
     job = Job()
-    without_optimizer = towers.build_towers(tf.reduce_mean, tf.ones([2]), None, 2, name='eval')
+    without_optimizer = towers.build_towers(tf.reduce_mean, tf.ones([2]), None, 2)
     path = tmp_path / 'a file'
     path.write_text('')
     for make, text in [

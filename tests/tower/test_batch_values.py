@@ -17,7 +17,8 @@ IMAGES = np.random.RandomState(2).randn(9, 4, 4, 3) * 2 + 3
 DATA = dict(vectors=(X, Y), images=(IMAGES, Y),
             floats=(IMAGES.astype(np.float32), Y.astype(np.float32)))
 WAYS = [{}, dict(reduction='sum'), dict(copies='reuse'),
-        dict(variables=towers.VariablePlacement('replicated')), dict(recompute='auto')]
+        dict(variables=towers.VariablePlacement('replicated')),
+        dict(memory=towers.Memory(recompute='auto'))]
 
 
 def variable(name, shape, seed):
@@ -158,6 +159,14 @@ def test_a_tower_without_an_example_adds_nothing(num_towers):
     np.testing.assert_allclose(gradient, 2. * left.dot(X[:3]) / 3, 1e-12)
 
 
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_rows_of_a_batch_with_fewer_examples_than_towers_are_refused(copies):
+    with pytest.raises(towers.ModelFunctionError, match='fewer examples than there are towers'):
+        towers.build_towers(lambda x: tf.reduce_mean(towers.batch_concat(x * variable('w', [], 1))),
+                            tf.constant(X[:1]), tf.train.GradientDescentOptimizer(.1), 2,
+                            remainder='weight', copies=copies)
+
+
 def test_static_shapes_are_those_of_the_batch():
     shapes = []
 
@@ -180,12 +189,16 @@ def in_a_loop(x):
 
 
 @pytest.mark.parametrize('value, options, text', [
-    (lambda x: towers.batch_sum(x[0]), dict(accumulate=4), r'batch_sum\(.*4 micro-batches'),
+    (lambda x: towers.batch_sum(x[0]), dict(memory=towers.Memory(accumulate=4)),
+     r'batch_sum\(.*4 micro-batches'),
     (in_a_loop, {}, 'batch_sum.* is in a loop, or in a function or branch'),
     (lambda x: towers.batch_mean(tf.cast(x[0], tf.int32)), {}, 'expected a dense tensor of floats'),
     (lambda x: towers.batch_concat(tf.reduce_sum(x)), {}, r'shape \(\).*\[rows'),
     (lambda x: towers.batch_sum(None), {}, r'batch_sum\(None\): expected a dense tensor'),
-    (lambda x: towers.batch_sum(tf.equal(x, 0.)), {}, 'bool.*floats or integers')])
+    (lambda x: towers.batch_sum(tf.equal(x, 0.)), {}, 'bool.*floats or integers'),
+    (lambda x: tf.gradients(towers.batch_sum(x), x)[0], {}, r'a gradient .*through batch_sum\('),
+    (lambda x: tf.gradients(by_moments(tf.reshape(x, [-1, 5, 1, 1]), 'norm'), x)[0],
+     dict(batch_norm='sync'), 'a gradient through batch norm moments/')])
 def test_what_cannot_be_exchanged_is_refused(value, options, text):
     def model_fn(x):
         return tf.reduce_mean(tf.cast(value(x), tf.float64)) * variable('w', [], 1)
@@ -196,14 +209,14 @@ def test_what_cannot_be_exchanged_is_refused(value, options, text):
 
 @pytest.mark.parametrize('num_towers, value, options', [
     (1, lambda x: towers.batch_sum(tf.reduce_sum(x)), {}),
-    (2, lambda x: towers.batch_sum(tf.reduce_sum(x)), {}),
-    (1, lambda x: tf.reduce_sum(by_moments(tf.reshape(x, [-1, 5, 1, 1]), 'norm')),
-     dict(batch_norm='sync'))])
+    (2, lambda x: towers.batch_sum(tf.reduce_sum(x)), {}), (1, tf.reduce_sum,
+                                                            dict(batch_norm='sync'))])
 def test_several_machines_are_refused(value, options, num_towers):
     """With one tower on each, too: its shard is not the batch."""
     def model_fn(x):
         return tf.cast(value(x), tf.float64) * variable('w', [], 1)
-    with pytest.raises(towers.ModelFunctionError, match='the batch is on several machines'):
+    with pytest.raises(towers.TowersError,
+                       match='(batch_sum|sync).*the batch is on several machines'):
         towers.build_towers(model_fn, tf.constant(X[:8]), tf.train.GradientDescentOptimizer(.1),
                             num_towers, cluster=towers.Cluster('ring', ['a:1', 'b:1'], rank=0),
                             **options)
@@ -221,7 +234,7 @@ def mended_slim():
 @pytest.mark.parametrize('model_fn, options', [
     (slims(fused=False, updates_collections=None), {}),
     (slims(lambda: tf.placeholder_with_default(True, []), fused=False), {}),
-    (BY_MOMENTS, dict(recompute='auto'))] + [
+    (BY_MOMENTS, dict(memory=towers.Memory(recompute='auto')))] + [
         pytest.param(BY_MOMENTS, each, marks=slow) for each in WAYS[:-1]])
 def test_batch_norm_in_sync_is_that_of_one_device(model_fn, options, mended_slim):
     built = assert_one_device(model_fn, 'images', batch_norm='sync', **options)

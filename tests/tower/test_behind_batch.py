@@ -55,7 +55,7 @@ REPLICATED = dict(variables=towers.VariablePlacement('replicated'))
     (8, 2, 2., {}),                                   # the sum, as the recipe has it
     pytest.param(7, 3, 1., dict(reduction='mean', remainder='weight'), marks=slow),
     (2, 3, 1., dict(reduction='mean', remainder='weight')),  # the last shard is padding
-    pytest.param(8, 2, 1., dict(reduction='mean', accumulate=2), marks=slow),
+    pytest.param(8, 2, 1., dict(reduction='mean', memory=towers.Memory(accumulate=2)), marks=slow),
     pytest.param(8, 2, 1., dict(reduction='mean', copies='reuse'), marks=slow),
     pytest.param(8, 2, 1., dict(reduction='mean', numerics=towers.Numerics(
         loss_scale=towers.LossScale(initial=8))), marks=slow),
@@ -74,8 +74,11 @@ def test_what_drop_leaves_out_gets_no_gradient():
 
 
 def test_only_what_is_trained_gets_a_gradient():
-    built = towers.build_towers(model, batch_of(4), momentum(), 2, var_list=lambda every: [
-        each for each in every if each.op.name != 'table'])
+    built = towers.build_towers(
+        model, batch_of(4),
+        towers.Objective(
+            momentum(), var_list=lambda every: [each for each in every if each.op.name != 'table']),
+        2)
     assert names(variable for _, variable in built.gradients) == ['kernel', 'scale']
     with tf.Graph().as_default():
         built = towers.build_towers(model, batch_of(4), None, 2)

@@ -55,8 +55,9 @@ def trained(model_fn, transform=None, examples=6, num_towers=2, optimizer=None, 
     with tf.Graph().as_default():
         built = towers.build_towers(
             model_fn, tf.constant(np.arange(1., examples + 1)),
-            optimizer or tf.train.GradientDescentOptimizer(tf.constant(.1, tf.float64)), num_towers,
-            'mean', remainder='weight', transform_gradients=transform, **options)
+            optimizer if isinstance(optimizer, dict) else towers.Objective(
+                optimizer or tf.train.GradientDescentOptimizer(tf.constant(.1, tf.float64)),
+                transform_gradients=transform), num_towers, 'mean', remainder='weight', **options)
         with tf.Session(config=towers.session_config(num_towers)) as session:
             session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
             found = []
@@ -70,7 +71,8 @@ def trained(model_fn, transform=None, examples=6, num_towers=2, optimizer=None, 
 # `first` is the mean of the first tower's (or micro-batch's) examples; that of all is 3.5.
 @pytest.mark.parametrize('model_fn, transform, options, first', [
     (counting, waits, {}, 2.), (in_a_branch, takes, {}, 2.), (counting, None, {}, 2.),
-    pytest.param(counting, takes, dict(num_towers=1, accumulate=2), 2., marks=slow),
+    pytest.param(counting, takes, dict(num_towers=1, memory=towers.Memory(accumulate=2)), 2.,
+                 marks=slow),
     pytest.param(in_a_branch, waits, dict(num_towers=1), 3.5, marks=slow)])
 def test_an_update_of_the_first_tower_may_be_taken(model_fn, transform, options, first):
     w, size = 1., 0.
@@ -91,7 +93,8 @@ def by_loss(pairs):
 
 
 @pytest.mark.parametrize('options, mean', [
-    (dict(examples=7, num_towers=3), 4.), (dict(examples=8, copies='reuse', accumulate=2), 4.5)])
+    (dict(examples=7, num_towers=3), 4.), (dict(examples=8, copies='reuse',
+                                                memory=towers.Memory(accumulate=2)), 4.5)])
 def test_a_loss_is_that_of_the_batch(options, mean):
     def model_fn(x):
         HELD['loss'] = weight() * tf.reduce_mean(x)
@@ -121,9 +124,10 @@ def test_one_of_several_losses():
         return dict(loss=dict(a=weight() * mean, b=HELD['loss']))
     square = (2. ** 2 * 3 + 4.5 ** 2 * 2) / 5  # mean of the shards' squared means: 2 of 3, 4.5 of 2
     rate = tf.train.GradientDescentOptimizer
-    found = trained(model_fn, by_loss, 5, optimizer=dict(a=rate(.1), b=rate(.1)), var_list={
-        loss: lambda every, name=name: [each for each in every if each.op.name == name]
-        for loss, name in (('a', 'w'), ('b', 'v'))})[0]
+    found = trained(model_fn, by_loss, 5, optimizer={
+        loss: towers.Objective(
+            rate(.1), lambda every, name=name: [each for each in every if each.op.name == name],
+            by_loss) for loss, name in (('a', 'w'), ('b', 'v'))})[0]
     np.testing.assert_allclose([found['w'], found['v']], [
         1 - .1 * 3 * 2 * square, 2 - .1 * square * 2 * square], rtol=1e-7)
 
@@ -186,7 +190,7 @@ REFUSED = (r'^transform_gradients, or the optimizer, takes \S+ of the model func
     (the_largest, by_held, {}), (the_largest, checked, {}), (drawn, by_held, {}),
     (after_a_write, by_held, {}), (of_own_state, by_held, {}),
     (the_largest, by_held, dict(copies='reuse')),
-    (the_largest, by_held, dict(accumulate=2, num_towers=1))])
+    (the_largest, by_held, dict(memory=towers.Memory(accumulate=2), num_towers=1))])
 def test_what_is_of_one_tower_is_refused(make, transform, options):
     with pytest.raises(GradientError, match=REFUSED):
         trained(keeping(make), transform, **options)
@@ -220,8 +224,10 @@ def built_in_a_ring(transform):
     ring = towers.Cluster('ring', ['a:1', 'b:1'])
     HELD['batch'] = tf.data.make_one_shot_iterator(
         tf.data.Dataset.from_tensors(np.ones(4)).repeat()).get_next()
-    return towers.build_towers(model_fn, HELD['batch'], tf.train.GradientDescentOptimizer(.1), 1,
-                               'mean', transform_gradients=transform, cluster=ring)
+    return towers.build_towers(model_fn, HELD['batch'],
+                               towers.Objective(tf.train.GradientDescentOptimizer(.1),
+                                                transform_gradients=transform), 1,
+                               'mean', cluster=ring)
 
 
 def test_in_a_ring_a_workers_own_loss_and_batch_are_refused_and_may_be_shown():

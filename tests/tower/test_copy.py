@@ -295,7 +295,9 @@ def test_what_the_model_puts_on_a_device_in_a_branch_stays_there(graph):
 
 
 def test_towers_need_not_be_on_devices_of_one_type():
-    built = build(linear, samples.vectors(6), ['/gpu:1', '/cpu:0', '/gpu:0'], check_devices=False,
+    built = build(linear,
+                  samples.vectors(6),
+                  towers.resolve_devices(['/gpu:1', '/cpu:0', '/gpu:0'], check=False),
                   variables=towers.VariablePlacement('/cpu:0'))
     for tower in built.towers:
         devices = {op.device for op in samples.step_operations(

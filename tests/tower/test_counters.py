@@ -162,7 +162,7 @@ def test_a_tower_waits_for_what_a_branch_of_the_one_before_writes(version_2):
 # ---- in training ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('devices, options', [
-    (2, {'accumulate': 2}), pytest.param(1, {}, marks=slow)])
+    (2, {'memory': towers.Memory(accumulate=2)}), pytest.param(1, {}, marks=slow)])
 def test_metrics_that_ride_on_the_step_count_the_whole_batch(devices, options):
     def model_fn(numbers):
         weight = tf.get_variable('weight', [1, 1], tf.float64, tf.ones_initializer())
@@ -175,7 +175,7 @@ def test_metrics_that_ride_on_the_step_count_the_whole_batch(devices, options):
         return tf.reduce_mean(outputs)
     built = towers.build_towers(model_fn, tf.constant(NUMBERS), tf.train.GradientDescentOptimizer(
         0.), devices, 'mean', **options)
-    count = devices * options.get('accumulate', 1)
+    count = devices * (2 if options else 1)
     assert built.plan.batch_norm == '2 update ops of tower 0 ride on the train op' + (
         ', %d of the other towers that count metrics' % (2 * (count - 1)) if count > 1 else '')
     with tf.Session(config=towers.session_config(built.devices)) as session:

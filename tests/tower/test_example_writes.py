@@ -71,10 +71,12 @@ def assert_one_device(model_fn, rows, num_towers, **options):
     return built
 
 
-@pytest.mark.parametrize('write, rows, inline, num_towers, options', [
-    (pulls, LABELS, True, 2, {}), (counts, LABELS, False, 5, {}),
-    (counts, LABELS, False, 2, dict(accumulate=2)), (memorizes, OWN_ROWS, True, 4, {}),
-    (memorizes, OWN_ROWS, True, 2, dict(variables=towers.VariablePlacement('replicated')))])
+@pytest.mark.parametrize(
+    'write, rows, inline, num_towers, options',
+    [(pulls, LABELS, True, 2, {}), (counts, LABELS, False, 5, {}),
+     (counts, LABELS, False, 2, dict(memory=towers.Memory(accumulate=2))),
+     (memorizes, OWN_ROWS, True, 4, {}),
+     (memorizes, OWN_ROWS, True, 2, dict(variables=towers.VariablePlacement('replicated')))])
 def test_rows_and_counts_of_examples_are_those_of_one_device(write, rows, inline, num_towers,
                                                              options):
     built = assert_one_device(model(write, inline), rows, num_towers, **options)

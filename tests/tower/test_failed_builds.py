@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 import sample_models as samples
 import towers
-from sample_models import SAMPLES, keras, linear, momentum
+from sample_models import SAMPLES, linear, momentum
 
 
 def entries(graph):
@@ -30,8 +30,10 @@ def fail(model_fn, data, where, **options):
     def transform(pairs):
         raise KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt):
-        towers.build_towers(broken, data, momentum(), 2,
-                            transform_gradients=None if where else transform, **options)
+        towers.build_towers(
+            broken, data,
+            towers.Objective(momentum(), transform_gradients=None if where else transform), 2,
+            **options)
 
 
 @pytest.mark.parametrize('where, options', [(1, {}), (2, dict(copies='reuse')), (None, {})])
@@ -43,28 +45,13 @@ def test_the_collections_are_as_before(graph, where, options):
     assert tf.get_variable_scope().custom_getter is None
 
 
-def test_get_variable_and_layers_have_forgotten_what_failed(graph):
-    def model_fn(x, y):
-        net = keras.layers.Dense(4, dtype='float64')(x)
-        return linear(x, keras.layers.Dense(3, dtype='float64')(net))
-
-    def number_of_the_next():
-        return int(keras.layers.Dense(1).name.partition('_')[2] or 0)
-    before = number_of_the_next()
-    fail(model_fn, samples.vectors(8), 1)
-    assert number_of_the_next() == before + 1
-    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-        with pytest.raises(ValueError, match='kernel'):
-            tf.get_variable('kernel', [6, 3], tf.float64)
-
-
 @pytest.mark.parametrize('where', [1, None])
 def test_no_build_follows_in_the_graph(graph, where):
     data = samples.vectors(8)
     fail(linear, data, where)
     dataset = tf.data.Dataset.from_tensors(data)
     before = len(graph.get_operations())
-    for build in (lambda: towers.build_towers(linear, data, momentum(), 2, name='other'),
+    for build in (lambda: towers.build_towers(linear, data, momentum(), 2),
                   lambda: towers.Evaluation(linear, dataset, devices=1)):
         with pytest.raises(towers.FailedBuildError, match=(
                 '^a build_towers in this graph has failed, and TensorFlow cannot remove what it '
@@ -75,7 +62,7 @@ def test_no_build_follows_in_the_graph(graph, where):
 
 @pytest.mark.parametrize('wrong', [
     dict(reduction='average'), dict(devices=['/cpu:0', '/cpu:0']), dict(optimizer=3),
-    dict(accumulate=3), dict(name='tower 0')], ids=str)
+    dict(memory=towers.Memory(accumulate=3))], ids=str)
 def test_an_argument_is_corrected_in_the_same_graph(wrong):
     arguments = dict(model_fn=linear, inputs=samples.vectors(8), optimizer=momentum(), devices=2)
     with pytest.raises(towers.TowersError):
@@ -96,10 +83,10 @@ def test_a_build_in_a_model_function_is_refused_but_in_a_graph_of_its_own():
         return tf.reduce_mean(x)
 
     def nested(x):
-        return towers.build_towers(mean, x, None, 2, name='inner').loss
+        return towers.build_towers(mean, x, None, 2).loss
     assert towers.build_towers(apart, tf.ones([4]), None, 2).loss is not None
     with pytest.raises(towers.ModelFunctionError, match='^build_towers is called within the model'):
-        towers.build_towers(nested, tf.ones([4]), None, 2, name='second')
+        towers.build_towers(nested, tf.ones([4]), None, 2)
 
 
 def test_builds_in_threads_do_not_see_each_other():

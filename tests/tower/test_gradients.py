@@ -7,6 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from sample_models import objective
 
 X = np.arange(8.).reshape(4, 2)
 RATE = 0.125  # which is exact in float32 as well
@@ -20,7 +21,8 @@ def regularized(x):
 
 
 def after_a_step(optimizer, num_towers, model_fn=regularized, **options):
-    built = towers.build_towers(model_fn, tf.constant(X), optimizer, num_towers, 'mean', **options)
+    built = towers.build_towers(model_fn, tf.constant(X), objective(optimizer, options), num_towers,
+                                'mean', **options)
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run(tf.global_variables_initializer())
         session.run(built.train_op)
@@ -74,9 +76,10 @@ def test_check_towers_gates_the_one_device_as_well():
             asked.append(kwargs['gate_gradients'])
             return super(Asked, self).compute_gradients(*args, **kwargs)
     options = {'gate_gradients': tf.train.Optimizer.GATE_GRAPH}
-    report = towers.check_towers(regularized, X, lambda: Asked(RATE), gradient_options=options)
+    report = towers.check_towers(regularized, X, lambda: towers.Objective(
+        Asked(RATE), gradient_options=options))
     assert report.equal and len(asked) > 1  # of the one device, and of the towers
     assert set(asked) == {options['gate_gradients']}
     with pytest.raises(towers.InvalidArgumentError, match='gate_gradients'):
-        towers.check_towers(regularized, X, lambda: SGD(RATE),
-                            gradient_options={'gate_gradients': 9})
+        towers.check_towers(regularized, X, lambda: towers.Objective(
+            SGD(RATE), gradient_options={'gate_gradients': 9}))

@@ -106,7 +106,7 @@ def test_updates_of_an_earlier_build_are_that_ones():
     first = build_towers(model_that_counts, BATCH, SGD(1.), 2)
     counted('between')
     with tf.variable_scope('more'):
-        second = build_towers(model_that_counts, BATCH, SGD(1.), 2, name='second')
+        second = build_towers(model_that_counts, BATCH, SGD(1.), 2)
     with tf.Session(config=session_config(first.devices)) as session:
         session.run(tf.global_variables_initializer())
         assert counts_after(session, first.train_op) == {

@@ -224,7 +224,7 @@ def test_batch_norm_whose_mode_is_fed_is_as_with_its_updates_collection(v2, accu
         def model_fn(x):
             is_training = tf.placeholder_with_default(True, [], name='is_training')
             return batch_norm(collection, lambda: is_training)(x)
-        return train(model_fn, fed=['is_training:0'], accumulate=accumulate)
+        return train(model_fn, fed=['is_training:0'], memory=towers.Memory(accumulate=accumulate))
     with switched('control_flow_v2', v2), switched('resource_variables', True):
         assert_equal(trained(None), trained(tf.GraphKeys.UPDATE_OPS))
 

@@ -301,7 +301,7 @@ def test_further_calls_of_the_model_function_would_share_the_state():
 def test_an_evaluation_goes_on_with_the_same_state():
     model_fn = goes_on(by_get_variable)
     built = towers.build_towers(model_fn, tf.constant(BATCH), momentum(), 2)
-    towers.build_towers(model_fn, tf.constant(BATCH), None, 2, reuse=built, name='evaluate')
+    towers.build_towers(model_fn, tf.constant(BATCH), None, 2, reuse=built)
     assert [v.op.name for v in tf.local_variables()] == ['state', 'state_tower_1']
 
 

@@ -63,7 +63,7 @@ def test_a_second_build_that_reuses_the_weights_has_their_losses(options):
         return tf.reduce_mean(x * w)
     options = dict(options, regularization='add')
     built = towers.build_towers(model, X, sgd(), 2, 'mean', **options)
-    again = towers.build_towers(model, 2. * X, sgd(), 2, 'mean', reuse=built, name='again',
+    again = towers.build_towers(model, 2. * X, sgd(), 2, 'mean', reuse=built,
                                 **options)
     assert samples.run(again, [built.loss, again.loss, again.gradients[0][0]]) == [
         3. + 2.5, 6. + 2.5, 6. + 5.]

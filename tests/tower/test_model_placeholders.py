@@ -5,6 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from sample_models import objective
 from one_process import addresses, together, train
 
 X = np.array([1., 2., 3., 6.])  # mean 3
@@ -40,7 +41,8 @@ def training(x):
 def built_of(model_fn, **options):
     del HELD[:]
     return towers.build_towers(
-        model_fn, X, tf.train.GradientDescentOptimizer(tf.constant(.1, tf.float64)),
+        model_fn, X, objective(
+            tf.train.GradientDescentOptimizer(tf.constant(.1, tf.float64)), options),
         reduction='mean', **dict(dict(devices=2), **options))
 
 
@@ -53,7 +55,7 @@ def after_a_step(built, feed):
 
 
 @pytest.mark.parametrize('model_fn, options', [
-    (with_default, {}), (in_branches, dict(accumulate=2)),
+    (with_default, {}), (in_branches, dict(memory=towers.Memory(accumulate=2))),
     (training, {}), pytest.param(
         with_default, dict(variables=towers.VariablePlacement('replicated')),
         marks=pytest.mark.slow)])

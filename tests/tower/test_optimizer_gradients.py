@@ -45,12 +45,16 @@ def model_fn(x):
 
 @pytest.mark.parametrize('make, num_towers, options', [
     (by_variable, 2, dict(copies='reuse')), (by_get_variable, 2, dict(remainder='weight')),
-    (by_variable, 1, dict(accumulate=3))])
+    (by_variable, 1, dict(memory=towers.Memory(accumulate=3)))])
 def test_as_on_one_device(make, num_towers, options, tmp_path):
     inputs = BATCH[:2] if 'copies' in options else BATCH
-    built = towers.build_towers(
-        model_fn, tf.constant(inputs), Scaled(make), num_towers, 'mean',
-        global_step=tf.train.get_or_create_global_step(), check_devices=False, **options)
+    built = towers.build_towers(model_fn,
+                                tf.constant(inputs),
+                                Scaled(make),
+                                towers.resolve_devices(num_towers, check=False),
+                                'mean',
+                                global_step=tf.train.get_or_create_global_step(),
+                                **options)
     assert sorted(variable.op.name for variable in tf.global_variables()) == [
         'global_step', 'scaling/scale', 'scaling/seen', 'w']
     assert [variable.op.name for variable in tf.trainable_variables()] == ['w']
@@ -73,9 +77,10 @@ def test_with_several_losses_each_optimizer_has_its_own():
         return {'loss': {name: tf.reduce_mean(x) * tf.get_variable(
             name, [], tf.float64, tf.ones_initializer()) for name in ('a', 'b')}}
     built = towers.build_towers(
-        of_two, tf.constant(BATCH[:2]), dict(a=Scaled(by_variable), b=Scaled(by_variable, 1.)), 2,
-        'mean', var_list=dict(a=lambda every: every[:1], b=lambda every: every[1:]),
-        copies='reuse', check_devices=False)
+        of_two, tf.constant(BATCH[:2]),
+        dict(a=towers.Objective(Scaled(by_variable), lambda every: every[:1]),
+             b=towers.Objective(Scaled(by_variable, 1.), lambda every: every[1:])),
+        towers.resolve_devices(2, check=False), 'mean', copies='reuse')
     assert len(tf.global_variables('scaling')) == 4
     with tf.Session(config=tf.ConfigProto(device_count={'CPU': 2})) as session:
         session.run(tf.global_variables_initializer())
@@ -172,19 +177,21 @@ SQUARED = lambda x: tf.reduce_mean(x) * tf.square(
     tf.get_variable('w', [], tf.float64, tf.ones_initializer()))
 
 
-@pytest.mark.parametrize('make, model, count, num_towers, options', [
-    (Squares, SQUARED, 3, 2, {}), (Keeps, SQUARED, 3, 2, {}),
-    (ClipsValues, rows_and_numbers, 3, 2, {}),
-    (PartByPart, rows_and_numbers, 3, 2, dict(copies='reuse')),
-    (Scales, SQUARED, 4, 2, dict(accumulate=2)), (Squares, SQUARED, 4, 2, dict(accumulate=2)),
-    (Scales, SQUARED, 4, 2, dict(variables=towers.VariablePlacement('replicated')))])
+@pytest.mark.parametrize(
+    'make, model, count, num_towers, options',
+    [(Squares, SQUARED, 3, 2, {}), (Keeps, SQUARED, 3, 2, {}),
+     (ClipsValues, rows_and_numbers, 3, 2, {}),
+     (PartByPart, rows_and_numbers, 3, 2, dict(copies='reuse')),
+     (Scales, SQUARED, 4, 2, dict(memory=towers.Memory(accumulate=2))),
+     (Squares, SQUARED, 4, 2, dict(memory=towers.Memory(accumulate=2))),
+     (Scales, SQUARED, 4, 2, dict(variables=towers.VariablePlacement('replicated')))])
 def test_on_any_number_of_towers(make, model, count, num_towers, options):
     examples = np.arange(1., count + 1) / 4
     with tf.Graph().as_default():
         build = lambda: towers.build_towers(
-            model, tf.constant(examples), make(), num_towers, 'mean', remainder='weight',
-            check_devices=False, **options)
-        if make is Squares and 'accumulate' in options:
+            model, tf.constant(examples), make(), towers.resolve_devices(num_towers, check=False),
+            'mean', remainder='weight', **options)
+        if make is Squares and 'memory' in options:
             with pytest.raises(GradientError, match='depends on the value of the loss'):
                 build()
             return
@@ -194,8 +201,8 @@ def test_on_any_number_of_towers(make, model, count, num_towers, options):
 
 
 def test_sum_is_n_times_what_the_optimizer_makes_of_the_mean():
-    built = towers.build_towers(SQUARED, tf.constant([1., 3.], tf.float64), Clips(), 2, 'sum',
-                                check_devices=False)
+    built = towers.build_towers(SQUARED, tf.constant([1., 3.], tf.float64), Clips(),
+                                towers.resolve_devices(2, check=False), 'sum')
     with tf.Session(config=tf.ConfigProto(device_count={'CPU': 2})) as session:
         session.run(tf.global_variables_initializer())
         assert session.run(built.gradients[0][0]) == 2.  # of 4, clipped to 1, and 2 towers
@@ -212,7 +219,7 @@ def test_a_loss_scale_comes_before_the_backward_pass_of_half_precision():
         w = tf.get_variable('w', [], tf.float32, tf.ones_initializer())
         return tf.reduce_mean(tf.cast(tf.cast(w, tf.float16) * x, tf.float32)) * 2. ** -13
     built = towers.build_towers(half, tf.fill([4], tf.constant(2. ** -13, tf.float16)),
-                                InHalf(1.), 2, 'mean', check_devices=False)
+                                InHalf(1.), towers.resolve_devices(2, check=False), 'mean')
     with tf.Session(config=tf.ConfigProto(device_count={'CPU': 2})) as session:
         session.run(tf.global_variables_initializer())
         assert session.run(built.gradients[0][0]) == 2. ** -26
@@ -247,8 +254,8 @@ FACTORS = 'takes gradients of its loss with several factors, .*: take them with 
 def test_what_the_towers_cannot_do_is_refused(method, words):
     make = type('Strange', (Own,), {'compute_gradients': method})
     with pytest.raises(GradientError, match='compute_gradients of Strange .*' + words):
-        towers.build_towers(SQUARED, tf.constant([1., 3.], tf.float64), make(), 2, 'mean',
-                            check_devices=False)
+        towers.build_towers(SQUARED, tf.constant([1., 3.], tf.float64), make(),
+                            towers.resolve_devices(2, check=False), 'mean')
 
 
 @pytest.mark.parametrize('make, kind', [(Squares, 'ring'), (Keeps, 'ps')])
@@ -301,9 +308,9 @@ def test_a_variable_without_gradient_keeps_its_place():
     def transform(pairs):
         seen.extend((gradient is None, variable.op.name) for gradient, variable in pairs)
         return pairs
-    built = towers.build_towers(
-        with_an_unused_one, tf.constant([1., 3.], tf.float64), ByPlace(), 2, 'mean',
-        check_devices=False, transform_gradients=transform)
+    built = towers.build_towers(with_an_unused_one, tf.constant([1., 3.], tf.float64),
+                                towers.Objective(ByPlace(), transform_gradients=transform),
+                                towers.resolve_devices(2, check=False), 'mean')
     assert seen == [(False, 'a'), (True, 'b'), (False, 'c')]
     assert [variable.op.name for _, variable in built.gradients] == ['a', 'c']
     with tf.Session(config=tf.ConfigProto(device_count={'CPU': 2})) as session:

@@ -7,6 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from sample_models import objective
 from towers.errors import GradientError, InvalidArgumentError
 from towers.tower.optimizer_minimize import has_own_minimize
 
@@ -97,7 +98,7 @@ def trained(make_optimizer, steps=1, **options):
     step = tf.train.get_or_create_global_step()
     options = dict(dict(devices=2, remainder='weight', global_step=step), **options)
     built = towers.build_towers(model_fn, tf.constant([1., 2., 3., 4., 5.], tf.float64),
-                                make_optimizer(), reduction='mean', **options)
+                                objective(make_optimizer(), options), reduction='mean', **options)
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run(tf.global_variables_initializer())
         for _ in range(steps):
@@ -107,7 +108,7 @@ def trained(make_optimizer, steps=1, **options):
 
 @pytest.mark.parametrize('make_optimizer, w, v, options', [
     each + ({},) for each in BY_HAND] + [
-        BY_HAND[0] + (dict(accumulate=2, devices=1),)])
+        BY_HAND[0] + (dict(memory=towers.Memory(accumulate=2), devices=1),)])
 def test_it_is_called_once_for_the_whole_batch(make_optimizer, w, v, options, graph):
     np.testing.assert_allclose(trained(make_optimizer, **options), [w, v, 1], rtol=1e-12)
 

@@ -62,7 +62,7 @@ def check_gradients(model_fn, num_towers=2, slope=None, stateless=True, steps=3)
         step = tf.train.get_or_create_global_step()
         built = towers.build_towers(
             model_fn, tf.ones([num_towers, 1]), tf.train.GradientDescentOptimizer(0.), num_towers,
-            reduction='sum', global_step=step, stateless_random=stateless)
+            reduction='sum', global_step=step, numerics=towers.Numerics(stateless_random=stateless))
         left = []
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())
@@ -125,7 +125,8 @@ def test_noise_of_the_gradients_own_is_no_recomputation(graph):
         y = noisy(w + 0. * x[0, 0])
         return towers.ModelOutput(tf.reduce_sum(y), predictions=y[tf.newaxis])
     built = towers.build_towers(model_fn, tf.ones([1, 1]), tf.train.GradientDescentOptimizer(0.),
-                                1, global_step=step, stateless_random=True)
+                                1, global_step=step,
+                                numerics=towers.Numerics(stateless_random=True))
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         shown, gradient = session.run([built.predictions, built.gradients[0][0]])

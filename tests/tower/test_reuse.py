@@ -24,14 +24,15 @@ def built_of(model_fn, data=X, devices=2, **options):
 
 
 def test_the_graph_is_the_recipes(graph):
-    built = built_of(mean, name='gpu')
-    assert [tower.loss.op.name for tower in built.towers] == ['gpu_0/Mean', 'gpu_1/Mean']
+    built = built_of(mean)
+    assert [tower.loss.op.name for tower in built.towers] == ['tower_0/Mean', 'tower_1/Mean']
     assert [variable.op.name for variable in tf.global_variables()] == ['w']
     assert run(built, [tower.loss for tower in built.towers]) == [1.5, 4.5]
 
 
 @pytest.mark.parametrize('options', [
-    dict(remainder='weight'), pytest.param(dict(accumulate=2), marks=pytest.mark.slow)], ids=str)
+    dict(remainder='weight'), pytest.param(dict(memory=towers.Memory(accumulate=2)),
+                                           marks=pytest.mark.slow)], ids=str)
 def test_it_is_one_device_in_numbers(options):
     def model_fn(x, y):
         """Layers without a name, which each call finds again; and the recipe's last line."""
@@ -112,8 +113,11 @@ def test_what_the_recipe_cannot_carry_is_refused(model_fn, error, text):
 
 
 @pytest.mark.parametrize('options', [
-    dict(variables=towers.VariablePlacement('replicated')), dict(
-        stages='auto', devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']])], ids=str)
+    dict(variables=towers.VariablePlacement('replicated')),
+    dict(pipeline=towers.Pipeline(stages='auto'),
+         devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']])
+],
+                         ids=str)
 def test_replicas_and_cuts_are_refused(options, graph):
     with pytest.raises(towers.InvalidArgumentError, match="^copies='reuse' goes with neither"):
         built_of(mean, **options)

@@ -150,11 +150,6 @@ def test_dynamic_weighted(batch, size, expected, sizes):
     assert not shards.is_even  # it may be, but that is no certainty
 
 
-def test_dynamic_weighted_not_padded(batch):
-    shards = split_batch(batch, 4, 'weight', pad_empty=False)
-    assert firsts(shards, {batch: numbers(2)}) == [[0.], [2.], [], []]
-
-
 def test_dynamic_dropped(batch):
     shards = split_batch(batch, 4, 'drop')
     assert firsts(shards, {batch: numbers(10)}) == [[0., 2.], [4., 6.], [8., 10.], [12., 14.]]
@@ -322,8 +317,6 @@ def test_sparse_dynamic_with_a_remainder():
 
 def test_sparse_padded_and_dropped():
     assert dense_of(split_batch(sparse_rows(1), 2, 'weight')) == [[[1., 0., 0.]]] * 2
-    assert dense_of(split_batch(sparse_rows(1), 2, 'weight', pad_empty=False)) == [
-        [[1., 0., 0.]], []]
     assert dense_of(split_batch(sparse_rows(3), 2, 'drop')) == [[[1., 0., 0.]], [[0., 0., 0.]]]
 
 
@@ -422,17 +415,6 @@ def test_inputs_that_contain_themselves():
             'inputs contain themselves, or are nested too deeply: expected the tensors of one '
             'batch, [batch, ...] each.')
 
-
-def test_device_functions(graph):
-    with pytest.raises(InvalidArgumentError, match=(
-            "device=.*: expected a device's name, a function from an operation to one, or None")):
-        split_batch(numbers(2), 2, device=lambda: '/cpu:0')
-    assert not graph.get_operations()
-    with pytest.raises(InvalidArgumentError, match="device=.* returned None for the operation "
-                                                   "shards/.*: expected a device's name, '' for "
-                                                   "none"):
-        split_batch(numbers(2), 2, device=lambda op: None)
-    split_batch(numbers(2), 2, device=lambda op: '')
 
 
 @pytest.mark.parametrize('inputs', [None, (), [], {}, (None, None), {'x': None}])

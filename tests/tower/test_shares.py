@@ -37,7 +37,7 @@ def one_device(count=16):
 
 def on_towers(inputs, num_towers, feed=None, **options):
     built = towers.build_towers(model, inputs, tf.train.MomentumOptimizer(.1, .9), num_towers,
-                                'mean', batch_norm='sync', **options)
+                                'mean', **dict(dict(batch_norm='sync'), **options))
     with tf.Session(config=towers.session_config(built.devices)) as session:
         return weights_after_three_steps(built.train_op, session, feed), built
 
@@ -72,7 +72,7 @@ def test_micro_batches_are_of_a_towers_share():
         w = tf.get_variable('w', [3], tf.float64, tf.zeros_initializer())
         return tf.reduce_mean(tf.square(tf.reduce_sum(x * w, 1) - 1.))
     built = towers.build_towers(mean, tf.constant(X), tf.train.GradientDescentOptimizer(1.), 2,
-                                'mean', accumulate=2, shares=[3, 1])
+                                'mean', memory=towers.Memory(accumulate=2), shares=[3, 1])
     assert [part.size for part in built.towers] == [6, 6, 2, 2]
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run(tf.global_variables_initializer())
@@ -153,7 +153,8 @@ def test_shards_that_are_no_shards_of_a_build():
             ([np.ones([2, 3], np.float32), np.ones([2, 3])], 2, {}, 'expected one type'),
             ([x, x], 2, {'shares': [3, 1]}, 'cut into shards already: leave shares= out'),
             ([x, x], 2, {'remainder': 'weight'}, 'cut into shards already: leave remainder= out'),
-            ([x, x], 2, {'accumulate': 2}, 'accumulate= or micro_batches= cut each into 2'),
+            ([x, x], 2, {'memory': towers.Memory(2), 'batch_norm': 'shard'},
+             'accumulate= or micro_batches= cut each into 2'),
             ([x, looked_up], 2, {}, 'computed from the trainable variable embedding')):
         with pytest.raises(towers.InputError, match=message):
             on_towers(towers.Shards(parts), count, **options)

@@ -44,16 +44,18 @@ def trained(devices, **options):
 
 @pytest.mark.parametrize('devices, options', [
     ('/cpu:0+/cpu:1', {}), pytest.param('/cpu:0+/cpu:1,/cpu:2+/cpu:3', dict(
-        micro_batches=2, recompute='auto'), marks=slow)])
+        micro_batches=2, memory=towers.Memory(recompute='auto')), marks=slow)])
 def test_the_numbers_are_those_of_one_device(devices, options):
-    one, found = trained(1), trained(devices, stages='auto', **options)
+    options = dict(options)
+    pipeline = towers.Pipeline(options.pop('micro_batches', 1), stages='auto')
+    one, found = trained(1), trained(devices, pipeline=pipeline, **options)
     for a, b in zip(one, found):
         np.testing.assert_allclose(b, a, rtol=0, atol=1e-11)
 
 
 def test_stages_are_even_and_cut_between_layers():
     with tf.Graph().as_default():
-        built = build([CPUS[:2]], momentum=.9, stages='auto')
+        built = build([CPUS[:2]], momentum=.9, pipeline=towers.Pipeline(stages='auto'))
         of_stage = collections.OrderedDict()
         for variable in sorted(built.variables, key=lambda v: int(v.op.name[1:])):
             of_stage.setdefault(variable.device, []).append(variable.op.name)
@@ -78,8 +80,12 @@ def test_what_follows_a_stage_that_the_model_says_goes_there():
             with towers.stage(1) if index == 0 else contextlib.nullcontext():
                 x = tf.tanh(tf.matmul(x, w))
         return tf.reduce_mean(tf.square(x))
-    built = towers.build_towers(says_one, tf.constant(X), tf.train.GradientDescentOptimizer(.1),
-                                '/cpu:0+/cpu:1', 'mean', stages='auto', micro_batches=2)
+    built = towers.build_towers(says_one,
+                                tf.constant(X),
+                                tf.train.GradientDescentOptimizer(.1),
+                                '/cpu:0+/cpu:1',
+                                'mean',
+                                pipeline=towers.Pipeline(stages='auto', micro_batches=2))
     first = built.towers[0]
     assert [op.device for op in tf.get_default_graph().get_operations()
             if op.type == 'MatMul' and op.name in first.forward] == CPUS[1:2] * 6
@@ -100,7 +106,7 @@ def test_a_model_that_says_stages_itself(rest):
 
     def built():
         return towers.build_towers(says_all, tf.range(8) % 4, tf.train.GradientDescentOptimizer(.1),
-                                   [CPUS[:2]], 'mean', stages='auto')
+                                   [CPUS[:2]], 'mean', pipeline=towers.Pipeline(stages='auto'))
     if rest:
         assert re.match(r'/cpu:0: \d+ operations, /cpu:1: \d+ operations; only what the model has '
                         'put in no towers.stage is cut by itself', built().plan.stages)
@@ -118,9 +124,9 @@ def test_a_loop_is_in_one_stage():
             i + 1, tf.tanh(each) + tf.sigmoid(each)), (tf.constant(0), tf.matmul(x, w)))[1])
     with switched('control_flow_v2', False):
         report = towers.check_towers(looping, X, devices=['/cpu:0+/cpu:1'], steps=1,
-                                      stages='auto')
+                                      pipeline=towers.Pipeline(stages='auto'))
         built = towers.build_towers(looping, tf.constant(X), tf.train.GradientDescentOptimizer(.1),
-                                    '/cpu:0+/cpu:1', stages='auto')
+                                    '/cpu:0+/cpu:1', pipeline=towers.Pipeline(stages='auto'))
     assert report.equal, report
     operations = tf.get_default_graph().get_operations()
     assert len({op.device for op in operations if op.name.startswith('while/')}) == 1
@@ -161,7 +167,8 @@ def test_a_tied_embedding_and_averages_of_weights():
             return devices, values, [op.device for op in tf.get_default_graph().get_operations()
                                      if re.match(r'MatMul(_\d)?$', op.name)]
     _, one, _ = trained_on(1)
-    where, found, layers = trained_on([CPUS[:3]], stages='auto', micro_batches=3)
+    where, found, layers = trained_on([CPUS[:3]],
+                                      pipeline=towers.Pipeline(stages='auto', micro_batches=3))
     assert layers == sorted(layers) and layers[0] < layers[-1]
     for name in ('table', 'w0', 'w3'):
         assert where[name] == where[name + '/ExponentialMovingAverage']
@@ -188,22 +195,25 @@ def layers(seconds):
 @pytest.mark.slow
 def test_both_are_balanced():
     """With times the plan shows both; 5 of 8 layers and 7 of 12 seconds are least for 'both'."""
-    built = build([CPUS[:2]], stages=towers.AutoStages('both', layers([1.] * 6 + [3.] * 2)))
+    built = build(
+        [CPUS[:2]],
+        pipeline=towers.Pipeline(stages=towers.AutoStages('both', layers([1.] * 6 + [3.] * 2))))
     assert built.plan.stages.count('% of the time') == 2
     assert products_of(2) == [5, 3]
 
 
 def test_a_time_of_a_variables_update_is_where_it_is_read_first():
     times = layers([1.] * 8)._replace(variables={'w7': 4.})
-    build([CPUS[:2]], stages=towers.AutoStages('time', times))
+    build([CPUS[:2]], pipeline=towers.Pipeline(stages=towers.AutoStages('time', times)))
     assert products_of(2) == [6, 2]
 
 
 def test_times_of_another_model():
     with pytest.raises(towers.InvalidArgumentError, match='for 0% of the measured time; it knows '
                        'no conv1. Measure the times of this model'):
-        build([CPUS[:2]], stages=towers.AutoStages('time', towers.OperationTimes(
-            {'conv1': 1.}, {})))
+        build([CPUS[:2]],
+              pipeline=towers.Pipeline(
+                  stages=towers.AutoStages('time', towers.OperationTimes({'conv1': 1.}, {}))))
 
 
 @pytest.mark.parametrize('given, text', [
@@ -228,22 +238,28 @@ def test_times_that_are_none(operations, variables, text):
 
 def test_no_time_at_all():
     with pytest.raises(towers.InvalidArgumentError, match='times of all operations are 0'):
-        build([CPUS[:2]], stages=towers.AutoStages(
-            'time', towers.OperationTimes({'MatMul': 0.}, {})))
+        build([CPUS[:2]], pipeline=towers.Pipeline(stages=towers.AutoStages(
+            'time', towers.OperationTimes({'MatMul': 0.}, {}))))
 
 
 @pytest.mark.slow
 def test_stages_of_equal_times_and_an_evaluation_cut_where_the_variables_are():
     """Six layers take a second each, two take three. The evaluation's own costs would cut it
     elsewhere: nothing is kept, and nothing is trained."""
-    built = build([CPUS[:2]], stages=towers.AutoStages('time', layers([1.] * 6 + [3.] * 2)))
+    built = build(
+        [CPUS[:2]],
+        pipeline=towers.Pipeline(stages=towers.AutoStages('time', layers([1.] * 6 + [3.] * 2))))
     assert products_of(2) == [6, 2]
     assert '/cpu:0 50% of the time, ' in built.plan.stages, built.plan.stages
     assert '/cpu:1 50% of the time, ' in built.plan.stages
     assert built.plan.stages.count('% of the memory') == 2
     before = {variable.op.name: variable.device for variable in built.variables}
-    evaluated = towers.build_towers(model, tf.constant(X), None, [CPUS[:2]], name='eval',
-                                    allow_repeated_devices=True, reuse=built, stages='auto')
+    evaluated = towers.build_towers(model,
+                                    tf.constant(X),
+                                    None,
+                                    towers.resolve_devices([CPUS[:2]], allow_repeated=True),
+                                    reuse=built,
+                                    pipeline=towers.Pipeline(stages='auto'))
     assert {variable.op.name: variable.device for variable in built.variables} == before
     products = [op.device for op in tf.get_default_graph().get_operations()
                 if op.type == 'MatMul' and op.name in evaluated.towers[0].forward]
@@ -259,7 +275,7 @@ def test_an_initial_value_that_reads_another_variable():
             x = tf.tanh(tf.matmul(x, weights))
         return tf.reduce_mean(x)
     built = towers.build_towers(initialized, tf.constant(X), tf.train.GradientDescentOptimizer(.1),
-                                [CPUS[:2]], stages='auto',
+                                [CPUS[:2]], pipeline=towers.Pipeline(stages='auto'),
                                 variables=towers.VariablePlacement('stage'))
     assert {variable.device for variable in built.variables} == set(CPUS[:2])
     with tf.Session(config=towers.session_config(built.devices)) as session:

@@ -50,7 +50,8 @@ def test_the_steps_are_those_of_the_dataset(num_towers, dataset, options):
     (lambda: towers.staged(batches(drop_remainder=True), 3), {}, r'\(8, 6\).* that 3 towers'),
     (lambda: towers.staged(tf.data.Dataset.from_tensors(1.), 2), {}, r'shape \(\): expected dense'),
     (lambda: towers.staged(batches(), 2), dict(devices=4), 'the same devices to towers.staged'),
-    (lambda: towers.staged(batches(), 2), dict(devices=2, accumulate=2), 'cut each into 2')])
+    (lambda: towers.staged(batches(), 2), dict(devices=2, memory=towers.Memory(accumulate=2)),
+     'cut each into 2')])
 def test_what_cannot_be_staged_is_one_typed_line(staged, build, text):
     with pytest.raises(towers.TowersError, match=text) as caught:
         towers.build_towers(model_fn, staged(), tf.train.GradientDescentOptimizer(.1), **build)

@@ -170,7 +170,8 @@ def masks(start, steps, num_towers=2, stateless=True, unrelated=0):
         step = tf.train.get_or_create_global_step()
         built = towers.build_towers(dropout_model, tf.ones([8, 8]),
                                     tf.train.GradientDescentOptimizer(0.), num_towers,
-                                    global_step=step, stateless_random=stateless)
+                                    global_step=step,
+                                    numerics=towers.Numerics(stateless_random=stateless))
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())
             weights = session.run(built.variables[0])
@@ -219,7 +220,8 @@ def counted_draws(num_towers, stateless=False, own=False):
 
         built = towers.build_towers(
             model_fn, tf.ones([num_towers]), tf.train.GradientDescentOptimizer(0.1), num_towers,
-            global_step=tf.train.get_global_step(), stateless_random=stateless)
+            global_step=tf.train.get_global_step(),
+            numerics=towers.Numerics(stateless_random=stateless))
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())
             return np.array([session.run([built.train_op, [
@@ -251,7 +253,8 @@ def test_a_seed_of_the_models_own_stays():
 def test_no_global_step_to_draw_by(graph):
     with pytest.raises(towers.InvalidArgumentError) as caught:
         towers.build_towers(dropout_model, np.ones([8, 8], np.float32),
-                            tf.train.GradientDescentOptimizer(0.), 2, stateless_random=True)
+                            tf.train.GradientDescentOptimizer(0.), 2,
+                            numerics=towers.Numerics(stateless_random=True))
     assert str(caught.value) == 'stateless_random=True needs a global_step to draw by.'
     assert not graph.get_operations()
 
@@ -324,7 +327,8 @@ def masks_of_machine(cluster, num_towers, stateless):
         step = tf.train.get_or_create_global_step()
         built = towers.build_towers(
             model_fn, (tf.ones([2 * num_towers, 64]),), tf.train.GradientDescentOptimizer(.1),
-            num_towers, global_step=step, cluster=cluster, stateless_random=stateless)
+            num_towers, global_step=step, cluster=cluster,
+            numerics=towers.Numerics(stateless_random=stateless))
         session = tf.Session(config=towers.session_config(built.devices))
         session.run(tf.global_variables_initializer())
         return (session.run(built.predictions) > 0).astype(int)

@@ -100,7 +100,7 @@ def test_registered_losses_of_activations_are_each_builds_own(layer):
     arrays = samples.vectors(8)
     built = towers.build_towers(model_fn, arrays, sgd(), 2, regularization='add')
     x, y = tf.placeholder(tf.float64, [None, 6]), tf.placeholder(tf.float64, [None, 3])
-    evaluated = towers.build_towers(model_fn, (x, y), None, 2, reuse=built, name='eval',
+    evaluated = towers.build_towers(model_fn, (x, y), None, 2, reuse=built,
                                     regularization='add')
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run(tf.global_variables_initializer())
@@ -217,7 +217,10 @@ def test_a_getter_that_makes_two_variables_for_one():
 
 
 def test_a_scope_for_the_variables_as_in_the_recipe():
-    built = towers.build_towers(linear, samples.vectors(4), momentum(), 2, variable_scope='tower')
+    def in_a_scope(x, y):
+        with tf.variable_scope('tower'):
+            return linear(x, y)
+    built = towers.build_towers(in_a_scope, samples.vectors(4), momentum(), 2)
     assert names(built.variables) == ['tower/kernel']
     assert names(built.slots) == ['tower/kernel/Momentum']
 
@@ -277,7 +280,7 @@ def images(count):
 
 def test_every_operation_of_a_graph_for_gpus_is_on_its_device():
     built = towers.build_towers(conv_net, images(6), tf.train.AdamOptimizer(),
-                                ['/gpu:2', '/gpu:0', '/cpu:1'], check_devices=False)
+                                towers.resolve_devices(['/gpu:2', '/gpu:0', '/cpu:1'], check=False))
     assert built.devices == ('/device:GPU:2', '/device:GPU:0', '/device:CPU:1')
     assert {v.device for v in built.variables + built.slots} == {'/device:CPU:0'}
     every = samples.step_operations([built.train_op, built.loss])
@@ -305,13 +308,14 @@ def test_every_operation_of_a_graph_for_gpus_is_on_its_device():
 
 
 def test_one_gpu_holds_the_variables_several_leave_them_to_the_cpu():
-    built = towers.build_towers(linear, samples.vectors(2), momentum(), ['/gpu:1'],
-                                check_devices=False)
+    built = towers.build_towers(linear, samples.vectors(2), momentum(),
+                                towers.resolve_devices(['/gpu:1'], check=False))
     assert {v.device for v in built.variables + built.slots} == {'/device:GPU:1'}
     assert not towers.audit(built).broken
-    named = towers.build_towers(linear, samples.vectors(4), momentum(), ['/gpu:1', '/gpu:0'],
-                                check_devices=False, variables=towers.VariablePlacement('/gpu:3'),
-                                name='other', variable_scope='other')
+    with tf.Graph().as_default():
+        named = towers.build_towers(linear, samples.vectors(4), momentum(),
+                                    towers.resolve_devices(['/gpu:1', '/gpu:0'], check=False),
+                                    variables=towers.VariablePlacement('/gpu:3'))
     assert {v.device for v in named.variables + named.slots} == {'/device:GPU:3'}
     assert not towers.audit(named).broken
 
@@ -322,9 +326,8 @@ def test_balanced_variables_and_their_slots():
         made.append(tf.Variable(tf.zeros([4]), name='plain'))
         return tf.reduce_mean(x) * tf.add_n([tf.reduce_sum(each) for each in made])
     built = towers.build_towers(model_fn, np.zeros(4, 'float32'), momentum(),
-                                ['/gpu:0', '/gpu:1'],
-                                variables=towers.VariablePlacement('balanced'),
-                                check_devices=False)
+                                towers.resolve_devices(['/gpu:0', '/gpu:1'], check=False),
+                                variables=towers.VariablePlacement('balanced'))
     # 8 | 2, 3, 2, 1 = 8, then a tie: 4 goes to the first
     assert [(v.op.name, v.device[-1]) for v in built.variables] == [
         ('v0', '0'), ('v1', '1'), ('v2', '1'), ('v3', '1'), ('v4', '1'), ('plain', '0')]
@@ -352,8 +355,9 @@ def test_a_device_inside_the_model_function_keeps_the_variables_pinned():
         with tf.device('/gpu:7'):
             bias = tf.get_variable('bias', [3], tf.float64)
         return samples.mean_squared_error(tf.matmul(tf.matmul(x, table), kernel) + bias, y)
-    built = towers.build_towers(model_fn, samples.vectors(4), momentum(), ['/gpu:0', '/gpu:1'],
-                                variables=towers.VariablePlacement('/gpu:1'), check_devices=False)
+    built = towers.build_towers(model_fn, samples.vectors(4), momentum(),
+                                towers.resolve_devices(['/gpu:0', '/gpu:1'], check=False),
+                                variables=towers.VariablePlacement('/gpu:1'))
     assert {v.device for v in built.variables + built.slots} == {'/device:GPU:1'}
     audit = towers.audit(built)
     assert audit.broken == []

@@ -32,7 +32,7 @@ def drawn(cluster, num_towers, seed, graph_seed=5, **options):
         tf.set_random_seed(graph_seed)
         step = tf.train.get_or_create_global_step()
         built = towers.build_towers(
-            noise(seed), (tf.ones([num_towers * options.get('accumulate', 1), 64]),),
+            noise(seed), (tf.ones([num_towers * (options['memory'].accumulate if 'memory' in options else 1), 64]),),
             tf.train.GradientDescentOptimizer(.1), num_towers, global_step=step, cluster=cluster,
             **options)
         with tf.Session(config=towers.session_config(built.devices)) as session:
@@ -59,7 +59,8 @@ def control_flow(request):
 
 @pytest.mark.parametrize('num_towers, options, control_flow', [(2, {}, 'v2')] + [
     pytest.param(*case, marks=pytest.mark.slow) for case in [
-        (2, {}, 'v1'), (1, dict(accumulate=2), 'v2')]], indirect=['control_flow'])
+        (2, {}, 'v1'), (1, dict(memory=towers.Memory(accumulate=2)), 'v2')]],
+        indirect=['control_flow'])
 def test_with_seeds_of_operations_machines_draw_what_one_draws(num_towers, options, control_flow):
     one = drawn(None, 2 * num_towers, 3, **options)
     several = of_machines(num_towers, 3, **options)

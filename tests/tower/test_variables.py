@@ -24,7 +24,7 @@ def build(model_fn, devices=2, optimizer=None, **options):
 
 
 def build_again(earlier, model_fn, **options):
-    return build_towers(model_fn, BATCH, None, 2, reuse=earlier, name='again', **options)
+    return build_towers(model_fn, BATCH, None, 2, reuse=earlier, **options)
 
 
 def weight(name='w'):
@@ -147,7 +147,7 @@ def all_in_scopes_of_their_own(x):
 
 @pytest.mark.parametrize('model_fn, options', [
     (all_in_scopes_of_their_own, {}), (reuse_of_its_own, {}), (scope_of_a_towers_name, {}),
-    (averages_of_variables, {}), (the_global_step, dict(variable_scope='own'))])
+    (averages_of_variables, {}), (the_global_step, {})])
 def test_they_are_those_of_one_device(graph, model_fn, options):
     """Names, collections, values after a step, slots; on the CPU, and each once in the graph."""
     mend_slim()
@@ -253,21 +253,19 @@ def test_variables_colocated_with_an_activation_are_where_variables_are(made_by)
 
 # ---- reuse ---------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('options', [{}, {'variable_scope': 'model'}])
-def test_a_name_that_one_call_makes_twice(options):
+def test_a_name_that_one_call_makes_twice():
     def model_fn(x):
         return mean(x) + mean(x)
-    name = 'model/w' if options else 'w'
-    assert error_of(model_fn, **options) == (
-        'variable %r is made twice in one call of the model function: where both are to be one, '
+    assert error_of(model_fn) == (
+        "variable 'w' is made twice in one call of the model function: where both are to be one, "
         'use tf.variable_scope(..., reuse=tf.AUTO_REUSE) inside the model function; else give it '
-        'another name.' % name)
+        'another name.')
 
     def mended(x):  # as the text says
         with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
             return model_fn(x)
     with tf.Graph().as_default():
-        assert [each.op.name for each in build(mended, **options).variables] == [name]
+        assert [each.op.name for each in build(mended).variables] == ['w']
 
 
 def test_a_variable_from_before_is_shared_and_another_set_is_made():
@@ -275,19 +273,20 @@ def test_a_variable_from_before_is_shared_and_another_set_is_made():
         w = weight()
     assert error_of(mean) == (
         "variable 'w' exists already in this graph: pass reuse=True (or tf.AUTO_REUSE) to share it "
-        'with the towers, or variable_scope=... for a second set.')
+        'with the towers, or open a tf.variable_scope in the model function for a second set.')
     for reuse in True, tf.AUTO_REUSE:
         with tf.Graph().as_default():
             with tf.variable_scope('', use_resource=False):
                 w = weight()
             built = build(mean, reuse=reuse)
             assert built.variables == [w] and values_after(built.train_op) == {'w': -5.}
-            build(mean, name='c', variable_scope='second')
+            with tf.variable_scope('second'):
+                build(mean)
             assert names() == ['w', 'second/w']
 
 
 def test_reuse_with_nothing_to_reuse():
-    for options, name in (({'reuse': True}, 'w'), ({'reuse': True, 'variable_scope': 's'}, 's/w')):
+    for options, name in (({'reuse': True}, 'w'),):
         with tf.Graph().as_default():
             text = error_of(mean, **options)
         assert text.startswith('variable %r does not exist in this graph, and reuse is on' % name)
@@ -391,7 +390,7 @@ def test_an_earlier_build_with_counters_alone_hands_nothing_over():
         return mean(x) * tf.Variable(2., trainable=False, name='scale')
     earlier = build(lambda x: {'loss': mean(x), 'metrics': {'mean': tf.metrics.mean(x)}})
     assert len(earlier.direct_variables) == 2  # a total and a count
-    again = build(makes_more, reuse=earlier, name='again')
+    again = build(makes_more, reuse=earlier)
     assert [each.requested_name for each in again.direct_variables] == ['scale']
 
 

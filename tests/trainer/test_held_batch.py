@@ -105,8 +105,11 @@ def test_what_a_model_takes_of_the_batch_by_its_closure_is_held():
 
 
 @pytest.mark.parametrize('options', [
-    dict(accumulate=2), dict(devices=['/cpu:0+/cpu:1', '/cpu:2+/cpu:3'], micro_batches=2,
-                             stages='auto'), dict(copies='reuse')])
+    dict(memory=towers.Memory(accumulate=2)),
+    dict(devices=['/cpu:0+/cpu:1', '/cpu:2+/cpu:3'],
+         pipeline=towers.Pipeline(micro_batches=2, stages='auto')),
+    dict(copies='reuse')
+])
 @pytest.mark.slow
 def test_micro_batches_and_stages(options):
     def model_fn(program, numbers):

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from towers.errors import InvalidArgumentError, LogFileError
+from towers.errors import BadFileError, InvalidArgumentError, LogFileError
 from trainer.metrics_log import MetricsLog
 
 
@@ -101,17 +101,17 @@ def test_the_file_is_cut_in_one_go(tmp_path, monkeypatch):
         assert open(source).read() == '{"step": 1}\n'
         raise OSError(28, 'No space left on device')
     monkeypatch.setattr(os, 'replace', full)
-    with pytest.raises(LogFileError, match=r'metrics.jsonl: No space left on device\. Its lines up '
-                                           r'to step 1 are safe\.$'):
+    with pytest.raises(LogFileError, match=r'metrics.jsonl cannot be written: No space left on '
+                                           r'device\. Its lines up to step 1 are safe\.$'):
         MetricsLog(str(path)).resume(1)
     assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
     monkeypatch.undo()
-    MetricsLog(str(path)).resume(1)  # what the first attempt left is no obstacle
+    MetricsLog(str(path)).resume(1)
     assert [each.name for each in tmp_path.iterdir()] == ['metrics.jsonl']
     assert path.read_bytes() == b'{"step": 1}\n'
 
 
-@pytest.mark.parametrize('tail', [b'\x00\x00\x00', b'{"step": 2, "lo', b'\xff\xfe\n', b'\n\n'])
+@pytest.mark.parametrize('tail', [b'\x00\x00\x00', b'{"step": 2, "lo', b'{"st\x00', b'\n\n'])
 def test_drops_a_spoilt_last_line(tmp_path, tail):
     path = tmp_path / 'metrics.jsonl'
     path.write_bytes(b'{"step": 1}\n' + tail)
@@ -126,13 +126,22 @@ def test_mends_a_missing_last_line_feed(tmp_path):
     assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
 
 
-def test_refuses_a_file_that_is_something_else(tmp_path):
+@pytest.mark.parametrize('tail', [
+    b'loss,accuracy\n{"step": 2}\n', b'\xff\xfe\n', b'notes of mine', b'{"step": "2"}\n',
+    b'{"step": 1, "a": [3]}\n', b'{"step": 1e999}\n', b'{"step": -1}\n',
+    b'{"step": 9223372036854775807}\n', b'[' * 9999 + b'\n'])
+def test_refuses_a_file_that_is_something_else(tmp_path, tail):
     path = tmp_path / 'metrics.jsonl'
-    path.write_text('{"step": 1}\nloss,accuracy\n{"step": 2}\n')
-    with pytest.raises(LogFileError, match=r'^line 2 of .*metrics.jsonl is no JSON object with'):
+    path.write_bytes(b'{"step": 1}\n' + tail)
+    with pytest.raises(BadFileError, match=r'^line 2 of .*metrics.jsonl is no JSON object with'):
         MetricsLog(str(path)).resume(5)
-    assert path.read_text() == '{"step": 1}\nloss,accuracy\n{"step": 2}\n'
-    with pytest.raises(LogFileError, match=r'^%s: Is a directory\. It is a folder: ' % tmp_path):
+    assert path.read_bytes() == b'{"step": 1}\n' + tail
+
+
+def test_refuses_what_is_no_file(tmp_path):
+    path = tmp_path / 'metrics.jsonl'
+    path.write_text('')
+    with pytest.raises(BadFileError, match=r'^%s is a folder, and a file belongs ' % tmp_path):
         MetricsLog(str(tmp_path)).resume(0)
     with pytest.raises(LogFileError, match='File exists|Not a directory'):
         MetricsLog(str(path / 'metrics.jsonl')).resume(0)
@@ -184,11 +193,7 @@ def test_what_is_cut_is_said(tmp_path, steps, text):
     assert path.read_text() == ''.join('{"step": %d}\n' % step for step in steps if step <= 2)
 
 
-def test_a_folder_in_its_place_and_a_folder_that_is_gone(tmp_path):
-    (tmp_path / 'metrics.jsonl').mkdir()
-    with pytest.raises(LogFileError, match=r'metrics\.jsonl: Is a directory\. It is a folder: move '
-                                           r'it away, or give another path\.$'):
-        MetricsLog(str(tmp_path / 'metrics.jsonl')).resume(0)
+def test_a_folder_that_is_gone(tmp_path):
     folder = tmp_path / 'run'
     log = MetricsLog(str(folder / 'metrics.jsonl'))
     log.resume(0)

@@ -37,10 +37,12 @@ def test_log_lines_are_left_out_and_the_rest_comes_in_order():
     assert done.stderr == 'before\nE0000 an error\nno endI0000 after\n'
 
 
-def test_the_users_own_level_wins():
-    done = run('print(os.environ["TF_CPP_MIN_LOG_LEVEL"])', TF_CPP_MIN_LOG_LEVEL='0')
-    assert done.stdout == '0\n'
-    assert 'oneDNN custom operations are on' in done.stderr and 'W0000' in done.stderr
+@pytest.mark.parametrize('level, has', [('0', [1, 1, 1]), ('1', [0, 0, 1]), ('2', [0, 0, 0])])
+def test_the_users_own_level_wins(level, has):
+    done = run('print(os.environ["TF_CPP_MIN_LOG_LEVEL"])', TF_CPP_MIN_LOG_LEVEL=level)
+    assert done.stdout == level + '\n' and 'E0000 an error' in done.stderr
+    assert [text in done.stderr
+            for text in ('absl::InitializeLog', 'oneDNN custom', 'W0000')] == has
 
 
 def test_what_is_written_last_before_a_crash_comes_through():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -68,9 +69,11 @@ def test_an_interrupted_choice_leaves_no_record(tmp_path):
 
 
 def test_a_record_that_cannot_be_written(tmp_path):
-    (tmp_path / 'variable_device.json.new').mkdir()
-    with pytest.raises(LogFileError, match='variable_device.json cannot be written: Is a direct'):
-        recorded_choice(str(tmp_path), CPUS, chosen('balanced'))
+    def chosen_while_it_goes():
+        shutil.rmtree(str(tmp_path))
+        return chosen('balanced')()
+    with pytest.raises(LogFileError, match='variable_device.json cannot be written: No such file'):
+        recorded_choice(str(tmp_path), CPUS, chosen_while_it_goes)
 
 
 def test_a_run_goes_on_with_the_times_that_it_began_with(tmp_path):

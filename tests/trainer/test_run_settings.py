@@ -6,10 +6,10 @@ import os
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers.errors import CheckpointError, LogFileError
+from towers.errors import BadFileError, CheckpointError, LogFileError
 from towers.run.training_session import training_session
 from trainer.run_settings import (CHANGES, HARMLESS, STATE, Difference, RunSettings,
-                                  SettingsHook)
+                                  SettingsHook, recorded_setting)
 
 KINDS = {'seed': CHANGES, 'log_every': HARMLESS, 'optimizer': STATE, 'name': CHANGES,
          'fast': CHANGES}
@@ -66,18 +66,26 @@ def test_a_setting_that_a_version_before_did_not_have_is_no_difference(tmp_path)
     assert read(tmp_path)['settings']['log_every'] == 7 and 'gone' not in read(tmp_path)['settings']
 
 
-@pytest.mark.parametrize('content', ['', '{"settings": {"se', '[]', '{"settings": 3}', '\x00\xff'])
-def test_a_damaged_file_is_said_and_kept(tmp_path, content):
+@pytest.mark.parametrize('content', ['', '{"settings": {"se', '[]', '{"settings": 3}', '\x00\xff',
+                                     '{"settings": {"seed": [[]]}, "changes": []}'])
+def test_a_file_that_holds_something_else_is_refused(tmp_path, content):
     path = tmp_path / 'settings.json'
     path.write_text(content)
-    differences, problem = settings().compare(str(tmp_path))
-    assert differences == []
-    assert problem.startswith('%s cannot be read (' % path)
-    assert problem.endswith('): whether settings have changed cannot be told')
-    lines = settings().record(str(tmp_path), 5, [])
-    assert read(tmp_path)['settings']['seed'] == 1
-    assert lines == ['{0} was renamed to {0}.1'.format(path)]
-    assert (tmp_path / 'settings.json.1').read_text() == content
+    for call in (settings().compare, lambda folder: settings().record(folder, 5, []),
+                 lambda folder: recorded_setting(folder, 'seed')):
+        with pytest.raises(BadFileError) as caught:
+            call(str(tmp_path))
+        assert str(caught.value).startswith('%s cannot be read (' % path)
+        assert str(caught.value).endswith(
+            '): move it away, to go on without a look at what has changed.')
+    assert path.read_text() == content
+
+
+def test_what_a_file_says_is_shown_as_text_of_a_line(tmp_path):
+    path = tmp_path / 'settings.json'
+    path.write_text(json.dumps({'settings': {'name': '\x1b[2J\nx' + 'y' * 999}, 'changes': []}))
+    (difference,), _ = settings(name='a').compare(str(tmp_path))
+    assert difference.text == r'--name=a, was \x1b[2J\nx' + 'y' * 294
 
 
 def test_a_missing_file_is_said_and_written(tmp_path):
@@ -100,9 +108,8 @@ def test_a_deleted_runs_settings_are_kept(tmp_path):
 
 
 def test_what_cannot_be_written(tmp_path):
-    (tmp_path / 'settings.json.new').mkdir()
-    with pytest.raises(LogFileError, match='settings.json cannot be written: Is a directory. Make'):
-        settings().begin(str(tmp_path))
+    with pytest.raises(LogFileError, match='settings.json cannot be written: No such file.*Make'):
+        settings().begin(str(tmp_path / 'gone'))
 
 
 # ---- in a session --------------------------------------------------------------------------------

@@ -122,9 +122,23 @@ def test_flags_that_contradict_each_other(capsys, argv, text):
      'names: give another'),
     ('--export_dir=caf\udce9', r"--export_dir='caf\udce9' is no UTF-8"),
     ('--init_from=caf\udce9', r"--init_from='caf\udce9' is no UTF-8"),
+    ('--train_dir=a\0b', r"--train_dir='a\x00b' has a NUL in it, as no path has: give another"),
+    ('--data_dir=gs://a/b', '--data_dir=gs://a/b is no path of this machine, and --init_from and '
+     '--export_dir alone take others: give one, such as that where it is mounted'),
+    ('--train_dir=file://a/b', '--train_dir=file://a/b is no path of this machine, '),
+    ('--init_from=nothing://a/b', '--init_from=nothing://a/b cannot be reached: File system scheme '
+     "'nothing' not implemented"),
     ('--batchsize=100', "Unknown command line flag 'batchsize'. Did you mean: batch_size ?")])
 def test_flags_that_make_no_sense(capsys, argv, text):
     assert refusal(capsys, *argv.split()).startswith(text)
+
+
+def test_paths_are_those_that_a_shell_would_make_of_them(monkeypatch):
+    monkeypatch.setenv('HOME', '/home/me')
+    with flagsaver.flagsaver():
+        FLAGS.unparse_flags()
+        parse_flags(['train.py', '--train_dir=~/run', '--init_from=file:///a/~b'])
+        assert (train_dir(), FLAGS.init_from) == ('/home/me/run', '/a/~b')
 
 
 def test_every_number_has_a_most(capsys):
@@ -143,8 +157,8 @@ def test_the_most_of_each_number_fits_into_what_tensorflow_counts_with():
 
 
 @pytest.mark.parametrize('text, ours', [
-    ("/gpu:1 does not exist: no GPU. Name another device, or pass check_devices=False to build the "
-     'graph for another machine.',
+    ("/gpu:1 does not exist: no GPU. Name another device, or pass resolve_devices(…, check=False) to "
+     'build the graph for another machine.',
      '/gpu:1 does not exist: no GPU. Name another device, or see its plan with --plan_only.'),
     ("precision='fp16': expected", '--precision=fp16: expected'),
     ('devices=5, but', '--num_towers=5, but'),

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from towers.api.built import BuiltTowers
 from towers.api.plan import make_plan
 from towers.api.capture import capture
-from towers.api.options import Numerics, VariablePlacement
+from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement
 from towers.api.request import checked_request
 from towers.api.train_ops import update_variables
 from towers.errors import InputError
@@ -25,7 +25,6 @@ from towers.tower.behind_batch import BehindBatch
 from towers.tower.counters import put_in_order
 from towers.tower.cut_inputs import ALREADY_CUT, check_cuts_nothing
 from towers.tower.graph_collections import BuildCollections
-from towers.tower.empty_shards import keep_shapes_of_empty_shards
 from towers.tower.refused_builds import check_not_nested, undone_on_error
 from towers.tower.objectives import flat, map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
@@ -36,22 +35,15 @@ from towers.tower.uneven_counts import weigh_additions
 def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typing.Any,
                  devices: typing.Union[None, int, str, typing.Sequence] = None,
                  reduction: str = 'sum', *, remainder: str = 'error',
-                 global_step: typing.Optional[tf.Variable] = None, var_list: typing.Any = None,
-                 transform_gradients: typing.Any = None,
-                 gradient_options: typing.Optional[dict] = None, regularization: str = 'none',
-                 update_ops: str = 'first', learning_rate: typing.Any = None,
-                 stateless_random: bool = False,
-                 variables: typing.Optional[VariablePlacement] = None,
-                 numerics: typing.Optional[Numerics] = None, copies: str = 'clone',
-                 variable_scope: typing.Any = None, reuse: typing.Any = None, name: str = 'tower',
-                 check_devices: bool = True, allow_repeated_devices: bool = False,
-                 on_tower: typing.Optional[typing.Callable] = None,
-                 accumulate: int = 1,
-                 recompute: typing.Union[None, str, typing.Sequence[str]] = None,
-                 micro_batches: int = 1, schedule: str = 'one_forward_one_backward',
-                 stages: typing.Any = None, cluster: typing.Any = None,
+                 shares: typing.Optional[typing.Sequence[int]] = None,
+                 global_step: typing.Optional[tf.Variable] = None,
+                 regularization: str = 'none', update_ops: str = 'first',
                  batch_norm: str = 'shard',
-                 shares: typing.Optional[typing.Sequence[int]] = None) -> BuiltTowers:
+                 variables: typing.Optional[VariablePlacement] = None,
+                 numerics: typing.Optional[Numerics] = None,
+                 memory: typing.Optional[Memory] = None,
+                 pipeline: typing.Optional[Pipeline] = None, cluster: typing.Any = None,
+                 copies: str = 'clone', reuse: typing.Any = None) -> BuiltTowers:
     """Puts a model onto several devices and trains these towers as one, data-parallel.
 
     The batch is cut into a shard per tower on the CPU; each tower computes its shard's loss and
@@ -71,31 +63,17 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       inputs: the batch: a nest of tensors [n, …], dense or sparse, of any dtype; or `Shards`, a
         batch that is cut already; or what `staged` returned, whose shards are on the towers'
         devices before a step begins.
-      optimizer: a `tf.train.Optimizer`, or None for evaluation and prediction. A
-        `compute_gradients`, or `minimize`, of its own is called once, for the whole batch. Or a
-        dict from names to optimizers, for a model function whose `loss` is a dict of losses by
-        these names (a GAN's `{'discriminator': …, 'generator': …}`): see `BuiltTowers.train_ops`.
-      devices: see `resolve_devices`: None, a count, or names.
+      optimizer: a `tf.train.Optimizer`, or None for evaluation and prediction; or an `Objective`,
+        which says more: the variables to train, a function between gradients and update. Or a dict
+        of either by name, for a model function whose `loss` is a dict of losses by these names (a
+        GAN's `{'discriminator': …, 'generator': …}`): see `BuiltTowers.train_ops`.
+      devices: None, a count, or names, as `resolve_devices` takes them; or what it returned, such
+        as devices that are not on this machine.
       reduction: `'sum'` or `'mean'`, as above.
       remainder: a batch that does not divide: `'error'`, `'weight'` (uneven shards, weighted by
         their size), or `'drop'`; see `split_batch`.
       shares: the proportions of the towers' parts of the batch, a whole number a tower: `[3, 1]`
         for a device that is three times as fast as the other. None: equal parts.
-      variable_scope: name of a scope for the model's variables. None adds no scope; with `reuse=`
-        of an earlier build, None is the scope of that build.
-      reuse: for the first tower: None, True or `tf.AUTO_REUSE` as in `tf.variable_scope`; or what
-        an earlier `build_towers` returned, to share its variables, those made without
-        `get_variable` included.
-      variables: `VariablePlacement`: where variables live, and how replicated ones are kept equal;
-        None for its defaults.
-      numerics: `Numerics`: precision, loss scale, XLA, checks of numbers; None for its defaults.
-      name: prefix of the name scopes of further towers: `tower_1`, `tower_2`, …
-      var_list: the variables to train: a list, or a function from the list of all trainable
-        variables to a list of some; None for all. With several losses also a dict of these by name.
-      transform_gradients: called with the combined `(gradient, variable)` pairs, returns the pairs
-        to apply: the place for `tf.clip_by_global_norm`. A variable without a gradient has a pair
-        with None, in its place. With several losses it is called for each, or is a dict of
-        functions by name.
       global_step: variable to be increased by one per step, or None.
       regularization: `'none'`: the loss is what the model function returns, as in a plain TF1
         program. `'add'` adds each registered loss (`REGULARIZATION_LOSSES`, and losses of the Keras
@@ -107,46 +85,24 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         ride on it, too, except with `'none'`. The same goes for writes in the forward pass itself
         (`updates_collections=None`), see `inline_updates`; local variables that the forward pass
         writes are each tower's own, see `local_state`.
-      learning_rate: for the plan alone: a number, a tensor, or an object with `describe()`. None:
-        the optimizer's own rate. With several losses also a dict of these by name.
-      check_devices: False builds the graph for devices that are not on this machine.
-      allow_repeated_devices: may two towers share a device?
-      stateless_random: dropout and other random ops of the model draw numbers that depend on the
-        graph-level seed, the op's name and `global_step` alone, so that a run that resumes draws
-        the same numbers as a run without a break; see `stateless_random`.
-      copies: `'clone'`: the model function is called once, in the caller's scopes, and the towers
-        after the first are copies of its graph, forward and backward. Tables, queues, iterators and
-        placeholders that it makes are then common to all towers; a random op that it gave a seed
-        gets another seed in each copy. `'reuse'`: the hand-written recipe, a call for each tower
-        under `variable_scope` reuse, with the recipe's limits; see `reuse`.
-      on_tower: called as `on_tower(index, count)` before each tower is built, to show how far the
-        build is: hundreds of towers take minutes.
-      accumulate: k, into how many micro-batches each tower's shard is cut. They run one after the
-        other, in the memory of one, and one update applies the sum of their gradients: the gradient
-        is the same, and `global_step`, rate and summaries count one step. Batch norm normalizes
-        each micro-batch by itself; its moving averages are updated by the first micro-batch.
-        `BuiltTowers.towers` has an entry for each micro-batch.
-      recompute: `'auto'`: only results at some places of the forward pass are kept, about the
-        square root of its length; the backward pass recomputes the rest from them. The numbers are
-        the same, for less memory and about a third more time. Or a list of names of operations or
-        scopes of the model whose results are kept. See `recompute.rewrite`.
-      micro_batches: M, into how many micro-batches a tower of several devices cuts its shard: while
-        a stage works on one, the stage before works on the next; gradients are added up as
-        `accumulate` does.
-      schedule: of the micro-batches: `'one_forward_one_backward'`, or `'all_forward'`, see
-        `stage_order`.
-      stages: `'auto'`: the first tower's graph is cut into as many stages as a tower has devices,
-        each with about the same memory; `AutoStages`: the same, with as much time each, say; see
-        `cut_into_stages`. None: by the model's own `stage`s.
+      batch_norm: `'shard'`: a batch norm normalizes by the statistics of its tower's shard; or
+        `'sync'`: by those of the whole batch, as on one device, see `sync_batch_norm`.
+      variables: `VariablePlacement`: where variables live, and how replicated ones are kept equal.
+      numerics: `Numerics`: precision, loss scale, XLA, checks of numbers, random numbers by step.
+      memory: `Memory`: micro-batches one after the other, recomputation.
+      pipeline: `Pipeline`: stages and micro-batches of towers with several devices.
       cluster: `Cluster`: other machines that train the same model, each with towers of its own.
         `loss`, `predictions` and `metrics` are then of this machine's batch, the gradient is of all
         machines' batches. See `join`.
-      batch_norm: `'shard'`: a batch norm normalizes by the statistics of its tower's shard; or
-        `'sync'`: by those of the whole batch, as on one device, see `sync_batch_norm`.
-      gradient_options: dict of arguments for `optimizer.compute_gradients`, in every tower:
-        `aggregation_method`, `gate_gradients`, `colocate_gradients_with_ops`; or None. Where
-        `colocate_gradients_with_ops` would put a gradient operation on two devices, its tower's and
-        a variable's, it goes to its tower's.
+      copies: `'clone'`: the model function is called once, in the caller's scopes, and the towers
+        after the first are copies of its graph, forward and backward, in the name scopes `tower_1`,
+        `tower_2`, … (of a second build `build_2/tower_1`, …). Tables, queues, iterators and
+        placeholders that it makes are then common to all towers; a random op that it gave a seed
+        gets another seed in each copy. `'reuse'`: the hand-written recipe, a call for each tower
+        under `variable_scope` reuse, with the recipe's limits; see `reuse`.
+      reuse: for the first tower: None, True or `tf.AUTO_REUSE` as in `tf.variable_scope`; or what
+        an earlier `build_towers` returned, to share its variables, those made without
+        `get_variable` included, in the scope of that build.
 
     Returns:
       `BuiltTowers`.
@@ -158,11 +114,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         graph.
     """
     request = checked_request(
-        model_fn, optimizer, devices, reduction, remainder, global_step, var_list,
-        transform_gradients, gradient_options, regularization, update_ops, learning_rate,
-        stateless_random, variables, numerics, copies, variable_scope, reuse, name, check_devices,
-        allow_repeated_devices, on_tower, accumulate, recompute, micro_batches,
-        schedule, stages, cluster, batch_norm, shares)
+        model_fn, optimizer, devices, reduction, remainder, shares, global_step, regularization,
+        update_ops, batch_norm, variables, numerics, memory, pipeline, cluster, copies, reuse)
     check_not_nested(tf.get_default_graph())
     inputs = checked_inputs(request, inputs)
     graph = tf.get_default_graph()
@@ -171,16 +124,11 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         is_cut = isinstance(inputs, ALREADY_CUT)
         behind = BehindBatch(() if is_cut else inputs, bool(request.objectives))
         shards = inputs.shards(request) if is_cut else split_batch(
-            behind.inputs, len(request.parts), request.remainder,
-            # An empty shard is an empty part of the predictions.
-            pad_empty=request.optimizer is not None, called=_called(request),
+            behind.inputs, len(request.parts), request.remainder, called=_called(request),
             shares=request.shares)
         captured = capture(request, shards, behind)
         collections_before.new_updates()
         outputs = merge_outputs(captured, request, shards)
-        if request.optimizer is None and request.remainder == 'weight':
-            captured = captured._replace(towers=keep_shapes_of_empty_shards(
-                captured.towers, shards.batch_size))
         combined = combine_towers(captured, request, shards, behind)
         combined, machines = combine_machines(request, shards, combined, outputs.loss)
         update = update_variables(captured, request, outputs, combined, shards,
@@ -254,7 +202,7 @@ def merge_outputs(captured, request, shards):
     towers, regularization = captured.towers, captured.step.losses.regularization_loss
     put_in_order(towers, shards.weights)
     late = captured.roles.inline_updates.late
-    padded = shards.sizes if request.remainder == 'weight' and request.optimizer else None
+    padded = shards.sizes if request.remainder == 'weight' else None
     with only_device(request.placement.main), tf.name_scope(request.name + 's'):
         loss = None
         if towers[0].data_loss is not None:

@@ -2,6 +2,9 @@
 
 import collections
 
+import tensorflow.compat.v1 as tf
+
+from towers.errors import InvalidArgumentError
 from towers.placement.tower_device import stages_of
 
 
@@ -18,7 +21,7 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
       loss: scalar, the mean over the batch's examples plus the regularization, as one device
         would compute it from the weights before the update. With several losses a dict of scalars
         by name; `gradients` is a dict of lists then.
-      predictions: nest of tensors [batch, …] in batch order (scalars: [towers]), or None.
+      predictions: nest of tensors [batch, …] in batch order (scalars: [towers with an example]), or None.
       metrics: dict by the names of the model function's metrics, each over all towers: a scalar, or
         a pair of value and update for one of `tf.metrics`.
       gradients: list of `(gradient, variable)`: combined and transformed, what the optimizer gets.
@@ -68,3 +71,11 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
         count = len(self.devices)
         return '<BuiltTowers: %d tower%s on %s>' % (count, '' if count == 1 else 's', ', '.join(
             '+'.join(stages_of(device)) for device in self.devices))
+
+
+def check_same_graph(name, built):
+    """Raises `InvalidArgumentError` for a `BuiltTowers` of another graph than the default one."""
+    graphs = {getattr(variable, 'graph', None) for variable in built.variables} - {None}
+    if graphs and tf.get_default_graph() not in graphs:
+        raise InvalidArgumentError('%s=%r belongs to another graph than the default one: build '
+                                   'under the tf.Graph() of that build.' % (name, built))

@@ -5,6 +5,7 @@ import contextlib
 
 import tensorflow.compat.v1 as tf
 
+from towers.api.request import no_batch_values
 from towers.api.reuse import call_for_each_tower
 from towers.reduce.loss_scale import ScaledLosses
 from towers.tower.batch_values import exchange, is_batch_value
@@ -53,7 +54,7 @@ def capture(request, shards, behind):
         scaled_losses = ScaledLosses(request.loss_scale, request.name + 's', placement)
     if request.copies == 'reuse':
         steps, roles = call_for_each_tower(request, shards, scaled_losses, behind,
-                                           no_batch_values(request))
+                                           no_batch_values(request.accumulate, request.cluster))
         exchange([step.tower for step in steps], shards.weights, placement.main)
         return Captured([step.tower for step in steps], steps[0], roles, None,
                         [step.of_shard for step in steps], [],
@@ -62,13 +63,13 @@ def capture(request, shards, behind):
     of_model = next((each.optimizer for each in options.objectives
                      if isinstance(each.optimizer, GradientsOfModel)), None)
     of_calls = [None] if of_model is None else _as_tensors(of_model.weights(shards), shards.is_even)
-    _say(request, 0)
     recorded = record(
         options.model_fn, shards.inputs[0], first.device, placement, options.objectives,
         registered, options.variable_scope, options.reuse, options.earlier, options.xla,
         options.adds_registered, contextlib.nullcontext if of_model is None else (
             lambda: of_model.call(of_calls[0], shards.is_even, placement)),
-        shards.batch_size, len(request.parts), no_batch_values(request),
+        shards.batch_size, len(request.parts),
+        no_batch_values(request.accumulate, request.cluster),
         request.batch_norm)
     taken, slots = ([], []) if of_model is None else (of_model.fetches(), of_model.slots())
     names_of_slots = {slot.op.name for slot in slots}  # which a Saver made there reads
@@ -82,12 +83,12 @@ def capture(request, shards, behind):
     step = differentiate(
         recorded, options, placement, registered, first.device, shards.inputs[0], shards.sizes[0],
         scales[0], scaled_losses, takes_plain_gradients(
-            options.objectives, options.gradient_options), len(request.parts), taken,
+            options.objectives), len(request.parts), taken,
         shard=behind.shard_tensors(shards.inputs[0]))
     towers, of_shards = copies_of(step, roles, request, shards, [weights, scales, of_calls],
                                   of_model)
     towers.insert(0, step.tower)
-    exchange(towers, weights, placement.main)
+    exchange(towers, shards.weights, placement.main)
     if options.called.parts_before and len(towers) > 1:
         give_seeds_of_tower(
             step.operations, fetches_of(recorded.output) + taken + recorded.updates + tensors_of(
@@ -120,7 +121,6 @@ def copies_of(step, roles, request, shards, by_shard, of_model=None):
         + [op for op in step.operations if is_batch_value(op)])
     towers, of_shards = [], []
     for number, part in list(enumerate(request.parts))[1:]:
-        _say(request, number)
         exchanged = dict(zip((leaf.name for leaf in leaves_of(shards.inputs[0])),
                              leaves_of(shards.inputs[number])))
         exchanged.update((each[0].name, each[number]) for each in by_shard
@@ -133,16 +133,6 @@ def copies_of(step, roles, request, shards, by_shard, of_model=None):
         if of_model is not None:
             of_model.note_copy(copied)
     return towers, of_shards
-
-
-def no_batch_values(request):
-    """Why the parts of a batch cannot exchange values in this build; or None."""
-    if request.accumulate > 1:
-        return ('a tower has %d micro-batches, which are not there at the same time: build without '
-                'accumulate= and micro_batches=' % request.accumulate)
-    if request.cluster is not None:
-        return 'the batch is on several machines, which do not exchange it: build without cluster='
-    return None
 
 
 def _as_tensors(weights, is_even):
@@ -159,8 +149,3 @@ def _how_built(count):
         return '1 call of the model function'
     return '1 call of the model function, %d cop%s of its graph' % (
         count - 1, 'y' if count == 2 else 'ies')
-
-
-def _say(request, number):
-    if request.on_tower is not None:
-        request.on_tower(number, len(request.parts))

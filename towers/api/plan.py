@@ -11,11 +11,13 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.api.stage_plan import accumulation_line, stages_line
 from towers.graph import graph_walk
+from towers.graph.nests import leaves_of
+from towers.graph.variable_access import metric_variables
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
 from towers.placement.xla import describe as describe_xla
 from towers.tower.batch_losses import whole_batch_line
-from towers.tower.counters import counting_updates
 from towers.tower.objectives import GradientsOfModel, all_pairs
+from towers.tower.write_order import updates_that_write
 
 PlannedTower = collections.namedtuple('PlannedTower', 'index device examples owns')
 """A row of the plan: `examples` is an int, or None where the batch is not static; `owns` names
@@ -305,22 +307,16 @@ def _optimizers(request, update):
 def _learning_rates(request, num_towers):
     if not request.objectives:
         return None
-    given, names = request.learning_rate, request.objectives.names
-    if names is None:
-        return '; '.join(dict.fromkeys(
-            _learning_rate(each, given, request, num_towers)
-            for each in _real(request.objectives[0].optimizer)))
-    return '; '.join('%s: %s' % (each.name, _learning_rate(
-        each.optimizer, given.get(each.name) if isinstance(given, dict) else given, request,
-        num_towers)) for each in request.objectives)
+    if request.objectives.names is None:
+        return '; '.join(dict.fromkeys(_learning_rate(each, request, num_towers)
+                                       for each in _real(request.objectives[0].optimizer)))
+    return '; '.join('%s: %s' % (each.name, _learning_rate(each.optimizer, request, num_towers))
+                     for each in request.objectives)
 
 
-def _learning_rate(optimizer, given, request, num_towers):
-    rate = compat.optimizer_learning_rate(optimizer) if given is None else given
-    if hasattr(rate, 'describe'):
-        text = rate.describe()
-        number = getattr(rate, 'peak', None)
-    elif isinstance(rate, (numbers.Real, np.ndarray)):
+def _learning_rate(optimizer, request, num_towers):
+    rate = compat.optimizer_learning_rate(optimizer)
+    if isinstance(rate, (numbers.Real, np.ndarray)):
         text, number = '%g' % rate, float(rate)
     elif isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
         text, number = 'the tensor %r' % rate.op.name, None
@@ -365,7 +361,7 @@ def _batch_norm(towers, update_ops, before, in_sync, batch_norm):
     if not any(tower.updates for tower in towers):
         return in_sync + 'no update ops' + others
     count = len(towers[0].updates)
-    counting = len(counting_updates(towers)) if update_ops == 'first' else 0
+    counting = len(updates_that_write(towers, metric_variables())) if update_ops == 'first' else 0
     if counting:
         others += ', %d of the other towers that count metrics' % counting
     return in_sync + {'first': '%d update ops of tower 0 ride on the train op' % count,
@@ -396,8 +392,7 @@ def _own_state(names):
 
 def _from_shard(variables, first):
     """Names of the variables whose initial value depends on the first tower's part of the batch."""
-    inputs = {leaf.op.name for leaf in tf.nest.flatten(first.inputs, expand_composites=True)
-              if leaf is not None}
+    inputs = {leaf.op.name for leaf in leaves_of(first.inputs)}
     initializers = [(variable, compat.initializer_of(variable)) for variable in variables]
     return [variable.op.name for variable, op in initializers if op is not None
             and not inputs.isdisjoint(graph_walk.ancestors(op.inputs))]

@@ -1,15 +1,15 @@
 """The arguments of one `build_towers` call, checked and resolved before any operation is made."""
 
 import collections
+import itertools
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_choice, check_count, check_graph_mode, check_instance
-from towers.api.arguments import (check_build_arguments, check_model_fn, check_same_graph,
-                                    checked_objectives)
-from towers.api.built import BuiltTowers
-from towers.api.options import Numerics, VariablePlacement
-from towers.errors import InvalidArgumentError, NameScopeError
+from towers.arguments import (check_choice, check_graph_mode, check_instance, check_step_variable)
+from towers.api.built import BuiltTowers, check_same_graph
+from towers.api.objective import checked_objectives
+from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement
+from towers.errors import InvalidArgumentError, ModelFunctionError
 from towers.graph.scopes import full_scope_name, scope_to_enter
 from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve_devices
 from towers.placement.precision import rewrite_field, try_precision
@@ -17,9 +17,8 @@ from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import Placement
 from towers.reduce.all_reduce import check_all_reduce
 from towers.reduce.loss_scale import LossScale
-from towers.reduce.pipeline import SCHEDULES, kept_at_once
+from towers.reduce.pipeline import kept_at_once
 from towers.reduce.replicas import Replicas
-from towers.tower.auto_stages import checked_stages
 from towers.tower.refused_builds import check_no_failed_build
 from towers.tower.shards import checked_shares
 from towers.tower.optimizer_minimize import has_own_minimize
@@ -37,10 +36,9 @@ BATCH_NORMS = ('shard', 'sync')
 
 class Request(collections.namedtuple('Request', [
         'optimizer', 'objectives', 'devices', 'reduction', 'factor', 'remainder', 'shares',
-        'global_step',
-        'learning_rate', 'copies', 'name', 'full_scope_name', 'parts', 'accumulate', 'schedule',
-        'placement', 'replicas', 'numerics', 'precision_text', 'loss_scale', 'on_tower',
-        'of_tower', 'cluster', 'batch_norm'])):
+        'global_step', 'copies', 'name', 'full_scope_name', 'parts', 'accumulate', 'schedule',
+        'placement', 'replicas', 'numerics', 'precision_text', 'loss_scale', 'of_tower',
+        'cluster', 'batch_norm'])):
     """The checked arguments of a call; arguments under their own names, and:
 
     Attributes:
@@ -50,6 +48,8 @@ class Request(collections.namedtuple('Request', [
       shares: the proportions of the parts, see `checked_shares`.
       accumulate: how many micro-batches each tower has.
       schedule: the order of micro-batches in the stages; None for one after the other.
+      name: prefix of the name scopes of further towers: `'tower'`; in a graph that has such
+        scopes already `'build_2/tower'`.
       parts: list of `Part` of all towers, in the order of the batch: tower by tower, and within a
         tower micro-batch by micro-batch.
       full_scope_name: full name of the model's variable scope.
@@ -74,12 +74,9 @@ Fields:
 """
 
 
-def checked_request(model_fn, optimizer, devices, reduction, remainder, global_step, var_list,
-                    transform_gradients, gradient_options, regularization, update_ops,
-                    learning_rate, stateless_random, variables, numerics, copies, variable_scope,
-                    reuse, name, check_devices, allow_repeated_devices, on_tower,
-                    accumulate, recompute, micro_batches, schedule, stages, cluster, batch_norm,
-                    shares):
+def checked_request(model_fn, optimizer, devices, reduction, remainder, shares, global_step,
+                    regularization, update_ops, batch_norm, variables, numerics, memory, pipeline,
+                    cluster, copies, reuse):
     """Checks the arguments of `build_towers`, see there; makes no operation.
 
     Returns:
@@ -88,58 +85,50 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     Raises:
       TowersError: one of its subclasses, for every bad argument.
     """
-    variables = VariablePlacement() if variables is None else variables
-    check_instance('variables', variables, VariablePlacement, 'a towers.VariablePlacement, or None')
-    numerics = Numerics() if numerics is None else numerics
-    check_instance('numerics', numerics, Numerics, 'a towers.Numerics, or None')
-    names = resolve_devices(devices, check_devices, allow_repeated_devices)
+    variables, numerics, memory, pipeline = [
+        _of_type(name, given, kind) for name, given, kind in (
+            ('variables', variables, VariablePlacement), ('numerics', numerics, Numerics),
+            ('memory', memory, Memory), ('pipeline', pipeline, Pipeline))]
+    names = resolve_devices(devices)
     shares = checked_shares(shares, len(names), 'towers')
     graph = tf.get_default_graph()
     check_no_failed_build(graph)
-    _check_arguments(model_fn, reduction, regularization, update_ops, copies)
-    check_choice('batch_norm', batch_norm, BATCH_NORMS)
-    objectives = checked_objectives(optimizer, var_list, transform_gradients)
+    check_graph_mode('what build_towers makes')
+    for argument, given, expected in (
+            ('reduction', reduction, REDUCTIONS), ('regularization', regularization,
+                                                   REGULARIZATIONS),
+            ('update_ops', update_ops, UPDATE_TOWERS), ('copies', copies, COPIES),
+            ('batch_norm', batch_norm, BATCH_NORMS)):
+        check_choice(argument, given, expected)
+    check_model_fn(model_fn)
+    objectives = checked_objectives(optimizer)
     _check_goes_with_several(objectives, regularization, numerics)
-    check_build_arguments(name, variable_scope, reuse, global_step, learning_rate, gradient_options,
-                          on_tower, objectives, dict(
-                              check_devices=check_devices,
-                              allow_repeated_devices=allow_repeated_devices,
-                              stateless_random=stateless_random))
-    shares_earlier = isinstance(reuse, BuiltTowers)
-    if shares_earlier:
-        check_same_graph('reuse', reuse)
-    if shares_earlier and variable_scope is None:
-        variable_scope = scope_to_enter(reuse.variable_scope)
-    if stateless_random and global_step is None:
+    if global_step is not None:
+        check_step_variable(global_step)
+    if numerics.stateless_random and global_step is None:
         raise InvalidArgumentError('stateless_random=True needs a global_step to draw by.')
-    _check_accumulate('accumulate', accumulate, objectives)
-    _check_accumulate('micro_batches', micro_batches, objectives)
-    stages = checked_stages(stages)
-    _check_schedule(schedule, micro_batches, accumulate)
-    accumulate, micro_batches = int(accumulate), int(micro_batches)
-    _check_stages(stages, micro_batches, names)
-    schedule = schedule if micro_batches > 1 else None
-    accumulate = max(accumulate, micro_batches)
-    _check_not_too_many('accumulate' if schedule is None else 'micro_batches', accumulate, names)
-    recompute = _checked_recompute(recompute, objectives, numerics)
-    parts = _parts(name, names, accumulate)
-    _check_name_scopes(graph, name, parts)
+    earlier, variable_scope = _checked_reuse(reuse)
+    accumulate, schedule = _checked_micro_batches(memory, pipeline, objectives, names)
+    _check_recompute(memory.recompute, objectives, numerics)
+    refused = no_batch_values(accumulate, cluster)
+    if batch_norm == 'sync' and refused is not None:
+        raise InvalidArgumentError("batch_norm='sync': %s." % refused)
+    name, parts = _named_parts(graph, names, accumulate, copies)
     placement = Placement(variables.device, names, variables.all_reduce, optimizer is not None,
-                          check_devices)
-    if check_devices:
+                          names.checked)
+    if names.checked:
         for device in placement.devices() or ():
             check_variable_device(device, names)
-    if shares_earlier and variables.device is None:
-        placement.share(reuse.placement)
+    if earlier is not None and variables.device is None:
+        placement.share(earlier.placement)
     if variables.all_reduce is not None:
         check_all_reduce(variables.all_reduce, names)
     replicas = Replicas(names) if placement.all_reduce is not None else None
-    if replicas is not None and shares_earlier:
-        _check_earlier_has_replicas(reuse)
-    if copies == 'reuse' and (replicas is not None or stages is not None):
+    if replicas is not None and earlier is not None:
+        _check_earlier_has_replicas(earlier)
+    if copies == 'reuse' and (replicas is not None or pipeline.stages is not None):
         raise InvalidArgumentError("copies='reuse' goes with neither VariablePlacement("
                                    "'replicated') nor stages=: pass copies='clone'.")
-    precision_text = _precision_text(numerics.precision, names, check_devices)
     loss_scale = numerics.loss_scale
     if optimizer is None:
         loss_scale = None
@@ -150,10 +139,10 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         _check_cluster(cluster, objectives, placement.all_reduce, loss_scale)
     of_tower = TowerOptions(
         model_fn, objectives, regularization == 'add', variable_scope,
-        True if shares_earlier else reuse, reuse if shares_earlier else None,
-        update_ops, gradient_options or {}, global_step if stateless_random else None,
-        numerics.check_numerics, numerics.xla, recompute,
-        _cutting(stages, placement, stages_of(names[0]), schedule, accumulate, objectives,
+        reuse if earlier is None else True, earlier, update_ops,
+        global_step if numerics.stateless_random else None,
+        numerics.check_numerics, numerics.xla, memory.recompute,
+        _cutting(pipeline.stages, placement, stages_of(names[0]), schedule, accumulate, objectives,
                  len(names) > 1 or loss_scale is not None or cluster is not None), accumulate,
         NamesOnOneMachine(_before(cluster, len(names)), name,
                           _before(cluster, len(parts))),
@@ -162,20 +151,35 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     return Request(
         optimizer, objectives, names, reduction,
         1. if reduction == 'mean' else float(len(names)), remainder,
-        tuple(share for share in shares for _ in range(accumulate)), global_step, learning_rate,
+        tuple(share for share in shares for _ in range(accumulate)), global_step,
         copies, name, full_scope_name(variable_scope), parts, accumulate, schedule,
-        placement, replicas, numerics, precision_text, loss_scale, on_tower, of_tower,
-        cluster, batch_norm)
+        placement, replicas, numerics, _precision_text(numerics.precision, names), loss_scale,
+        of_tower, cluster, batch_norm)
 
 
-def _check_arguments(model_fn, reduction, regularization, update_ops, copies):
-    check_graph_mode('what build_towers makes')
-    for argument, given, expected in (('reduction', reduction, REDUCTIONS),
-                                      ('regularization', regularization, REGULARIZATIONS),
-                                      ('update_ops', update_ops, UPDATE_TOWERS),
-                                      ('copies', copies, COPIES)):
-        check_choice(argument, given, expected)
-    check_model_fn(model_fn)
+def _of_type(name, given, kind):
+    """An argument that is an object of options, or its defaults for None."""
+    given = kind() if given is None else given
+    check_instance(name, given, kind, 'a towers.%s, or None' % kind.__name__)
+    return given
+
+
+def check_model_fn(model_fn):
+    """Raises `ModelFunctionError` for a model function that cannot be called."""
+    if not callable(model_fn):
+        raise ModelFunctionError('model_fn=%.80r cannot be called: expected a function from a '
+                                 'shard to its loss.' % (model_fn,))
+
+
+def _checked_reuse(reuse):
+    """`(build whose variables are shared, scope to enter)`; `(None, None)` without one."""
+    if isinstance(reuse, BuiltTowers):
+        check_same_graph('reuse', reuse)
+        return reuse, scope_to_enter(reuse.variable_scope)
+    if not (reuse is None or isinstance(reuse, bool) or reuse is tf.AUTO_REUSE):
+        raise InvalidArgumentError('reuse=%.80r: expected None, True, tf.AUTO_REUSE, or what an '
+                                   'earlier build_towers returned.' % (reuse,))
+    return None, None
 
 
 def _check_goes_with_several(objectives, regularization, numerics):
@@ -229,18 +233,31 @@ def _check_earlier_has_replicas(earlier):
             "VariablePlacement('replicated') to that build, too, on several towers.")
 
 
-def _precision_text(precision, devices, check_devices):
+def _precision_text(precision, devices):
     """The plan's line about the precision, or None for float32."""
     if precision == 'float32':
         return None
-    if check_devices and all(tf.DeviceSpec.from_string(name).job is None for name in devices):
+    if devices.checked and all(tf.DeviceSpec.from_string(name).job is None for name in devices):
         return '%s by %s' % (precision, try_precision(precision, devices))
     return "%s by TensorFlow's rewrite %s, not tried out" % (
         precision, rewrite_field(precision, devices))
 
 
-def _check_accumulate(name, count, objectives):
-    check_count(name, count)
+def _checked_micro_batches(memory, pipeline, objectives, devices):
+    """`(number of micro-batches of a tower, schedule)`; the schedule is None without a pipeline.
+
+    Raises:
+      InvalidArgumentError: micro-batches or stages that do not go with the rest.
+    """
+    is_pipeline = pipeline.micro_batches > 1
+    if is_pipeline and memory.accumulate > 1:
+        raise InvalidArgumentError(
+            'micro_batches=%d and accumulate=%d: a pipeline adds up the gradients of its '
+            'micro-batches, too. Pass micro_batches=%d alone.' % (
+                pipeline.micro_batches, memory.accumulate,
+                pipeline.micro_batches * memory.accumulate))
+    name, count = (('micro_batches', pipeline.micro_batches) if is_pipeline else
+                   ('accumulate', memory.accumulate))
     if count > 1 and not objectives:
         raise InvalidArgumentError('%s=%d, and there is no optimizer: it is for gradients. '
                                    'Evaluate in smaller batches.' % (name, count))
@@ -249,13 +266,21 @@ def _check_accumulate(name, count, objectives):
             '%s=%d goes with one loss, and there are several (%s): a micro-batch waits for the '
             'gradients of the one before, which would be those of all losses.' % (
                 name, count, ', '.join(objectives.names)))
-
-
-def _check_not_too_many(name, count, devices):
+    if len(stages_of(devices[0])) == 1:
+        if pipeline.stages is not None:
+            raise InvalidArgumentError(
+                'stages=%.40r, and each tower has one device: pass several a tower, such as '
+                "devices=[['/gpu:0', '/gpu:1'], ['/gpu:2', '/gpu:3']]." % (pipeline.stages,))
+        if is_pipeline:
+            raise InvalidArgumentError(
+                'micro_batches=%d, and each tower has one device, so that there is no pipeline: '
+                'pass Memory(accumulate=%d) to cut the batch further, or several devices a tower.'
+                % (count, count))
     if count * len(devices) > MOST_TOWERS:
         raise InvalidArgumentError(
             '%s=%d on %d tower%s: expected %d micro-batches in all at most.' % (
-            name, count, len(devices), '' if len(devices) == 1 else 's', MOST_TOWERS))
+                name, count, len(devices), '' if len(devices) == 1 else 's', MOST_TOWERS))
+    return count, pipeline.schedule if is_pipeline else None
 
 
 def _cutting(stages, placement, devices, schedule, micro_batches, objectives, waits):
@@ -272,46 +297,23 @@ def _cutting(stages, placement, devices, schedule, micro_batches, objectives, wa
                    slots if placement.by_stage else None)
 
 
-def _check_schedule(schedule, micro_batches, accumulate):
-    check_choice('schedule', schedule, SCHEDULES)
-    if micro_batches > 1 and accumulate > 1:
-        raise InvalidArgumentError(
-            'micro_batches=%d and accumulate=%d: a pipeline adds up the gradients of its '
-            'micro-batches, too. Pass micro_batches=%d alone.' % (
-                micro_batches, accumulate, micro_batches * accumulate))
+def no_batch_values(accumulate, cluster):
+    """Why the parts of a batch cannot exchange values in a build; or None."""
+    if accumulate > 1:
+        return ('a tower has %d micro-batches, which are not there at the same time: build without '
+                'micro-batches (Memory, Pipeline)' % accumulate)
+    if cluster is not None:
+        return 'the batch is on several machines, which do not exchange it: build without cluster='
+    return None
 
 
-def _check_stages(stages, micro_batches, devices):
-    """Raises `InvalidArgumentError` for stages and pipelines on towers of one device."""
-    if len(stages_of(devices[0])) > 1:
-        return
-    if stages is not None:
-        raise InvalidArgumentError(
-            'stages=%.40r, and each tower has one device: pass several a tower, such as '
-            "devices=[['/gpu:0', '/gpu:1'], ['/gpu:2', '/gpu:3']]." % (stages,))
-    if micro_batches > 1:
-        raise InvalidArgumentError(
-            'micro_batches=%d, and each tower has one device, so that there is no pipeline: pass '
-            'accumulate=%d to cut the batch further, or several devices a tower.' % (
-                micro_batches, micro_batches))
-
-
-def _checked_recompute(recompute, objectives, numerics):
-    if recompute is None:
-        return None
-    if not (isinstance(recompute, str) and recompute == 'auto'
-            or isinstance(recompute, (list, tuple)) and recompute
-            and all(isinstance(name, str) and name.rstrip('/') for name in recompute)):
-        raise InvalidArgumentError(
-            "recompute=%.80r: expected 'auto', a list of names of operations or scopes of the "
-            'model whose results are kept, or None.' % (recompute,))
-    if not objectives:
+def _check_recompute(recompute, objectives, numerics):
+    if recompute is not None and not objectives:
         raise InvalidArgumentError('recompute=%.80r, and there is no optimizer: without a backward '
                                    'pass nothing is kept for it.' % (recompute,))
-    if numerics.xla:
+    if recompute is not None and numerics.xla:
         raise InvalidArgumentError('recompute=%.80r and xla=True: XLA decides by itself what it '
                                    'keeps. Pass one of the two.' % (recompute,))
-    return recompute
 
 
 def _before(cluster, count):
@@ -319,18 +321,15 @@ def _before(cluster, count):
     return 0 if cluster is None else cluster.rank * count
 
 
-def _parts(name, devices, accumulate):
-    return [Part(tower, micro_batch, device, '%s_%d' % (name, tower)
-                  + ('_micro_%d' % micro_batch if micro_batch else ''))
-             for tower, device in enumerate(devices) for micro_batch in range(accumulate)]
-
-
-def _check_name_scopes(graph, name, parts):
-    """Checks the towers' name scopes, and the scope of the operations for all towers."""
+def _named_parts(graph, devices, accumulate, copies):
+    """`(prefix of the towers' name scopes, list of Part)`: scopes that the graph does not have."""
     around = graph.get_name_scope()
-    for scope in [part.scope for part in parts[1:]] + [name + 's']:
-        full = '%s/%s' % (around, scope) if around else scope
-        if graph.unique_name(scope, mark_as_used=False) != full:
-            raise NameScopeError(
-                'the graph has a name scope or operation %r already, perhaps from an earlier '
-                "build_towers: pass another name=, such as name='eval_tower'." % full)
+    for number in itertools.count(1):
+        name = 'tower' if number == 1 else 'build_%d/tower' % number
+        parts = [Part(tower, micro_batch, device, '%s_%d' % (name, tower)
+                      + ('_micro_%d' % micro_batch if micro_batch else ''))
+                 for tower, device in enumerate(devices) for micro_batch in range(accumulate)]
+        scopes = [part.scope for part in parts[copies == 'clone':]] + [name + 's']
+        if all(graph.unique_name(scope, mark_as_used=False) == (
+                '%s/%s' % (around, scope) if around else scope) for scope in scopes):
+            return name, parts

@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import ModelFunctionError, SharedVariableError
 from towers.graph import graph_walk
+from towers.graph.nests import leaves_of
 from towers.graph.variable_writes import Writes
 from towers.tower.example_writes import written_by_every_tower
 from towers.tower.inner_training import check_no_own_optimizer
@@ -45,8 +46,6 @@ def call_for_each_tower(request, shards, scaled_losses, behind, no_batch_values)
     registered = RegisteredLosses(tf.get_default_graph())
     steps, roles = [], None
     for number, part in enumerate(request.parts):
-        if request.on_tower is not None:
-            request.on_tower(number, len(request.parts))
         # As in the recipe: entered anew, so that layers without a name find their variables.
         with tf.name_scope(part.scope), _no_new_variables(number), tf.variable_scope(
                 tf.get_variable_scope(), auxiliary_name_scope=False):
@@ -120,8 +119,7 @@ def _check_shard(number, recorded, shards):
     if recorded.output.loss is None:
         return
     known = graph_walk.ancestors(flat(recorded.output.loss))
-    others = {leaf.op.name for inputs in shards.inputs[:number]
-              for leaf in tf.nest.flatten(inputs, expand_composites=True) if leaf is not None}
+    others = {leaf.op.name for leaf in leaves_of(shards.inputs[:number])}
     if known & others:
         raise ModelFunctionError(
             "copies='reuse', and the loss of tower %d is computed from the shard of another tower: "

@@ -6,6 +6,8 @@ import functools
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
+from towers.graph.nests import fetches_in
+from towers.graph.variable_access import metric_variables
 from towers.nonfinite import checked_at_least_scale
 from towers.placement.variable_device import only_device
 from towers.reduce.early_writes import hold_update
@@ -14,11 +16,10 @@ from towers.reduce.update_gates import held_back
 from towers.reduce.update import apply_update, checked_transform
 from towers.tower.closure_tensors import (check_of_no_tower, check_of_no_worker,
                                           losses_by_tensor, take_losses_of_batch)
-from towers.tower.counters import counting_updates
-from towers.tower.example_writes import updates_of_every_tower
 from towers.tower.objectives import GradientsOfModel, flat, map_shaped, tensors_of
 from towers.tower.optimizer_minimize import Minimizing, has_own_minimize
 from towers.tower.outputs import weighted_mean
+from towers.tower.write_order import updates_that_write
 
 Update = collections.namedtuple(
     'Update', 'train_op train_ops slots gradients rides counts before is_sent',
@@ -164,7 +165,7 @@ def _applying(objective, loss, request, towers):
 def _computed(outputs, towers):
     """The tensors and operations that can be fetched without a step."""
     shown = [outputs] + [(tower.data_loss, tower.predictions, tower.metrics) for tower in towers]
-    return [each for each in tf.nest.flatten(shown, expand_composites=True) if hasattr(each, 'op')]
+    return fetches_in(shown)
 
 
 def _of_several(captured, request, outputs, gradients, combined, updates, settle):
@@ -258,6 +259,8 @@ def _updates(captured, update_ops, before, of_optimizers):
     chosen, others = towers, list(before)
     if update_ops == 'first':
         chosen = towers[:1]
-        others += captured.roles.own_state.updates(towers) + counting_updates(towers)
-        others += updates_of_every_tower(towers, captured.roles.of_every_tower)
+        roles = captured.roles
+        others += updates_that_write(towers, [
+            variable.op.name for variable in roles.own_state.of_other_towers]
+            + list(metric_variables()) + roles.of_every_tower)
     return [update for tower in chosen for update in tower.updates] + others + of_optimizers

@@ -11,14 +11,18 @@ TF notices damage when it reads: the blocks of an index, and each tensor, carry 
 """
 
 import collections
+import contextlib
 import os
 import re
 import typing
 
+from google.protobuf import text_format
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_flag, directory_name
-from towers.errors import CheckpointError
+from towers.errors import BadFileError, CheckpointError, shown
+from towers.safe_files import check_regular, read_data
 from towers.tensorflow_errors import reason_of
 
 STATE_FILE = 'checkpoint'
@@ -27,6 +31,10 @@ STATE_FILE = 'checkpoint'
 # OutOfRangeError, TF 2 a plain OpError or, as it translates its own errors, one of Python's.
 READ_ERRORS = (tf.errors.OpError, RuntimeError, IndexError, ValueError)
 
+MOST_STEPS = 2 ** 53
+"""What a counter in a checkpoint may have come to: more, and sums and products overflow."""
+
+_MOST_BYTES = 2 ** 26  # of the state file, which names every checkpoint that is kept
 _STEP = re.compile(r'-(\d+)$')
 _V1_FILE = re.compile(r'.\.ckpt(-\d+)?$')
 
@@ -47,7 +55,7 @@ class Damaged(collections.namedtuple('Damaged', 'prefix step reason')):
     __slots__ = ()
 
     def __str__(self):
-        return '%s %s' % (self.prefix, self.reason)
+        return shown('%s %s' % (self.prefix, self.reason))
 
 
 def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[str]:
@@ -69,7 +77,8 @@ def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[
     Raises:
       CheckpointError: without `recover`, if the newest checkpoint is damaged or the state file is
         lost, damaged, or names files that are gone; with `recover`, if no checkpoint is whole. Or
-        `directory` is no directory.
+        `directory` is no directory. A `BadFileError` where a file is no regular file, or the
+        `global_step` in it no step.
     """
     directory = directory_name('directory', directory)
     check_flag('recover', recover)
@@ -158,7 +167,7 @@ def damage(prefix):
       None if all is well, else the file and what is wrong with it: 'is damaged: …'.
     """
     try:
-        reader = tf.train.NewCheckpointReader(prefix)
+        reader = reader_of(prefix)
         names = sorted(reader.get_variable_to_shape_map())
     except READ_ERRORS as error:
         index = prefix + '.index'
@@ -167,12 +176,39 @@ def damage(prefix):
     for name in names:
         try:
             reader.get_tensor(name)
+            if name == 'global_step':
+                counter_in(prefix, name)
         except tf.errors.UnimplementedError:
             continue  # no damage: the reader of V1 files knows few dtypes, and not float16
         except READ_ERRORS as error:
             files = ', '.join(map(os.path.basename, data_files(prefix))) or 'no data file'
             return 'is damaged: %s: tensor %s: %s' % (files, name, first_line(error))
     return None
+
+
+def reader_of(prefix):
+    """TensorFlow's reader of a checkpoint. Raises `READ_ERRORS`; and `BadFileError` for a pipe or
+    the like in the place of a file, which would be waited for."""
+    for path in files_of(prefix):
+        if os.path.exists(path):  # on a file system of Python's
+            check_regular(path, os.stat(path).st_mode)
+    return tf.train.NewCheckpointReader(prefix)
+
+
+def counter_in(prefix, name):
+    """A counter in a checkpoint, such as `global_step`, an int.
+
+    Raises:
+      BadFileError: it is no whole number from 0 to `MOST_STEPS`.
+      READ_ERRORS: it cannot be read, or is not there.
+    """
+    value = np.asarray(reader_of(prefix).get_tensor(name))
+    if value.shape or value.dtype.kind not in 'iuf' or not (
+            0 <= value <= MOST_STEPS and value == int(value)):
+        raise BadFileError('%s: its %s is %.60r, of type %s: expected a whole number from 0 to '
+                           '2^53. Give the checkpoint of a run.' % (
+                               prefix, name, value.tolist(), value.dtype.name))
+    return int(value)
 
 
 def first_line(error):
@@ -186,10 +222,9 @@ def step_of(prefix):
     if match:
         return int(match.group(1))
     try:
-        reader = tf.train.NewCheckpointReader(prefix)
-        return int(reader.get_tensor('global_step')) if reader.has_tensor('global_step') else None
-    except READ_ERRORS:
-        return None  # damaged, which is for `damage` to say
+        return counter_in(prefix, 'global_step')
+    except READ_ERRORS + (BadFileError,):
+        return None  # not there; or damaged, which is for `damage` to say
 
 
 def same_series(prefix, other):
@@ -216,6 +251,8 @@ def list_checkpoints(directory):
     keys = {}
     for name in names_in(directory):
         path = os.path.join(directory, name)
+        if shown(name) != name:  # no name of a checkpoint
+            continue
         if name.endswith('.index'):
             prefix = path[:-len('.index')]
         elif _V1_FILE.search(name) and not tf.io.gfile.isdir(path):
@@ -223,7 +260,8 @@ def list_checkpoints(directory):
         else:
             continue
         step = step_of(prefix)
-        keys[prefix] = (-1 if step is None else step, tf.io.gfile.stat(path).mtime_nsec)
+        with contextlib.suppress(tf.errors.NotFoundError):  # gone by now, or a link to nothing
+            keys[prefix] = (-1 if step is None else step, tf.io.gfile.stat(path).mtime_nsec)
     return sorted(keys, key=keys.get)
 
 
@@ -252,16 +290,35 @@ def files_of(prefix):
 
 
 def read_state(directory):
-    """Reads the state file: (`CheckpointState`, None), (None, what is wrong) or (None, None)."""
-    if not tf.io.gfile.exists(os.path.join(directory, STATE_FILE)):
+    """Reads the state file: (`CheckpointState`, None), (None, what is wrong) or (None, None).
+
+    Not by `tf.train.get_checkpoint_state`, which waits for a pipe and logs what the file holds.
+
+    Raises:
+      BadFileError: it is no regular file, or much too large.
+    """
+    path = os.path.join(directory, STATE_FILE)
+    if not tf.io.gfile.exists(path):
         return None, None
+    state = tf.train.generate_checkpoint_state_proto('/', '/')
+    state.Clear()
     try:
-        state = tf.train.get_checkpoint_state(directory)
-    except ValueError:  # no text, or names nothing
-        state = None
-    if state is None:
+        if '://' in path:
+            with tf.io.gfile.GFile(path, 'rb') as opened:
+                data = opened.read(_MOST_BYTES)
+        else:
+            data = read_data(path, _MOST_BYTES)
+        text_format.Parse(data.decode('utf-8'), state)
+    except (tf.errors.OpError, OSError, ValueError, text_format.ParseError):
+        state.Clear()
+    if not state.model_checkpoint_path:
         return None, 'is damaged, and only it says which checkpoint is the newest'
     return state, None
+
+
+def newest_prefix(directory):
+    """The prefix of the newest checkpoint by the state file, itself not read; None if unknown."""
+    return newest_named(directory, list_checkpoints(directory))[0]
 
 
 def state_checkpoints(directory, there):

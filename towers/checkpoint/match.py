@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_flag, check_instance, directory_name
 from towers.checkpoint.files import (READ_ERRORS, damage, first_line, list_checkpoints,
-                                     newest_checkpoint)
+                                     newest_checkpoint, reader_of)
 from towers.errors import CheckpointError, InvalidArgumentError
 
 _FILE_OF_PREFIX = re.compile(r'\.(index|meta|data-\d{5}-of-\d{5})$')
@@ -174,7 +174,7 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
 def _contents(prefix):
     """`({name: shape}, {name: type})` of the tensors in a checkpoint."""
     try:
-        reader = tf.train.NewCheckpointReader(prefix)
+        reader = reader_of(prefix)
         shapes = reader.get_variable_to_shape_map()
         dtypes = reader.get_variable_to_dtype_map()
     except READ_ERRORS as error:

@@ -14,6 +14,7 @@ from towers.arguments import check_instance, directory_name
 from towers.checkpoint.files import (STATE_FILE, Newest, describe_safe, files_of, first_line,
                                      inside, list_checkpoints, names_in, read_state, same_series)
 from towers.errors import CheckpointError
+from towers.safe_files import UNFINISHED
 
 # Names under which TF writes before it renames: of tensors, and of `checkpoint` and `….meta`.
 _TEMPORARY_FILE = re.compile(r'\.tempstate\d+$|^checkpoint\.tmp[0-9a-f]{32}$'
@@ -86,10 +87,12 @@ def remove_leftovers(directory):
         # checkpoint, or may have had, its index was lost in another way: not ours to remove.
         is_half = (data is not None and known is not None and data.group(1) not in known
                    and data.group(1) + '.index' not in names)
-        if is_half or _TEMPORARY_FILE.search(name):
-            tf.io.gfile.remove(path)
-        elif _TEMPORARY_FOLDER.search(name) and tf.io.gfile.isdir(path):
+        if tf.io.gfile.isdir(path):
+            if not _TEMPORARY_FOLDER.search(name):
+                continue
             tf.io.gfile.rmtree(path)
+        elif is_half or _TEMPORARY_FILE.search(name) or UNFINISHED.search(name):
+            tf.io.gfile.remove(path)
         else:
             continue
         removed.append(name)

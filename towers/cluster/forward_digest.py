@@ -20,17 +20,18 @@ import collections
 import hashlib
 import zlib
 
-import tensorflow.compat.v1 as tf
-
-from towers.cluster.forward_nodes import FunctionNodes, GraphNodes, Library
+from towers.cluster.forward_nodes import FunctionNodes, GraphNodes
 from towers.cluster.forward_order import difference_of_order, order_of
+from towers.graph.library import Library
+from towers.graph.nests import leaves_of
+from towers.graph.op_types import SUMS
 from towers.tower.objectives import flat
 
 _DEPTH = 3  # how many operations deep a label looks
 _MOST_TEXTS = 400  # different ones that travel; of more, the digest alone tells
 _LONGEST = 100  # characters of a text
 _MOST_SAID = 4  # differences in a message
-_SUMS = frozenset(['Add', 'AddV2', 'AddN', 'AccumulateNV2'])
+_SUMS = SUMS - {'Sub'}
 _ANY_ORDER = frozenset(['Mul', 'Maximum', 'Minimum', 'Equal', 'LogicalAnd', 'LogicalOr'])
 
 
@@ -49,8 +50,7 @@ def forward_digest(built):
     losses = [each for each in flat(tower.data_loss) + flat(built.regularization_loss)
               if each is not None]
     graph = losses[0].graph
-    inputs = [tensor for tensor in tf.nest.flatten(tower.inputs, expand_composites=True)
-              if isinstance(tensor, tf.Tensor)]
+    inputs = leaves_of(tower.inputs)
     library = Library(graph)
     nodes, found = GraphNodes(graph, inputs, library), _Found(_Functions(library))
     labels = found.labels(nodes, [(loss.op.name, loss.value_index) for loss in losses])

@@ -10,8 +10,8 @@ import re
 
 import tensorflow.compat.v1 as tf
 
-from towers.graph.graph_walk import functions_of
-from towers.graph.variable_access import VARIABLE_OPS
+from towers.graph.op_types import VARIABLE_OPS
+
 
 HANDS_ON = frozenset([
     'Identity', 'IdentityN', 'Snapshot', 'CheckNumerics', 'CheckNumericsV2', 'Print', 'EnsureShape',
@@ -86,10 +86,8 @@ class _Nodes:
 
     def _node(self, node_def, inputs):
         kind = node_def.op
-        functions = [name for name in functions_of(node_def)
-                     if self._library.function(name) is not None]
+        functions = sorted(self._library.called_by(node_def), key=_places(node_def))
         if functions:
-            functions.sort(key=_places(node_def))
             kind = 'PartitionedCall' if kind in functions else _CALLS.get(kind, kind)
         if kind.startswith('Stateless'):
             seed = _SEEDS.get(kind, 1)
@@ -225,20 +223,6 @@ class FunctionNodes(_Nodes):
             return None
         inputs = self._inputs_of(node)
         return inputs[int(edge[1].rpartition(':')[2] or 0) if node.op == 'IdentityN' else 0]
-
-
-class Library:
-    """The definitions of a graph's functions."""
-
-    def __init__(self, graph):
-        self._graph, self._known = graph, None
-
-    def function(self, name):
-        """The `FunctionDef` of that name, or None."""
-        if self._known is None:
-            self._known = {each.signature.name: each for each in
-                           self._graph.as_graph_def().library.function}
-        return self._known.get(name)
 
 
 def _places(node_def):

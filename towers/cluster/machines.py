@@ -5,6 +5,7 @@ A worker without data gives none, and what has to be the same on all is recorded
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.cluster import data_end, several_builds
 from towers.cluster.gradient_kinds import kinds_of
 from towers.errors import ClusterError
@@ -75,10 +76,7 @@ def without_gradient(gradient, beside=None):
         return tf.IndexedSlices(
             without_gradient(gradient.values, None if beside is None else beside.values),
             gradient.indices, gradient.dense_shape)
-    try:
-        tf.RegisterGradient(_NO_GRADIENT)(_refuse_gradient)
-    except KeyError:  # an earlier build has
-        pass
+    compat.register_gradient(_NO_GRADIENT, _refuse_gradient)
     with only_device(gradient.device or None), gradient.graph.gradient_override_map(
             {'Identity': _NO_GRADIENT, 'IdentityN': _NO_GRADIENT}):
         return tf.identity(gradient) if beside is None else tf.identity_n([gradient, beside])[0]

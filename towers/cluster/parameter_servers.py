@@ -34,6 +34,7 @@ from towers.cluster.stop_codes import ServedCode
 from towers.cluster.update_digest import update_digest
 from towers.cluster.worker_notes import JOINED, REFUSED, begin_notes, note
 from towers.errors import ClusterError
+from towers.graph.nests import bytes_of
 from towers.placement.variable_device import only_device
 from towers.tensorflow_errors import reason_of
 from towers.reduce.sparse_rows import each_row_once, rows_once, scaled
@@ -304,10 +305,10 @@ def tasks_by_size(variables, num_servers, used=None):
       Dict from names of variables to numbers of servers.
     """
     used, tasks = [0] * num_servers if used is None else used, {}
-    for variable in sorted(variables, key=lambda each: (-_bytes(each), each.op.name)):
+    for variable in sorted(variables, key=lambda each: (-bytes_of(each), each.op.name)):
         task = used.index(min(used))
         tasks[variable.op.name] = task
-        used[task] += _bytes(variable)
+        used[task] += bytes_of(variable)
     return tasks
 
 
@@ -389,7 +390,3 @@ def _compare(cluster, own, target, config, deadline):
     if why is not None:
         raise ClusterError('%s does not belong to the cluster of %s: %s.' % (
             cluster.who(cluster.rank), cluster.who(0), why))
-
-
-def _bytes(variable):
-    return (variable.get_shape().num_elements() or 0) * variable.dtype.base_dtype.size

@@ -10,10 +10,11 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ClusterError
+from towers.graph.graph_walk import behind
+from towers.graph.op_types import SAME_NUMBERS
 from towers.graph.variable_access import read_from
 
 _CUT = 'towers_cut_for_servers'  # a collection: the full shapes of variables that are cut here
-_SAME = ('Cast', 'Identity', 'Reshape')
 
 
 def partitioner(num_servers, partition_bytes):
@@ -54,14 +55,13 @@ def check_lookups():
 
 def _is_remainder(tensor):
     """Whether the numbers of parts are the remainders of a division."""
-    while tensor.op.type in _SAME:
-        tensor = tensor.op.inputs[0]
-    return tensor.op.type == 'FloorMod'
+    return behind(tensor, SAME_NUMBERS).op.type == 'FloorMod'
 
 
 def _takers(tensor):
     """The operations that take a tensor, directly or through operations that leave it as it is."""
     found = []
     for op in tensor.consumers():
-        found += [each for out in op.outputs for each in _takers(out)] if op.type in _SAME else [op]
+        found += [each for out in op.outputs for each in _takers(out)] if (
+            op.type in SAME_NUMBERS) else [op]
     return found

@@ -12,12 +12,12 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import ClusterError
 from towers.graph.frames import Frames
+from towers.graph.op_types import LEAD_IN, RESHAPES
+from towers.graph.reference_memory import REFERENCE_VARIABLES
 from towers.graph.variable_writes import Writes
 
-_REFERENCES = ('Variable', 'VariableV2')
 # They pass on the value of their first input as it is, or in another shape.
-_PASS = ('Identity', 'StopGradient', 'PreventGradient', 'Reshape', 'Squeeze', 'ExpandDims',
-         'Switch', 'Enter', 'RefIdentity', 'RefSwitch', 'RefEnter')
+_PASS = LEAD_IN | RESHAPES
 
 
 def read_after_writes(graph, variables, train_op=None):
@@ -36,7 +36,7 @@ def read_after_writes(graph, variables, train_op=None):
       ClusterError: an operation waits for a write in the same loop or branch (v1), where it cannot
         be given another value.
     """
-    sources = [variable.op for variable in variables if variable.op.type in _REFERENCES]
+    sources = [variable.op for variable in variables if variable.op.type in REFERENCE_VARIABLES]
     return _Reads(graph, sources, train_op).make() if sources else []
 
 

@@ -19,6 +19,7 @@ from towers.cluster.stop_codes import Codes
 from towers.cluster.state_from_worker_0 import share_state
 from towers.cluster.update_digest import update_digest
 from towers.errors import ClusterError
+from towers.graph.nests import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce import all_reduce
 from towers.reduce.sparse_rows import rows_once, scaled
@@ -46,7 +47,7 @@ class Collectives:
         reduced = tf.raw_ops.CollectiveReduce(
             input=tensor, group_size=self.num_workers, group_key=_GROUP,
             instance_key=self._next(), merge_op='Add', final_op='Div' if mean else 'Id',
-            subdiv_offsets=[0, 0] if _bytes(tensor) >= _HALVED else [0])
+            subdiv_offsets=[0, 0] if bytes_of(tensor) >= _HALVED else [0])
         reduced.set_shape(tensor.shape)
         return reduced
 
@@ -57,7 +58,7 @@ class Collectives:
           tensor, mean: as for `reduce`.
           last: list of the tensors that the first piece has to wait for; then of the last piece.
         """
-        turns = -(-_bytes(tensor) // all_reduce.BUFFER_BYTES)
+        turns = -(-bytes_of(tensor) // all_reduce.BUFFER_BYTES)
         flat = tensor if turns < 2 else tf.reshape(tensor, [-1])
         pieces = [flat] if turns < 2 else tf.split(
             flat, _even_sizes(flat.shape.num_elements(), turns))
@@ -294,11 +295,6 @@ def broadcast_variables(cluster, variables):
             done.append(value.op if cluster.rank == 0 else
                         tf.assign(variable, wire_types.from_sent(value, dtype)).op)
     return tf.group(*done)
-
-
-def _bytes(tensor):
-    """The size of a tensor, 0 where its shape is not known."""
-    return (tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 
 def _even_sizes(count, number):

@@ -16,8 +16,10 @@ from towers import compat
 from towers.cluster.parameter_servers import tasks_by_size
 from towers.cluster.reads_after_server_writes import read_after_writes
 from towers.errors import ClusterError
-from towers.graph.graph_walk import step_operations
-from towers.graph.variable_access import VARIABLE_OPS
+from towers.graph.colocation import group_of
+from towers.graph.graph_walk import behind, step_operations
+from towers.graph.nests import bytes_of
+from towers.graph.op_types import LEAD_IN, VARIABLE_OPS
 from towers.graph.variable_writes import Writes
 from towers.tensorflow_errors import reason_of
 
@@ -167,8 +169,7 @@ class _Together(collections.namedtuple('_Together', 'op shape dtype')):
         together = collections.OrderedDict()
         for name, variable in variables.items():
             together.setdefault(owners[name], []).append(variable)
-        return [cls(_Named(owner), sum((each.get_shape().num_elements() or 0)
-                                       * each.dtype.base_dtype.size for each in members), tf.int8)
+        return [cls(_Named(owner), sum(map(bytes_of, members)), tf.int8)
                 for owner, members in together.items()]
 
     def get_shape(self):
@@ -204,7 +205,7 @@ def _used_together(graph, variables):
             continue
         names = {root(each) for each in _variables_of(op) if each in first}
         if op.name in first:
-            names |= {root(each) for each in [op.name] + _classes(op) if each in first}
+            names |= {root(each) for each in [op.name] + group_of(op) if each in first}
         names = sorted(names, key=order.get)
         for name in names[1:]:
             first[name] = names[0]
@@ -214,14 +215,8 @@ def _used_together(graph, variables):
 def _variables_of(op):
     """Names of the variables that an operation takes by handle or reference, not by value."""
     by_reference = any(argument.is_ref for argument in op.op_def.input_arg)
-    return [_source(tensor).op.name for tensor in op.inputs if tensor.dtype == tf.resource
+    return [behind(tensor, LEAD_IN).op.name for tensor in op.inputs if tensor.dtype == tf.resource
             or by_reference and tensor.dtype != tensor.dtype.base_dtype]
-
-
-def _source(tensor):
-    while tensor.op.type in ('Identity', 'Enter', 'RefIdentity', 'Switch', 'RefSwitch', 'RefEnter'):
-        tensor = tensor.op.inputs[0]
-    return tensor
 
 
 def _server_of_inputs(op, servers):
@@ -232,22 +227,15 @@ def _server_of_table(op, servers):
     """Where a lookup's table is; None where the rows are known to be as large as the table."""
     if op.type not in _LOOKUPS:
         return None
-    table = op.inputs[0].op
-    while table.type == 'Identity':
-        table = table.inputs[0].op
+    table = behind(op.inputs[0], ('Identity',)).op
     rows, of_table = [tensor.shape.num_elements() for tensor in (op.outputs[0], op.inputs[0])]
     if rows is not None and of_table is not None and rows >= of_table:
         return None
     return servers.get(table.name)
 
 
-def _classes(op):
-    """Names of the operations that an operation is colocated with."""
-    return [group.decode('utf-8').partition('loc:@')[2] for group in op.colocation_groups()]
-
-
 def _server_of_class(op, servers):
-    for name in _classes(op):
+    for name in group_of(op):
         if name in servers:
             return servers[name]
     return None

@@ -24,10 +24,11 @@ from towers import compat
 from towers.cluster.update_check import check_update
 from towers.cluster.update_digest import ADDED_UP
 from towers.errors import ClusterError
+from towers.graph.op_types import VARIABLE_OPS
 from towers.graph.operation_copies import copied_operations, take_instead
 from towers.graph.frames import Frames
 from towers.graph.graph_walk import ancestors, is_control_flow, reachable_from, step_operations
-from towers.graph.variable_access import VARIABLE_OPS, is_variable, read_from, variable_op
+from towers.graph.variable_access import is_variable, read_from, variable_op
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 from towers.tower.inline_updates import Write, writes_used

@@ -8,9 +8,10 @@ import re
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.forward_nodes import Library, node_of
+from towers.cluster.forward_nodes import node_of
 from towers.errors import ClusterError
 from towers.graph.graph_walk import is_random
+from towers.graph.library import Library
 
 _DIFFERS = re.compile('PyFunc|Timestamp|Iterator|Dequeue|ReaderRead|ReadFile|Unstage|BarrierTake')
 
@@ -27,7 +28,7 @@ def check_update(operations, models):
         # The towers' shards are placeholders with a default.
         is_shard = op.type == 'PlaceholderWithDefault' and op.name in models and (
             op.outputs[0].shape.ndims != 0)
-        if is_shard or _differs(op.node_def, library, set()):
+        if is_shard or _differs(op, library):
             raise ClusterError(
                 '%r (%s) has a part in the update, which every worker makes by itself: each would '
                 'have another value, and their weights would drift apart. Compute the update from '
@@ -36,12 +37,9 @@ def check_update(operations, models):
                 "and read the variable, which then has worker 0's value." % (op.name, op.type))
 
 
-def _differs(node_def, library, seen):
+def _differs(op, library):
     """Whether an operation, or one in the functions that it calls, differs by worker."""
-    node = node_of(node_def, library)
-    if is_random(node) or _DIFFERS.search(node.type):
-        return True
-    called = [name for name in node.functions if name not in seen]
-    seen.update(called)
-    return any(_differs(each, library, seen) for name in called
-               for each in library.function(name).node_def)
+    nodes = [op.node_def] + [node for function in library.reached_from([op.node_def]).values()
+                             for node in function.node_def]
+    return any(is_random(node) or _DIFFERS.search(node.type)
+               for node in (node_of(each, library) for each in nodes))

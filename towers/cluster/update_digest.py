@@ -11,9 +11,10 @@ import zlib
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.forward_nodes import HANDS_ON, Library, node_of
+from towers.cluster.forward_nodes import HANDS_ON, node_of
 from towers.graph.graph_walk import step_operations
-from towers.graph.variable_access import VARIABLE_OPS
+from towers.graph.library import Library
+from towers.graph.op_types import VARIABLE_OPS
 from towers.graph.variable_writes import Writes
 from towers.tower.objectives import tensors_of
 

@@ -1,7 +1,6 @@
 """`replicate_model_fn`: an Estimator's model function on several devices."""
 
 import copy
-import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -122,7 +121,7 @@ def replicate_model_fn(model_fn: typing.Callable,
         with calls.reported_to():
             built = build_towers(
                 of_tower, NamedInputs(features=features, labels=labels), calls if trains else None,
-                names, 'sum' if is_sum else 'mean', remainder=remainder, name=_free_name(graph))
+                names, 'sum' if is_sum else 'mean', remainder=remainder)
         tf.logging.info('%s', built.plan)
         if on_built is not None:
             on_built(mode, built)
@@ -163,17 +162,3 @@ def _check_train_op(calls, spec):
 def _own(params):
     """A tower's own parameters, since a model function may remove entries from them."""
     return copy.copy(params)
-
-
-def _free_name(graph):
-    """A name for towers under which the graph has no scopes yet."""
-    for number in itertools.count(1):
-        name = 'tower' if number == 1 else 'tower_call_%d' % number
-        if all(graph.unique_name(scope, mark_as_used=False) == _in_scope(graph, scope)
-               for scope in (name + 's', name + '_1')):
-            return name
-
-
-def _in_scope(graph, name):
-    around = graph.get_name_scope()
-    return '%s/%s' % (around, name) if around else name

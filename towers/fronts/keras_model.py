@@ -36,7 +36,7 @@ class _OfEveryKeras(type):
             raise InvalidArgumentError(
                 'name=%.80r: expected a name of letters, digits, "_", "-", "." and "/", or None.'
                 % (name,))
-        model_towers = KerasTowers(model, devices, check_devices, allow_repeated_devices)
+        model_towers = KerasTowers(model, devices)
         base = type(keras.Model(model.inputs, model.outputs))  # on 2.15 `Functional`
         return _parallel_class(base, type(model).__name__)(keras, model_towers, name)
 

@@ -23,18 +23,16 @@ class KerasTowers:
 
     Attributes:
       model: the Keras model, whose weights all towers share.
-      devices: canonical names, one a tower.
+      devices: `Devices`.
       builds: `BuiltTowers` of each call, the one on the model's own inputs first.
       updates: `[(layer, op)]` of the first towers: batch norm's, and what else layers update.
     """
 
-    def __init__(self, model, devices, check_devices, allow_repeated_devices):
+    def __init__(self, model, devices):
         self.model = model
         self.devices = devices
         self.builds = []
         self.updates = []
-        self._options = dict(check_devices=check_devices,
-                             allow_repeated_devices=allow_repeated_devices)
 
     def on(self, inputs, masks, training):
         """Calls the model in every tower on its part of the batch.
@@ -69,7 +67,7 @@ class KerasTowers:
                                  for nest in (inputs, masks))
             # By calls, as copies of loops have no gradient.
             built = build_towers(call_model, (inputs, masks), None, self.devices, 'mean',
-                                 remainder='weight', copies='reuse', **self._options)
+                                 remainder='weight', copies='reuse')
             with only_device(MERGED_ON):
                 merged = {key: [_unpadded(each, count, padded) for each in built.predictions[key]]
                           for key in ('outputs', 'logits', 'masks')}

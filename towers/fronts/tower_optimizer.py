@@ -6,7 +6,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.api.arguments import check_optimizer
+from towers.api.objective import check_optimizer
 from towers.errors import InvalidArgumentError
 from towers.fronts.optimizer_calls import calls_of
 from towers.tower.optimizer_minimize import has_own_minimize

@@ -7,9 +7,10 @@ none.
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.graph.graph_walk import CONTROL_FLOW
+from towers.graph.op_types import CONTROL_FLOW
 
 _LOOP, _BRANCH = 'loop', 'branch'
+BACK = ('NextIteration', 'RefNextIteration')  # from one turn of a loop to the next
 
 
 class Frames:
@@ -24,24 +25,11 @@ class Frames:
         self._around, self._leaves, self._takers = {}, {}, {}
         if not any(op.type in CONTROL_FLOW for op in operations):
             return
-        by_name = {op.name: op for op in operations}
-        left, takers = {}, {}
         for op in operations:
-            before = _before(op)
-            left[op.name] = sum(name in by_name for name in before)
-            for name in before:
-                takers.setdefault(name, []).append(op.name)
             for other in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
                 self._takers.setdefault(other.name, []).append(op)
-        ready = [name for name, count in left.items() if not count]
-        while ready:
-            op = by_name[ready.pop()]
+        for op in in_order(operations, before):
             self._note(op)
-            for name in takers.get(op.name, ()):
-                if name in left:
-                    left[name] -= 1
-                    if not left[name]:
-                        ready.append(name)
 
     def is_outside(self, op):
         """Whether an operation may wait for an operation that is in no loop or branch.
@@ -78,7 +66,7 @@ class Frames:
         return sorted(found, key=lambda each: each.name)
 
     def _note(self, op):
-        inputs = [self._leaves[name] for name in _before(op) if name in self._leaves]
+        inputs = [self._leaves[name] for name in before(op) if name in self._leaves]
         around = max(inputs, key=len) if inputs else ()
         self._around[op.name] = leaves = around
         if op.type in ('Enter', 'RefEnter'):
@@ -111,11 +99,30 @@ def left_branches(op):
         return tf.raw_ops.Merge(inputs=[done] + [tf.identity(each) for each in skipped])[0].op
 
 
-def _before(op):
+def in_order(operations, awaited):
+    """Yields operations, each after those that it waits for; none that wait in a circle.
+
+    Args:
+      operations: list of operations.
+      awaited: function from an operation to the names of those that it waits for, among others.
+    """
+    by_name, left, takers = {op.name: op for op in operations}, {}, {}
+    for op in operations:
+        names = awaited(op) & by_name.keys()
+        left[op.name] = len(names)
+        for name in names:
+            takers.setdefault(name, []).append(op.name)
+    ready = [name for name, count in left.items() if not count]
+    while ready:
+        name = ready.pop()
+        yield by_name[name]
+        for taker in takers.get(name, ()):
+            left[taker] -= 1
+            if not left[taker]:
+                ready.append(taker)
+
+
+def before(op):
     """Names of the operations that an operation waits for, without the back edges of a loop."""
-    return {tensor.op.name for tensor in op.inputs if not _is_back(tensor.op)} | {
-        other.name for other in op.control_inputs if not _is_back(other)}
-
-
-def _is_back(op):
-    return op.type in ('NextIteration', 'RefNextIteration')
+    return {other.name for other in [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+            if other.type not in BACK}

@@ -1,8 +1,7 @@
 """A function without its writes of some variables: of a branch in control flow v2, say."""
 
+from towers.graph.op_types import ADDS, SETS
 from towers.graph.variable_writes import LEAVE, data_inputs, passed_on
-
-_ASSIGNS = frozenset(['AssignVariableOp', 'AssignAddVariableOp', 'AssignSubVariableOp'])
 
 
 def without_writes(function, positions):
@@ -20,7 +19,7 @@ def without_writes(function, positions):
         function.signature.input_arg[position].name for position in positions})
     takers = [node for node in function.node_def
               if handles.intersection(_producers(data_inputs(node)))]
-    writes = {node.name for node in takers if node.op in _ASSIGNS}
+    writes = {node.name for node in takers if node.op in SETS or node.op in ADDS}
     if any(node.op not in LEAVE and node.name not in writes for node in takers):
         return None
     late = _that_wait_for(writes, function.node_def).intersection(node.name for node in takers)

@@ -2,9 +2,8 @@
 
 import collections
 
-import tensorflow.compat.v1 as tf
-
 from towers import compat
+from towers.graph.op_types import CONTROL_FLOW
 
 
 class Recording:
@@ -39,16 +38,17 @@ def reachable_from(sources, operations, control=False):
       operations: the operations to look at, in any order. (The order in which they were made is
         no help: TF 1's `tf.cond` and `tf.while_loop` make the operation that brings in a tensor
         from outside after the operation that takes it.)
-      control: whether control edges count as well as data edges.
+      control: whether control edges count as well as data edges: True, False, or a function of
+        the operation that waits.
 
     Returns:
       A set of operation names, the sources' among them.
     """
-    takers = {}
+    takers, waits = {}, control if callable(control) else lambda op: control
     for op in operations:
         for tensor in op.inputs:
             takers.setdefault(tensor.op.name, []).append(op.name)
-        for other in op.control_inputs if control else ():
+        for other in op.control_inputs if waits(op) else ():
             takers.setdefault(other.name, []).append(op.name)
     stack = [op.name for op in sources]
     reached = set(stack)
@@ -132,11 +132,6 @@ def is_control_flow(op):
     return compat.in_control_flow(op) or op.type in CONTROL_FLOW
 
 
-CONTROL_FLOW = frozenset(prefix + name for prefix in ('', 'Ref') for name in (
-    'Switch', 'Merge', 'Enter', 'Exit', 'NextIteration')) | {'LoopCond'}
-"""Types of operations that enter, leave or repeat a loop or a branch."""
-
-
 def seed_position(op):
     """Which input of a stateless random operation is its seed; None for any other operation."""
     if not op.type.startswith('Stateless'):
@@ -153,31 +148,19 @@ _RANDOM_PREFIXES = ('Random', 'StatefulRandom', 'StatefulUniform', 'StatefulStan
                     'StatefulTruncatedNormal', 'SampleDistortedBoundingBox')
 
 
-def functions_of(node):
-    """Names of functions that a `NodeDef` may call.
-
-    They stand in its attributes; or the type of the operation is one, where TF knows no such type.
-    """
-    names = set() if hasattr(tf.raw_ops, node.op) else {node.op}
-    for value in node.attr.values():
-        kind = value.WhichOneof('value')
-        if kind == 'func':
-            names.add(value.func.name)
-        elif kind == 'list':
-            names.update(each.name for each in value.list.func)
-    return names
+def operation_named(graph, name):
+    """The operation of that name, or None."""
+    try:
+        return graph.get_operation_by_name(name)
+    except KeyError:
+        return None
 
 
-def rename_functions(node, names):
-    """Makes a node call other functions; `names` is a dict from old to new ones."""
-    node.op = names.get(node.op, node.op)
-    for value in node.attr.values():
-        kind = value.WhichOneof('value')
-        if kind == 'func':
-            value.func.name = names.get(value.func.name, value.func.name)
-        elif kind == 'list':
-            for each in value.list.func:
-                each.name = names.get(each.name, each.name)
+def behind(tensor, types):
+    """The tensor that operations of these types, which have one input that counts, hand on."""
+    while tensor.op.type in types:
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def step_operations(fetches, ends=()):

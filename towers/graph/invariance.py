@@ -8,18 +8,13 @@ every operation that it does not know to be invariant.
 
 import tensorflow.compat.v1 as tf
 
-from towers import compat
 from towers.graph import graph_walk
-from towers.graph.variable_access import VARIABLE_OPS
+from towers.graph.op_types import CONTROL_FLOW, PLACEHOLDERS, READS, VARIABLE_OPS
+from towers.graph.variable_access import initializers
 from towers.graph.variable_writes import Writes
 
-# Operations that read a resource variable and do not write it.
-_READS = frozenset(['ReadVariableOp', 'ResourceGather', 'ResourceGatherNd', 'VariableShape'])
 # A branch or a loop may depend on data by control alone. A placeholder may be fed tower by tower.
-_DOUBTFUL = frozenset([
-    'Switch', 'RefSwitch', 'Merge', 'RefMerge', 'Enter', 'RefEnter', 'Exit', 'RefExit',
-    'NextIteration', 'RefNextIteration', 'LoopCond', 'ControlTrigger', 'Placeholder',
-    'PlaceholderV2', 'PlaceholderWithDefault'])
+_DOUBTFUL = CONTROL_FLOW | PLACEHOLDERS | {'ControlTrigger'}
 
 
 def varying_operations(made, inputs):
@@ -61,11 +56,9 @@ def written_variables(made):
 
     The operation that gives a variable its initial value does not count.
     """
-    initializers = {compat.initializer_of(variable).name for variable in
-                    tf.global_variables() + tf.local_variables()}
-    graph = tf.get_default_graph()
+    graph, left_out = tf.get_default_graph(), initializers()
     writes = Writes(graph)
-    names = {name for op in made if op.name not in initializers for name in writes.of(op)}
+    names = {name for op in made if op.name not in left_out for name in writes.of(op)}
     return [graph.get_operation_by_name(name) for name in sorted(names)]
 
 
@@ -76,7 +69,7 @@ def _takes_reference(op):
 
 def _is_pure(op):
     """Whether the value of operations of this type depends on their inputs alone."""
-    if op.type in VARIABLE_OPS or op.type in _READS:
+    if op.type in VARIABLE_OPS or op.type in READS or op.type == 'VariableShape':
         return True
     definition = op.op_def
     return (op.type not in _DOUBTFUL and hasattr(tf.raw_ops, op.type)

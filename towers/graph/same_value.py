@@ -5,9 +5,7 @@ tensors may be the same loss under different names.
 """
 
 from towers.graph.graph_walk import ancestors
-from towers.graph.variable_access import VARIABLE_OPS
-
-_HAND_ON = frozenset(['Identity', 'ReadVariableOp', 'Enter', 'Switch'])
+from towers.graph.op_types import LEAD_IN, VARIABLE_OPS
 
 
 def is_computed_from(tensors, part):
@@ -68,5 +66,6 @@ class _Forms:
 
 def _handed_on(op):
     """The tensor whose value all outputs of an operation have; or None."""
-    tensor = op.inputs[0] if op.type in _HAND_ON and op.inputs else None
-    return None if tensor is None or tensor.value_index else tensor
+    if op.type in LEAD_IN or op.type == 'ReadVariableOp':
+        return None if op.inputs[0].value_index else op.inputs[0]
+    return None

@@ -9,13 +9,9 @@ import collections
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
+from towers.graph.op_types import HAND_ON, VARIABLE_OPS
 
-VARIABLE_OPS = frozenset(['Variable', 'VariableV2', 'VarHandleOp'])
-
-# Operations that pass on the variable itself: into a loop or a branch of control flow v1, say.
-HAND_ON = frozenset([
-    'Identity', 'IdentityN', 'Enter', 'Switch', 'Exit', 'Merge', 'NextIteration', 'RefIdentity',
-    'RefEnter', 'RefSwitch', 'RefExit', 'RefMerge', 'RefNextIteration'])
 # Operations whose output is the value, or a part of the value, of the variable that they take.
 _READ = frozenset(['ReadVariableOp', 'ConcatV2', 'Concat'])
 
@@ -97,3 +93,16 @@ def count_reads(operations, owned=()):
 def is_variable(tensor):
     """Whether a tensor may be a variable itself: its type is a resource or a reference."""
     return tensor.dtype == tf.resource or tensor.dtype != tensor.dtype.base_dtype
+
+
+def metric_variables():
+    """{name: variable} of the counters of metrics, which all towers share."""
+    return {variable.op.name: variable
+            for variable in tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)}
+
+
+def initializers():
+    """The names of the operations that give the graph's variables their initial values: a set."""
+    return {compat.initializer_of(variable).name
+            for variable in tf.global_variables() + tf.local_variables()
+            if variable.initializer is not None}

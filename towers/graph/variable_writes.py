@@ -8,12 +8,12 @@ variable unchanged counts as writing it.
 
 import tensorflow.compat.v1 as tf
 
-from towers.graph import graph_walk
-from towers.graph.variable_access import HAND_ON, is_variable, variable_op
+from towers.graph.library import Library
+from towers.graph.op_types import HAND_ON, READS
+from towers.graph.variable_access import is_variable, variable_op
 
-LEAVE = HAND_ON | frozenset([
-    'ReadVariableOp', '_ReadVariablesOp', 'ResourceGather', 'ResourceGatherNd',
-    'VarIsInitializedOp', 'VariableShape', 'IsVariableInitialized', 'RefSelect'])
+LEAVE = HAND_ON | READS | {
+    '_ReadVariablesOp', 'VarIsInitializedOp', 'VariableShape', 'IsVariableInitialized', 'RefSelect'}
 """Types of operations that take a resource variable and leave it unchanged."""
 
 
@@ -26,8 +26,7 @@ class Writes:
     """
 
     def __init__(self, graph):
-        self._graph = graph
-        self._functions = None
+        self._library = Library(graph)
         self._known = {}
 
     def of(self, op):
@@ -47,7 +46,7 @@ class Writes:
                     continue
             else:
                 if called is None:
-                    called = self._called_by(op.node_def)
+                    called = self._library.called_by(op.node_def)
                 if called and not any(self._writes_argument(
                         name, position - len(op.inputs)) for name in called):
                     continue
@@ -78,27 +77,18 @@ class Writes:
 
     def within_function(self, op):
         """Whether an operation writes through a function that it calls."""
-        return bool(self._called_by(op.node_def))
+        return bool(self._library.called_by(op.node_def))
 
     def functions(self, op):
         """The `FunctionDef`s of the functions that an operation calls."""
-        return [self._functions[name] for name in self._called_by(op.node_def)]
-
-    def _called_by(self, node):
-        candidates = graph_walk.functions_of(node)
-        if not candidates:
-            return []
-        if self._functions is None:
-            self._functions = {each.signature.name: each for each in
-                               self._graph.as_graph_def().library.function}
-        return [name for name in candidates if name in self._functions]
+        return list(map(self._library.function, self._library.called_by(op.node_def)))
 
     def _writes_argument(self, name, position):
         """Whether a function writes its argument at that position, counted from the last (-1)."""
         key = name, position
         if key not in self._known:
             self._known[key] = False  # for functions that call themselves
-            self._known[key] = self._look_into(self._functions[name], position)
+            self._known[key] = self._look_into(self._library.function(name), position)
         return self._known[key]
 
     def _look_into(self, function, position):
@@ -111,7 +101,7 @@ class Writes:
                      if text.split(':')[0] in handles]
             if not taken or node.op in LEAVE:
                 continue
-            called = self._called_by(node)
+            called = self._library.called_by(node)
             count = len(data_inputs(node))
             if not called or any(self._writes_argument(name, place - count)
                                  for name in called for place in taken):

@@ -8,10 +8,11 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import check_instance
 from towers.api.built import BuiltTowers
 from towers.errors import AuditError, InvalidArgumentError
-from towers.graph.graph_walk import step_operations
+from towers.graph.colocation import beside
+from towers.graph.graph_walk import operation_named, step_operations
+from towers.graph.nests import leaves_of
 from towers.placement.devices import is_gpu, short_name
-from towers.placement.operation_device import (ModelsChoices, colocated_with, operation_device,
-                                               resolved)
+from towers.placement.operation_device import ModelsChoices, operation_device, resolved
 from towers.placement.precision import converted_operations
 from towers.placement.tower_device import stages_of
 from towers.placement.xla import clusters
@@ -82,7 +83,7 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     operations = step_operations(
         [fetch for fetch in [built.train_op] + list(built.train_ops.values()) + flat(built.loss)
          if fetch is not None]
-        + [t for t in tf.nest.flatten(built.predictions, expand_composites=True) if t is not None])
+        + leaves_of(built.predictions))
     broken, notes = [], []
     _check_variables(built, lambda variable: resolved(variable.device), broken, notes)
     _check_operations(built, operations, broken, notes)
@@ -181,13 +182,6 @@ def _check_operations(built, operations, broken, notes):
                 _some([op.name for op, _ in chosen])))
 
 
-def _operation(graph, name):
-    try:
-        return graph.get_operation_by_name(name)
-    except KeyError:
-        return None
-
-
 def _touches_variable(op, names, depth=3):
     """Whether an operation gets a variable itself, or TF colocated it with one that does.
 
@@ -195,8 +189,8 @@ def _touches_variable(op, names, depth=3):
     """
     if any(tensor.dtype == tf.resource or tensor.op.name in names for tensor in op.inputs):
         return True
-    return any(name in names or depth and _touches_variable(other, names, depth - 1)
-               for name, other in colocated_with(op))
+    return any(other.name in names or depth and _touches_variable(other, names, depth - 1)
+               for other in beside(op))
 
 
 def _follows_input(op, tower):
@@ -227,14 +221,13 @@ def _check_runtime(built, run_metadata, broken, notes):
                                     slots=[s for s in built.slots if s in seen]),
                      lambda variable: placed.get(variable.op.name, resolved(variable.device)),
                      broken, notes)
-    leaves = tf.nest.flatten(built.towers[0].inputs, expand_composites=True)
-    graph = next(leaf.graph for leaf in leaves if leaf is not None)
+    graph = leaves_of(built.towers[0].inputs)[0].graph
     for tower in built.towers:
         moved_away, without_kernel = [], []
         for name, device in placed.items():
             if not tower.has(name) or device in stages_of(tower.device):
                 continue
-            op = _operation(graph, name)
+            op = operation_named(graph, name)
             if op is None:
                 continue  # the runtime's own: a transfer, a folded constant
             if operation_device(op) not in stages_of(tower.device):

@@ -6,7 +6,7 @@ import typing
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_count, check_flag
+from towers.arguments import check_flag
 from towers.errors import InvalidArgumentError, SharedVariableError
 from towers.inspect.check_arguments import check_arguments, checked_machines
 from towers.inspect.check_machines import run_machines
@@ -50,7 +50,7 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
         in either graph, before the model function, so it may make tensors (a decay by
         `tf.train.get_or_create_global_step()`, which then counts the steps). None for momentum
         SGD at rate 0.01. For a model with several losses it returns a dict of optimizers by name;
-        a step is then that of all losses.
+        a step is then that of all losses. The `var_list` of an `Objective` is a function here.
       num_towers: how many virtual CPU towers; of each worker, with `cluster`.
       steps: how many steps, all on the same batch.
       reduction: as for `build_towers`; with `'sum'` the one device gets N times its gradient.
@@ -68,10 +68,8 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
         be a multiple of their sum. With `same_shards` all equal.
       num_ps: number of parameter servers, for `'ps'`; 1 if None.
       **options: more arguments of `build_towers`: `devices` (then they are counted, not
-        `num_towers`) and `remainder`, without `cluster`; `variables`, `variable_scope`,
-        `var_list` (a function), `transform_gradients`, `regularization`, `update_ops`, `copies`,
-        `accumulate`, `recompute`, `micro_batches`, `schedule`, `stages`, `gradient_options`,
-        `batch_norm`.
+        `num_towers`) and `remainder`, without `cluster`; `variables`,
+        `regularization`, `update_ops`, `copies`, `memory`, `pipeline`, `batch_norm`.
 
     Returns:
       `TowersReport`. A variable that cannot be shared is a report too, not an error.
@@ -80,8 +78,8 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
       StepError: TensorFlow cannot run the model's step, on one device or on the towers.
       TowersError: bad arguments, as `build_towers`; or a cluster that cannot be made.
     """
-    check_arguments(model_fn, inputs, make_optimizer, num_towers, steps, reduction, tolerance, seed,
-                    options)
+    options = check_arguments(model_fn, inputs, make_optimizer, num_towers, steps, reduction,
+                              tolerance, seed, options)
     machines = checked_machines(cluster, shares, num_ps, same_shards, options)
     check_flag('same_shards', same_shards)
     make_optimizer = make_optimizer or (lambda: tf.train.MomentumOptimizer(0.01, 0.9))
@@ -89,14 +87,13 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
         return _check_machines(machines, model_fn, inputs, make_optimizer, num_towers, steps,
                                reduction, same_shards, tolerance, seed, options)
     if 'devices' in options:
-        devices = resolve_devices(options.pop('devices'), options.get('check_devices', True),
-                                  options.get('allow_repeated_devices', False))
+        devices = resolve_devices(options.pop('devices'))
     else:
         devices = tuple('/device:CPU:%d' % index for index in range(num_towers))
     num_towers = len(devices)
     if num_towers < 2 and not _differs_on_one_tower(devices, options):
         raise InvalidArgumentError('devices=%r: expected at least 2 towers to compare with one '
-                                   'device; or accumulate=, recompute=, or several devices for '
+                                   'device; or memory=, or several devices for '
                                    'the one.' % (devices,))
     parts = _parts(num_towers, options)
     options['shares'] = checked_shares(shares, num_towers, 'towers')
@@ -146,10 +143,7 @@ def _check_machines(machines, model_fn, inputs, make_optimizer, num_towers, step
 
 def _parts(num_towers, options):
     """Into how many parts a batch is cut: one for each tower, or for each of its micro-batches."""
-    for name in ('accumulate', 'micro_batches'):
-        check_count(name, options.get(name, 1))
-        num_towers *= int(options.get(name, 1))
-    return num_towers
+    return num_towers * options['memory'].accumulate * options['pipeline'].micro_batches
 
 
 def _report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, reduction,
@@ -196,5 +190,5 @@ def _tolerance(given, traits):
 
 def _differs_on_one_tower(devices, options):
     """Whether one tower is built in another way than a plain program."""
-    return (len(all_devices(devices)) > 1 or options.get('recompute') is not None
-            or options.get('accumulate', 1) != 1 or options.get('micro_batches', 1) != 1)
+    return (len(all_devices(devices)) > 1 or options['memory'].recompute is not None
+            or options['memory'].accumulate > 1 or options['pipeline'].micro_batches > 1)

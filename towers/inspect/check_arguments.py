@@ -9,23 +9,24 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.arguments import check_choice, check_count, check_function, check_instance
-from towers.api.arguments import check_model_fn
-from towers.api.request import REDUCTIONS
+from towers.api.options import Memory, Pipeline
+from towers.api.request import REDUCTIONS, check_model_fn
 from towers.cluster.cluster import KINDS
 from towers.errors import InputError, InvalidArgumentError
 
-OPTIONS = ('devices', 'remainder', 'variables', 'variable_scope', 'var_list',
-           'transform_gradients', 'regularization', 'update_ops', 'check_devices',
-           'allow_repeated_devices', 'copies', 'accumulate', 'recompute', 'micro_batches',
-           'schedule', 'stages', 'gradient_options', 'batch_norm')
+OPTIONS = ('devices', 'remainder', 'variables', 'regularization', 'update_ops', 'copies', 'memory',
+           'pipeline', 'batch_norm')
 
 
 def check_arguments(model_fn, inputs, make_optimizer, num_towers, steps, reduction, tolerance, seed,
                     options):
-    """Raises a `TowersError` for arguments that `check_towers` does not take; see there.
+    """The options, with defaults for those left out; see `check_towers`.
 
     Args:
       options: dict of arguments of `build_towers`.
+
+    Raises:
+      TowersError: arguments that `check_towers` does not take.
     """
     check_model_fn(model_fn)
     check_choice('reduction', reduction, REDUCTIONS)
@@ -46,9 +47,7 @@ def check_arguments(model_fn, inputs, make_optimizer, num_towers, steps, reducti
                        'such as lambda: tf.train.AdamOptimizer(0.001), since there are two graphs')
     for name, value, least in (('num_towers', num_towers, 1), ('steps', steps, 1),
                                ('seed', seed, 0)):
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-            raise InvalidArgumentError('%s=%r: expected a whole number of at least %d.'
-                                       % (name, value, least))
+        check_count(name, value, least)
     if tolerance is not None and (isinstance(tolerance, bool) or not isinstance(
             tolerance, numbers.Real) or not tolerance >= 0):
         raise InvalidArgumentError('tolerance=%r: expected None or a number of at least 0.'
@@ -60,17 +59,12 @@ def check_arguments(model_fn, inputs, make_optimizer, num_towers, steps, reducti
                 unknown[0], ', '.join(OPTIONS),
                 ' make_optimizer= is a function that makes the optimizer: there are two graphs.'
                 if unknown[0] == 'optimizer' else ''))
-    for name in ('var_list', 'transform_gradients'):
-        if isinstance(options.get(name), dict):
-            for each in options[name].values():
-                check_function(name, each, 1, 'functions of one argument here, since there are two '
-                               'graphs')
-        elif options.get(name) is not None:
-            check_function(name, options[name], 1, 'a function of one argument here, since there '
-                           'are two graphs')
-    if options.get('variable_scope') is not None:
-        check_instance('variable_scope', options['variable_scope'], (str, tf.VariableScope),
-                       'a name, a tf.VariableScope or None')
+    options = dict(options)
+    for name, kind in (('memory', Memory), ('pipeline', Pipeline)):
+        given = options.get(name)
+        options[name] = kind() if given is None else given
+        check_instance(name, options[name], kind, 'a towers.%s, or None' % kind.__name__)
+    return options
 
 
 class Machines(collections.namedtuple('Machines', 'kind shares num_ps')):

@@ -5,7 +5,7 @@ import collections
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.api.arguments import check_gradient_options, check_var_list, checked_objectives
+from towers.api.objective import check_var_list, checked_objectives
 from towers.api.build import build_towers
 from towers.errors import GradientError, InputError, InvalidArgumentError
 from towers.graph import graph_walk
@@ -45,16 +45,17 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
     with tf.Graph().as_default() as graph:
         tf.set_random_seed(seed)
         batch = constants(inputs)
-        objectives = checked_objectives(
-            make_optimizer(), options.get('var_list'), options.get('transform_gradients'))
-        check_gradient_options(options.get('gradient_options'), objectives)
+        objectives = checked_objectives(make_optimizer())
+        if any(each.var_list is not None and not callable(each.var_list) for each in objectives):
+            raise InvalidArgumentError('make_optimizer returned an Objective with a list as its '
+                                       'var_list: expected a function from the trainable variables '
+                                       'to some, since there are two graphs.')
         if not objectives:
             raise InvalidArgumentError('make_optimizer returned None: expected an optimizer, or a '
                                        'dict of optimizers by the name of their loss.')
         global_step = tf.train.get_global_step()
-        scope = options.get('variable_scope')
         with record_keras_calls() as keras, tf.variable_scope(
-                tf.get_variable_scope() if scope is None else scope, auxiliary_name_scope=False,
+                tf.get_variable_scope(), auxiliary_name_scope=False,
                 custom_getter=_registering_tensors):
             output = to_model_output(call_model_fn(model_fn, batch), 0, True, objectives.names)
         loss = output.loss
@@ -71,8 +72,7 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
         updates = [] if options.get('update_ops') == 'none' else (
             tf.get_collection(tf.GraphKeys.UPDATE_OPS) + keras.updates()
             + list(output.updates or ()))
-        pairs = objectives.shaped(_pairs_on_one_device(each, objectives.of(each, loss), factor,
-                                                       options.get('gradient_options') or {})
+        pairs = objectives.shaped(_pairs_on_one_device(each, objectives.of(each, loss), factor)
                                   for each in objectives)
         # With several losses, every gradient is taken at the weights before the step; an own
         # `minimize` takes others than those that are compared.
@@ -115,7 +115,7 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
             return result, traits
 
 
-def _pairs_on_one_device(objective, loss, factor, gradient_options):
+def _pairs_on_one_device(objective, loss, factor):
     """The gradients of one loss, as its optimizer gets them."""
     trainable = tf.trainable_variables()
     if objective.var_list is not None:
@@ -129,7 +129,8 @@ def _pairs_on_one_device(objective, loss, factor, gradient_options):
                             'none: there is no training to compare.')
     optimizer = tf.train.GradientDescentOptimizer(1.) if has_own_minimize(
         objective.optimizer) else objective.optimizer  # which calls its compute_gradients itself
-    pairs = list(optimizer.compute_gradients(loss, var_list=trainable, **gradient_options))
+    pairs = list(optimizer.compute_gradients(loss, var_list=trainable,
+                                             **objective.gradient_options))
     if factor != 1:  # of what an optimizer's own method makes of the mean, too
         pairs = [(None if gradient is None else times(gradient, factor), variable)
                  for gradient, variable in pairs]

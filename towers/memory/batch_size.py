@@ -11,6 +11,8 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
+from towers.graph.nests import leaves_of
+from towers.graph.op_types import PLACEHOLDERS
 from towers.tower.shards import sizes_of_shards
 
 # Operations whose output has no batch dimension, whatever their inputs are.
@@ -55,8 +57,7 @@ def shard_sizes(built, batch_size):
 
 def shard_operations(built):
     """The operations that towers take their shards from: a list of operations for each tower."""
-    return [[tensor.op for tensor in tf.nest.flatten(tower.inputs, expand_composites=True)
-             if isinstance(tensor, tf.Tensor)] for tower in built.towers]
+    return [[tensor.op for tensor in leaves_of(tower.inputs)] for tower in built.towers]
 
 
 def rebuilt(built, fetches, batch_size):
@@ -82,7 +83,7 @@ def rebuilt(built, fetches, batch_size):
         if node.name in sizes and node.op == 'PlaceholderWithDefault':
             _set_first(node.attr['shape'].shape, sizes[node.name])
         elif node.name in before and node.name not in sizes and node.name not in ranks:
-            if node.op in ('Placeholder', 'PlaceholderWithDefault', 'PlaceholderV2'):
+            if node.op in PLACEHOLDERS:
                 _set_first(node.attr['shape'].shape, batch_size)
             elif 'output_shapes' in node.attr and not node.op.endswith(('Dataset', 'DatasetV2')):
                 for shape in node.attr['output_shapes'].list.shape:

@@ -97,7 +97,8 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[int] = None,
             good = guess
         else:
             too_many = guess
-    return FittedBatch(good * count, good * micro_batches * max(built.plan.shares), limit, accounts[good], None,
+    return FittedBatch(good * count, good * micro_batches * max(built.plan.shares), limit,
+                       accounts[good], None,
                        micro_batches)
 
 

@@ -7,13 +7,12 @@ nothing else.
 
 import tensorflow.compat.v1 as tf
 
+from towers.graph.op_types import HAND_ON, RESHAPES
+
 # The output is the input's memory.
-PASSES_ON = frozenset([
-    'Identity', 'IdentityN', 'Reshape', 'Squeeze', 'ExpandDims', 'StopGradient', 'PreventGradient',
-    'CheckNumerics', 'CheckNumericsV2', 'Snapshot', 'Enter', 'Exit', 'Switch', 'Merge',
-    'NextIteration', 'RefEnter', 'RefExit', 'RefSwitch', 'RefMerge', 'RefIdentity',
-    'RefNextIteration', 'PlaceholderWithDefault', 'EnsureShape', 'Bitcast',
-    'LoopCond', 'TensorArrayWriteV3', 'StackPushV2', 'StackPush'])
+PASSES_ON = HAND_ON | RESHAPES | {
+    'CheckNumericsV2', 'Snapshot', 'PlaceholderWithDefault', 'EnsureShape', 'Bitcast', 'LoopCond',
+    'TensorArrayWriteV3', 'StackPushV2', 'StackPush'}
 
 # The outputs are parts of the input along its first dimension, in the input's memory.
 CUTS = frozenset(['Split', 'SplitV', 'Slice', 'StridedSlice', 'Unpack'])

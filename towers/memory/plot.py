@@ -1,11 +1,11 @@
 """A picture of a step's memory against the batch size: predicted, by kind, and measured."""
 
-import io
 import typing
 
 from towers.arguments import check_instance, check_number, directory_name
-from towers.errors import InvalidArgumentError, LogFileError, MissingPackageError
+from towers.errors import InvalidArgumentError, MissingPackageError
 from towers.memory.account import KINDS, MemoryAccount
+from towers.safe_files import written_whole
 
 # Okabe and Ito's colours and tints of them, which the colour-blind can tell apart as neighbours.
 _COLOURS = {'parameters': '#0072B2', 'slots': '#56B4E9', 'other variables': '#9ad0ee',
@@ -91,13 +91,8 @@ def draw_memory(accounts: typing.Sequence, path: str, measured: typing.Sequence 
     handles, names = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], names[::-1], loc='center left', bbox_to_anchor=(1.01, 0.5),
                 frameon=False, fontsize=9)
-    picture = io.BytesIO()  # the picture is complete before the file is opened
-    figure.savefig(picture, bbox_inches='tight', format='png')
-    try:
-        with open(path, 'wb') as opened:
-            opened.write(picture.getvalue())
-    except OSError as error:
-        raise LogFileError('%s cannot be written: %s.' % (path, error.strerror or error)) from error
+    with written_whole(path, 'wb') as picture:
+        figure.savefig(picture, bbox_inches='tight', format='png')
 
 
 def _check_arguments(accounts, measured, limit, title):

@@ -92,20 +92,18 @@ class Run:
                 and device in (None, buffer.device) and buffer.size]
 
 
-def simulate(step, threads=2, onednn=False, shares_memory=None):
+def simulate(step, threads=2, onednn=False):
     """Runs a step without computing anything.
 
     Args:
       step: `StepGraph`.
       threads: how many operations may run at once on CPUs.
       onednn: whether oneDNN's kernels run on CPUs.
-      shares_memory: function of two devices: whether a tensor goes from one to the other without
-        a transfer. None: CPUs of one process do.
 
     Returns:
       `Run`.
     """
-    return _Simulation(step, threads, onednn, shares_memory or _both_cpus).run()
+    return _Simulation(step, threads, onednn).run()
 
 
 def _both_cpus(one, other):
@@ -118,9 +116,8 @@ def _task(device):
 
 class _Simulation:
 
-    def __init__(self, step, threads, onednn, shares_memory):
+    def __init__(self, step, threads, onednn):
         self._threads, self._onednn = threads, onednn
-        self._shares = shares_memory
         self._run = Run()
         self._nodes = [node for node in step.nodes if not node.folded]
         self._waits = {}  # operation: how many others it waits for
@@ -255,7 +252,7 @@ class _Simulation:
                 continue
             elsewhere = collections.Counter()
             for device in self._uses.get((node.number, index), ()):
-                if device == node.device or self._shares(node.device, device):
+                if device == node.device or _both_cpus(node.device, device):
                     buffer.references += 1
                 else:
                     elsewhere[device] += 1

@@ -3,12 +3,10 @@
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
+from towers.graph.op_types import CONTROL_FLOW, CONTROL_FLOW_V2, PLACEHOLDERS, SIZES, VARIABLE_OPS
 
-_SHAPE_ONLY = frozenset(['Shape', 'ShapeN', 'Size', 'Rank', 'BroadcastGradientArgs'])
-_NEVER_FOLDED = frozenset([
-    'Placeholder', 'PlaceholderV2', 'PlaceholderWithDefault', 'VarHandleOp', 'Variable',
-    'VariableV2', 'Merge', 'Switch', 'Enter', 'RefEnter', 'Exit', 'NextIteration', 'LoopCond',
-    'NoOp', 'While', 'StatelessWhile', 'If', 'StatelessIf'])
+_SHAPE_ONLY = SIZES | {'BroadcastGradientArgs'}
+_NEVER_FOLDED = CONTROL_FLOW | CONTROL_FLOW_V2 | PLACEHOLDERS | VARIABLE_OPS | {'NoOp'}
 # Types of tensors that are handles and take no memory.
 _HANDLES = (tf.resource, tf.variant)
 
@@ -17,9 +15,7 @@ _EMPTY_ON_CPUS = frozenset([('FusedBatchNormV3', 5)])
 
 # Operations that run although no output is taken, besides operations with state
 # (`dependency_optimizer.cc`).
-_ALWAYS_RUN = frozenset(['Assert', 'CheckNumerics', 'CheckNumericsV2', 'Merge', 'Switch', 'Enter',
-                         'Exit', 'NextIteration', 'LoopCond', 'RefMerge', 'RefSwitch', 'RefEnter',
-                         'RefExit', 'RefNextIteration'])
+_ALWAYS_RUN = CONTROL_FLOW | {'Assert', 'CheckNumerics', 'CheckNumericsV2'}
 
 
 class Node:
@@ -61,11 +57,10 @@ class StepGraph:
         input is counted, which is a bound for operations that select a part of an input.
     """
 
-    def __init__(self, fetches, default_device='/device:CPU:0', size_of=None):
+    def __init__(self, fetches, size_of=None):
         """
         Args:
           fetches: operations or tensors of one graph.
-          default_device: the device of operations that name none.
           size_of: function from a tensor to its number of elements (None where it is not known),
             see `batch_size`; None to count the elements of static shapes.
         """
@@ -78,7 +73,7 @@ class StepGraph:
         self.by_name = {node.name: node for node in self.nodes}
         self.unknown = []
         for node in self.nodes:
-            node.device = node.device or default_device
+            node.device = node.device or '/device:CPU:0'
             node.inputs = [(self.by_name[tensor.op.name], tensor.value_index)
                            for tensor in node.op.inputs]
             node.controls = [self.by_name[other.name] for other in node.op.control_inputs]

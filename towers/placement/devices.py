@@ -1,5 +1,6 @@
 """Which devices the towers run on, and the session config that such a graph wants."""
 
+import json
 import numbers
 import os
 import typing
@@ -10,7 +11,6 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_flag, check_number
 from towers.errors import DeviceError, InvalidArgumentError
-from towers.placement.cluster import check_job
 from towers.placement.tower_device import StagedDevices, TowerDevice, all_devices, stages_of
 
 # A larger count is a slip of the keyboard, and a list of so many devices fills the memory.
@@ -28,10 +28,26 @@ def visible_gpus() -> typing.Tuple[str, ...]:
                  range(len(tf.config.experimental.list_physical_devices('GPU'))))
 
 
+class Devices(tuple):
+    """The devices of the towers, as `resolve_devices` returns them, and whether they are checked.
+
+    Attributes:
+      checked: whether the devices are known to be there.
+    """
+
+    def __new__(cls, names, checked):
+        devices = super(Devices, cls).__new__(cls, names)
+        devices.checked = checked
+        return devices
+
+
 def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = None,
                     check: bool = True, allow_repeated: bool = False,
-                    says_how: bool = True) -> typing.Tuple[str, ...]:
+                    says_how: bool = True) -> Devices:
     """The device of each tower, in TF's canonical spelling.
+
+    >>> built = towers.build_towers(model_fn, inputs, optimizer, towers.resolve_devices(
+    ...     ['/gpu:0', '/gpu:1'], check=False))  # a graph for another machine
 
     Args:
       devices: None (every visible GPU, else one CPU); a count (that many GPUs where there are
@@ -45,12 +61,12 @@ def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = Non
         them, with the config of `session_config`. False lets a graph for another machine, or for a
         cluster that the program itself makes, be built.
       allow_repeated: whether two towers may run on one device.
-      says_how: whether errors name the arguments `check_devices=` and `allow_repeated_devices=`;
-        False for a caller that does not have them.
+      says_how: whether errors tell of `check=` and `allow_repeated=`; False for a caller that does
+        not have them.
 
     Returns:
-      A tuple of strings such as `'/device:GPU:0'`, one a tower; for a tower with several devices a
-      `StagedDevices`.
+      `Devices`, a tuple of strings such as `'/device:GPU:0'`, one a tower; for a tower with several
+      devices a `StagedDevices`. `Devices` that are given are returned as they are.
 
     Raises:
       DeviceError: no such device, a device named twice, a name that TF cannot parse, or no name.
@@ -58,6 +74,12 @@ def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = Non
     """
     check_flag('check', check)
     check_flag('allow_repeated', allow_repeated)
+    if isinstance(devices, Devices):
+        return devices
+    return Devices(_resolved(devices, check, allow_repeated, says_how), check)
+
+
+def _resolved(devices, check, allow_repeated, says_how):
     gpus = visible_gpus()
     if devices is None:
         return gpus or ('/device:CPU:0',)
@@ -84,7 +106,8 @@ def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = Non
         raise DeviceError('%s is named %d times in devices=%r: give each tower a device of its '
                           'own%s.' % (
                               short_name(repeated[0]), every.count(repeated[0]), devices,
-                              ', or pass allow_repeated_devices=True to put several on one'
+                              ', or pass resolve_devices(…, allow_repeated=True) to put several '
+                              'on one'
                               if says_how else ''))
     if check:
         for name in every:
@@ -126,6 +149,49 @@ def canonical_device(name):
     return spec.to_string()
 
 
+def check_job(name, says_how=True):
+    """Raises `DeviceError` for a device of a job or task that this program has no session of.
+
+    Without a cluster, TensorFlow has one job, `localhost`, with one task. The cluster is read from
+    `TF_CONFIG` in the environment; one that the program makes itself cannot be seen from here.
+
+    Args:
+      name: a device, as `canonical_device` gives it.
+      says_how: as for `resolve_devices`.
+    """
+    spec = tf.DeviceSpec.from_string(name)
+    if spec.job is None and not spec.task and not spec.replica:
+        return
+    cluster = _cluster()
+    if cluster is None:
+        problem = 'this program has no cluster (TF_CONFIG is not set), so its one job is localhost'
+        instead = tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
+        advice = 'Name %s' % instead.to_string().replace('/device:', '/').lower()
+    else:
+        if not spec.replica and (spec.job is None or (spec.task or 0) in cluster.get(spec.job, ())):
+            return
+        problem = "TF_CONFIG's cluster has %s" % ', '.join(
+            '%d task%s of job %r' % (len(tasks), '' if len(tasks) == 1 else 's', job)
+            for job, tasks in sorted(cluster.items()))
+        advice = 'Name a device of one of them'
+    raise DeviceError(
+        '%s does not exist: %s. %s%s.' % (
+            name.replace('/device:GPU:', '/gpu:').replace('/device:CPU:', '/cpu:'), problem, advice,
+            ', or pass resolve_devices(…, check=False) to build the graph for a session '
+            'that has it'
+            if says_how else ''))
+
+
+def _cluster():
+    """{job: numbers of its tasks} of `TF_CONFIG`, or None."""
+    try:
+        jobs = json.loads(os.environ.get('TF_CONFIG') or '{}')['cluster']
+        return {job: [int(task) for task in tasks] if isinstance(tasks, dict)
+                else range(len(tasks)) for job, tasks in jobs.items()} or None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
 def check_variable_device(name, devices):
     """Raises `DeviceError` for a device that the towers' session will not have.
 
@@ -144,7 +210,7 @@ def check_variable_device(name, devices):
     if spec.device_index > last:
         raise DeviceError(
             'VariablePlacement(%r): the session of these towers has %s. Name one of them; or pass '
-            'check_devices=False and a config with device_count={%r: %d}.' % (
+            'resolve_devices(…, check=False) and a config with device_count={%r: %d}.' % (
                 short_name(name), 'the CPU device /cpu:0 alone' if not last else
                 'the CPU devices /cpu:0 to /cpu:%d' % last, 'CPU', spec.device_index + 1))
 
@@ -344,7 +410,7 @@ def _check_exists(name, gpus, says_how=True):
     if not exists:
         raise DeviceError('%s does not exist: %s. Name another device%s.' % (
             short_name(name), _what_there_is(spec.device_type, gpus),
-            ', or pass check_devices=False to build the graph for another machine'
+            ', or pass resolve_devices(…, check=False) to build the graph for another machine'
             if says_how else ''))
 
 

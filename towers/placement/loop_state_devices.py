@@ -5,7 +5,8 @@ An array or a stack has to be on the device of the operations that use it: else 
 """
 
 from towers import compat
-from towers.graph.variable_access import HAND_ON
+from towers.graph.colocation import beside, colocate, is_free
+from towers.graph.op_types import HAND_ON
 from towers.placement.tower_device import stages_of
 
 _FILLS = frozenset(['TensorArrayScatterV3', 'TensorArraySplitV3', 'TensorArrayWriteV3'])
@@ -29,20 +30,16 @@ def keep_arrays_with_readers(operations, device):
         if op.type != 'TensorArrayV3':
             continue
         _, users = _users(op.outputs[0])
-        readers = [user for user in users if user.type in _READS and _is_free(user)]
+        readers = [user for user in users if user.type in _READS and is_free(user)]
         there = {reader.device for reader in readers}
         if len(there) != 1 or not there.issubset(stages):
             continue
         for user in users:
-            if user.type in _FILLS and not _is_free(user) and user.device in [''] + stages and (
+            if user.type in _FILLS and not is_free(user) and user.device in [''] + stages and (
                     user.inputs[0].op is op):  # not within another loop
                 # By name, so that copies follow their own reader.
-                compat.set_colocation(user, [b'loc:@' + readers[0].name.encode()])
+                colocate(user, [readers[0].name])
                 compat.set_device(user, readers[0].device)
-
-
-def _is_free(op):
-    return op.colocation_groups() == [b'loc:@' + op.name.encode()]
 
 
 _ON_STACK = frozenset(['StackPushV2', 'StackPopV2'])
@@ -69,15 +66,9 @@ def keep_stacks_with_loops(operations):
             continue
         size = [tensor.op for tensor in op.inputs if tensor.op.type == 'Const']
         for each in [op] + size + handed_on:
-            if any(map(_is_on_variables_device, _others(each))):
+            if any(map(_is_on_variables_device, beside(each))):
                 compat.set_device(each, users[0].device)
-                compat.set_colocation(each, [b'loc:@' + each.name.encode()])
-
-
-def _others(op):
-    """The operations that `op` is colocated with."""
-    names = [group.decode()[len('loc:@'):] for group in op.colocation_groups()]
-    return [op.graph.get_operation_by_name(name) for name in names if name != op.name]
+                colocate(each, [each.name])
 
 
 def _is_on_variables_device(op):

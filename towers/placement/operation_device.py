@@ -5,6 +5,8 @@ import re
 
 import tensorflow.compat.v1 as tf
 
+from towers.graph.colocation import beside
+from towers.graph.graph_walk import operation_named
 from towers.placement.tower_device import chosen_inside, moved, places_inside
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -30,7 +32,7 @@ def _decides_device_of(op, seen):
         return None
     seen.add(op.name)
     near = [tensor.op for tensor in op.inputs if tensor.dtype == tf.resource]
-    near += [other for _, other in colocated_with(op)]
+    near += beside(op)
     near += [taker for tensor in op.outputs if tensor.dtype == tf.resource or op.type == 'Const'
              for taker in tensor.consumers()]
     found = (_decides_device_of(other, seen) for other in near)
@@ -47,19 +49,10 @@ def resolved(device):
     return spec.to_string()
 
 
-def colocated_with(op):
-    """`[(name, operation)]` of the operations that `op` is colocated with."""
-    names = [group.decode()[len('loc:@'):] for group in op.colocation_groups()]
-    return [(name, op.graph.get_operation_by_name(name)) for name in names if name != op.name]
-
-
 def _forward_of(op):
     """The operation whose gradient `op` is, told by the name of `op`; or None."""
     found = re.search(r'(?:^|/)gradients(?:_\d+)?/(.+)_grad/', op.name)
-    try:
-        return found and op.graph.get_operation_by_name(found.group(1))
-    except KeyError:
-        return None
+    return found and operation_named(op.graph, found.group(1))
 
 
 class ModelsChoices:
@@ -73,8 +66,8 @@ class ModelsChoices:
         """Whether the model function has put an operation of a tower on its device."""
         device = operation_device(op)
         decides = _decides_device_of(op, set()) or op
-        for name, other in colocated_with(decides):
-            if tower.has(name) and operation_device(other) == device:
+        for other in beside(decides):
+            if tower.has(other.name) and operation_device(other) == device:
                 return self.include(other, tower)
         if chosen_inside(decides, lambda place: place in self._models_places(op.graph)):
             return True
@@ -97,11 +90,8 @@ class ModelsChoices:
         """The operation of the first tower that `op` is a copy of, if it is one."""
         if tower is self._first or not tower.has(op.name):
             return None
-        try:
-            return op.graph.get_operation_by_name(
-                self._first.name_scope + op.name[len(tower.name_scope):])
-        except KeyError:
-            return None
+        return operation_named(
+            op.graph, self._first.name_scope + op.name[len(tower.name_scope):])
 
     def _models_places(self, graph):
         if self._places is None:

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import InvalidArgumentError, ModelFunctionError
+from towers.graph.colocation import colocate, is_free, names_beside
 from towers.graph.graph_walk import ancestors, is_control_flow
 from towers.graph.variable_access import read_from
 from towers.placement.devices import short_name
@@ -74,8 +75,7 @@ def place_forward(operations, device):
                      None)
         # An operation in a `tf.device` of the model's own, or colocated by TensorFlow, stays.
         if (scope is None or isinstance(scope, StageDevice) or op.device != stages[0]
-                or compat.device_scopes(op)[0] is not scope or op.colocation_groups() != [
-                    b'loc:@' + op.name.encode()]):
+                or compat.device_scopes(op)[0] is not scope or not is_free(op)):
             if op.device in stages:
                 placed[op.name] = op.device
             elif not op.device:  # a TensorArray's, which hands on data of the loop that fills it
@@ -133,8 +133,7 @@ def _against_the_order(operations, stages):
     names = {op.name for op in operations}
     for op in operations:
         # TensorFlow keeps some operations with a variable, wherever the variable is.
-        is_free = op.colocation_groups() == [b'loc:@' + op.name.encode()]
-        for tensor in op.inputs if op.device in stages and is_free else ():
+        for tensor in op.inputs if op.device in stages and is_free(op) else ():
             if tensor.dtype != tf.resource and tensor.op.type != 'Const' and (
                     tensor.op.name in names and tensor.op.device in stages) and (
                     stages.index(tensor.op.device) > stages.index(op.device)) and not (
@@ -199,14 +198,12 @@ def place_backward(operations, loss, device):
     forward = ancestors([loss])
     functions = MovedFunctions(loss.graph)
     for op in operations:
-        groups = [group.decode()[len('loc:@'):] for group in op.colocation_groups()]
-        groups = [name for name in groups if name != op.name]
-        of = compat.differentiated_operation(op)
+        groups, of = names_beside(op), compat.differentiated_operation(op)
         if op.type == 'NoOp' and not groups and op.control_inputs:
             # `tf.group` says the device of what it waits for by name: copies are to follow that.
             leader = op.control_inputs[0]
             there = placed.get(leader.name, leader.device)
-            compat.set_colocation(op, [b'loc:@' + leader.name.encode()])
+            colocate(op, [leader.name])
         elif any(name not in placed for name in groups):
             continue  # with a variable, say
         elif of is not None and of.device in stages:
@@ -227,4 +224,4 @@ def place_backward(operations, loss, device):
             if of is not None and of.device in stages:  # what the gradient has added to its body
                 functions.move(of, stages[0], of.device)
             if groups:  # TensorFlow colocates a gradient with its source, which is a stage later
-                compat.set_colocation(op, [b'loc:@' + op.name.encode()])
+                colocate(op, [op.name])

@@ -9,6 +9,7 @@ tower is a `TowerDevice`.
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.graph.colocation import colocate, group_of, names_beside
 from towers.graph.variable_access import variable_op
 
 
@@ -74,27 +75,27 @@ def chosen_inside(op, is_models_place=lambda place: False):
         optimizer is not; but a model function that runs again for its gradient (`recompute_grad`)
         passes the same places as in the forward pass.
     """
-    inside = []
-    for scope, place in zip(compat.device_scopes(op), compat.device_scope_places(op)):
-        if isinstance(scope, BackwardDevice):
-            return bool(inside) and all(map(is_models_place, inside))
-        if isinstance(scope, TowerDevice):
-            break
-        inside.append(place)
-    return bool(inside)
+    places, tower = _inside(op)
+    return bool(places) and (
+        not isinstance(tower, BackwardDevice) or all(map(is_models_place, places)))
 
 
 def places_inside(op):
     """The places `(file, line)` of the model's own `tf.device`s around an op of the forward pass.
     """
+    places, tower = _inside(op)
+    return [] if tower is None or isinstance(tower, BackwardDevice) else places
+
+
+def _inside(op):
+    """`(places, tower)`: the places of all `tf.device`s in the innermost `TowerDevice`; and that.
+    """
     places = []
     for scope, place in zip(compat.device_scopes(op), compat.device_scope_places(op)):
-        if isinstance(scope, BackwardDevice):
-            return []
         if isinstance(scope, TowerDevice):
-            return places
+            return places, scope
         places.append(place)
-    return []
+    return places, None
 
 
 def follows_tower(op):
@@ -141,8 +142,7 @@ def keep_with_tower(operations, own, device):
         turns of a loop that reads a resource variable, is on its first stage.
     """
     for op in operations:
-        names = [group[len('loc:@'):] for group in map(bytes.decode, op.colocation_groups())
-                 if group != 'loc:@' + op.name]
+        names = names_beside(op)
         inside = [name for name in names if name in own]
         if not inside:
             continue
@@ -150,7 +150,7 @@ def keep_with_tower(operations, own, device):
         if len({_device_of(op, name) for name in kept}) > 1:
             kept = [name for name in kept if _device_of(op, name) == op.device] or kept[:1]
         if len(kept) < len(names):
-            compat.set_colocation(op, [('loc:@' + name).encode() for name in kept or [op.name]])
+            colocate(op, kept or [op.name])
             compat.set_device(op, _device_of(op, (kept or inside)[0]) or stages_of(device)[0])
 
 
@@ -165,12 +165,12 @@ def keep_off_resources(operations):
       operations: the operations of a tower's backward pass.
     """
     for op in operations:
-        names = [group[len('loc:@'):] for group in map(bytes.decode, op.colocation_groups())]
+        names = group_of(op)
         kept = [name for name in names if name == op.name or (
             op.graph.get_operation_by_name(name).type != 'ResourceGather')]
         if len(kept) < len(names) and not any(tensor.dtype == tf.resource for tensor in op.inputs):
             there = op.device
-            compat.set_colocation(op, [('loc:@' + name).encode() for name in kept or [op.name]])
+            colocate(op, kept or [op.name])
             compat.set_device(op, there)
 
 
@@ -228,12 +228,12 @@ def keep_reads_in_loops(operations):
     """
     moved_to = {}
     for op in operations:
-        names = [group[len('loc:@'):] for group in map(bytes.decode, op.colocation_groups())]
-        for tensor in op.inputs if names == [op.name] else ():
+        names = names_beside(op)
+        for tensor in op.inputs if not names else ():
             if tensor.dtype != tensor.dtype.base_dtype and _comes_from_loop(tensor):
                 variable = variable_op(tensor)
                 if variable is not None:
-                    compat.set_colocation(op, [('loc:@' + variable.name).encode()])
+                    colocate(op, [variable.name])
                     moved_to[op.name] = variable.device
         for name in names:
             if name in moved_to:  # which TensorFlow has put with one of those

@@ -6,6 +6,7 @@ import functools
 import tensorflow.compat.v1 as tf
 
 from towers.errors import DeviceError, InvalidArgumentError
+from towers.graph.nests import bytes_of
 from towers.placement.devices import (canonical_device, check_variable_device,
                                       default_variable_device, short_name)
 from towers.placement.tower_device import all_devices, current_tower_device, stages_of
@@ -120,13 +121,13 @@ class Placement:
     def note(self, variable):
         """Counts the bytes of a new variable where it is: with another one, if it is colocated."""
         if variable.device in self.bytes_on:
-            self.bytes_on[variable.device] += _bytes(variable)
+            self.bytes_on[variable.device] += bytes_of(variable)
 
     def note_moved(self, variable, before):
         """Counts the bytes of a variable on its device, and no longer on its device before."""
         if variable.device != before:
             if before in self.bytes_on:
-                self.bytes_on[before] -= _bytes(variable)
+                self.bytes_on[before] -= bytes_of(variable)
             self.note(variable)
 
     def devices(self):
@@ -172,7 +173,3 @@ def only_device(device):
     """A device scope that takes nothing over from the scopes around it."""
     with tf.device(None), tf.device(device):
         yield
-
-
-def _bytes(variable):
-    return (variable.get_shape().num_elements() or 0) * variable.dtype.base_dtype.size

@@ -46,7 +46,7 @@ def recompute(block: typing.Callable) -> typing.Callable:
         with Recording(tf.get_default_graph()) as made:
             result = block(*args, **kwargs)
         for op in made.operations:
-            compat.set_text_attribute(op, MARK, made.operations[0].name)
+            compat.set_attribute(op, MARK, tf.AttrValue(s=made.operations[0].name.encode()))
         return result
     return marked
 

@@ -16,38 +16,31 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import InvalidArgumentError
-from towers.graph.variable_access import read_from
-from towers.placement.tower_device import TowerDevice, current_tower_device, follows_tower
+from towers.graph.op_types import SIZES
+from towers.placement.tower_device import current_tower_device, follows_tower
 from towers.recompute import segments as cutting
 from towers.recompute.block import blocks_among
 
 Recomputed = collections.namedtuple('Recomputed', 'segments operations')
 """How many segments of a tower's forward pass are recomputed, and how many operations in them."""
 
-# Operations that take only the size of a tensor, and run as soon as the tensor is there.
-_SIZES = frozenset(['Shape', 'ShapeN', 'Size', 'Rank'])
 
-
-def recompute(keep, forward, backward, gradients, root):
-    """Rewrites the backward pass of one tower.
+def recompute(keep, forward, backward, root):
+    """Rewrites the backward pass of one tower: `Recomputed`.
 
     Args:
       keep: `'auto'`; or list of names of operations and scopes of the model whose results are kept,
         while the rest is recomputed; None to recompute the blocks that the model marks, see
         `block`.
       forward, backward: lists of operations of the tower, in the order in which they were made.
-      gradients: list of `(gradient, variable)` that the backward pass computes.
       root: the tower's name scope.
-
-    Returns:
-      `(Recomputed, gradients)`: these gradients take the place of the given ones.
 
     Raises:
       InvalidArgumentError: `keep` has a name that no operation or scope of the tower has.
     """
     blocks = blocks_among(forward) if keep is None else []
     if keep is None and not blocks:
-        return Recomputed(0, 0), gradients
+        return Recomputed(0, 0)
     takers = _takers(backward, {op.name for op in forward})
     operations = cutting.repeatable_operations(forward, set(takers), keep == 'auto')
     if keep is None:
@@ -57,15 +50,15 @@ def recompute(keep, forward, backward, gradients, root):
         parts, kept = cutting.segments(
             line, line.best_cuts() if keep == 'auto' else _cuts_after(keep, line, forward, root))
     if not parts:
-        return Recomputed(0, 0), gradients
+        return Recomputed(0, 0)
     stages = getattr(current_tower_device(forward[0].graph), 'stages', ())
     parts = cutting.within_stages(parts, kept, stages)
-    order, readers = _Backward(backward), collections.defaultdict(list)
+    order = _Backward(backward)
     scope = forward[0].graph.unique_name('recompute')  # within the tower's scope
     count = sum(_rewrite('%s/segment_%d/' % (scope, number), part, kept, takers, order, root,
-                         readers, stages)
+                         stages)
                 for number, part in enumerate(parts))
-    return Recomputed(len(parts), count), _write_after(readers, gradients)
+    return Recomputed(len(parts), count)
 
 
 def _takers(backward, forward):
@@ -79,7 +72,8 @@ def _takers(backward, forward):
     for op in backward:
         others = [tensor.op.name for tensor in op.inputs]
         others += [each.name for each in op.control_inputs]
-        if op.type in _SIZES or compat.in_control_flow(op) or not made.intersection(others):
+        # What takes only the size of a tensor runs as soon as the tensor is there.
+        if op.type in SIZES or compat.in_control_flow(op) or not made.intersection(others):
             continue
         for position, tensor in enumerate(op.inputs):
             if tensor.op.name in forward:
@@ -153,7 +147,7 @@ class _Backward:
             self._takers[name].extend(op.name for op in operations)
 
 
-def _rewrite(scope, operations, kept, takers, backward, root, readers, stages):
+def _rewrite(scope, operations, kept, takers, backward, root, stages):
     """Recomputes the tensors that the backward pass takes of a segment, and gives them to it.
 
     Returns:
@@ -176,36 +170,11 @@ def _rewrite(scope, operations, kept, takers, backward, root, readers, stages):
         if not any(tensor.op.name in made for tensor in again.inputs):
             compat.add_control_inputs(again, [graph.get_operation_by_name(name)
                                               for name in gradients])
-        for tensor in again.inputs:
-            for source in read_from(tensor):
-                readers[source.name].append(again)
     for name, tensor in wanted.items():
         again = recomputed[tensor.op.name].outputs[tensor.value_index]
         for op, position in takers[name]:
             compat.replace_input(op, position, again)
     return len(recomputed)
-
-
-def _write_after(readers, gradients):
-    """The gradients; a reference variable's waits for the recomputed operations that read it.
-
-    The update of a reference variable waits for its gradient, and writes into the memory that these
-    operations read.
-    """
-    found = []
-    for gradient, variable in gradients:
-        waits_for = readers.get(variable.op.name)
-        if waits_for and variable.op.type != 'VarHandleOp' and gradient is not None:
-            last = getattr(gradient, 'values', gradient)
-            tower = current_tower_device(last.graph)
-            there = (TowerDevice(last.device, tower.stages)
-                     if tower is not None and last.device in tower.stages else tower)
-            with tf.control_dependencies(waits_for), tf.device(there):
-                last = tf.identity(last, 'recomputed_gradient')
-            gradient = last if isinstance(gradient, tf.Tensor) else tf.IndexedSlices(
-                last, gradient.indices, gradient.dense_shape)
-        found.append((gradient, variable))
-    return found
 
 
 def _needed(tensors, inside, kept):

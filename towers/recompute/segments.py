@@ -14,14 +14,11 @@ import math
 
 import tensorflow.compat.v1 as tf
 
-from towers import compat
 from towers.graph import graph_walk
-from towers.graph.graph_walk import functions_of
-from towers.graph.variable_access import read_from
+from towers.graph.library import functions_of
+from towers.graph.op_types import RESHAPES
+from towers.graph.reference_memory import REFERENCE_VARIABLES, may_be_of_reference_variable
 
-# Operations whose output is the memory of their input.
-ALIASES = frozenset(['Identity', 'Reshape', 'Squeeze', 'ExpandDims', 'StopGradient',
-                      'PreventGradient', 'CheckNumerics'])
 # Python, which may draw or count whatever its caller says of state.
 _PYTHON = frozenset(['PyFunc', 'PyFuncStateless', 'EagerPyFunc'])
 # Bytes; tensors up to this size (shapes, counts, scalars) are kept where nobody says what to keep.
@@ -59,9 +56,11 @@ def repeatable_operations(forward, taken, keeps_small=True):
     place, repeatable = {op.name: index for index, op in enumerate(forward)}, {}
     random = graph_walk.reachable_from([op for op in forward if graph_walk.is_random(op)
                                         or graph_walk.seed_position(op) is not None], forward)
-    changing = _Changing(forward)
+    references = any(op.type in REFERENCE_VARIABLES for op in forward[0].graph.get_operations())
     for index, op in enumerate(forward):
-        if not is_repeatable(op) or any(map(changing.is_read, op.inputs)) or any(
+        # Of a reference variable the memory may hold another value when it is read again.
+        if not is_repeatable(op) or references and any(
+                map(may_be_of_reference_variable, op.inputs)) or any(
                 place.get(tensor.op.name, -1) > index for tensor in op.inputs):
             continue
         if all(size_of(tensor) <= _SMALL and (keeps_small or not tensor.dtype.is_floating)
@@ -78,36 +77,6 @@ def repeatable_operations(forward, taken, keeps_small=True):
             needed.update(tensor.op.name for tensor in repeatable[name].inputs
                           if tensor.op.name in repeatable)
     return collections.OrderedDict((name, op) for name, op in repeatable.items() if name in needed)
-
-
-class _Changing:
-    """Reference variables that a step writes other than by the optimizer.
-
-    A recomputed operation would read the memory of such a variable after that write.
-    """
-
-    def __init__(self, forward):
-        self._inside = {op.name for op in forward}
-        self._kept = {variable.op.name for variable in tf.trainable_variables()}
-        initializers = {compat.initializer_of(variable).name
-                        for variable in tf.trainable_variables()}
-        for op in forward:
-            if op.name in initializers:
-                continue
-            for tensor, argument in zip(op.inputs, op.op_def.input_arg):
-                if argument.is_ref:
-                    self._kept.discard(tensor.op.name)
-        self._known = {}
-
-    def is_read(self, tensor):
-        """Whether a tensor may be the memory of such a variable."""
-        if tensor.op.name in self._inside and tensor.op.type != 'Identity':
-            return False
-        if tensor.name not in self._known:
-            self._known[tensor.name] = any(
-                source.type != 'VarHandleOp' and source.name not in self._kept
-                for source in read_from(tensor))
-        return self._known[tensor.name]
 
 
 def size_of(tensor, unknown=16):
@@ -152,7 +121,7 @@ class Line:
         for each in change[:-1]:
             bytes_now += each
             self.crossing.append(bytes_now)
-        self.weight = [0 if op.type in ALIASES else sum(
+        self.weight = [0 if op.type in RESHAPES else sum(
             size_of(tensor) for tensor in op.outputs if tensor.name in taken)
                        for op in self.operations]
 

@@ -18,7 +18,8 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
-from towers.graph.frames import Frames
+from towers.graph.frames import BACK, Frames, before, in_order
+from towers.graph.nests import fetches_in
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import add_up, align
@@ -61,14 +62,16 @@ def _start_after(part, tensors, to_begin):
     """
     with tf.control_dependencies(tensors):
         gate = tf.no_op('next_micro_batch')
-    step = graph_walk.step_operations(fetches_of(part))
+    step = graph_walk.step_operations(fetches_in([
+        part.loss, part.data_loss, part.predictions, part.metrics, part.updates,
+        [gradient for gradient, _ in part.pairs]]))
     frames = Frames(step)
     step = [op for op in step if part.has(op.name)]
     waiting = {op.name for op in step if may_wait(op, to_begin)}
     for op in step:
-        before = [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-        if (op.name in waiting and frames.is_outside(op)
-                and not any(other.name in waiting for other in before)):
+        if op.name in waiting and frames.is_outside(op) and not any(
+                other.name in waiting for other in
+                [tensor.op for tensor in op.inputs] + list(op.control_inputs)):
             compat.add_control_inputs(op, [gate])
 
 
@@ -98,14 +101,6 @@ def needed_to_begin(graph):
         [each for each in initializers if isinstance(each, (tf.Operation, tf.Tensor))])}
 
 
-def fetches_of(part):
-    """The operations of a micro-batch that a step runs."""
-    nest = [part.loss, part.data_loss, part.predictions, part.metrics, part.updates,
-            [gradient for gradient, _ in part.pairs]]
-    return [leaf for leaf in tf.nest.flatten(nest, expand_composites=True)
-            if isinstance(getattr(leaf, 'op', leaf), tf.Operation)]
-
-
 def check_order(fetches):
     """Raises if operations would wait for each other, so that the step would never end.
 
@@ -119,26 +114,14 @@ def check_order(fetches):
       InvalidArgumentError: names an operation in the circle.
     """
     operations = graph_walk.step_operations(fetches)
-    runs = {op.name for op in operations}  # a loop may have turns' values that nothing takes
-    left, takers = {}, {}
-    for op in operations:
-        awaited = waits_for(op) & runs
-        left[op.name] = len(awaited)
-        for name in awaited:
-            takers.setdefault(name, []).append(op.name)
-    ready = [name for name, count in left.items() if not count]
-    while ready:
-        for name in takers.get(ready.pop(), ()):
-            left[name] -= 1
-            if not left[name]:
-                ready.append(name)
-    if any(left.values()):
+    runs = {op.name for op in in_order(operations, waits_for)}
+    if len(runs) < len(operations):
         raise InvalidArgumentError(
             'the micro-batches of a tower run one after the other, and the model makes an earlier '
             'one wait for a later one (operation %s): its forward pass writes a variable that it '
             'reads. Put the update into the collection UPDATE_OPS, or return it in '
             "'updates'; or train without accumulate= and micro_batches=." % _write_among(
-                {op.name: op for op in operations if left[op.name]}))
+                {op.name: op for op in operations if op.name not in runs}))
 
 
 def _write_among(stuck):
@@ -164,14 +147,10 @@ def waits_for(op):
     An operation that leads out of a loop waits for all that leads into the next turn: no turn
     begins before all of the one `parallel_iterations` earlier is over, pushes onto stacks included.
     """
-    names = {tensor.op.name for tensor in op.inputs if tensor.op.type not in _BACK} | {
-        other.name for other in op.control_inputs if other.type not in _BACK}
+    names = before(op)
     if op.type in ('Exit', 'RefExit') and len(op.inputs[0].op.inputs) == 2:
         condition = op.inputs[0].op.inputs[1]  # of the Switch that the loop is left by
         for switch in condition.consumers():
             names.update(tensor.op.name for tensor in switch.inputs[0].op.inputs
-                         if tensor.op.type in _BACK)
+                         if tensor.op.type in BACK)
     return names
-
-
-_BACK = frozenset(['NextIteration', 'RefNextIteration'])

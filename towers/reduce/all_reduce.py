@@ -24,6 +24,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import DeviceError, GradientError
+from towers.graph.nests import bytes_of
 from towers.placement.devices import is_gpu, short_name
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import add_up, align, dense
@@ -91,7 +92,7 @@ def all_reduce(method, tower_gradients, others, devices):
     for variable, present in aligned:
         if variable.op.name not in on_towers:
             tower = min(added, key=added.get)
-            added[tower] += _bytes(variable)
+            added[tower] += bytes_of(variable)
             with only_device(devices[tower]):
                 total = add_up([gradient for _, gradient in present], variable)
             on_towers[variable.op.name] = [total] * len(devices)
@@ -144,7 +145,7 @@ def buffers_of(aligned):
     """
     buffers, open_ones = [], {}  # dtype -> (the buffer to be filled, bytes in it)
     for variable, present in reversed(aligned):
-        dtype, size = present[0][1].dtype.base_dtype, _bytes(variable)
+        dtype, size = present[0][1].dtype.base_dtype, bytes_of(variable)
         if size > BUFFER_BYTES or not variable.get_shape().is_fully_defined():
             buffers.append([(variable, present)])
             continue
@@ -176,10 +177,6 @@ def unpacked(buffer, variables):
     shapes = [variable.get_shape().as_list() for variable in variables]
     pieces = tf.split(buffer, [variable.get_shape().num_elements() for variable in variables])
     return [tf.reshape(piece, shape) for piece, shape in zip(pieces, shapes)]
-
-
-def _bytes(variable):
-    return (variable.get_shape().num_elements() or 0) * variable.dtype.base_dtype.size
 
 
 def _collective(num_towers):

@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import DeviceError, InvalidArgumentError, NameScopeError
+from towers.graph.nests import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once
 from towers.tower.variables import owner_by_name
@@ -192,8 +193,7 @@ class Replicas:
 
     def bytes(self):
         """Bytes of all replicas and their slots, as far as their shapes are static."""
-        return sum((each.get_shape().num_elements() or 0) * each.dtype.base_dtype.size
-                   for each in self.variables + self.slots)
+        return sum(map(bytes_of, self.variables + self.slots))
 
 
 def replica_name(variable, tower):

@@ -5,6 +5,9 @@ import collections
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from towers.graph.graph_walk import behind
+from towers.graph.op_types import SAME_NUMBERS
+
 Part = collections.namedtuple('Part', 'slices is_unique')
 """Rows of a sparse gradient that come from one lookup.
 
@@ -18,9 +21,8 @@ Fields:
 _UNIQUE = {'Range': 0, 'Unique': 0, 'UniqueV2': 0, 'UniqueWithCounts': 0, 'UniqueWithCountsV2': 0,
            'SparseSegmentSumGradV2': 1, 'SparseSegmentMeanGradV2': 1,
            'SparseSegmentSqrtNGradV2': 1}
-_SAME_ROWS = frozenset(['Identity', 'Reshape', 'Cast', 'Squeeze', 'ExpandDims'])
 # How a lookup in a variable of several parts computes a row's place in its part.
-_IN_PARTS = _SAME_ROWS | frozenset([
+_IN_PARTS = SAME_NUMBERS | frozenset([
     'FloorDiv', 'FloorMod', 'Sub', 'Maximum', 'Select', 'SelectV2', 'AddV2',
     'Add', 'Less', 'Mod'])
 
@@ -42,9 +44,7 @@ def parts_of_lookups(slices):
 
 def _is_unique(indices):
     """Whether no two of these indices are equal, as far as the operations tell."""
-    tensor = indices
-    while tensor.op.type in _SAME_ROWS:
-        tensor = tensor.op.inputs[0]
+    tensor = behind(indices, SAME_NUMBERS)
     if tensor.op.type == 'DynamicPartition':
         return _follows_from_unique(tensor.op.inputs[0])
     if tensor.op.type == 'Const':  # such as the places of words in a text

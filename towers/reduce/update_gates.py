@@ -13,9 +13,9 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph import graph_walk
 from towers.graph.frames import Frames
-from towers.graph.variable_access import is_variable
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
+from towers.tower import write_order
 
 
 def held_back(updates, gates, active, computed, redirects=None):
@@ -52,8 +52,9 @@ def held_back(updates, gates, active, computed, redirects=None):
     roots = {getattr(update, 'op', update).name for update in updates}
     gated = []
     for op in operations:
-        if op.name not in step and (op.name in roots or writes.of(op)):
-            for held in [op] if frames.is_outside(op) else _leading_into(op, frames):
+        written = writes.of(op)
+        if op.name not in step and (op.name in roots or written):
+            for held in write_order.gates(op, written, frames):
                 if held.name not in step:
                     compat.add_control_inputs(held, gates)
                     gated.append(held)
@@ -90,17 +91,3 @@ def _wait_instead(left_out, operations, done, merged):
         kept = [other for other in op.control_inputs if other.name not in left_out]
         if len(kept) < len(op.control_inputs):
             compat.set_control_inputs(op, kept + [merged])
-
-
-def _leading_into(op, frames):
-    """The operations that lead a variable into the loop or branch in which it is written.
-
-    An operation in a loop cannot wait for one outside.
-    """
-    found = []
-    for tensor in op.inputs:
-        if is_variable(tensor):
-            while not frames.is_outside(tensor.op) and tensor.op.inputs:
-                tensor = tensor.op.inputs[0]
-            found.append(tensor.op)
-    return [each for each in found if each.type in ('Enter', 'RefEnter', 'Switch', 'RefSwitch')]

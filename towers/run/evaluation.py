@@ -9,11 +9,11 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import (check_count, check_flag, check_function, check_graph_mode,
+from towers.arguments import (check_count, check_function, check_graph_mode,
                               check_instance, check_session, check_step_variable)
-from towers.api.arguments import check_same_graph
-from towers.api.build import BuiltTowers, build_towers, check_arguments
-from towers.api.options import Numerics, VariablePlacement
+from towers.api.build import build_towers, check_arguments
+from towers.api.built import BuiltTowers, check_same_graph
+from towers.api.options import Numerics, Pipeline, VariablePlacement
 from towers.errors import InputError, InvalidArgumentError, SharedVariableError
 from towers.run.step_loop import OccasionalHook
 from towers.tower.objectives import with_parts
@@ -38,12 +38,10 @@ class Evaluation:
 
     def __init__(self, model_fn: typing.Callable, dataset: typing.Any,
                  devices: typing.Union[None, int, str, typing.Sequence] = None,
-                 trained: typing.Any = None, *, name: str = 'eval_tower',
+                 trained: typing.Any = None, *,
                  variables: typing.Optional[VariablePlacement] = None,
-                 check_devices: bool = True, copies: str = 'clone', precision: str = 'float32',
-                 regularization: str = 'none',
-                 on_tower: typing.Optional[typing.Callable] = None,
-                 stages: typing.Optional[str] = None,
+                 copies: str = 'clone', precision: str = 'float32', regularization: str = 'none',
+                 pipeline: typing.Optional[Pipeline] = None,
                  shares: typing.Optional[typing.Sequence[int]] = None):
         """
         Args:
@@ -53,10 +51,8 @@ class Evaluation:
           devices: as for `build_towers`; None: the devices of `trained`.
           trained: the `BuiltTowers` whose variables are evaluated; None: the model function makes
             the variables here, to be restored from a checkpoint.
-          name: prefix of the towers' name scopes.
           precision: as in `Numerics`; with `trained`, its precision is taken.
-          variables, check_devices, copies, regularization, on_tower, stages, shares: as for
-            `build_towers`.
+          variables, copies, regularization, pipeline, shares: as for `build_towers`.
 
         Raises:
           InvalidArgumentError: the model function returns neither a loss, metrics nor predictions,
@@ -65,23 +61,20 @@ class Evaluation:
         """
         check_instance('dataset', dataset, compat.DATASET_TYPES, 'a tf.data.Dataset')
         numerics = Numerics(precision)
-        check_flag('check_devices', check_devices)
         check_graph_mode('an Evaluation')
         if trained is not None:
             check_instance('trained', trained, BuiltTowers, 'what build_towers returned')
             check_same_graph('trained', trained)
             numerics = Numerics(trained.precision)
             if devices is None:
-                devices, check_devices = trained.devices, False
+                devices = trained.devices
         if any(shape.ndims == 0 for shape in tf.nest.flatten(tf.data.get_output_shapes(dataset))):
             raise InputError('dataset gives elements of the shapes %s, single examples: expected '
                              'batches, from its .batch(n).' % compat.shapes_text(
                                  tf.data.get_output_shapes(dataset)))
         options = dict(
-            remainder='weight', reuse=trained, name=name, variables=variables,
-            check_devices=check_devices, allow_repeated_devices=trained is not None, copies=copies,
-            numerics=numerics, regularization=regularization, on_tower=on_tower, stages=stages,
-            shares=shares)
+            remainder='weight', reuse=trained, variables=variables, copies=copies,
+            numerics=numerics, regularization=regularization, pipeline=pipeline, shares=shares)
         check_arguments(model_fn, None, None, devices, **options)
         with _iterators_put_back(), _advising_trained(trained):
             with tf.device('/cpu:0'):

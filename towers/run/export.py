@@ -1,16 +1,16 @@
 """A SavedModel of the trained model: one device, no towers."""
 
 import os
-import shutil
 import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_function, directory_name
-from towers.checkpoint.files import READ_ERRORS, first_line
+from towers.checkpoint.files import READ_ERRORS, counter_in, first_line
 from towers.checkpoint.match import check_fits
 from towers.errors import CheckpointError, InvalidArgumentError
 from towers.run.averages import averages_in
+from towers.safe_files import folder_written_whole
 
 _TENSORS = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)  # as a signature takes them
 _SIGNATURE = tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KEY
@@ -44,11 +44,9 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) 
     directory = directory_name('directory', directory)
     step = _step_in(checkpoint)
     target = os.path.join(directory, str(step))
-    if os.path.exists(target):
+    if tf.io.gfile.exists(target) or os.path.lexists(target):
         raise InvalidArgumentError('%s exists already: an export of step %d. Remove it, or export '
                                    'elsewhere.' % (target, step))
-    # Under another name first: a server loads a folder with a number as soon as it sees it.
-    unfinished = target + '.unfinished'
     with tf.Graph().as_default():
         inputs, outputs = _checked_signature(build())
         names, _ = averages_in(checkpoint, tf.global_variables())
@@ -58,14 +56,13 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) 
         with tf.Session() as session:
             saver.restore(session, checkpoint)
             try:
-                if os.path.exists(unfinished):  # of a process that was killed
-                    shutil.rmtree(unfinished)
-                builder = tf.saved_model.Builder(unfinished)
-                builder.add_meta_graph_and_variables(
-                    session, [tf.saved_model.tag_constants.SERVING], {_SIGNATURE: signature},
-                    main_op=tf.tables_initializer(), strip_default_attrs=True)
-                builder.save()
-                os.rename(unfinished, target)
+                # A server loads a folder with a number as soon as it sees it.
+                with folder_written_whole(target) as unfinished:
+                    builder = tf.saved_model.Builder(unfinished)
+                    builder.add_meta_graph_and_variables(
+                        session, [tf.saved_model.tag_constants.SERVING], {_SIGNATURE: signature},
+                        main_op=tf.tables_initializer(), strip_default_attrs=True)
+                    builder.save()
             except (OSError, tf.errors.OpError) as error:
                 raise InvalidArgumentError(
                     '%s cannot be written: %s. Export to a directory that can be made and written '
@@ -103,7 +100,7 @@ def _step_in(checkpoint):
       CheckpointError: it cannot be read, or has none.
     """
     try:
-        return int(tf.train.load_variable(checkpoint, 'global_step'))
+        return counter_in(checkpoint, 'global_step')
     except READ_ERRORS as error:
         raise CheckpointError('%s cannot be exported: %s. Expected the prefix of a checkpoint with '
                               'a global_step, such as model.ckpt-500.' % (

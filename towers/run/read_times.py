@@ -12,6 +12,7 @@ from towers import compat
 from towers.errors import InvalidArgumentError
 from towers.graph.frames import Frames
 from towers.graph.graph_walk import reachable_from
+from towers.graph.op_types import PLACEHOLDERS
 
 _READS = frozenset([
     'IteratorGetNext', 'IteratorGetNextSync', 'IteratorGetNextAsOptional',
@@ -218,7 +219,7 @@ def are_examples_fed(step, also_reads):
       also_reads: whether it reads from an iterator or a queue.
     """
     for op in step:
-        if op.type not in ('Placeholder', 'PlaceholderV2', 'PlaceholderWithDefault'):
+        if op.type not in PLACEHOLDERS:
             continue
         value = op.outputs[0]
         if op.type == 'PlaceholderWithDefault':

@@ -19,8 +19,10 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import directory_name
 from towers.checkpoint.files import describe_safe
 from towers.errors import CheckpointError, RunLockedError
+from towers.safe_files import parsed, regular
 
 LOCK_FILE = 'run.lock'
+_MOST_BYTES = 4096  # that are read of it
 
 # Errors of flock on file systems that have no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
@@ -50,7 +52,8 @@ def hold_directory(directory: str) -> typing.Iterator[bool]:
 
     Raises:
       RunLockedError: another run has the directory: which process, on which machine, since when.
-      CheckpointError: `directory` is a file, or cannot be made or written to.
+      CheckpointError: `directory` is a file, or cannot be made or written to; a `BadFileError`
+        where `run.lock` in it is no regular file.
       InvalidArgumentError: `directory` is no name of a directory.
     """
     directory = directory_name('directory', directory)
@@ -66,7 +69,7 @@ def hold_directory(directory: str) -> typing.Iterator[bool]:
         os.makedirs(directory, exist_ok=True)
         # Unbuffered, so that a full disk is an error of the write. Programs that this process
         # starts do not inherit the file (PEP 446).
-        lock_file = open(os.path.join(directory, LOCK_FILE), 'a+b', buffering=0)
+        lock_file = open(os.path.join(directory, LOCK_FILE), 'a+b', buffering=0, opener=regular)
     except OSError as error:
         raise _unwritable(directory, error.strerror)
     with lock_file:
@@ -99,10 +102,10 @@ def _holder(lock_file):
     """Who holds the lock, in words, from what the holder has written into the file."""
     lock_file.seek(0)
     try:
-        found = json.loads(lock_file.read().decode())
-        pid, host, started = found['pid'], found['host'], found['started']
-    except (ValueError, KeyError, TypeError):
+        found = parsed(lock_file.read(_MOST_BYTES), {'pid': int, 'host': str, 'started': str})
+    except ValueError:
         return 'another process, which has not said yet which one it is'
+    pid, host, started = found['pid'], found['host'], found['started']
     text = 'process %s on %s, since %s' % (pid, host, started)
     if pid == os.getpid() and host == socket.gethostname():
         return text + ' (this very process)'
@@ -117,8 +120,8 @@ def _is_alive(pid):
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
-        pass  # another user's
+    except (PermissionError, OverflowError):
+        pass  # another user's; or no number of a process
     return True
 
 

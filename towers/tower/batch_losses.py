@@ -6,13 +6,10 @@ not the loss of the batch. The plan tells what a graph shows of that; `check_tow
 """
 
 from towers.graph import graph_walk
+from towers.graph.op_types import CHOICES, QUOTIENTS, SAME_NUMBERS, SIZES, SUMS
 from towers.tower.batch_values import is_batch_value
 
-_LINEAR = frozenset(['Identity', 'Cast', 'Neg', 'Add', 'AddV2', 'AddN', 'Sub', 'Mul', 'Reshape',
-                     'Squeeze', 'ExpandDims', 'Select', 'SelectV2', 'Merge', 'Switch',
-                     'StopGradient', 'CheckNumerics'])
-_DIVIDES = frozenset(['RealDiv', 'Div', 'DivNoNan'])
-_SIZES = frozenset(['Shape', 'ShapeN', 'Size', 'Rank'])
+_LINEAR = SAME_NUMBERS | SUMS | CHOICES | {'Neg', 'Mul'}
 _BENT = frozenset(['Sqrt', 'Rsqrt', 'Square', 'Pow', 'Log', 'Log1p', 'Exp', 'Reciprocal', 'Inv'])
 
 
@@ -24,7 +21,7 @@ def whole_batch_line(recorded):
     """
     losses = recorded.output.loss
     by_value = graph_walk.reachable_from(
-        recorded.sources, [op for op in recorded.operations if op.type not in _SIZES
+        recorded.sources, [op for op in recorded.operations if op.type not in SIZES
                              and not is_batch_value(op)])
     found = []
     for loss in losses.values() if isinstance(losses, dict) else [losses]:
@@ -49,7 +46,7 @@ def _in_scalars(loss, by_value):
             continue
         seen.add(op.name)
         inputs = [tensor for tensor in op.inputs if tensor.shape.ndims == 0]
-        if op.type in _DIVIDES:
+        if op.type in QUOTIENTS:
             if op.inputs[1].op.name in by_value and op.inputs[1].shape.ndims == 0:
                 found.append(('divides by a number that is counted in the shard', op.name))
             stack.append(op.inputs[0])

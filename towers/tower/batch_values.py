@@ -9,46 +9,24 @@ the batch's examples, and g_j the gradient that tower j's loss sends back:
     batch_concat  C = [x_0; x_1; ...]      dx_k = rows of tower k in sum_j g_j
 
 (The towers' losses carry their weights, so the sum over j is the gradient of the batch's loss.)
-While the model function is recorded, each of these is one marked operation, which hands on x_0, and
-one in the backward pass. `exchange` gives them their inputs when all towers are there.
+While the model function is recorded, each call adds a placeholder that passes on the tower's own x,
+and its gradient a placeholder that passes on the tower's own g. Once all towers are built,
+`exchange` connects the placeholders to the values over all towers. A further operation of this kind
+is one more `kind` in `_value`, `_backward` and `_exchanged`.
 """
 
 import collections
-import contextlib
 import typing
-import weakref
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ModelFunctionError
 from towers.placement.variable_device import only_device
+from towers.tower.refused_builds import current_call
+from towers.tower.shards import if_any, weighted
 
 _MARK, _GRADIENT = '_towers_batch_value', 'TowersBatchValue'
-_BUILDS = weakref.WeakKeyDictionary()  # graph -> `_Build`
-
-
-class _Build:
-    """A build whose model function is being called."""
-
-    def __init__(self, parts, refused):
-        self.parts, self.refused, self.count = parts, refused, 0
-
-
-@contextlib.contextmanager
-def values_of_batch(graph, parts, refused=None):
-    """The context of a call of the model function, in which the functions here are exchanges.
-
-    Args:
-      graph: the graph of the build.
-      parts: how many parts the batch has.
-      refused: why values of the whole batch are not to be had in this build; or None.
-    """
-    _BUILDS[graph] = _Build(parts, refused)
-    try:
-        yield
-    finally:
-        del _BUILDS[graph]
 
 
 def batch_sum(x: typing.Any) -> tf.Tensor:
@@ -64,8 +42,9 @@ def batch_sum(x: typing.Any) -> tf.Tensor:
       A tensor like x.
 
     Raises:
-      ModelFunctionError: x is in a loop, or in a function or branch of control flow v2; or the
-        parts of the batch are not there at the same time (`accumulate`, micro-batches, machines).
+      ModelFunctionError: x is in a loop, or in a function or branch of control flow v2; the parts
+        of the batch are not there at the same time (`accumulate`, micro-batches, machines); or the
+        model function itself takes a gradient (`tf.gradients`) through the value.
 
     >>> total, count = tf.reduce_sum(losses * mask), tf.reduce_sum(mask)
     >>> loss = towers.batch_sum(total) / towers.batch_sum(count)
@@ -114,47 +93,53 @@ def _value(x, kind):
                 kind, x.name, x.dtype.name, x.shape, 'floats' if kind == 'mean' else
             'floats or integers', ', [rows, …]' if kind == 'concat' else ''))
     graph = compat.outermost_graph(tf.get_default_graph())
-    build = _BUILDS.get(graph)
-    if build is None:
+    call = current_call(graph)
+    if call is None:
         return x
-    if build.refused is not None:
-        raise ModelFunctionError('batch_%s(%s): %s.' % (kind, x.name, build.refused))
-    if build.parts == 1:
+    if call.refused is not None:
+        raise ModelFunctionError('batch_%s(%s): %s.' % (kind, x.name, call.refused))
+    if call.parts == 1:
         return x
     if graph is not tf.get_default_graph() or not compat.in_branches_alone(x.op) or (
             compat.builds_loop(graph)):
         raise ModelFunctionError(
             'batch_%s(%s) is in a loop, or in a function or branch of control flow v2, where '
-            'towers cannot meet: compute it outside; in a branch, tf.disable_control_flow_v2() helps.' % (
-                kind, x.name))
-    build.count += 1
+            'towers cannot meet: compute it outside; in a branch, tf.disable_control_flow_v2() '
+            'helps.' % (kind, x.name))
+    call.count += 1
     if kind != 'concat':
-        return _mark(x, x.shape, build.count, kind)
+        return _mark(x, x.shape, call.count, kind)
     rows, others = x.shape.as_list()[0] if x.shape.ndims else None, x.shape[1:]
-    marked = _mark(x, tf.TensorShape([None]).concatenate(others), build.count, kind)
-    if rows is not None:  # as in every tower
-        marked.set_shape(tf.TensorShape([rows * build.parts]).concatenate(others))
-    return marked
+    return _mark(x, tf.TensorShape([None]).concatenate(others), call.count, kind, tf.TensorShape(
+        [rows and rows * call.parts]).concatenate(others))  # the static size is every tower's
 
 
-def _mark(x, shape, number, role):
-    """An operation that hands on a tensor until `exchange` gives it another input."""
+def _mark(x, shape, number, role, known_shape=None):
+    """A placeholder that passes on a tensor until `exchange` gives it another input.
+
+    Args:
+      shape: the shape that both inputs have.
+      known_shape: the shape of the second one.
+    """
     compat.register_gradient(_GRADIENT, _backward)
     with x.graph.gradient_override_map({'PlaceholderWithDefault': _GRADIENT}):
         marked = tf.placeholder_with_default(x, shape, name='batch_' + role)
     compat.set_attribute(marked.op, _MARK, tf.AttrValue(s=b'%d %s' % (number, role.encode())))
+    if known_shape is not None:
+        marked.set_shape(known_shape)
     return marked
 
 
 def _backward(op, gradient):
-    number, kind = _mark_of(op)
-    total = _mark(gradient, gradient.shape, number, kind + '_gradient')
+    (number, kind), x = _mark_of(op), op.inputs[0]
+    if current_call(op.graph) is not None:  # its loss is not known to carry the tower's weight
+        raise ModelFunctionError(
+            'the model function takes a gradient (tf.gradients) through batch_%s(%s), which towers '
+            'add up for the loss alone: take it of values of the shard.' % (kind, x.name))
     if kind != 'concat':
-        return total
-    begin = _mark(tf.constant(0), [], number, 'begin')
-    rows = total[begin:begin + tf.shape(op.inputs[0])[0]]
-    rows.set_shape(op.inputs[0].shape)
-    return rows
+        return _mark(gradient, gradient.shape, number, kind + '_gradient')
+    return _mark(gradient, tf.TensorShape([None]).concatenate(x.shape[1:]), number,
+                 'concat_gradient', x.shape)
 
 
 def is_batch_value(op):
@@ -196,7 +181,7 @@ def exchange(towers, weights, device):
     if not marks[0]:
         return
     with tf.control_dependencies(None), tf.name_scope('batch_values'), only_device(device):
-        rows = {number: [tf.shape(found[number, role][0].inputs[0])[0] for found in marks]
+        rows = {number: tf.stack([tf.shape(found[number, role][0].inputs[0])[0] for found in marks])
                 for number, role in sorted(marks[0]) if role == 'concat'}
         for (number, role), ops in sorted(marks[0].items()):
             for place in range(len(ops)):
@@ -208,35 +193,29 @@ def exchange(towers, weights, device):
 
 
 def _exchanged(role, values, weights, rows):
-    """The values that the towers get: a list."""
-    if role == 'begin':
-        return [tf.add_n(rows[:k]) if k else tf.constant(0) for k in range(len(rows))]
+    """The values that the towers get: a list.
+
+    Args:
+      role: a kind of value, or `'<kind>_gradient'`.
+      values: each tower's own.
+      weights: as for `exchange`.
+      rows: [N], how many rows each tower adds to a `'concat'`.
+    """
     if role == 'concat':
         with tf.control_dependencies(_has_examples(weights)):
-            joined = tf.concat(values, 0)  # whose static shape is not the one of a tower's tensor
-        return [tf.placeholder_with_default(
-            joined, tf.TensorShape([None]).concatenate(joined.shape[1:]))] * len(values)
-    if role == 'mean':
-        values = [_times(value, weight) for value, weight in zip(values, weights)]
-    elif role == 'sum':
-        values = [_if_any(value, weight) for value, weight in zip(values, weights)]
+            return [_of_any_size(tf.concat(values, 0))] * len(values)
+    if role in ('sum', 'mean'):
+        counted = weighted if role == 'mean' else if_any
+        return [tf.add_n(list(map(counted, values, weights)))] * len(values)
     total = tf.add_n(values)
-    if role == 'mean_gradient':
-        return [_times(total, weight) for weight in weights]
-    if role == 'sum_gradient':
-        return [_if_any(total, weight) for weight in weights]
-    return [total] * len(values)
+    if role == 'concat_gradient':
+        return list(map(_of_any_size, tf.split(total, rows)))
+    return [(weighted if role == 'mean_gradient' else if_any)(total, weight) for weight in weights]
 
 
-def _times(value, weight):
-    return _if_any(value * tf.cast(tf.convert_to_tensor(weight, tf.float64), value.dtype), weight)
-
-
-def _if_any(value, weight):
-    """The value of a tower that has examples; else 0: the shard is empty, or padding."""
-    if isinstance(weight, float):
-        return value if weight else tf.zeros_like(value)
-    return tf.where_v2(weight > 0., value, tf.zeros_like(value))
+def _of_any_size(rows):
+    """Rows whose static number does not keep them from the place of others."""
+    return tf.placeholder_with_default(rows, tf.TensorShape([None]).concatenate(rows.shape[1:]))
 
 
 def _has_examples(weights):

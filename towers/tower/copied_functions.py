@@ -11,8 +11,10 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import CloneError
+from towers.graph.colocation import group_of
 from towers.graph.function_writes import without_writes
-from towers.graph.graph_walk import functions_of, has_seed, rename_functions
+from towers.graph.graph_walk import has_seed
+from towers.graph.library import Library, renamed, with_callers
 from towers.placement.tower_device import follows_tower, moved, overlaps
 
 
@@ -32,29 +34,22 @@ class CopiedFunctions:
           CloneError: a function that cannot be copied.
         """
         self._graph, self._device = graph, device
-        self._library, self._moves, self._changed, self.copied = {}, {}, set(), set()
-        self._gradients = []
-        called = set().union(*map(functions_of, nodes)) if nodes else set()
-        if not called:
+        self._moves, self.copied, self._gradients = {}, set(), []
+        library = Library(graph)
+        self._functions = library.reached_from(nodes)
+        if not self._functions:
             return
-        definitions = graph.as_graph_def().library
-        known = {each.signature.name: each for each in definitions.function}
-        stack = [name for name in called if name in known]
-        while stack:
-            name = stack.pop()
-            if name in self._library:
-                continue
-            self._library[name] = known[name]
-            for node in known[name].node_def:
-                stack.extend(each for each in functions_of(node) if each in known)
         for node in nodes:
-            for name in functions_of(node) if node.name in (left_alone or ()) else ():
-                self._library[name] = without_writes(known[name], left_alone[node.name])
-                self._changed.add(name)
-        for name, function in self._library.items():
+            for name in library.called_by(node) if node.name in (left_alone or ()) else ():
+                self._functions[name] = without_writes(
+                    library.function(name), left_alone[node.name])
+                self.copied.add(name)
+        for name, function in self._functions.items():
             self._moves[name] = self._that_move(function)
-        self._find_copied()
-        self._gradients = [each for each in definitions.gradient
+        self.copied = with_callers(self.copied.union(
+            name for name, function in self._functions.items()
+            if self._moves[name] or any(map(has_seed, function.node_def))), self._functions)
+        self._gradients = [each for each in library.gradients()
                            if each.function_name in self.copied]
 
     def names_in(self, scope):
@@ -72,15 +67,13 @@ class CopiedFunctions:
           new_seed: function from `(seed, seed2)` to the seed2 of the copy.
         """
         for name in sorted(self.copied):
-            function = library.function.add()
-            function.CopyFrom(self._library[name])
-            function.signature.name = names[name]
+            function = renamed(self._functions[name], names)
             for node in function.node_def:
-                rename_functions(node, names)
                 if has_seed(node):
                     node.attr['seed2'].i = new_seed(node.attr['seed'].i, node.attr['seed2'].i)
                 if node.name in self._moves[name]:
                     node.device = moved(node.device, self._device, device)
+            library.function.extend([function])
         for each in self._gradients:
             gradient = library.gradient.add()
             gradient.function_name = names[each.function_name]
@@ -106,17 +99,6 @@ class CopiedFunctions:
                 found.add(node.name)
         return found
 
-    def _find_copied(self):
-        self.copied = self._changed | {
-            name for name, function in self._library.items()
-            if self._moves[name] or any(map(has_seed, function.node_def))}
-        before = None
-        while before != len(self.copied):
-            before = len(self.copied)
-            self.copied |= {name for name, function in self._library.items()
-                            if any(functions_of(node) & self.copied
-                                   for node in function.node_def)}
-
 
 def _follows(op):
     """As `follows_tower`, also for operations that TensorFlow puts with others, by device name."""
@@ -134,7 +116,7 @@ def _that_leads(op, operations):
     `op` itself where it is colocated with none; None where the chain leaves the function.
     """
     while op is not None:
-        groups = [group.decode()[len('loc:@'):] for group in op.colocation_groups()]
+        groups = group_of(op)
         if op.name in groups:
             break
         op = operations.get(groups[0])

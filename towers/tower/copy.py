@@ -15,10 +15,13 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import CloneError
 from towers.graph import graph_walk
+from towers.graph.colocation import colocate, group_in_node
+from towers.graph.nests import fetches_in, leaves_of, map_leaves
+from towers.graph.op_types import PLACEHOLDERS
 from towers.placement.tower_device import TowerDevice, follows_tower, moved, overlaps, stages_of
 from towers.tower.batch_values import is_batch_value
 from towers.tower.copied_functions import CopiedFunctions
-from towers.tower.copy_template import Template, colocation, producer_of
+from towers.tower.copy_template import Template, producer_of
 from towers.tower.objectives import map_shaped
 
 
@@ -49,7 +52,7 @@ class Copies:
         self._shared = set(shared)
         outputs = [tower.loss, tower.data_loss, tower.predictions, tower.metrics, tower.updates,
                    [gradient for gradient, _ in tower.pairs], list(further)]
-        needed = self._needed(_operations(outputs))
+        needed = self._needed([getattr(each, 'op', each) for each in fetches_in(outputs)])
         # In the order in which they were made, which an import of loops needs.
         self._nodes = {op.name: needed[op.name] for op in made if op.name in needed}
         functions = CopiedFunctions(list(self._nodes.values()), self._graph, tower.device,
@@ -103,7 +106,7 @@ class Copies:
             if name in nodes or name not in self._made or self._is_shared(name):
                 continue
             node = nodes[name] = self._without_left_out(self._made[name].node_def)
-            stack.extend(group[len('loc:@'):] for group in colocation(node))
+            stack.extend(group_in_node(node))
             stack.extend(producer_of(text) for text in node.input)  # first, with what is shared
         return nodes
 
@@ -125,7 +128,7 @@ class Copies:
                 "%s: make it before build_towers, or pass copies='reuse'." % (
                     name, op.type, 'is made from the shard' if name in self._from_shard
                     else 'is within a branch or a loop'))
-        self._shared.update([name], (group[len('loc:@'):] for group in colocation(op.node_def)))
+        self._shared.update([name], group_in_node(op.node_def))
         return True
 
     def _without_left_out(self, node):
@@ -157,8 +160,8 @@ class Copies:
                 continue
             leader = next((tensor.op.name for tensor in self._made[name].inputs
                            if tensor.dtype == tf.resource and tensor.op.name in self._shared),
-                          None) or next((group[len('loc:@'):] for group in colocation(node)
-                                         if group != 'loc:@' + name), None)
+                          None) or next((
+                              each for each in group_in_node(node) if each != name), None)
             follows = None if leader else self._was_put(name, node) or follows_tower(
                 self._made[name])
             if leader is None and follows is None:
@@ -178,7 +181,7 @@ class Copies:
         gradients itself, `keep_stacks_with_loops`; no device scope tells of it.
         """
         stages = stages_of(self._tower.device)
-        was_made_alone = 'loc:@' + name in colocation(node)
+        was_made_alone = name in group_in_node(node)
         return (name in self._tower.backward or was_made_alone) and node.device in stages and (
             len(stages) > 1 or not compat.device_scopes(self._made[name]))
 
@@ -232,9 +235,7 @@ class _Copied:
     def set_colocations_and_controls(self):
         """Sets what an import cannot set: colocations, and control inputs from outside."""
         for name, groups in self._template.colocated:
-            compat.set_colocation(self.operation(name), [
-                ('loc:@' + self.operation(group[len('loc:@'):]).name).encode()
-                for group in groups])
+            colocate(self.operation(name), [self.operation(each).name for each in groups])
         for name, waits_for in self._template.controls:
             compat.add_control_inputs(self.operation(name), list(map(self.operation, waits_for)))
 
@@ -255,7 +256,6 @@ class _Copied:
         return copy
 
 
-_PLACEHOLDERS = ('Placeholder', 'PlaceholderV2', 'PlaceholderWithDefault')
 _MEETS_OTHERS = ('Collective', 'Nccl', 'Horovod')
 _WITHOUT_NAME = ('Anonymous', 'IteratorFromStringHandle')
 
@@ -263,7 +263,7 @@ _WITHOUT_NAME = ('Anonymous', 'IteratorFromStringHandle')
 def keeps_state(op):
     """Whether an operation is more than its type, inputs and attributes: a table, a queue, an
     iterator, a placeholder."""
-    return (op.type in _PLACEHOLDERS or op.type.startswith(_WITHOUT_NAME)
+    return (op.type in PLACEHOLDERS or op.type.startswith(_WITHOUT_NAME)
             or 'shared_name' in op.node_def.attr)
 
 
@@ -286,34 +286,3 @@ def waited_instead(control_inputs, left_out):
         if compat.in_control_flow(op):
             stack.extend(tensor.op for tensor in op.inputs if tensor.dtype != tf.resource)
     return found
-
-
-def leaves_of(nest):
-    """The tensors of a nest of inputs: a list."""
-    return [leaf for leaf in tf.nest.flatten(nest, expand_composites=True) if leaf is not None]
-
-
-def _operations(nest):
-    """The operations of all tensors and operations in a nest."""
-    found = []
-
-    def note(leaf):
-        op = getattr(leaf, 'op', leaf)
-        if isinstance(op, tf.Operation):
-            found.append(op)
-        return leaf
-    map_leaves(note, nest)
-    return found
-
-
-def map_leaves(function, nest):
-    """`tf.nest.map_structure` that takes sparse tensors apart, and variables not."""
-    def on_leaf(leaf):
-        if leaf is None or isinstance(leaf, (tf.Tensor, tf.Operation) + compat.VARIABLE_TYPES):
-            return None if leaf is None else function(leaf)
-        if isinstance(leaf, tf.IndexedSlices):
-            return tf.IndexedSlices(*map(on_leaf, (leaf.values, leaf.indices, leaf.dense_shape)))
-        if isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)):
-            return tf.nest.map_structure(on_leaf, leaf, expand_composites=True)
-        return leaf  # a number, say
-    return tf.nest.map_structure(on_leaf, nest)

@@ -4,7 +4,9 @@ import tensorflow.compat.v1 as tf
 
 from towers import nonfinite
 from towers.errors import CloneError
-from towers.graph.graph_walk import functions_of, has_seed, rename_functions
+from towers.graph.colocation import group_in_node
+from towers.graph.graph_walk import has_seed
+from towers.graph.library import functions_of, rename_functions
 from towers.tower.tower_seeds import seed_of_tower
 from towers.tower.stateless_random import key_of
 
@@ -21,7 +23,7 @@ class Template:
       graph_def: the `tf.GraphDef` to be imported; `adapt` changes it for the next copy.
       outside: {name of a tensor from outside: its name in `graph_def`}.
       controls: list of `(name, names of operations from outside that it waits for)`.
-      colocated: list of `(name, its colocation groups)`.
+      colocated: list of `(name, names of the operations that it is colocated with)`.
     """
 
     def __init__(self, nodes, scope, functions, random_keys, graph, names):
@@ -50,7 +52,7 @@ class Template:
             node.name = self.relative(name)
             node.device = ''
             self._take_inputs(node, name, original)
-            groups = colocation(node)
+            groups = group_in_node(node)
             if groups:
                 del node.attr['_class']
                 self.colocated.append((name, groups))
@@ -121,11 +123,3 @@ class Template:
 def producer_of(text):
     """The operation that an input of a NodeDef comes from: of 'a:1' and of '^a' it is a."""
     return text.lstrip('^').split(':')[0]
-
-
-def colocation(node):
-    """The colocation groups of a NodeDef, as strings 'loc:@name'."""
-    if '_class' not in node.attr:
-        return []
-    return [group.decode() for group in node.attr['_class'].list.s
-            if group.startswith(b'loc:@')]

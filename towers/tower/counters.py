@@ -11,40 +11,15 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph import graph_walk
 from towers.graph.frames import Frames
-from towers.graph.variable_access import read_from
+from towers.graph.op_types import ADDS, ADDS_ROWS
+from towers.graph.variable_access import metric_variables, read_from
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 from towers.tower.objectives import flat
 from towers.tower.outputs import metrics_by_kind
 from towers.tower.write_order import to_wait_for
 
-_ADDS = frozenset(['AssignAdd', 'AssignAddVariableOp', 'AssignSub', 'AssignSubVariableOp',
-                   'ScatterAdd', 'ResourceScatterAdd', 'ScatterSub', 'ResourceScatterSub',
-                   'ScatterNdAdd', 'ResourceScatterNdAdd', 'ScatterNdSub',
-                   'ResourceScatterNdSub'])
-
-
-def counting_updates(towers):
-    """The operations among the updates of the towers after the first that count metrics.
-
-    Updates of batch norm and the like come from one tower; updates of counters come from all.
-
-    Args:
-      towers: list of `Tower`s.
-
-    Returns:
-      List of operations, none of them within a loop or a branch.
-    """
-    names = set(_counters())
-    found, writes = {}, Writes(tf.get_default_graph())
-    for tower in towers[1:] if names else ():
-        frames = Frames(graph_walk.step_operations(tower.updates))
-        for update in tower.updates:
-            for op in graph_walk.step_operations([update]):
-                if names.intersection(writes.of(op)):
-                    for end in frames.ends(op) or [getattr(update, 'op', update)]:
-                        found[end.name] = end
-    return [found[name] for name in sorted(found)]
+_ADDS = ADDS | ADDS_ROWS
 
 
 def put_in_order(towers, weights):
@@ -55,7 +30,7 @@ def put_in_order(towers, weights):
       weights: the weights of the towers' losses; a tower of weight 0. has nothing but padding, and
         its metrics are not run.
     """
-    counters = _counters()
+    counters = metric_variables()
     towers = [tower for tower, weight in zip(towers, weights)
               if not (isinstance(weight, float) and weight == 0.)]
     if len(towers) < 2 or not counters:
@@ -65,11 +40,6 @@ def put_in_order(towers, weights):
     for names in users[0].updated_by_their_values():
         for before, after in zip(users, users[1:]):
             _follow(before, after, names, counters, writes)
-
-
-def _counters():
-    return {variable.op.name: variable for variable in
-            tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)}
 
 
 class _Users:

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from towers.errors import InputError
 from towers.tower.batch_inputs import looked_at, size_and_guards, static_shape, tensors_of
 from towers.tower.behind_batch import trained_behind
-from towers.tower.shards import CutBatch, dense_shard, sparse_shard
+from towers.tower.shards import cut_batch, dense_shard, sparse_shard
 from towers.tower.staged import StagedInputs
 
 
@@ -66,11 +66,7 @@ class Shards:
             inputs, sizes = zip(*[_whole(number, look, is_even)
                                   for number, look in enumerate(looks)])
             with tf.device(None), tf.device('/cpu:0'):
-                total, count = sum(sizes), len(sizes)
-                weights = [1. / count] * count if is_even else [
-                    size / total if isinstance(total, int) else
-                    tf.cast(size, tf.float64) / tf.cast(total, tf.float64) for size in sizes]
-        return CutBatch(list(inputs), list(sizes), weights, total)
+                return cut_batch(list(inputs), list(sizes), sum(sizes), is_even)
 
 
 def _checked(batches):
@@ -107,7 +103,7 @@ def _whole(number, look, is_even):
             guards.append(tf.Assert(size > 0, [
                 'towers: shard %d of Shards has no example' % number]))
         with tf.control_dependencies(guards):
-            fed = [None if tensor is None else sparse_shard(tensor, 0, size, False)
+            fed = [None if tensor is None else sparse_shard(tensor, 0, size)
                    if isinstance(tensor, tf.SparseTensor) else
                    dense_shard(tf.identity(tensor), is_even) for tensor in tensors]
     return tf.nest.pack_sequence_as(look.nest, fed), size

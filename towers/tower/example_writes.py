@@ -13,15 +13,11 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
+from towers.graph.op_types import ADDS, CHOICES, QUOTIENTS, SAME_NUMBERS, SETS, SUMS
 from towers.graph.variable_access import read_from
 from towers.graph.variable_writes import Writes
 
-_ADDS = frozenset(['AssignAdd', 'AssignAddVariableOp', 'AssignSub', 'AssignSubVariableOp'])
-_SETS = frozenset(['Assign', 'AssignVariableOp'])
-_PASS_ON = frozenset(['Identity', 'Cast', 'Neg', 'Switch', 'RefSwitch', 'Merge', 'RefMerge',
-                      'Reshape', 'Squeeze', 'ExpandDims', 'StopGradient', 'Select', 'SelectV2'])
-_SUMS = frozenset(['Add', 'AddV2', 'AddN', 'Sub'])
-_PRODUCTS = frozenset(['Mul', 'RealDiv', 'Div', 'DivNoNan'])
+_LINEAR = SAME_NUMBERS | SUMS | CHOICES | {'Neg'}
 
 
 def written_by_every_tower(recorded, size, step, ignored, of_cluster):
@@ -72,20 +68,6 @@ def _check(op, name, depends, written, of_cluster, is_in_function=False):
             'tower does in its turn, and %s.' % (name, op.name, reason))
 
 
-def updates_of_every_tower(towers, names):
-    """The operations among the later towers' updates that write variables of every tower.
-
-    Args:
-      towers: list of `Tower`.
-      names: names of the variables, see `written_by_every_tower`.
-    """
-    writes = Writes(tf.get_default_graph())
-    found = {op.name: op for tower in towers[1:] if names
-             for op in graph_walk.step_operations(tower.updates)
-             if tower.has(op.name) and not set(names).isdisjoint(writes.of(op))}
-    return [found[name] for name in sorted(found)]
-
-
 def _is_of_every_tower(op, name, from_examples, depends, size):
     """Whether every tower has to make a write for the variable to get one device's value.
 
@@ -104,19 +86,19 @@ def _is_of_every_tower(op, name, from_examples, depends, size):
       SharedVariableError: the value comes from the examples in another way.
     """
     if op.name not in from_examples:
-        return op.type in _ADDS and isinstance(size, int) and size > 1 and (
+        return op.type in ADDS and isinstance(size, int) and size > 1 and (
             _static(op.inputs[1]) == size)
     if 'Scatter' in op.type:
         return True
-    if op.type not in _ADDS and op.type not in _SETS:
+    if op.type not in ADDS and op.type not in SETS:
         return False
     added = [op.inputs[1]]
-    if op.type in _SETS:
+    if op.type in SETS:
         added = _added_to_old(op.inputs[1], name) or added
     elif op.inputs[1].dtype.is_integer:
         return True
     is_moving = any(depends.on(each, name) for each in added)
-    if (is_moving or op.type in _SETS and not depends.on(op.inputs[1], name)) and _is_affine(
+    if (is_moving or op.type in SETS and not depends.on(op.inputs[1], name)) and _is_affine(
             op.inputs[1], name, from_examples, depends, not is_moving):
         return False
     raise SharedVariableError(
@@ -164,9 +146,8 @@ class _Dependence:
 
 def _added_to_old(tensor, name):
     """The tensors that are added to a variable's old value, or taken from it: a list; or []."""
-    while tensor.op.type in ('Identity', 'Cast'):
-        tensor = tensor.op.inputs[0]
-    inputs = list(tensor.op.inputs) if tensor.op.type in _SUMS else []
+    tensor = graph_walk.behind(tensor, ('Identity', 'Cast'))
+    inputs = list(tensor.op.inputs) if tensor.op.type in SUMS else []
     others = [each for each in inputs
               if not any(source.name == name for source in read_from(each))]
     return others if len(others) < len(inputs) else []
@@ -188,9 +169,9 @@ def _is_affine(tensor, name, from_examples, depends, of_means):
             continue
         if op.type.startswith('FusedBatchNorm') and not op.get_attr('is_training'):
             stack.append(op.inputs[tensor.value_index + 2])  # hands on the averages it is given
-        elif op.type in _PASS_ON or op.type in _SUMS:
+        elif op.type in _LINEAR:
             stack.extend(op.inputs)
-        elif op.type in _PRODUCTS:
+        elif op.type in QUOTIENTS or op.type == 'Mul':
             stack.extend(each for each in op.inputs if depends.on(each, name)
                          or each.op.name in from_examples)
         elif of_means and op.type != 'Mean' and not op.type.startswith('FusedBatchNorm') or (

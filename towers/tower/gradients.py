@@ -12,7 +12,7 @@ from towers.placement.loop_state_devices import keep_stacks_with_loops
 from towers.placement.stages import place_backward
 from towers.placement.variable_device import only_device
 from towers.recompute.rewrite import recompute
-from towers.tower.objectives import GradientsOfModel, flat
+from towers.tower.objectives import GradientsOfModel
 from towers.tower.optimizer_gradients import OwnGradients, computed, has_own
 from towers.tower.optimizer_minimize import has_own_minimize
 
@@ -100,10 +100,8 @@ class TowerGradients:
         Returns:
           The gradients, shaped as the losses are; and a list of `Recomputed`, one for each loss.
         """
-        done = [recompute(self._options.recompute, forward, operations, pairs, root)
-                for operations, pairs in zip(backward, flat(gradients))]
-        return (self._options.objectives.shaped([pairs for _, pairs in done]),
-                [each for each, _ in done])
+        return gradients, [recompute(self._options.recompute, forward, operations, root)
+                           for operations in backward]
 
     def made_by_optimizer(self, objective, loss, combined, factor, is_whole, is_ordered):
         """What the objective's optimizer makes of the combined gradients, see `OwnGradients.pairs`.
@@ -115,7 +113,7 @@ class TowerGradients:
         variables = self._variables_of[objective.name]
         if self.own.are_of(objective):
             return self.own.pairs(objective, loss, combined, variables,
-                                  self._options.gradient_options, factor, is_whole, is_ordered)
+                                  objective.gradient_options, factor, is_whole, is_ordered)
         rest = collections.OrderedDict((pair[1].op.name, pair) for pair in combined)
         return [rest.pop(variable.op.name, (None, variable)) for variable in variables] + list(
             rest.values())
@@ -130,7 +128,7 @@ class TowerGradients:
         if loss is None:
             return []
         with only_device(self._placement.of_weights):
-            options = dict(self._options.gradient_options)
+            options = dict(self._options.objectives[0].gradient_options)
             gate = options.pop('gate_gradients', tf.train.Optimizer.GATE_OP)
             gradients = tf.gradients(loss if factor == 1 else loss * factor, self.trainable,
                                      gate_gradients=gate == tf.train.Optimizer.GATE_OP, **options)
@@ -164,7 +162,7 @@ class TowerGradients:
         elif has_own_minimize(optimizer):  # which calls its compute_gradients itself
             optimizer = _PLAIN
         pairs = computed(optimizer, data_loss, self._variables_of[objective.name],
-                         self._options.gradient_options)
+                         objective.gradient_options)
         of_shard = list(zip(tf.gradients(data_loss, list(shard)), shard)) if shard else []
         if self.scaled_losses is not None:
             pairs, of_shard = map(self.scaled_losses.unscaled, (pairs, of_shard))
@@ -193,7 +191,7 @@ class TowerGradients:
         return chosen
 
 
-def takes_plain_gradients(objectives, gradient_options):
+def takes_plain_gradients(objectives):
     """Whether the gradient of one term of the loss may be taken by itself, outside of the towers.
 
     Not for an optimizer with a `compute_gradients` of its own, whose factor of the loss the towers
@@ -201,6 +199,6 @@ def takes_plain_gradients(objectives, gradient_options):
     are there. With several losses no term is taken out: it may be in more than one.
     """
     return (objectives.names is None
-            and gradient_options.get('gate_gradients') != tf.train.Optimizer.GATE_GRAPH
-            and not any(isinstance(each.optimizer, GradientsOfModel) or has_own(each.optimizer)
+            and not any(each.gradient_options.get('gate_gradients') == tf.train.Optimizer.GATE_GRAPH
+                        or isinstance(each.optimizer, GradientsOfModel) or has_own(each.optimizer)
                         for each in objectives))

@@ -21,13 +21,13 @@ from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.frames import left_branches
 from towers.graph.function_writes import without_writes
-from towers.graph.variable_access import is_variable, variable_op
+from towers.graph.nests import fetches_in
+from towers.graph.op_types import CONTROL_FLOW_V2
+from towers.graph.variable_access import initializers, is_variable, variable_op
 from towers.graph.variable_writes import Writes
 from towers.tower.copy import waited_instead
 from towers.tower.write_order import write_after_reads
 
-_CONTROL_FLOW_V2 = frozenset(['If', 'StatelessIf', 'Case', 'StatelessCase', 'While',
-                              'StatelessWhile'])
 Write = collections.namedtuple('Write', 'op variables')
 """An operation that writes, and the names of the variables that it writes."""
 
@@ -119,12 +119,9 @@ class InlineUpdates:
 
     def _inline(self, operations, fetches, ignored):
         finder, found = Writes(self._graph), []
-        variables = tf.global_variables() + tf.local_variables()
-        initializers = {compat.initializer_of(variable).name for variable in variables
-                        if variable.initializer is not None}
-        candidates = []
+        candidates, left_out = [], initializers()
         for op in operations:
-            if op.name in initializers or graph_walk.is_random(op):
+            if op.name in left_out or graph_walk.is_random(op):
                 continue  # the state of a random generator: each tower draws for itself
             names = [name for name in finder.of(op) if name not in ignored]
             if names:
@@ -161,9 +158,9 @@ class InlineUpdates:
         fetches = dict(loss=[tower.loss, tower.data_loss], predictions=tower.predictions,
                        metrics=tower.metrics, gradients=[gradient for gradient, _ in tower.pairs])
         for kind, nest in fetches.items():
-            needed = {op.name for op in graph_walk.step_operations(_leaves(nest))}
+            needed = {op.name for op in graph_walk.step_operations(fetches_in(nest))}
             self.late[kind] = [update for op, update in zip(writes, updates) if op.name in needed]
-        for op in graph_walk.step_operations(_leaves(list(fetches.values()))):
+        for op in graph_walk.step_operations(fetches_in(list(fetches.values()))):
             if any(other.name in names for other in op.control_inputs):
                 compat.set_control_inputs(op, waited_instead(op.control_inputs, names))
         return tower._replace(updates=tower.updates + updates)
@@ -185,7 +182,7 @@ def _check(write, is_used, finder):
     reason, or_else = None, ''
     if finder.within_function(write.op):
         reason = 'within a function (tf.function, Defun)'
-        if write.op.type in _CONTROL_FLOW_V2:
+        if write.op.type in CONTROL_FLOW_V2:
             reason = 'within a branch or a loop of control flow v2'
             or_else = ', or call tf.disable_control_flow_v2()'
     elif is_used and compat.in_control_flow(write.op):
@@ -197,12 +194,6 @@ def _check(write, is_used, finder):
             "(slim's updates_collections, by default), return it in 'updates', pass "
             "update_ops='all' to have every tower write%s." % (
                 write.variables[0], write.op.name, reason, or_else))
-
-
-def _leaves(nest):
-    """The tensors and operations of a nest: a list."""
-    return [leaf for leaf in tf.nest.flatten(nest, expand_composites=True)
-            if isinstance(getattr(leaf, 'op', leaf), tf.Operation)]
 
 
 def _refuse_replicated(write, variable):
@@ -274,23 +265,10 @@ def _used_by(fetches, dropped, made):
             if source is not None:
                 written |= by_variable.get(source.name, set())
         if written:  # it reads a variable that is written: before or after the write?
-            found |= written & _waits_for(op, written, made)
+            found |= written.intersection(
+                each.name for each in graph_walk.step_operations([op]))
         for other in takes + waited_instead(op.control_inputs, dropped):
             if other.name not in seen and other.name not in dropped:
-                seen.add(other.name)
-                stack.append(other)
-    return found
-
-
-def _waits_for(op, names, made):
-    """The names, among `names`, of operations that `op` waits for, by data or control edges."""
-    found, seen, stack = set(), {op.name}, [op]
-    while stack:
-        op = stack.pop()
-        for other in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
-            if other.name in names:
-                found.add(other.name)
-            if other.name not in seen and other.name in made:
                 seen.add(other.name)
                 stack.append(other)
     return found

@@ -17,8 +17,8 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
-from towers.graph.frames import Frames
-from towers.graph.variable_access import VARIABLE_OPS, is_variable
+from towers.graph.op_types import VARIABLE_OPS
+from towers.graph.variable_access import is_variable
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 
@@ -61,13 +61,22 @@ class OwnState:
             for name in finder.of(op):
                 if name in choices:
                     writes.setdefault(name, []).append(op)
-        made = {op.name for op in operations}
+        if not writes:
+            return
+        # What is computed from constants and shared variables alone, as a counter of steps is, is
+        # the same in all towers; what has state otherwise may draw random numbers or examples.
+        differing = [self._graph.get_operation_by_name(name) for name in data_operations] + [
+            op for op in operations if op.op_def.is_stateful and op.type not in VARIABLE_OPS
+            and not any(map(is_variable, op.inputs))]
         names, before = set(), None
         while before != len(names):  # state may follow from other state
             before = len(names)
-            names.update(name for name, ops in writes.items() if name not in names and any(
-                compat.in_control_flow(op) or finder.within_function(op)
-                or _differs(op, made, data_operations, names) for op in ops))
+            reached = graph_walk.reachable_from(
+                differing + [choices[name].op for name in names], operations,
+                control=compat.in_control_flow)  # which branch is taken
+            names.update(name for name, ops in writes.items() if any(
+                compat.in_control_flow(op) or finder.within_function(op) or op.name in reached
+                for op in ops))
         if self._num_towers == 1:  # nothing is to be done about it
             self._of_one_tower = [choices[name] for name in writes if name in names]
             return
@@ -99,18 +108,6 @@ class OwnState:
             each for variable in self.variables
             for each in [variable] + self._of_towers[variable.op.name]]
 
-    def updates(self, towers):
-        """The updates of the towers after the first that write these towers' own state."""
-        writes, found = Writes(self._graph), []
-        names = {other.op.name for other in self.of_other_towers}
-        for tower in towers[1:] if names else ():
-            frames = Frames(graph_walk.step_operations(tower.updates))
-            for update in tower.updates:
-                for op in graph_walk.step_operations([update]):
-                    if names.intersection(writes.of(op)):
-                        found += frames.ends(op) or [getattr(update, 'op', update)]
-        return sorted(set(found), key=lambda op: op.name)
-
 
 def _choices(keras_states):
     """{name: variable} of the variables that may be state.
@@ -122,31 +119,6 @@ def _choices(keras_states):
     choices = {v.op.name: v for v in tf.local_variables() if id(v) not in shared}
     choices.update((variable.op.name, variable) for variable in keras_states)
     return choices
-
-
-def _differs(op, made, data_operations, state):
-    """Whether the value that an operation writes may differ from tower to tower.
-
-    It does not differ if it is computed from constants and shared variables only: a counter of
-    steps is the same for all towers.
-    """
-    stack, seen = [op], {op.name}
-    while stack:
-        op = stack.pop()
-        if op.name in data_operations or op.name in state:
-            return True
-        if op.name not in made or op.type in VARIABLE_OPS:
-            continue
-        if op.op_def.is_stateful and not any(is_variable(tensor) for tensor in op.inputs):
-            return True  # it may draw random numbers or examples
-        others = [tensor.op for tensor in op.inputs]
-        if compat.in_control_flow(op):
-            others += op.control_inputs  # which branch is taken
-        for other in others:
-            if other.name not in seen:
-                seen.add(other.name)
-                stack.append(other)
-    return False
 
 
 def _there_or_new(variable, tower, there):

@@ -1,4 +1,4 @@
-"""Objectives: one loss with its optimizer, or several losses with theirs, by name."""
+"""The objectives of a build: one loss and its optimizer, or several losses and theirs by name."""
 
 import collections
 import contextlib
@@ -6,18 +6,6 @@ import contextlib
 import tensorflow.compat.v1 as tf
 
 from towers.errors import GradientError
-
-
-class Objective(collections.namedtuple('Objective', [
-        'name', 'optimizer', 'var_list', 'transform_gradients'])):
-    """A loss to be minimized, and how.
-
-    Attributes:
-      name: the name of the loss in the dict that the model function returns; None for one loss.
-      optimizer: a `tf.train.Optimizer`.
-      var_list, transform_gradients: as for `build_towers`.
-    """
-    __slots__ = ()
 
 
 class Objectives(tuple):

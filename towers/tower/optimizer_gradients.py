@@ -19,12 +19,13 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import GradientError
 from towers.graph import graph_walk
+from towers.graph.op_types import SIZES
 from towers.placement.variable_device import only_device
 from towers.tower.objectives import GradientsOfModel
 
 _numbers = itertools.count()  # of names in TensorFlow's registry of gradients
 _OF_GATE = re.compile(r'tuple/control_dependency(_\d+)?$')
-_OF_SHAPE = frozenset(['Shape', 'ShapeN', 'Size', 'Rank', 'ZerosLike', 'OnesLike'])
+_OF_SHAPE = SIZES | {'ZerosLike', 'OnesLike'}
 
 
 def has_own(optimizer):

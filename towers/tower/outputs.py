@@ -8,7 +8,10 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import MissingPackageError, ModelFunctionError
-from towers.graph.variable_access import is_variable
+from towers.graph.graph_walk import ancestors
+from towers.graph.nests import leaves_of
+from towers.graph.op_types import ADDS, ADDS_ROWS, SETS
+from towers.tower.shards import weighted
 
 
 class ModelOutput(collections.namedtuple('ModelOutput', 'loss predictions metrics updates',
@@ -188,7 +191,7 @@ def merge_predictions(predictions, sizes, examples=None):
       examples: of the first shard, an int; None where it is not static.
 
     Returns:
-      A nest of the same structure; leaves [n, …], scalars as [N].
+      A nest of the same structure; leaves [n, …]; scalars [N], of the towers with an example.
 
     Raises:
       ModelFunctionError: the nests differ from tower to tower.
@@ -247,7 +250,8 @@ def _merge(parts, sizes):
         return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
     parts = [tf.convert_to_tensor(part) for part in parts]
     if parts[0].shape.ndims == 0:
-        return tf.stack(parts)
+        scalars = tf.stack(parts)
+        return scalars if sizes is None else tf.boolean_mask(scalars, tf.stack(sizes) > 0)
     if sizes is not None:
         parts = [part[:size] for part, size in zip(parts, sizes)]
     return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
@@ -313,29 +317,13 @@ def merge_metrics(metrics, weights, inputs=()):
 
 def _is_of_shard(value, inputs):
     """Whether a value is computed from inputs by a way that does not lead through counters."""
-    of_shard = {leaf.op.name for leaf in tf.nest.flatten(inputs, expand_composites=True)
-                if leaf is not None}
-    stack, seen = [value] if isinstance(value, tf.Tensor) else [], set()
-    while stack:
-        tensor = stack.pop()
-        if tensor.op.name in of_shard:
-            return True
-        if tensor.op.name not in seen and not is_variable(tensor):
-            seen.add(tensor.op.name)
-            stack.extend(tensor.op.inputs)
-    return False
+    known = ancestors([value], SETS | ADDS | ADDS_ROWS) if isinstance(value, tf.Tensor) else set()
+    return any(leaf.op.name in known for leaf in leaves_of(inputs))
 
 
 def weighted_mean(values, weights):
     """`sum_k weight_k * value_k` of scalars; a value of weight 0 is left out, even if it is NaN."""
     if len(values) == 1:
         return tf.identity(values[0])
-    terms = []
-    for value, weight in zip(values, weights):
-        value = value if value.dtype.is_floating else tf.cast(value, tf.float32)
-        if isinstance(weight, float):
-            terms.append(value * weight if weight else tf.zeros_like(value))
-        else:
-            weight = tf.cast(weight, value.dtype)
-            terms.append(tf.where(weight > 0, value * weight, tf.zeros_like(value)))
-    return tf.add_n(terms)
+    return tf.add_n([weighted(value if value.dtype.is_floating else tf.cast(value, tf.float32),
+                              weight) for value, weight in zip(values, weights)])

@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
+from towers.graph.variable_access import metric_variables
 from towers.graph.variable_writes import Writes
 from towers.tower.example_writes import written_by_every_tower
 from towers.tower.inline_updates import InlineUpdates
@@ -46,7 +47,7 @@ class Roles(collections.namedtuple('Roles', [
           update_ops: as for `build_towers`.
         """
         own = {variable.op.name for variable in self.own_state.of_all_towers()}
-        metric = self.written & _metric_variables()
+        metric = self.written.intersection(metric_variables())
         others = self.written - own - metric - set(self.of_every_tower)
         rows = [('trained', 'all towers' if self.replicas is None else 'a replica per tower',
                  trained),
@@ -90,7 +91,7 @@ def ownership(recorded, size, options, num_parts, replicas=None, taken=()):
     if replicas is not None:
         own = set(map(id, state.variables))
         replicas.make([each for each in recorded.variables if id(each) not in own])
-    ignored = _metric_variables().union(
+    ignored = set(metric_variables()).union(
         variable.op.name for variable in state.variables + state.of_other_towers)
     finder = Writes(graph)
     written = {name for op in recorded.operations for name in finder.of(op)
@@ -106,7 +107,3 @@ def ownership(recorded, size, options, num_parts, replicas=None, taken=()):
     updates.settle(recorded.operations, fetches, ignored.union(of_every_tower),
                    frozenset() if replicas is None else replicas.names())
     return Roles(state, updates, replicas, of_every_tower, written)
-
-
-def _metric_variables():
-    return {variable.op.name for variable in tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)}

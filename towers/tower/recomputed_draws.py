@@ -16,9 +16,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
+from towers.graph.library import has_own_gradient
+from towers.graph.op_types import READS
 
 # Operations that read a variable or draw are stateful, and yet the same in a recomputation.
-_READS = frozenset(['ReadVariableOp', 'ResourceGather', 'ResourceGatherNd'])
 
 
 def recomputed_draws(forward, backward):
@@ -37,7 +38,7 @@ def recomputed_draws(forward, backward):
     by_type = collections.defaultdict(list)
     for op in backward:
         by_type[op.type].append(op)
-    custom = [op for op in forward + backward if _has_own_gradient(op)]
+    custom = [op for op in forward + backward if has_own_gradient(op)]
     found = {}
     # The gradient of an operation is made under the operation's name. A recomputation within
     # another one is not, and is looked for everywhere.
@@ -46,7 +47,7 @@ def recomputed_draws(forward, backward):
         for op in custom:
             mark = '/%s_grad/' % op.name
             for tensor in op.inputs:
-                tensor = _behind_identities(tensor)
+                tensor = graph_walk.behind(tensor, ('Identity',))
                 for other in by_type[tensor.op.type]:
                     if only_under_name and mark not in '/' + other.name:
                         continue
@@ -71,11 +72,6 @@ def _draws(op):
     return graph_walk.is_random(op) or graph_walk.seed_position(op) is not None
 
 
-def _has_own_gradient(op):
-    """Whether an operation has a custom gradient: marked by `tf.custom_gradient`, or a `Defun`."""
-    return '_gradient_op_type' in op.node_def.attr or not hasattr(tf.raw_ops, op.type)
-
-
 def _same(one, other):
     """Whether two tensors are computed by the same operations from the same tensors and draws.
 
@@ -85,7 +81,7 @@ def _same(one, other):
     pairs, seen = [], set()
     stack = [(one, other)]
     while stack:
-        one, other = map(_behind_identities, stack.pop())
+        one, other = [graph_walk.behind(each, ('Identity',)) for each in stack.pop()]
         if one.name != other.name and _is_sum_with_zero(other) and not _is_sum_with_zero(one):
             other = _without_zero(other)
         if one.name == other.name or (one.name, other.name) in seen:
@@ -102,12 +98,6 @@ def _same(one, other):
     return pairs
 
 
-def _behind_identities(tensor):
-    while tensor.op.type == 'Identity':
-        tensor = tensor.op.inputs[0]
-    return tensor
-
-
 def _is_sum_with_zero(tensor):
     return tensor.op.type in ('Add', 'AddV2') and any(map(_is_zero, tensor.op.inputs))
 
@@ -120,7 +110,7 @@ def _without_zero(tensor):
     """
     while _is_sum_with_zero(tensor):
         one, other = tensor.op.inputs
-        tensor = _behind_identities(one if _is_zero(other) else other)
+        tensor = graph_walk.behind(one if _is_zero(other) else other, ('Identity',))
     return tensor
 
 
@@ -140,7 +130,7 @@ def _is_zero(tensor):
 def _may_be_repeated(op):
     if not op.inputs:
         return op.type == 'Const'
-    return not op.op_def.is_stateful or op.type in _READS or _draws(op)
+    return not op.op_def.is_stateful or op.type in READS or _draws(op)
 
 
 def _attributes(op):

@@ -9,11 +9,11 @@ import tensorflow.compat.v1 as tf
 from towers.errors import ModelFunctionError, TowersError
 from towers.graph import graph_walk
 from towers.graph.invariance import varying_operations
+from towers.graph.nests import leaves_of, map_leaves
 from towers.graph.variable_access import variables_read
 from towers.placement.tower_device import TowerDevice
 from towers.placement.xla import compiled
-from towers.tower.batch_values import is_batch_value, values_of_batch
-from towers.tower.copy import map_leaves
+from towers.tower.batch_values import is_batch_value
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.refused_builds import call_of_model_fn
 from towers.tower.outputs import call_model_fn, to_model_output
@@ -77,11 +77,10 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
     made_variables = NewVariables(placement, earlier, registered.of_variable)
     with graph_walk.Recording(graph) as made, tf.device(TowerDevice(device)):
         with made_variables.recorded(scope, reuse), record_keras_calls() as keras, \
-                compiled(xla), around(), call_of_model_fn(graph), \
-                values_of_batch(graph, parts, no_batch_values):
+                compiled(xla), around(), call_of_model_fn(graph, parts, no_batch_values):
             returned = _called(model_fn, inputs, batch_size if parts > 1 else None)
-            in_sync, instead = (0, {}) if batch_norm == 'shard' or (
-                parts == 1 and no_batch_values is None) else synchronize(made.so_far(), graph)
+            in_sync, instead = synchronize(made.so_far(), graph) if (
+                batch_norm == 'sync' and parts > 1) else (0, {})
         output = to_model_output(returned, 0, bool(objectives), objectives.names)
         if instead:
             output = type(output)(*map_leaves(
@@ -89,8 +88,7 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
         keras_losses = keras.weight_losses(), keras.activity_losses() if adds_registered else []
         keras_updates = keras.updates()
     registered.note_call()
-    sources = [leaf.op for leaf in tf.nest.flatten(inputs, expand_composites=True)
-               if leaf is not None]
+    sources = [leaf.op for leaf in leaves_of(inputs)]
     known = set(map(id, before))
     updates = [entry for entry in _updates(graph) if id(entry) not in known]
     read = variables_read(made.operations, made_variables.owned, made_variables.created)

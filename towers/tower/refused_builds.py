@@ -11,16 +11,22 @@ before it, but the graph still has its operations and variables, so that another
 import contextlib
 import weakref
 
-from towers import compat
 from towers.errors import FailedBuildError, ModelFunctionError
 
-_IN_CALL = weakref.WeakSet()
-"""The graphs in which a model function is being called."""
+_CALLS = weakref.WeakKeyDictionary()
+"""The graphs in which a model function is being called, each with its `_Call`."""
+
+
+class _Call:
+    """A call of a model function, and what its part of the batch may know of the others."""
+
+    def __init__(self, parts, refused):
+        self.parts, self.refused, self.count = parts, refused, 0
 
 
 def check_not_nested(graph):
     """Raises `ModelFunctionError` where a model function is being called in a graph."""
-    if graph in _IN_CALL:
+    if graph in _CALLS:
         raise ModelFunctionError(
             'build_towers is called within the model function of another build of this graph, or a '
             'ParallelModel is, or a function of replicate_model_fn: the batch is cut for the '
@@ -30,13 +36,24 @@ def check_not_nested(graph):
 
 
 @contextlib.contextmanager
-def call_of_model_fn(graph):
-    """The context of the call of a model function, in which no other build is made."""
-    _IN_CALL.add(graph)
+def call_of_model_fn(graph, parts, refused=None):
+    """The context of the call of a model function, in which no other build is made.
+
+    Args:
+      graph: the graph of the build.
+      parts: how many parts the batch has.
+      refused: why values of the whole batch are not to be had in this build; or None.
+    """
+    _CALLS[graph] = _Call(parts, refused)
     try:
         yield
     finally:
-        _IN_CALL.discard(graph)
+        del _CALLS[graph]
+
+
+def current_call(graph):
+    """The `_Call` of the model function that is being called in a graph; None if there is none."""
+    return _CALLS.get(graph)
 
 
 _FAILED = weakref.WeakSet()
@@ -60,12 +77,11 @@ def undone_on_error(graph, put_collections_back):
       put_collections_back: function without arguments that gives the graph's collections the
         contents that they had before the build.
     """
-    before, restore = len(graph.get_operations()), compat.keep_variable_stores(graph)
+    before = len(graph.get_operations())
     try:
         yield
     except BaseException:
         put_collections_back()
-        restore()
         if len(graph.get_operations()) > before:
             _FAILED.add(graph)
         raise

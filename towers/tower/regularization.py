@@ -11,7 +11,8 @@ import contextlib
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.graph.variable_access import VARIABLE_OPS
+from towers.graph.library import has_own_gradient
+from towers.graph.op_types import PLACEHOLDERS, SUMS, VARIABLE_OPS
 
 
 def split_loss(loss, varying):
@@ -146,12 +147,12 @@ def depends_on_a_batch(loss):
     """
     graph = loss.graph
     sources = [graph.get_operation_by_name(name) for name in graph_walk.ancestors([loss])]
-    return any(op.type in ('Placeholder', 'PlaceholderWithDefault', 'IteratorGetNext')
+    return any((op.type in PLACEHOLDERS or op.type == 'IteratorGetNext')
                and any(output.shape.ndims != 0 for output in op.outputs) for op in sources)
 
 
+# Not `SAME_NUMBERS`: the gradient passes, too, and both parts are made by the same operation.
 _PASS = frozenset(['Identity', 'Cast', 'Neg'])
-_ADD = frozenset(['Add', 'AddV2', 'AddN', 'AccumulateNV2', 'Sub'])
 _SCALE = frozenset(['Mul', 'RealDiv', 'Div'])
 
 # A sum that is added to itself again and again has too many terms to be taken apart.
@@ -205,8 +206,8 @@ class _Split:
             term, negative = stack.pop()
             op = term.op
             sum_op = op.inputs[0].op if op.type == 'Sum' and op.inputs[0].op.type == 'Pack' else op
-            if (op.name not in self._varying or not (op.type in _ADD or sum_op is not op)
-                    or _has_own_gradient(op) or _has_own_gradient(sum_op)
+            if (op.name not in self._varying or not (op.type in SUMS or sum_op is not op)
+                    or has_own_gradient(op) or has_own_gradient(sum_op)
                     or any(each.shape.ndims != 0 for each in sum_op.inputs)):
                 terms.append((term, negative))
                 continue
@@ -220,7 +221,7 @@ class _Split:
         op = tensor.op
         if op.name not in self._varying:
             return None, tensor
-        if _has_own_gradient(op) or not all(each.dtype.is_floating for each in op.inputs):
+        if has_own_gradient(op) or not all(each.dtype.is_floating for each in op.inputs):
             return tensor, None
         varies = [each.op.name in self._varying for each in op.inputs]
         if op.type in _PASS or (op.type in _SCALE and not varies[1]):
@@ -238,16 +239,6 @@ class _Split:
         if data is None:  # the operation itself waits for something that varies
             return tensor, None
         return _after(op.control_inputs, _apply(op, position, data)), _apply(op, position, weights)
-
-
-def _has_own_gradient(op):
-    """Whether `tf.Graph.gradient_override_map` gave an operation another gradient than its type's.
-    """
-    try:
-        op.get_attr('_gradient_op_type')
-    except ValueError:
-        return False
-    return True
 
 
 def _apply(op, position, part):

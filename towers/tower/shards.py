@@ -8,16 +8,14 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import (check_choice, check_count, check_flag, check_function,
-                              check_instance)
+from towers.arguments import check_choice, check_count, check_instance
 from towers.errors import InputError, InvalidArgumentError
-from towers.placement.devices import canonical_device
 from towers.tower.batch_inputs import NamedInputs, looked_at, size_and_guards, tensors_of
 
 REMAINDERS = ('error', 'weight', 'drop')
 
 
-class CutBatch(collections.namedtuple('CutBatch', 'inputs sizes weights batch_size')):
+class CutBatch(collections.namedtuple('CutBatch', 'inputs sizes weights batch_size is_even')):
     """A batch of `n` examples, cut into N shards.
 
     Attributes:
@@ -25,22 +23,34 @@ class CutBatch(collections.namedtuple('CutBatch', 'inputs sizes weights batch_si
         `placeholder_with_default`, so that one tower can be fed by hand.
       sizes: list of N numbers of examples `n_k`: ints where the batch is static, else int32
         scalars.
-      weights: list of N shares `n_k / n`: floats where the batch is static, else float64
-        scalars. They sum to one.
+      weights: list of N floats `n_k / n`, or float64 scalars. They sum to one.
       batch_size: `n`, counting only examples that are used: an int or an int32 scalar.
+      is_even: whether it is certain that all shards have the same number of examples.
     """
     __slots__ = ()
 
-    @property
-    def is_even(self):
-        """Whether it is certain that all shards have the same number of examples."""
-        return all(weight is self.weights[0] for weight in self.weights)
+
+def cut_batch(inputs, sizes, batch_size, is_even, shares=None):
+    """The `CutBatch` of such inputs and sizes.
+
+    Args:
+      shares: the proportions of the sizes, where these are certain; else None.
+    """
+    count = len(sizes)
+    if is_even:
+        weights = [1. / count] * count
+    elif shares is not None:
+        weights = [share / sum(shares) for share in shares]
+    else:
+        weights = [size / batch_size if isinstance(size, int) else
+                   tf.cast(size, tf.float64) / tf.cast(batch_size, tf.float64) for size in sizes]
+    return CutBatch(inputs, sizes, weights, batch_size, is_even)
 
 
 def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
-                pad_empty: bool = True, device: typing.Any = '/cpu:0', called: str = 'towers',
+                called: str = 'towers',
                 shares: typing.Optional[typing.Sequence[int]] = None) -> CutBatch:
-    """Cuts every tensor of a nest along its first dimension.
+    """Cuts every tensor of a nest along its first dimension, on the CPU.
 
     Args:
       inputs: a nest (tuple, list, dict, namedtuple) of dense or sparse tensors of any dtype, or
@@ -49,11 +59,9 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
       remainder: what to do with a batch that N does not divide. `'error'`: an error, before any
         op is made where n is static, when the step runs where it is not. `'weight'`: the first
         `n mod N` shards get one example more, and `weights` says so. `'drop'`: the last
-        `n mod N` examples are left out.
-      pad_empty: with `'weight'` and n < N, what the shards without an example hold: the batch's
-        first example, at weight 0, so that no mean over nothing (NaN) ever gets into a gradient
-        or a moving average (True); or nothing (False, for evaluation).
-      device: where the splitting ops go: the name of one device, a device function, or None.
+        `n mod N` examples are left out. With `'weight'` and n < N a shard without an example holds
+        the batch's first one at weight 0, so that no mean over nothing (NaN) ever gets into a
+        gradient or a moving average; `sizes` says 0 for it.
       called: what the errors call the shards: 'towers', or 'micro-batches'.
       shares: the proportions of the shards, N whole numbers: `[3, 1]` cuts 400 examples into 300
         and 100. None: equal parts.
@@ -66,20 +74,14 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
         divide, an unsupported type, a tensor of another graph.
       InvalidArgumentError: an unknown `remainder`; no number of shards; `shares` that are not N
         whole numbers.
-      DeviceError: `device` is no device's name.
     """
     check_choice('remainder', remainder, REMAINDERS)
     check_count('num_shards', num_shards)
     num_shards = int(num_shards)
-    check_flag('pad_empty', pad_empty)
     check_instance('called', called, str, "a word such as 'towers'")
-    if callable(device):
-        device = _checked_device_function(device)
-    elif device is not None:
-        canonical_device(device)
     shares = checked_shares(shares, num_shards)
     inputs = _checked(inputs, shares, remainder, called)
-    with tf.name_scope('shards'), tf.device(None), tf.device(device):
+    with tf.name_scope('shards'), tf.device(None), tf.device('/cpu:0'):
         tensors = tensors_of(inputs)
         size, guards = size_and_guards(inputs, tensors)
         if inputs.size is None:
@@ -87,13 +89,29 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
         bounds, used = _bounds(size, shares, remainder)
         with tf.control_dependencies(guards):
             columns = [[None] * num_shards if tensor is None else
-                       _cut(tensor, bounds, used if remainder == 'drop' else None, pad_empty)
+                       _cut(tensor, bounds, used if remainder == 'drop' else None)
                        for tensor in tensors]
     inputs_of_shards = [
         tf.nest.pack_sequence_as(inputs.nest, [column[k] for column in columns])
         for k in range(num_shards)]
     sizes = [count for _, count in bounds]
-    return CutBatch(inputs_of_shards, sizes, _weights(sizes, used, shares, remainder), used)
+    is_even = len(set(shares)) == 1 and remainder != 'weight' or len(sizes) == 1 or (
+        all(isinstance(size, int) for size in sizes) and len(set(sizes)) == 1)
+    return cut_batch(inputs_of_shards, sizes, used, is_even,
+                     None if remainder == 'weight' else shares)
+
+
+def weighted(value, weight):
+    """A value times the weight of its shard; 0 for a shard without an example, even of NaN."""
+    return if_any(value * (weight if isinstance(weight, float) else tf.cast(weight, value.dtype)),
+                  weight)
+
+
+def if_any(value, weight):
+    """The value of a shard that has an example, thus a weight; 0 of one that has none."""
+    if isinstance(weight, float):
+        return value if weight else tf.zeros_like(value)
+    return tf.where_v2(weight > 0., value, tf.zeros_like(value))
 
 
 def checked_shares(shares, count, called='shards'):
@@ -117,19 +135,6 @@ def checked_shares(shares, count, called='shards'):
                                        shares, count, called, [3] + [1] * (count - 1)))
     divisor = functools.reduce(math.gcd, map(int, shares))
     return tuple(int(share) // divisor for share in shares)
-
-
-def _checked_device_function(function):
-    check_function('device', function, 1,
-                   "a device's name, a function from an operation to one, or None")
-
-    def device(op):
-        found = function(op)
-        if not isinstance(found, str) and not hasattr(found, 'to_string'):
-            raise InvalidArgumentError("device=%.80r returned %.80r for the operation %s: expected "
-                                       "a device's name, '' for none." % (function, found, op.name))
-        return found
-    return device
 
 
 def static_batch_size(inputs, shares, remainder, called):
@@ -211,22 +216,9 @@ def sizes_of_shards(size, shares, remainder):
     return [count for _, count in _bounds(size, shares, remainder)[0]]
 
 
-def _weights(sizes, used, shares, remainder):
-    is_static = all(isinstance(size, int) for size in sizes)
-    if len(set(shares)) == 1 and remainder != 'weight' or len(sizes) == 1 or (
-            is_static and len(set(sizes)) == 1):
-        # One object for all: `is_even` tells a certainty from a coincidence by it.
-        return [1. / len(sizes)] * len(sizes)
-    if remainder != 'weight':
-        return [share / sum(shares) for share in shares]
-    if is_static:
-        return [float(size) / used for size in sizes]
-    return [tf.cast(size, tf.float64) / tf.cast(used, tf.float64) for size in sizes]
-
-
-def _cut(tensor, bounds, keep, pad_empty):
+def _cut(tensor, bounds, keep):
     if isinstance(tensor, tf.SparseTensor):
-        return [sparse_shard(tensor, start, count, pad_empty) for start, count in bounds]
+        return [sparse_shard(tensor, start, count) for start, count in bounds]
     counts = [count for _, count in bounds]
     if keep is not None:
         tensor = tensor[:keep]
@@ -235,7 +227,7 @@ def _cut(tensor, bounds, keep, pad_empty):
     elif all(count is counts[0] for count in counts):
         pieces = tf.split(tensor, len(counts))
     else:
-        pieces = [_dense_shard(tensor, start, count, pad_empty) for start, count in bounds]
+        pieces = [_dense_shard(tensor, start, count) for start, count in bounds]
     # Copies of one graph take all shards: where sizes differ, none is known to it.
     is_even = all(piece.shape.is_compatible_with(pieces[0].shape) for piece in pieces)
     return [dense_shard(piece, is_even) for piece in pieces]
@@ -247,15 +239,14 @@ def dense_shard(piece, is_even):
         [None]).concatenate(piece.shape[1:]))
 
 
-def _dense_shard(tensor, start, count, pad_empty):
-    if pad_empty:
-        start, count = _first_example_if_empty(start, count)
+def _dense_shard(tensor, start, count):
+    start, count = _first_example_if_empty(start, count)
     return tensor[start:start + count]
 
 
-def sparse_shard(tensor, start, count, pad_empty):
-    if pad_empty:
-        start, count = _first_example_if_empty(start, count)
+def sparse_shard(tensor, start, count):
+    """A shard of a sparse tensor that can be fed: the examples from `start` on, `count` of them."""
+    start, count = _first_example_if_empty(start, count)
     shape = tensor.dense_shape
     begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(shape[1:])], 0)
     size = tf.concat([[tf.cast(count, tf.int64)], shape[1:]], 0)

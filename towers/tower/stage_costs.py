@@ -10,16 +10,18 @@ import itertools
 import tensorflow.compat.v1 as tf
 
 from towers.graph.graph_walk import is_control_flow, reachable_from
+from towers.graph.nests import bytes_of
+from towers.graph.op_types import RESHAPES, SIZES
 from towers.graph.variable_access import read_from
-from towers.recompute.segments import ALIASES, size_of
+from towers.recompute.segments import size_of
 from towers.tower.balanced_partition import Piece
 
 # The gradient takes shapes at the most.
-_TAKES_NOTHING = ALIASES | frozenset([
+_TAKES_NOTHING = RESHAPES | SIZES | frozenset([
     'Add', 'AddN', 'AddV2', 'AvgPool', 'AvgPool3D', 'BatchToSpaceND', 'BiasAdd', 'BroadcastTo',
     'Cast', 'Concat', 'ConcatV2', 'Const', 'DepthToSpace', 'Fill', 'Mean', 'MirrorPad', 'Neg',
-    'OnesLike', 'Pack', 'Pad', 'PadV2', 'Rank', 'ResizeBilinear', 'ResizeNearestNeighbor',
-    'Reverse', 'ReverseV2', 'Shape', 'ShapeN', 'Size', 'Slice', 'SpaceToBatchND', 'SpaceToDepth',
+    'OnesLike', 'Pack', 'Pad', 'PadV2', 'ResizeBilinear', 'ResizeNearestNeighbor',
+    'Reverse', 'ReverseV2', 'Slice', 'SpaceToBatchND', 'SpaceToDepth',
     'Split', 'SplitV', 'StridedSlice', 'Sub', 'Sum', 'Tile', 'Transpose', 'Unpack', 'ZerosLike'])
 _TAKES_OUTPUTS = frozenset([
     'Elu', 'Exp', 'Inv', 'LogSoftmax', 'Reciprocal', 'Relu', 'Relu6', 'Rsqrt', 'Selu', 'Sigmoid',
@@ -54,7 +56,7 @@ def variable_bytes(variable, slots):
       variable: a variable.
       slots: as of `number_of_slots`; None where its slots and its gradient are elsewhere.
     """
-    size = (variable.get_shape().num_elements() or 0) * variable.dtype.base_dtype.size
+    size = bytes_of(variable)
     if slots is None or not getattr(variable, 'trainable', True):
         return size, 0
     return size * (1 + 2 * slots), size  # the session keeps the zeros that slots began with, too
@@ -166,13 +168,13 @@ def _ends(mine, inside):
 
 def _transient(op):
     """Bytes that an operation takes while it runs: results and inputs, or their gradients."""
-    return 0 if op.type in ALIASES or op.type == 'Const' else sum(
+    return 0 if op.type in RESHAPES or op.type == 'Const' else sum(
         size_of(tensor) for tensor in list(op.inputs) + list(op.outputs)
         if tensor.dtype.is_floating)
 
 
 def _original(tensor):
     """The tensor whose memory a tensor is."""
-    while tensor.op.type in ALIASES and tensor.op.inputs:
+    while tensor.op.type in RESHAPES and tensor.op.inputs:
         tensor = tensor.op.inputs[0]
     return tensor

@@ -4,7 +4,9 @@ import collections
 
 from towers import compat
 from towers.errors import InvalidArgumentError
-from towers.graph.variable_access import HAND_ON, VARIABLE_OPS, read_from
+from towers.graph.colocation import group_of, is_free, names_beside
+from towers.graph.op_types import HAND_ON, VARIABLE_OPS
+from towers.graph.variable_access import read_from
 from towers.placement.devices import short_name
 from towers.placement.function_devices import MovedFunctions
 from towers.placement.tower_device import StageDevice, TowerDevice, stages_of
@@ -174,15 +176,14 @@ def _may_move(op, stages):
     """Whether an operation is on the first device because of the tower's scope alone."""
     scopes = compat.device_scopes(op)
     return (op.device == stages[0] and bool(scopes) and isinstance(scopes[0], TowerDevice)
-            and not isinstance(scopes[0], StageDevice)
-            and op.colocation_groups() == [b'loc:@' + op.name.encode()])
+            and not isinstance(scopes[0], StageDevice) and is_free(op))
 
 
 def _bring_along(operations, moved, first):
     """Moves operations that are colocated with moved ones (a loop's `Switch`es) along with them."""
     places = {op.name: op.device for op in moved}
     for op in operations:
-        beside = [group.decode()[len('loc:@'):] for group in op.colocation_groups()]
+        beside = group_of(op)
         if op.name not in places and op.device == first and all(
                 name in places for name in beside):
             places[op.name] = places[beside[0]]
@@ -194,8 +195,7 @@ def _leaders(variables):
     names = {variable.op.name for variable in variables}
     leaders = {}
     for variable in variables:
-        beside = [group.decode()[len('loc:@'):] for group in variable.op.colocation_groups()]
-        leaders[variable.op.name] = next((name for name in beside if name in names),
+        leaders[variable.op.name] = next((name for name in group_of(variable.op) if name in names),
                                          variable.op.name)
     return leaders
 
@@ -218,8 +218,7 @@ def _first_readers(operations, mine, leaders):
     movable = {op.name for op in mine}
     for op in operations:
         moves = op.name in movable
-        kept_with = set() if moves else {
-            group.decode()[len('loc:@'):] for group in op.colocation_groups()} - {op.name}
+        kept_with = set() if moves else set(names_beside(op))
         for tensor in op.inputs if moves or kept_with else ():
             for source in read_from(tensor):
                 if leaders.get(source.name) == source.name and source.name not in seen and (
@@ -241,7 +240,7 @@ def _companions(graph):
     operations = graph.get_operations()
     found = {op.name: [] for op in operations if op.type in VARIABLE_OPS}
     for op in operations:
-        beside = {group.decode()[len('loc:@'):] for group in op.colocation_groups()} - {op.name}
+        beside = set(names_beside(op))
         # An initial value that another variable is read for has parts that are with that one.
         for name in (beside & found.keys()) or set.intersection(
                 *(_scopes_of(each) for each in beside | {op.name})):

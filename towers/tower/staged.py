@@ -13,7 +13,7 @@ from towers.arguments import check_count, check_instance
 from towers.errors import InputError
 from towers.placement.devices import check_one_stage, resolve_devices, short_name
 from towers.placement.variable_device import only_device
-from towers.tower.shards import CutBatch
+from towers.tower.shards import cut_batch
 
 
 class StagedInputs:
@@ -50,8 +50,7 @@ class StagedInputs:
         if size is None:
             with only_device('/cpu:0'), tf.name_scope('shards'):
                 size = tf.shape(tf.nest.flatten(inputs[0])[0])[0]
-        count = len(inputs)
-        return CutBatch(inputs, [size] * count, [1. / count] * count, size * count)
+        return cut_batch(inputs, [size] * len(inputs), size * len(inputs), is_even=True)
 
 
 def staged(dataset: typing.Any, devices: typing.Union[None, int, str, typing.Sequence] = None,

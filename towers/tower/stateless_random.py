@@ -20,6 +20,8 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.graph import graph_walk
+from towers.graph.op_types import ADDS, SETS
+from towers.graph.variable_access import initializers
 from towers.placement.tower_device import device_like
 
 
@@ -108,10 +110,9 @@ def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=
     Returns:
       The number of ops that got a seed.
     """
-    initializers = {compat.initializer_of(variable).name for variable in
-                    tf.global_variables() + tf.local_variables()}
+    left_out = initializers()
     counted_up = {op.inputs[0].op.name for op in operations
-                  if op.type in _COUNTS and op.name not in initializers}
+                  if (op.type in SETS or op.type in ADDS) and op.name not in left_out}
     given, first_with, repeats = 0, {}, repeats or {}
     for op in operations if counted_up else ():
         position = graph_walk.seed_position(op)
@@ -120,8 +121,8 @@ def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=
         seed = op.inputs[position]
         if counted_up.isdisjoint(graph_walk.ancestors([seed])):
             continue
-        name = first_with.setdefault(None if step is None else _source(seed),
-                                     repeats.get(op.name, op.name))
+        source = None if step is None else graph_walk.behind(seed, ('Identity',)).name
+        name = first_with.setdefault(source, repeats.get(op.name, op.name))
         with tf.name_scope(op.name + '_tower/'), tf.device(device_like(op)), \
                 tf.control_dependencies(None):
             key = tf.constant(key_of(name, graph_seed, called) if index or step is not None
@@ -134,16 +135,6 @@ def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=
             keys[key.op.name] = name
         given += 1
     return given
-
-
-def _source(seed):
-    """The name of the tensor that a seed is an identity of, by any number of identities."""
-    while seed.op.type == 'Identity':
-        seed = seed.op.inputs[0]
-    return seed.name
-
-
-_COUNTS = frozenset(['AssignVariableOp', 'AssignAddVariableOp', 'Assign', 'AssignAdd'])
 
 
 def make_initial_values_stateless(variables, graph_seed):
@@ -160,10 +151,10 @@ def make_initial_values_stateless(variables, graph_seed):
       `(replaced, kept)`, as `make_stateless`: an `orthogonal_initializer`'s QR decomposition of
       random numbers is replaced, values drawn inside loops and branches are kept.
     """
-    initializers = [compat.initializer_of(variable) for variable in variables]
+    initial = [compat.initializer_of(variable) for variable in variables]
     with tf.name_scope('initial_values'):
         step = tf.constant(0, tf.int64)
-    return make_stateless(graph_walk.step_operations(initializers), initializers, step, graph_seed)
+    return make_stateless(graph_walk.step_operations(initial), initial, step, graph_seed)
 
 
 def key_of(name, graph_seed, called=None):

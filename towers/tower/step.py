@@ -116,7 +116,8 @@ def differentiate(recorded, options, placement, registered, device, inputs, size
             gradients, of_shard, backward = taker.of_tower(
                 number, device, losses.data_loss, scale, shard)
     keep_reads_in_loops(sum(backward, []))
-    if options.gradient_options.get('colocate_gradients_with_ops'):
+    if any(each.gradient_options.get('colocate_gradients_with_ops')
+           for each in options.objectives):
         inside = {op.name for op in recorded.operations + sum(backward, [])}
         keep_with_tower(sum(backward, []), inside - recorded.owned, device)
     keep_off_resources(sum(backward, []))

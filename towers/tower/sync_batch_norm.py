@@ -2,8 +2,8 @@
 
 The recorded forward pass is rewritten before it is differentiated. A batch norm takes the mean over
 the examples of its shard, and the mean of the squared distance from it; each of these two becomes
-its mean over all towers (`batch_mean`). What reads the statistics, the moving averages among it,
-gets those of the batch. TensorFlow's fused kernel does both in one operation, which is taken apart:
+its mean over all towers (`batch_mean`). All readers of the statistics, moving averages included,
+then read the batch's. TensorFlow's fused kernel does both in one operation, which is taken apart:
 
     mean = E[x]    variance = E[(x - mean)^2]    y = (x - mean) / sqrt(variance + epsilon) g + b
 
@@ -14,10 +14,10 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ModelFunctionError
-from towers.graph import graph_walk
+from towers.graph.graph_walk import behind
+from towers.graph.library import Library
+from towers.graph.op_types import SAME_NUMBERS
 from towers.tower.batch_values import batch_mean, batch_sum
-
-_SAME_VALUE = frozenset(['Identity', 'StopGradient', 'Cast', 'Squeeze', 'Reshape'])
 
 
 def synchronize(operations, graph):
@@ -31,14 +31,16 @@ def synchronize(operations, graph):
       How many there are; and {name of a tensor: what stands in its place}.
 
     Raises:
-      ModelFunctionError: a batch norm in a loop, or in a function or branch of control flow v2.
+      ModelFunctionError: a batch norm in a loop, or in a function or branch of control flow v2; or
+        the model function itself differentiates one.
     """
     _check_functions(operations, graph)
     moments, instead = _moments(operations), {}
+    fused = [op for op in operations if _is_fused(op.type) and op.get_attr('is_training')]
+    _check_gradients([variance.op for _, variance in moments] + fused, operations)
     for mean, variance in moments:
         for tensor in (mean, variance):
             instead[tensor.name] = _exchange(tensor)
-    fused = [op for op in operations if _is_fused(op.type) and op.get_attr('is_training')]
     for op in fused:
         with compat.within_branch(op):
             instead.update(_take_apart(op))
@@ -50,22 +52,25 @@ def _is_fused(kind):
 
 
 def _check_functions(operations, graph):
-    called = set().union(*[graph_walk.functions_of(op.node_def) for op in operations])
-    library = {each.signature.name: each for each in graph.as_graph_def().library.function
-               } if called else {}
-    stack, seen = list(called), set()
-    while stack:
-        name = stack.pop()
-        if name in seen or name not in library:
-            continue
-        seen.add(name)
-        for node in library[name].node_def:
-            stack += graph_walk.functions_of(node)
+    functions = Library(graph).reached_from([op.node_def for op in operations])
+    for name, function in functions.items():
+        for node in function.node_def:
             if _is_fused(node.op) and node.attr['is_training'].b:
                 raise ModelFunctionError(
                     "batch_norm='sync', and batch norm %s is in a function or a branch of control "
                     'flow v2 (%s), where towers cannot meet: call tf.disable_control_flow_v2(), or '
                     "pass batch_norm='shard'." % (node.name, name))
+
+
+def _check_gradients(batch_norms, operations):
+    """Refuses gradients that are there already: they are those of the shard's statistics."""
+    gradients = [op.name for op in operations if '_grad/' in op.name]
+    for op in batch_norms:
+        if any('/%s_grad/' % op.name in name for name in gradients):
+            raise ModelFunctionError(
+                "batch_norm='sync', and the model function takes a gradient through batch norm %s "
+                "(tf.gradients inside): leave that batch norm out, or pass batch_norm='shard'."
+                % op.name)
 
 
 def _moments(operations):
@@ -83,19 +88,13 @@ def _moments(operations):
             inner = inner.inputs[0].op
             if inner.type != 'Sub':
                 continue
-        mean = _source(inner.inputs[1])
+        mean = behind(inner.inputs[1], SAME_NUMBERS)
         axes = [tf.get_static_value(each.inputs[1]) for each in (op, mean.op)
                 if each.type == 'Mean']
         if len(axes) == 2 and all(each is not None for each in axes) and 0 in axes[0] and (
                 list(axes[0]) == list(axes[1])) and _is_normalized_by(op.outputs[0]):
             found.append((mean, op.outputs[0]))
     return found
-
-
-def _source(tensor):
-    while tensor.op.type in _SAME_VALUE:
-        tensor = tensor.op.inputs[0]
-    return tensor
 
 
 def _is_normalized_by(variance):
@@ -106,7 +105,7 @@ def _is_normalized_by(variance):
         for op in tensor.consumers():
             if op.type in ('Rsqrt', 'Sqrt', 'Pow'):
                 return True
-            if op.name not in seen and steps < 8 and (op.type in _SAME_VALUE or op.type in (
+            if op.name not in seen and steps < 8 and (op.type in SAME_NUMBERS or op.type in (
                     'Add', 'AddV2', 'Switch', 'Merge', 'Select', 'SelectV2', 'Maximum')):
                 seen.add(op.name)
                 stack += [(output, steps + 1) for output in op.outputs]
@@ -118,36 +117,34 @@ def _exchange(statistic):
     readers = list(statistic.consumers())
     with compat.within_branch(statistic.op), tf.name_scope('sync_batch_norm/'):
         whole = batch_mean(statistic)
-    _read_instead(readers, statistic, whole)
+    compat.replace_tensor(statistic, whole, readers)
     return whole
-
-
-def _read_instead(readers, old, new):
-    for op in readers:
-        for place, tensor in enumerate(op.inputs):
-            if tensor.name == old.name and new is not old:
-                compat.replace_input(op, place, new)
 
 
 def _take_apart(op):
     """Replaces a fused batch norm in training mode: {name of an output: what replaces it}."""
     x, scale, offset, old_mean, old_variance = op.inputs
-    channels_last = op.get_attr('data_format') in (b'NHWC', b'NDHWC')
-    axes = [axis for axis in range(x.shape.ndims) if axis != (
-        x.shape.ndims - 1 if channels_last else 1)]
+    axes = [axis for axis, letter in enumerate(op.get_attr('data_format').decode())
+            if letter != 'C']
     readers = [list(output.consumers()) for output in op.outputs]
     with tf.name_scope('sync_batch_norm/'):
         numbers = tf.cast(x, scale.dtype)  # statistics of float16 are float32
         mean = batch_mean(tf.reduce_mean(numbers, axes, keepdims=True))
+        constant_mean = tf.stop_gradient(mean)
         variance = batch_mean(tf.reduce_mean(
-            tf.squared_difference(numbers, tf.stop_gradient(mean)), axes, keepdims=True))
-        shape = tf.shape(mean)
-        y = (numbers - mean) * (tf.rsqrt(variance + op.get_attr('epsilon'))
-                                * tf.reshape(scale, shape)) + tf.reshape(offset, shape)
+            tf.squared_difference(numbers, constant_mean), axes))
+        mean, constant_mean = tf.reshape(mean, [-1]), tf.reshape(constant_mean, [-1])
+        epsilon = op.get_attr('epsilon')
+        factor = scale * tf.rsqrt(variance + epsilon)
+        # One pass of the kernel for (x - mean) factor + offset. It takes its mean for a constant,
+        # so the offset carries the mean's gradient.
+        y = tf.raw_ops.FusedBatchNormV3(
+            x=x, scale=factor, offset=offset - (mean - constant_mean) * factor,
+            mean=constant_mean, variance=tf.ones_like(scale) - epsilon, epsilon=epsilon,
+            data_format=op.get_attr('data_format'), is_training=False)[0]
         count = tf.cast(tf.reduce_prod([tf.shape(x)[axis] for axis in axes]), scale.dtype)
         count = batch_sum(count)
-        outputs = [tf.cast(y, x.dtype), tf.reshape(mean, [-1]),
-                   tf.reshape(variance, [-1]) * (count / tf.maximum(count - 1., 1.))]
+        outputs = [y, mean, variance * (count / tf.maximum(count - 1., 1.))]
         factor = op.get_attr('exponential_avg_factor') if (
             'exponential_avg_factor' in op.node_def.attr) else 1.
         if factor != 1.:  # of a kernel that averages by itself
@@ -155,5 +152,5 @@ def _take_apart(op):
                 (old_mean, old_variance), outputs[1:])]
     for some, old, new in zip(readers, op.outputs, outputs):
         new.set_shape(old.shape)
-        _read_instead(some, old, new)
+        compat.replace_tensor(old, new, some)
     return {old.name: new for old, new in zip(op.outputs, outputs)}

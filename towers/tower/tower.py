@@ -8,7 +8,7 @@ from towers.tower.objectives import all_pairs
 
 TowerOptions = collections.namedtuple('TowerOptions', [
     'model_fn', 'objectives', 'adds_registered', 'variable_scope', 'reuse', 'earlier',
-    'update_ops', 'gradient_options', 'random_step', 'check_numerics', 'xla', 'recompute',
+    'update_ops', 'random_step', 'check_numerics', 'xla', 'recompute',
     'cutting', 'micro_batches', 'called', 'served_rank', 'has_copies'])
 """The options of all towers of a build: arguments of `build_towers`, and:
 
@@ -16,7 +16,6 @@ Fields:
   objectives: `Objectives`.
   adds_registered: whether registered losses are added to the model's own.
   earlier: `BuiltTowers`: the build whose variables are shared; or None.
-  gradient_options: dict, for `compute_gradients`.
   recompute: `'auto'`, or list of names of kept results, see `recompute.rewrite`; or None.
   cutting: `Cutting`; None where the model is not cut into stages.
   micro_batches: how many each tower has, one after the other or in a pipeline.

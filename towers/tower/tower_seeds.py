@@ -13,7 +13,8 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.graph import graph_walk
-from towers.graph.graph_walk import has_seed, rename_functions
+from towers.graph.graph_walk import has_seed
+from towers.graph.library import Library, call_others, renamed, with_callers
 
 
 def give_seeds_of_tower(operations, fetches, number, graph):
@@ -38,36 +39,21 @@ def give_seeds_of_tower(operations, fetches, number, graph):
 
 def _change_functions(operations, number, graph):
     """The same within functions: branches and loops of control flow v2."""
-    callers = [op for op in operations if graph_walk.functions_of(op.node_def)]
-    if not callers:
-        return
-    known = {each.signature.name: each
-             for each in graph.as_graph_def().library.function}
-    drawing = _that_draw(known)
+    library = Library(graph)
+    callers = [op for op in operations if library.called_by(op.node_def)]
+    functions = library.reached_from([op.node_def for op in callers])
+    drawing = with_callers([name for name, function in functions.items()
+                            if any(map(has_seed, function.node_def))], functions)
     names = {name: '%s__part_%d' % (name, number) for name in drawing}
-    called = sorted(set().union(*[graph_walk.functions_of(op.node_def) for op in callers])
-                    & drawing)
-    library = tf.GraphDef()
-    library.versions.CopyFrom(graph.graph_def_versions)
-    for name in _all_called(called, known, drawing):
-        function = library.library.function.add()
-        function.CopyFrom(known[name])
-        function.signature.name = names[name]
-        for node in function.node_def:
-            rename_functions(node, names)
-            if has_seed(node):
-                node.attr['seed2'].i = seed_of_tower(
-                    node.attr['seed'].i, node.attr['seed2'].i, number)
-    if not library.library.function:
-        return
-    tf.import_graph_def(library, name='')
-    for op in callers:
-        node = op.node_def
-        before = {key: value.SerializeToString() for key, value in node.attr.items()}
-        rename_functions(node, names)
-        for key, value in node.attr.items():
-            if before[key] != value.SerializeToString():
-                compat.set_attribute(op, key, value)
+    copies = [renamed(functions[name], names) for name in sorted(drawing)]
+    for node in [node for function in copies for node in function.node_def]:
+        if has_seed(node):
+            node.attr['seed2'].i = seed_of_tower(
+                node.attr['seed'].i, node.attr['seed2'].i, number)
+    if copies:
+        library.add(copies)
+    for op in callers if copies else ():
+        call_others(op, names)
 
 
 def seed_of_tower(seed, seed2, tower):
@@ -76,27 +62,3 @@ def seed_of_tower(seed, seed2, tower):
     It does not depend on the op's name: two ops with equal seeds have equal numbers there, too.
     """
     return zlib.crc32(('%d %d tower %d' % (seed, seed2, tower)).encode()) or 1
-
-
-def _that_draw(known):
-    """The names of the functions that draw by seeds, themselves or by those that they call."""
-    found = {name for name, function in known.items() if any(map(has_seed, function.node_def))}
-    grows = True
-    while grows:
-        before = len(found)
-        found.update(name for name, function in known.items() if any(
-            not found.isdisjoint(graph_walk.functions_of(node)) for node in function.node_def))
-        grows = len(found) > before
-    return found
-
-
-def _all_called(names, known, drawing):
-    """These functions and the drawing ones that they call: a list of names."""
-    stack, seen = list(names), list(names)
-    while stack:
-        for node in known[stack.pop()].node_def:
-            for name in sorted(graph_walk.functions_of(node) & drawing):
-                if name not in seen:
-                    seen.append(name)
-                    stack.append(name)
-    return seen

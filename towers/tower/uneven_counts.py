@@ -8,8 +8,8 @@ each tower's additions are weighted as losses are: with n_k of the batch's n exa
     counter += sum_k (n_k / n) addition_k
 
 so that a batch adds to it what it adds on one device, if the addition is a mean over the examples.
-Whatever a metric counts, a shard without an example adds nothing: a mean over nothing, NaN, would
-stay in the counters.
+Whatever a metric counts, a shard without an example, which holds a copy of another one's, adds
+nothing. Where a metric writes its counters in another way, such a batch is refused when it comes.
 """
 
 import collections
@@ -19,10 +19,10 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.graph import graph_walk
+from towers.graph.op_types import ADDS, ADDS_ROWS
+from towers.graph.variable_access import metric_variables
 from towers.graph.variable_writes import Writes
-
-_ADD = frozenset(['AssignAdd', 'AssignAddVariableOp'])
-
+from towers.tower.shards import if_any, weighted
 
 def weigh_additions(metrics, weights):
     """Weighs the additions to counters of metrics; call this when all towers are built.
@@ -31,7 +31,7 @@ def weigh_additions(metrics, weights):
       metrics: for each tower its dict of metrics, of the same names; or None.
       weights: each tower's share of the batch: floats, or float64 scalars.
     """
-    counters = {variable.op.name for variable in tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)}
+    counters = set(metric_variables())
     if all(weight is weights[0] for weight in weights) or not counters:
         return
     writes, done = Writes(tf.get_default_graph()), set()
@@ -40,6 +40,8 @@ def weigh_additions(metrics, weights):
             continue
         read = counters & graph_walk.ancestors([pair[0]])
         of_towers = [_additions(of_tower[name][1], read, writes) for of_tower in metrics]
+        for of_tower, additions, weight in zip(metrics, of_towers, weights):
+            _refuse_other_writes(of_tower[name][1], additions, read, writes, weight)
         counts_calls = any(_same_constant([additions[counter] for additions in of_towers])
                            for counter in of_towers[0])
         for additions, weight in zip(of_towers, weights):
@@ -50,11 +52,10 @@ def weigh_additions(metrics, weights):
 
 
 def _additions(update, counters, writes):
-    """{name of a counter: the operations of an update that add floats to it}."""
+    """{name of a counter: the operations of an update that add to it}."""
     found = collections.defaultdict(list)
     for op in graph_walk.step_operations([update]):
-        if (op.type in _ADD and op.inputs[1].dtype.is_floating
-                and not compat.in_control_flow(op)):
+        if (op.type in ADDS or op.type in ADDS_ROWS) and not compat.in_control_flow(op):
             for name in counters.intersection(writes.of(op)):
                 found[name].append(op)
     return found
@@ -62,16 +63,31 @@ def _additions(update, counters, writes):
 
 def _same_constant(of_towers):
     """Whether every tower adds to a counter once, and all the same constant."""
-    added = [tf.get_static_value(op.inputs[1]) for operations in of_towers for op in operations]
+    added = [tf.get_static_value(op.inputs[_added(op)])
+             for operations in of_towers for op in operations]
     return all(len(operations) == 1 for operations in of_towers) and all(
         each is not None and np.array_equal(each, added[0]) for each in added)
 
 
+def _refuse_other_writes(update, additions, counters, writes, weight):
+    """Has an update fail without an example where it writes otherwise than by adding."""
+    added = {op.name for operations in additions.values() for op in operations}
+    others = [op for op in graph_walk.step_operations([update])
+              if op.name not in added and counters.intersection(writes.of(op))]
+    if others and isinstance(weight, tf.Tensor):
+        with tf.control_dependencies(None):
+            compat.add_control_inputs(getattr(update, 'op', update), [tf.Assert(weight > 0, [
+                'towers: the metric of %s adds nothing up, and a tower has no example: evaluate in '
+                'larger batches, or on fewer devices' % others[0].name])])
+
+
+def _added(op):
+    """Which input of an addition is what is added."""
+    return 1 if op.type in ADDS else 2
+
+
 def _weigh(op, weight, counts_calls):
-    addition = op.inputs[1]
-    if isinstance(weight, float):  # a tower without an example is not run then
-        if counts_calls:
-            compat.replace_input(op, 1, addition * tf.constant(weight, addition.dtype))
-        return
-    weighed = addition * tf.cast(weight, addition.dtype) if counts_calls else addition
-    compat.replace_input(op, 1, tf.where_v2(weight > 0, weighed, tf.zeros_like(addition)))
+    position = _added(op)
+    addition = op.inputs[position]
+    is_mean = counts_calls and addition.dtype.is_floating
+    compat.replace_input(op, position, (weighted if is_mean else if_any)(addition, weight))

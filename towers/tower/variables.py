@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
-from towers.graph.variable_access import VARIABLE_OPS
+from towers.graph.op_types import VARIABLE_OPS
 
 DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variable')
 """A variable that was not made by `get_variable`, and the name that was asked for."""
@@ -123,8 +123,8 @@ class NewVariables:
                         'are to be one, use tf.variable_scope(..., reuse=tf.AUTO_REUSE) inside the '
                         'model function; else give it another name.' % name)
             return ('variable %r exists already in this graph: pass reuse=True (or '
-                    'tf.AUTO_REUSE) to share it with the towers, or variable_scope=... for a '
-                    'second set.' % name)
+                    'tf.AUTO_REUSE) to share it with the towers, or open a tf.variable_scope in '
+                    'the model function for a second set.' % name)
         if 'does not exist' in text and is_reused:
             return ('variable %r does not exist in this graph, and reuse is on, in build_towers or '
                     'in the variable scope around it: it shares variables that are there already. '

@@ -16,8 +16,10 @@ from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.frames import Frames
+from towers.graph.nests import fetches_in
+from towers.graph.op_types import HAND_ON, VARIABLE_OPS
 from towers.graph.reference_memory import takers_of_memory
-from towers.graph.variable_access import HAND_ON, VARIABLE_OPS, is_variable, read_from, variable_op
+from towers.graph.variable_access import is_variable, metric_variables, read_from, variable_op
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 
@@ -38,7 +40,7 @@ def write_after_reads(towers, graph, of_every_tower=()):
     finder = Writes(graph)
     first = graph_walk.step_operations(_fetches(towers[0]) + list(towers[0].updates))
     # Counters of metrics are every tower's to write, see `counters`.
-    counters = {variable.op.name for variable in tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)}
+    counters = metric_variables()
     writes = [(op, [name for name in finder.of(op) if name not in counters]) for op in first
               if towers[0].has(op.name) and not graph_walk.is_random(op)]
     writes = [(op, names) for op, names in writes if names]
@@ -164,9 +166,30 @@ def to_wait_for(op, finder):
         return [op] + [tf.identity(tensor).op for tensor in op.outputs if not is_variable(tensor)]
 
 
+def updates_that_write(towers, names):
+    """The operations among the updates of the towers after the first that write some variables.
+
+    Updates of batch norm and the like come from one tower; updates of counters come from all.
+
+    Args:
+      towers: list of `Tower`s.
+      names: names of the variables.
+
+    Returns:
+      List of operations, none of them within a loop or a branch.
+    """
+    found, names, finder = {}, set(names), Writes(tf.get_default_graph())
+    for tower in towers[1:] if names else ():
+        frames = Frames(graph_walk.step_operations(tower.updates))
+        for update in tower.updates:
+            for op in graph_walk.step_operations([update]):
+                if tower.has(op.name) and names.intersection(finder.of(op)):
+                    for end in frames.ends(op) or [getattr(update, 'op', update)]:
+                        found[end.name] = end
+    return [found[name] for name in sorted(found)]
+
+
 def _fetches(tower):
     """The tensors that a step needs of a tower besides its updates."""
-    leaves = tf.nest.flatten([tower.loss, tower.data_loss, tower.predictions,
-                              [gradient for gradient, _ in tower.pairs]],
-                             expand_composites=True)
-    return [leaf for leaf in leaves if hasattr(leaf, 'op')]
+    return fetches_in([tower.loss, tower.data_loss, tower.predictions,
+                       [gradient for gradient, _ in tower.pairs]])

@@ -1,0 +1,182 @@
+"""towers.safe_files: written whole or not at all, regular files alone, what they say as data."""
+
+import os
+import stat
+import sys
+
+import pytest
+
+from towers import safe_files
+from towers.errors import BadFileError, InvalidArgumentError, LogFileError
+from towers.safe_files import (SCALAR, folder_written_whole, moved_aside, parsed, read_data,
+                               read_json, regular, written_whole)
+
+
+def names(folder):
+    return sorted(os.listdir(str(folder)))
+
+
+def test_it_takes_the_place_of_the_file_at_the_end(tmp_path):
+    path = tmp_path / 'table'
+    path.write_text('before')
+    (tmp_path / 'table.new').write_text('mine')
+    with written_whole(str(path)) as opened:
+        opened.write('after')
+        opened.flush()
+        assert path.read_text() == 'before'
+    assert path.read_text() == 'after' and names(tmp_path) == ['table', 'table.new']
+    (tmp_path / 'other').write_text('')
+    assert path.stat().st_mode == (tmp_path / 'other').stat().st_mode  # as the umask says
+
+
+@pytest.mark.parametrize('error, raised, text', [
+    (FloatingPointError('x'), FloatingPointError, 'x'),
+    (KeyboardInterrupt('x'), KeyboardInterrupt, 'x'),
+    (InvalidArgumentError('x'), InvalidArgumentError, 'x'),
+    (OSError(28, 'No space left on device'), LogFileError,
+     '{} cannot be written: No space left on device. Give another.')])
+def test_an_error_leaves_what_was_there(tmp_path, error, raised, text):
+    path, folder = tmp_path / 'table', tmp_path / '60'
+    path.write_text('before')
+    with pytest.raises(raised) as caught:
+        with written_whole(str(path), advice='Give another.') as opened:
+            opened.write('half')
+            raise error
+    assert str(caught.value) == text.format(path)
+    with pytest.raises(type(error)), folder_written_whole(str(folder)) as unfinished:
+        os.mkdir(unfinished)
+        raise error
+    assert path.read_text() == 'before' and names(tmp_path) == ['table']
+
+
+def link(path):
+    (path.parent / 'target').write_text('precious')
+    path.symlink_to(path.parent / 'target')
+
+
+HOSTILE = [(link, 'a symbolic link'), (lambda path: path.symlink_to('/dev/null'),
+                                       'a symbolic link'),
+           (lambda path: path.symlink_to(path), 'a symbolic link'),
+           (lambda path: os.mkfifo(str(path)), 'a pipe'), (lambda path: path.mkdir(), 'a folder')]
+
+
+@pytest.mark.parametrize('make, kind', HOSTILE)
+def test_what_is_no_regular_file_is_not_written_to(tmp_path, make, kind):
+    path = tmp_path / 'table'
+    make(path)
+    before = names(tmp_path)
+    said = r'^%s is %s, and a file belongs there: move it away, or give another path\.$' % (
+        path, kind)
+    with pytest.raises(BadFileError, match=said), written_whole(str(path)):
+        pytest.fail('opened')
+    with pytest.raises(BadFileError, match=said):
+        open(str(path), 'ab', opener=regular)
+    assert names(tmp_path) == before
+    if make is link:
+        assert read_data(str(path)) == b'precious'  # reading does no harm
+    elif kind != 'a symbolic link':
+        with pytest.raises(BadFileError, match=said):
+            read_data(str(path))
+
+
+def test_a_device_is_known_by_its_kind_and_not_by_its_name(tmp_path):
+    with written_whole('/dev/null', may_be_stream=True) as opened:
+        opened.write('text')
+    with pytest.raises(BadFileError, match='^/dev/null is a device, '), written_whole('/dev/null'):
+        pass
+    with pytest.raises(BadFileError, match='^/dev/zero is a device, '):
+        read_data('/dev/zero')
+    path = '/dev/shm/towers-%d' % os.getpid()
+    if not os.path.isdir('/dev/shm'):
+        return
+    try:
+        for _ in range(2):  # not appended to
+            with written_whole(path, may_be_stream=True) as opened:
+                opened.write('text')
+        assert read_data(path) == b'text'
+    finally:
+        os.remove(path)
+
+
+def test_a_pipe_that_a_user_names_is_written_to(tmp_path):
+    path = str(tmp_path / 'pipe')
+    os.mkfifo(path)
+    with pytest.raises(BadFileError, match='is a pipe that nobody reads: '):
+        with written_whole(path, may_be_stream=True):
+            pass
+    read_end = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with written_whole(path, may_be_stream=True) as opened:
+        opened.write('text')
+    assert os.read(read_end, 9) == b'text'
+    os.close(read_end)
+    assert stat.S_ISFIFO(os.stat(path).st_mode)
+
+
+def test_standard_output_that_goes_to_a_file(tmp_path):
+    path, former = str(tmp_path / 'out'), os.dup(1)
+    sys.stdout.flush()
+    opened = os.open(path, os.O_WRONLY | os.O_CREAT)
+    os.dup2(opened, 1)
+    try:
+        os.write(1, b'a\n')
+        with written_whole('/dev/stdout', may_be_stream=True) as table:
+            table.write('b\n')
+        os.write(1, b'c\n')
+    finally:
+        os.dup2(former, 1)
+        os.close(former)
+        os.close(opened)
+    assert read_data(path) == b'a\nb\nc\n'
+
+
+FORM = {'step': int, 'of': [{str: SCALAR}]}
+
+
+@pytest.mark.parametrize('data, why', [
+    (b'{"step": 3, "of": [{"a": null, "b": 1.5}, {}]}', None),
+    (b'{"step": true, "of": []}', 'it has other keys'), (b'{"of": []}', 'it has other keys'),
+    (b'{"step": 3, "of": [], "more": 1}', 'it has other keys'),
+    (b'{"step": 3, "of": [{"a": [1]}]}', 'it has other keys'), (b'[]', 'it has other keys'),
+    (b'{"step": NaN, "of": []}', 'NaN is no number of JSON'),
+    (b'[' * 10 ** 5, 'it is nested too deeply'), (b'{"st', 'Unterminated string'),
+    (b'\xff\x00', "'utf-8' codec can't decode")])
+def test_what_a_file_says_is_data(tmp_path, data, why):
+    path = tmp_path / 'file'
+    path.write_bytes(data)
+    if why is None:
+        assert read_json(str(path), FORM, 'remove it') == parsed(data, FORM) == {
+            'step': 3, 'of': [{'a': None, 'b': 1.5}, {}]}
+        return
+    with pytest.raises(BadFileError) as caught:
+        read_json(str(path), FORM, 'remove it')
+    assert str(caught.value).startswith('%s cannot be read (%s' % (path, why))
+    assert str(caught.value).endswith('): remove it.')
+
+
+def test_a_file_that_is_missing_or_too_large(tmp_path):
+    path = tmp_path / 'file'
+    assert read_data(str(path)) is read_json(str(path), FORM, '') is None
+    path.write_bytes(b'12345')
+    assert read_data(str(path), 5) == b'12345'
+    with pytest.raises(BadFileError, match='file has 5 bytes, and such a file has 4 at most: move'):
+        read_data(str(path), 4)
+
+
+def test_the_first_name_that_is_free(tmp_path):
+    path = str(tmp_path / 'log')
+    for number in (1, 2, 3):
+        with open(path, 'w') as opened:
+            opened.write('%d' % number)
+        assert moved_aside(path) == '%s.%d' % (path, number)
+    assert (tmp_path / 'log.2').read_text() == '2'
+    assert names(tmp_path) == ['log.1', 'log.2', 'log.3']
+    with pytest.raises(LogFileError, match='log cannot be renamed to .*log.4: No such file'):
+        moved_aside(path)
+
+
+def test_names_that_are_not_finished_are_known(tmp_path):
+    with folder_written_whole(str(tmp_path / '60')) as unfinished:
+        os.mkdir(unfinished)
+        assert os.path.dirname(unfinished) == str(tmp_path)
+        assert safe_files.UNFINISHED.match(os.path.basename(unfinished))
+    assert names(tmp_path) == ['60']

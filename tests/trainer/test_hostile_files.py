@@ -1,0 +1,143 @@
+"""Files in the folder of a run that the run did not write: train.py ends in one line, status 2."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from image_files import jpeg, write_folder
+from train_runs import FLAGS, wait_until
+
+SETTINGS = {'batch_size': 20, 'names of classes': 'a\nb'}
+
+
+def checkpoint(folder, **values):
+    """Writes model.ckpt-2 with these values, of `global_step` 2 and `examples_seen` 40 else."""
+    values = dict({'global_step': np.int64(2), 'examples_seen': np.int64(40)}, **values)
+    with tf.Graph().as_default(), tf.Session() as session:
+        variables = [tf.get_variable(name, initializer=value, trainable=False)
+                     for name, value in values.items()]
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver(variables, save_relative_paths=True).save(
+            session, os.path.join(str(folder), 'model.ckpt'), 2, write_meta_graph=False)
+
+
+@pytest.fixture(scope='module')
+def begun(tmp_path_factory):
+    """The folder of a run that has come to step 2."""
+    folder = tmp_path_factory.mktemp('begun') / 'run'
+    folder.mkdir()
+    checkpoint(folder)
+    (folder / 'settings.json').write_text(json.dumps({'settings': SETTINGS, 'changes': []}))
+    (folder / 'metrics.jsonl').write_text('{"step": 2}\n')
+    return str(folder)
+
+
+def fifo(name):
+    def make(folder):
+        if (folder / name).exists():
+            (folder / name).unlink()
+        os.mkfifo(str(folder / name))
+    return make
+
+
+def link(name, target='../precious'):
+    def make(folder):
+        if (folder / name).exists():
+            (folder / name).unlink()
+        (folder / name).symlink_to(target)
+    return make
+
+
+def text(name, content):
+    return lambda folder: (folder / name).write_text(content)
+
+
+def settings(**values):
+    return text('settings.json', json.dumps({'settings': dict(SETTINGS, **values), 'changes': []}))
+
+
+CLASSES = ['--dataset=folder', '--data_dir={}/data', '--model=alexnet_v2']
+CASES = [
+    (link('run.lock'), [], 'run.lock is a symbolic link, and a file belongs there'),
+    (fifo('run.lock'), [], 'run.lock is a pipe, and a file belongs there'),
+    (fifo('checkpoint'), [], 'checkpoint is a pipe, and a file belongs there'),
+    (link('checkpoint', '/dev/zero'), [], 'checkpoint is a device, and a file belongs there'),
+    (fifo('model.ckpt-2.index'), [], 'model.ckpt-2.index is a pipe, and a file belongs there'),
+    (lambda folder: checkpoint(folder, global_step=np.int64([1, 2])), [],
+     'its global_step is [1, 2], of type int64: expected a whole number from 0 to 2^53'),
+    (lambda folder: checkpoint(folder, global_step='\x1b[2J'), [],
+     r"its global_step is b'\x1b[2J'"),
+    (lambda folder: checkpoint(folder, global_step=np.float32('nan')), [],
+     'its global_step is nan'),
+    (lambda folder: checkpoint(folder, global_step=np.int64(2 ** 63 - 1)), [],
+     'its global_step is 9223372036854775807'),
+    (lambda folder: checkpoint(folder, examples_seen=np.int64(2 ** 63 - 1)), [],
+     'its examples_seen is 9223372036854775807'),
+    (fifo('settings.json'), ['--batch_size=auto'], 'settings.json is a pipe, and a file belongs'),
+    (text('settings.json', '[' * 10 ** 5), ['--batch_size=auto'],
+     'settings.json cannot be read (it is nested too deeply): move it away'),
+    (settings(batch_size={'a': [1]}), ['--batch_size=auto'],
+     'settings.json cannot be read (it has other keys, or values of other types'),
+    (settings(**{'names of classes': 5}), CLASSES,
+     'settings.json is not as train.py wrote it: names of classes is 5'),
+    (settings(**{'names of classes': '\x1b[2J'}), CLASSES, r"class 0 is 'a', and was '\x1b[2J'"),
+    (fifo('variable_device.json'), ['--variable_device=auto'], 'variable_device.json is a pipe'),
+    (fifo('settings.json'), ['--mode=eval'] + CLASSES, 'settings.json is a pipe'),
+    (fifo('data/labels.txt'), ['--mode=check_data', '--dataset=tfrecords', '--data_dir={}/data'],
+     'labels.txt is a pipe')]
+LATE = [  # read when the graph is there
+    (link('metrics.jsonl', '../log'), FLAGS, 'metrics.jsonl is a symbolic link, and a f'),
+    (fifo('metrics.jsonl'), FLAGS, 'metrics.jsonl is a pipe, and a file belongs there'),
+    (text('metrics.jsonl', '{"step": 2}\nnotes of mine\n'), FLAGS,
+     'line 2 of {}/metrics.jsonl is no JSON object with a step'),
+    (link('p.csv'), ['--mode=predict', '--predictions={}/p.csv'], 'p.csv is a symbolic link'),
+    (fifo('p.csv'), ['--mode=predict', '--predictions={}/p.csv'], 'p.csv is a pipe that nobody')]
+
+
+@pytest.mark.parametrize('make, argv, said', CASES)
+def test_a_hostile_file_ends_in_one_line(runner, begun, tmp_path, make, argv, said):
+    folder = tmp_path / 'run'
+    shutil.copytree(begun, str(folder))
+    write_folder(folder, {'data/%s/%s/1.jpg' % (split, name): jpeg(1)
+                          for split in ('train', 'test') for name in 'ab'})
+    refused(runner, folder, make, argv, said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('make, argv, said', LATE)
+def test_a_hostile_file_of_the_steps_ends_in_one_line(runner, reference, tmp_path, make, argv,
+                                                      said):
+    folder = tmp_path / 'run'
+    shutil.copytree(reference.train_dir, str(folder))
+    (tmp_path / 'log').write_bytes((folder / 'metrics.jsonl').read_bytes())
+    refused(runner, folder, make, argv, said)
+
+
+def refused(runner, folder, make, argv, said):
+    (folder.parent / 'precious').write_text('precious')
+    make(folder)
+    run = runner.start(folder, [each.format(folder) for each in argv])
+    wait_until(run.has_ended, 60)  # a pipe would be waited for
+    lines = run.stderr.splitlines()
+    assert (run.status(), len(lines)) == (2, 1), run.stdout + run.stderr
+    assert said.format(folder) in lines[0] and lines[0].isprintable()
+    assert '\x1b' not in run.stdout
+    assert (folder.parent / 'precious').read_text() == 'precious'
+
+
+@pytest.mark.slow
+def test_names_that_could_be_foreseen_are_the_users_own(runner, reference, tmp_path):
+    folder = tmp_path / 'run'
+    (tmp_path / 'precious').write_text('precious')
+    shutil.copytree(reference.train_dir, str(folder))
+    for name in ('settings.json.new', 'metrics.jsonl.new', 'p.csv.new'):
+        link(name)(folder)
+    runner.run(folder, FLAGS + ['--log_every=7'])
+    runner.run(folder, ['--mode=predict', '--predictions=%s/p.csv' % folder])
+    assert (tmp_path / 'precious').read_text() == 'precious'
+    assert all((folder / name).is_symlink() for name in (
+        'settings.json.new', 'metrics.jsonl.new', 'p.csv.new'))

@@ -1,0 +1,117 @@
+"""The functions of a graph, which operations call: `Defun`s, loops and branches of control flow v2.
+"""
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+
+
+class Library:
+    """The functions that a graph has when one is first asked for, and those that are added here."""
+
+    def __init__(self, graph):
+        self._graph, self._known, self._gradients = graph, None, []
+
+    def function(self, name):
+        """The `FunctionDef` of that name, or None."""
+        return self._functions().get(name)
+
+    def called_by(self, node):
+        """The names of the functions that a `NodeDef` may call: a sorted list."""
+        called = functions_of(node)
+        return sorted(called & self._functions().keys()) if called else []
+
+    def reached_from(self, nodes):
+        """{name: `FunctionDef`} of what nodes call, themselves or through other functions."""
+        found, stack = {}, [name for node in nodes for name in self.called_by(node)]
+        while stack:
+            name = stack.pop()
+            if name not in found:
+                found[name] = self.function(name)
+                stack += [each for node in found[name].node_def for each in self.called_by(node)]
+        return found
+
+    def gradients(self):
+        """The `GradientDef`s, which say what function is the gradient of another: a list."""
+        self._functions()
+        return self._gradients
+
+    def add(self, functions):
+        """Adds a list of `FunctionDef`s to the graph."""
+        definition = tf.GraphDef()
+        definition.versions.CopyFrom(self._graph.graph_def_versions)
+        definition.library.function.extend(functions)
+        with self._graph.as_default():
+            tf.import_graph_def(definition, name='')
+        self._functions().update((each.signature.name, each) for each in functions)
+
+    def _functions(self):
+        if self._known is None:
+            library = self._graph.as_graph_def().library
+            self._known = {each.signature.name: each for each in library.function}
+            self._gradients = list(library.gradient)
+        return self._known
+
+
+def functions_of(node):
+    """Names of functions that a `NodeDef` may call.
+
+    They stand in its attributes; or the type of the operation is one, where TF knows no such type.
+    """
+    names = set() if hasattr(tf.raw_ops, node.op) else {node.op}
+    for value in node.attr.values():
+        names.update(each.name for each in _in_attribute(value))
+    return names
+
+
+def has_own_gradient(op):
+    """Whether an operation has a gradient that its type does not tell: a custom one, or a Defun's.
+    """
+    return '_gradient_op_type' in op.node_def.attr or not hasattr(tf.raw_ops, op.type)
+
+
+def with_callers(names, functions):
+    """The names, and those of all functions that call one, themselves or through others: a set.
+
+    Args:
+      functions: {name: `FunctionDef`}.
+    """
+    found, before = set(names), None
+    while before != len(found):
+        before = len(found)
+        found |= {name for name, function in functions.items()
+                  if any(functions_of(node) & found for node in function.node_def)}
+    return found
+
+
+def renamed(function, names):
+    """A copy of a `FunctionDef` that has, and calls functions by, other names (dict from old)."""
+    copy = type(function)()
+    copy.CopyFrom(function)
+    copy.signature.name = names[function.signature.name]
+    for node in copy.node_def:
+        rename_functions(node, names)
+    return copy
+
+
+def rename_functions(node, names):
+    """Makes a `NodeDef` call other functions; `names` is a dict from old to new ones."""
+    node.op = names.get(node.op, node.op)
+    for value in node.attr.values():
+        for each in _in_attribute(value):
+            each.name = names.get(each.name, each.name)
+
+
+def call_others(op, names):
+    """Makes a finished operation call other functions, which its attributes name."""
+    for name, value in op.node_def.attr.items():
+        before = value.SerializeToString()
+        for each in _in_attribute(value):
+            each.name = names.get(each.name, each.name)
+        if value.SerializeToString() != before:
+            compat.set_attribute(op, name, value)
+
+
+def _in_attribute(value):
+    kind = value.WhichOneof('value')
+    return [value.func] if kind == 'func' else value.list.func if kind == 'list' else []

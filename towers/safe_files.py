@@ -1,0 +1,247 @@
+"""Files in folders that others may write to: written whole or not at all, read as data."""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import secrets
+import stat
+
+import tensorflow.compat.v1 as tf
+
+from towers.errors import BadFileError, LogFileError, TowersError
+
+# What a killed writer leaves: names that nobody can foresee, and put something in the place of.
+UNFINISHED = re.compile(r'^\.unfinished-[0-9a-f]{16}$')
+
+SCALAR = (str, int, float, bool, type(None))
+"""The types of a value in JSON that is no list and no object, for `parsed`."""
+
+_KINDS = [(stat.S_ISREG, 'a file'), (stat.S_ISLNK, 'a symbolic link'), (stat.S_ISDIR, 'a folder'),
+          (stat.S_ISFIFO, 'a pipe'), (stat.S_ISSOCK, 'a socket'), (lambda mode: True, 'a device')]
+_NO_LINK, _NO_WAITING = getattr(os, 'O_NOFOLLOW', 0), getattr(os, 'O_NONBLOCK', 0)
+
+
+@contextlib.contextmanager
+def written_whole(path, mode='w', advice='', may_be_stream=False, **options):
+    """A file that replaces `path` when the `with` block ends without an error.
+
+        with written_whole('predictions.csv', newline='') as table:
+            csv.writer(table).writerows(rows)
+
+    It is written beside `path` under another name, synced and renamed: a full disk, an error or a
+    kill leaves neither half a file nor destroys the former one.
+
+    Args:
+      path: of the file.
+      mode: 'w', or 'wb' for bytes.
+      advice: what to do, as the end of the error's text.
+      may_be_stream: of a path that a user names: whether a device or a pipe by its kind, such as
+        `/dev/stdout`, is written to directly.
+      options: of `open`, for text.
+
+    Yields:
+      The open file.
+
+    Raises:
+      BadFileError: there is something else than a regular file.
+      LogFileError: the file cannot be written.
+      BrokenPipeError: the reader of a pipe is gone.
+    """
+    unfinished = None
+    try:
+        stream = _stream(path) if may_be_stream else None
+        if stream is not None:
+            with open(stream, mode, **options) as opened:
+                yield opened
+            return
+        if os.path.lexists(path):
+            check_regular(path, os.lstat(path).st_mode)
+        name = unfinished_beside(path)
+        with open(name, mode.replace('w', 'x'), **options) as opened:
+            unfinished = name
+            yield opened
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.replace(unfinished, path)
+        unfinished = None
+    except (TowersError, BrokenPipeError):
+        raise
+    except OSError as error:
+        raise LogFileError('%s cannot be written: %s.%s' % (
+            path, error.strerror or error, ' ' + advice if advice else '')) from error
+    finally:
+        if unfinished is not None:
+            with contextlib.suppress(OSError):
+                os.remove(unfinished)
+
+
+@contextlib.contextmanager
+def folder_written_whole(path):
+    """As `written_whole`, for a folder on any file system of TensorFlow: yields the name of the
+    folder to be made, which is renamed to `path` at the end.
+
+    Raises:
+      tf.errors.OpError: it cannot be renamed, or `path` is there by now.
+    """
+    unfinished = unfinished_beside(path)
+    try:
+        yield unfinished
+        tf.io.gfile.rename(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(tf.errors.OpError):
+            tf.io.gfile.rmtree(unfinished)
+        raise
+
+
+def unfinished_beside(path):
+    """A name in the folder of a path, see `UNFINISHED`."""
+    return os.path.join(os.path.dirname(path), '.unfinished-' + secrets.token_hex(8))
+
+
+def moved_aside(path):
+    """Renames a file to the first of `path.1`, `path.2`, … that is free, and returns that name.
+
+    Raises:
+      LogFileError: it cannot be renamed.
+    """
+    number = 1
+    while os.path.lexists('%s.%d' % (path, number)):
+        number += 1
+    aside = '%s.%d' % (path, number)
+    try:
+        os.rename(path, aside)
+    except OSError as error:
+        raise LogFileError('%s cannot be renamed to %s: %s.' % (
+            path, aside, error.strerror)) from error
+    return aside
+
+
+def regular(path, flags):
+    """Opens a regular file, as the `opener` of `open`: nothing is waited for, as at a pipe; and
+    through a symbolic link a file is read, and never written.
+
+    Raises:
+      BadFileError: it is something else.
+      OSError: it cannot be opened.
+    """
+    reads = not flags & (os.O_WRONLY | os.O_RDWR)
+    try:
+        opened = os.open(path, flags | _NO_WAITING | (0 if reads else _NO_LINK), 0o666)
+    except OSError:
+        if os.path.lexists(path):
+            check_regular(path, (os.stat if reads else os.lstat)(path).st_mode)
+        raise
+    try:
+        check_regular(path, os.fstat(opened).st_mode)
+    except BadFileError:
+        os.close(opened)
+        raise
+    return opened
+
+
+def check_regular(path, mode):
+    """Raises `BadFileError` unless the `st_mode` of a path is that of a regular file."""
+    if not stat.S_ISREG(mode):
+        raise BadFileError('%s is %s, and a file belongs there: move it away, or give another '
+                           'path.' % (path, next(name for is_kind, name in _KINDS
+                                                 if is_kind(mode))))
+
+
+def _stream(path):
+    """The file descriptor to write to a device or a pipe, by its kind; None for anything else."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    for number in (1, 2):  # which a shell may have led into a file
+        with contextlib.suppress(OSError):
+            if os.path.islink(path) and os.path.samestat(found, os.fstat(number)):
+                return os.dup(number)
+    if not (stat.S_ISCHR(found.st_mode) or stat.S_ISFIFO(found.st_mode)):
+        return None
+    try:
+        opened = os.open(path, os.O_WRONLY | os.O_APPEND | _NO_WAITING)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise BadFileError('%s is a pipe that nobody reads: give another path, or read it.' % path)
+    os.set_blocking(opened, True)
+    return opened
+
+
+def read_data(path, most=2 ** 20):
+    """The bytes of a small regular file; None where there is no such file.
+
+    Args:
+      path: of the file, or of a link to it.
+      most: bytes that it may have.
+
+    Raises:
+      BadFileError: it is larger, or no regular file.
+      OSError: it cannot be read.
+    """
+    try:
+        with open(path, 'rb', opener=regular) as opened:
+            size = os.fstat(opened.fileno()).st_size
+            if size > most:
+                raise BadFileError('%s has %d bytes, and such a file has %d at most: move it away.'
+                                   % (path, size, most))
+            return opened.read(size)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def read_json(path, form, advice, most=2 ** 20):
+    """The value in a small file, as `parsed`; None where there is no such file.
+
+    Args:
+      path, most: as for `read_data`.
+      form: as for `parsed`.
+      advice: what to do about a file that holds something else.
+
+    Raises:
+      BadFileError: the file holds something else, or cannot be read.
+    """
+    try:
+        data = read_data(path, most)
+        return None if data is None else parsed(data, form)
+    except (OSError, ValueError) as error:
+        raise BadFileError('%s cannot be read (%s): %s.' % (
+            path, getattr(error, 'strerror', None) or error, advice)) from error
+
+
+def parsed(data, form):
+    """The value that bytes hold as JSON, of known keys and types.
+
+    Args:
+      data: bytes.
+      form: a type; a tuple of forms, of which it has one; `[form]` of each value of a list; or
+        `{key: form}` of an object's, where the key `str` stands for all others.
+
+    Raises:
+      ValueError: something else; says what.
+    """
+    try:
+        found = json.loads(data.decode('utf-8'), parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError('it is nested too deeply') from None
+    if not _has_form(found, form):
+        raise ValueError('it has other keys, or values of other types, than such a file has')
+    return found
+
+
+def _no_constant(name):
+    raise ValueError('%s is no number of JSON' % name)
+
+
+def _has_form(value, form):
+    if isinstance(form, dict):
+        return type(value) is dict and all(key in value for key in form if key is not str) and all(
+            _has_form(each, form.get(key, form.get(str, ()))) for key, each in value.items())
+    if isinstance(form, list):
+        return type(value) is list and all(_has_form(each, form[0]) for each in value)
+    if isinstance(form, tuple):
+        return any(_has_form(value, each) for each in form)
+    return type(value) is form
