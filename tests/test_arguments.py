@@ -240,7 +240,7 @@ def test_a_loss_of_another_graph(graph):
     with pytest.raises(towers.ModelFunctionError) as caught:
         towers.build_towers(lambda x: loss, np.ones([2]), None, 2)
     assert str(caught.value) == (
-        "the model function (tower 0) returned the loss 'foreign:0' of another graph: make it of "
+        "the model function returned the loss 'foreign:0' of another graph: make it of "
         'the inputs that it is called with.')
 
 

@@ -29,8 +29,8 @@ Names that are not public API, and why each is needed:
 * `_update_input` and `_get_control_flow_context` of an operation: TF has no public way to give an
   operation another input, nor to ask whether it is in a `tf.cond` or `tf.while_loop`.
 * `_device_assignments` of an operation, and `_device_function_stack` of a graph: the device scopes
-  that an operation got its device from, and those that are open. Copies of a tower's graph, and the
-  audit, need them.
+  that an operation got its device from, and those that are open, with `_device_name_or_function`
+  of each, the argument of `tf.device`. Copies of a tower's graph, and the audit, need them.
 * `_set_device`, `_set_attr`, `_add_control_inputs`, `_remove_all_control_inputs` of an operation:
   `tf.import_graph_def`, by which copies are made, takes no devices, and no colocations with or
   control inputs from operations outside of the imported graph. Later towers also lose control
@@ -579,6 +579,20 @@ def current_device_scopes(graph):
     """The `tf.device` scopes that are open now, in the form of `device_scopes`."""
     stack = graph._device_function_stack  # pylint: disable=protected-access
     return [scope.display_name for scope in stack.peek_objs()]
+
+
+def devices_of_new_variables():
+    """The devices that the open `tf.device` scopes would give to variables, as a text."""
+    stack = tf.get_default_graph()._device_function_stack  # pylint: disable=protected-access
+    scopes = [scope._device_name_or_function for scope in stack.peek_objs()]
+    if all(each is None or isinstance(each, str) and '/job:' not in each for each in scopes):
+        return ''
+    with tf.Graph().as_default(), contextlib.ExitStack() as opened:
+        for scope in scopes[::-1]:
+            opened.enter_context(tf.device(scope))
+        made = [make(dtype=tf.float32, shape=[]) for make in (
+            tf.raw_ops.VarHandleOp, tf.raw_ops.VariableV2)]
+        return ' '.join(each.op.device for each in made)
 
 
 def differentiated_operation(op):

@@ -123,7 +123,8 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
                 transform_gradients=clip if FLAGS.clip_norm else None), devices, FLAGS.reduction,
             remainder='error' if epochs.is_static else 'weight', shares=shares_of_towers(),
             global_step=global_step, regularization=model.regularization,
-            update_ops=FLAGS.update_ops, batch_norm=FLAGS.batch_norm,
+            update_ops=FLAGS.update_ops,
+            batch_norm=FLAGS.batch_norm,
             variables=towers.VariablePlacement(
                 variable_device, FLAGS.all_reduce if variable_device == 'replicated' else None),
             numerics=towers.Numerics(FLAGS.precision, make_loss_scale(), FLAGS.xla,

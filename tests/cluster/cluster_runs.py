@@ -30,7 +30,8 @@ class Launch:
         while os.path.exists('%s.%d.output' % (folder, number)):
             number += 1
         self.path = '%s.%d.output' % (folder, number)
-        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3')
+        # A program in another folder would else import what is installed.
+        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3', PYTHONPATH=ROOT)
         with open(self.path, 'w') as output:
             self.process = subprocess.Popen(
                 [sys.executable, '-m', 'towers.launch'] + launcher + ['--', program] + flags,

@@ -1,5 +1,6 @@
 """`Cluster`: what it makes of TF_CONFIG, and what it refuses."""
 
+import contextlib
 import json
 import sys
 
@@ -276,10 +277,55 @@ def test_what_combines_nothing_is_taken(graph):
 
 
 def test_without_a_cluster_they_combine_what_towers_do_not(graph):
-    built = towers.build_towers(
-        lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), tf.ones([2]), sync(), 2, 'mean',
-        global_step=tf.train.get_or_create_global_step())
+    optimizer = type('_DistributedOptimizer', (tf.train.GradientDescentOptimizer,), {
+        '__module__': 'horovod.tensorflow'})(.1)
+    assert combiner_of(optimizer) is optimizer
+    built = towers.build_towers(loss_of_w, tf.ones([2]), optimizer, 2, 'mean')
     assert built.machines is None and len(built.gradients) == 1
+
+
+def loss_of_w(x):
+    return tf.reduce_mean(x * tf.get_variable('w', []))
+
+
+def by_setter():
+    return tf.device(tf.train.replica_device_setter(ps_tasks=2))
+
+
+def made_on_a_server(x):
+    with by_setter():
+        return loss_of_w(x)
+
+
+@pytest.mark.parametrize('case, place', [
+    ('setter', 'a variable on /job:ps/task:0'), ('name', 'a variable on /job:ps/task:3'),
+    ('function', 'a variable on /job:ps'), ('model', 'a variable on /job:ps/task:0'),
+    ('step', 'a variable on /job:ps/task:0'), ('sync', 'a SyncReplicasOptimizer'),
+    ('tower', 'a SyncReplicasOptimizer')])
+def test_a_program_for_parameter_servers_is_refused_without_a_cluster(case, place, graph):
+    scope = {'setter': by_setter, 'name': lambda: tf.device('/job:ps/task:3'),
+             'function': lambda: tf.device(
+                 lambda op: '/job:ps' if op.type.startswith('Var') else '')}.get(
+                     case, contextlib.nullcontext)
+    optimizer = {'sync': sync, 'tower': lambda: towers.TowerOptimizer(sync)}.get(case, descent)()
+    with by_setter() if case == 'step' else contextlib.nullcontext():
+        tf.train.get_or_create_global_step()
+    with scope(), pytest.raises(ClusterError) as raised:
+        towers.build_towers(made_on_a_server if case == 'model' else loss_of_w, tf.ones([2]),
+                            optimizer, 2)
+    assert str(raised.value).startswith('this program is one for parameter servers (%s), ' % place)
+    assert 'pass cluster=towers.Cluster(…)' in str(raised.value)
+
+
+def test_servers_may_be_named_by_the_placement_and_around_an_evaluation(graph):
+    with by_setter():
+        placed = towers.build_towers(
+            loss_of_w, tf.ones([2]), descent(), 2,
+            variables=towers.VariablePlacement(tf.train.replica_device_setter(ps_tasks=2)))
+        towers.build_towers(loss_of_w, tf.ones([2]), None, 2, reuse=placed)
+    with tf.Graph().as_default(), by_setter():
+        towers.build_towers(loss_of_w, tf.ones([2]), descent(), 2,
+                            cluster=Cluster('ps', [ONE, TWO], [THREE]))
 
 
 class SecondOrder(tf.train.GradientDescentOptimizer):

@@ -1,6 +1,8 @@
 """The workers of a ring meet, and watch each other; sockets of one process, without TensorFlow."""
 
 import contextlib
+import json
+import random
 import socket
 import threading
 import time
@@ -9,7 +11,7 @@ import pytest
 
 import towers
 from towers import Cluster
-from towers.cluster.handshake import _judge, all_ready, check_port, meet
+from towers.cluster.handshake import _compared, _judge, all_ready, check_port, meet
 from towers.cluster.json_messages import Lines
 from towers.cluster.peer_watch import Watch
 from towers.cluster.ports import _lasting_ports, check_server, split_address
@@ -18,7 +20,7 @@ from one_process import addresses, together
 
 PATIENCE = 120.  # seconds that a loaded machine may take for what comes at once
 SAME = {'kind': 'ring', 'workers': [], 'towers': 2, 'variables': [['w', 'float32', '(2,)']],
-        'gradients': [['w', 'dense float32']], 'update': {'operations': [], 'shapes': ''},
+        'gradients': [['w', 'dense float32']], 'update': {'shapes': [], 'lines': {}},
         'settings': {'--seed': 1}}
 
 
@@ -99,8 +101,7 @@ def test_a_rank_that_is_here_already_is_refused():
     with contextlib.closing(one), contextlib.closing(other):
         first, cluster = object(), Cluster('ring', ['a:1', 'b:2'])
         welcome = {1: first}
-        _judge(cluster, SAME, {'type': 'hello', 'rank': 1, 'fingerprint': SAME}, Lines(one),
-               welcome, said.append)
+        _judge(cluster, SAME, {'type': 'hello', 'rank': 1}, Lines(one), welcome, said.append)
         answer, = Lines(other).take()
     assert welcome == {1: first} and answer['type'] == 'refused'
     assert answer['why'].startswith('worker 1 is here already: two processes have the same place')
@@ -156,15 +157,20 @@ def test_strangers_are_not_listened_to():
     assert sorted(results[0]) == [1] and sorted(results[1]) == [0]
 
 
+def test_what_workers_may_differ_by_is_found_by_the_worker():
+    """More than 64 KB of it, which worker 0 would take from nobody."""
+    own = dict(SAME, loss={'shapes': [], 'lines': {'loss': [
+        ['Mul', 'loss %d:0' % (line + 1), '', 'name %d' % line] for line in range(5000)]}})
+    renamed = json.loads(json.dumps(own).replace('name', 'other'))
+    _, connections = met([own, renamed])
+    assert [sorted(each) for each in connections] == [[1], [0]]
+
+
 @pytest.mark.parametrize('change', [
     {'variables': [[]]}, {'gradients': [3]}, {'settings': [1]}, {'update': [[1]]}, {'servers': 7}])
 def test_a_fingerprint_of_any_other_form_is_refused(change):
-    why = []
-    left, right = socket.socketpair()
-    with contextlib.closing(left), contextlib.closing(right):
-        _judge(Cluster('ring', addresses(2)), SAME, {'type': 'hello', 'rank': 1, 'fingerprint':
-               dict(SAME, **change)}, Lines(left), {}, why.append)
-    assert len(why) == 1 and why[0].startswith('refused        worker 1: '), why
+    why = _compared(Cluster('ring', ['a:1', 'b:2'], rank=1), dict(SAME, **change), SAME)['why']
+    assert why == 'worker 0 sends no fingerprint of a worker'
 
 
 def watched(count, dead_after):
@@ -239,19 +245,67 @@ def connected():
         yield one, Lines(other)
 
 
+def of_rank(rank):
+    return {'type': 'lost', 'rank': rank}
+
+
 def test_a_message_may_come_in_pieces_and_several_at_once():
     with connected() as (sender, receiver):
-        sender.sendall(b'{"number": 1}\n{"number": 2}\n{"num')
-        assert receiver.take() == [{'number': 1}, {'number': 2}]
-        sender.sendall(b'ber": ')
+        first, second, third = [json.dumps(of_rank(rank)).encode() + b'\n' for rank in (1, 2, 3)]
+        sender.sendall(first + second + third[:5])
+        assert receiver.take() == [of_rank(1), of_rank(2)]
+        sender.sendall(third[5:9])
         assert receiver.take() == []
-        sender.sendall(b'3}\n')
-        assert receiver.take() == [{'number': 3}]
-        Lines(sender).send({'number': 4})
-        assert receiver.take() == [{'number': 4}]
+        sender.sendall(third[9:])
+        assert receiver.take() == [of_rank(3)]
+        sender.sendall(first + second)
+        soon = time.monotonic() + PATIENCE
+        assert receiver.receive(soon) == of_rank(1)
+        Lines(sender).send(of_rank(4))
+        assert receiver.take() == [of_rank(2), of_rank(4)]
 
 
-@pytest.mark.parametrize('line', [b'[1]', b'{', b'\xff'])
+def test_of_ten_thousand_messages_of_strangers_none_does_more_than_close_its_connection():
+    draw, said = random.Random(0), []
+    values = [True, -1, 1, 1 << 70, 1.5, None, [], {}, '', '\x1b[2J', 'a\nb', 'hello', 'lost',
+              'who', 'compared', 'a' * 64, SAME]
+    keys = ['type', 'rank', 'why', 'digest', 'fingerprint', 'other']
+    deep = [b'[' * 30000, b'{"type": "hello", "fingerprint": {"a":' + b'[' * 30000, b'9' * 5000,
+            b'x' * 100000, b'{"type": "who"}']
+    cluster, taken, welcome = Cluster('ring', ['a:1', 'b:2']), 0, {}
+    one = None
+    for number in range(10000):
+        if one is None:
+            one, other = socket.socketpair()
+            receiver = Lines(other)
+        line = json.dumps({key: draw.choice(values) for key in draw.sample(keys, 3)}).encode()
+        if number % 500 == 0:
+            line = deep[number // 500 % len(deep)]
+        elif number % 3 == 0:
+            place = draw.randrange(len(line))
+            line = line[:place] + bytes([draw.randrange(256)]) + line[place + 1:]
+        elif number % 3 == 1:
+            line = json.dumps({'type': draw.choice(['hello', 'compared']),
+                               'rank': draw.choice(values[:4]), draw.choice(['why', 'digest']):
+                               draw.choice(values)}).encode()
+        one.sendall(line + b'\n')
+        try:
+            messages = receiver.take()
+        except ClusterError:
+            messages = None
+        for message in messages or ():
+            taken += 1
+            assert type(message.get('rank', 0)) is int and message.get('why', '').isprintable()
+            _judge(cluster, SAME, message, receiver, welcome, said.append)
+        if messages is None or messages or receiver.has_received:
+            one.close()
+            other.close()
+            one = None
+    assert 100 < taken < 5000 and said and not welcome and all(each.isprintable() for each in said)
+
+
+@pytest.mark.parametrize('line', [
+    b'[1]', b'{', b'\xff', b'{"type": "hello", "rank": true}'])
 def test_a_line_that_is_no_object(line):
     with connected() as (sender, receiver), pytest.raises(ClusterError, match='is no message'):
         sender.sendall(line + b'\n')

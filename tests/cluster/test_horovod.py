@@ -14,6 +14,8 @@ import tensorflow.compat.v1 as tf
 from cluster_runs import ROOT, own_program, weights_of_own_program
 import towers
 from towers.cluster import horovod
+from towers.cluster.drift_check import DriftHook
+from towers.cluster.step_fetches import StepFetches
 from towers.graph.graph_walk import step_operations
 
 OTHER = 'of rank 1, ü'.encode('utf-8')
@@ -137,6 +139,28 @@ def test_a_step_that_the_other_process_does_not_make_changes_nothing(asked, monk
             inner.run(built.train_op)
         assert inner.run(weights) == before == 0.
     assert hook.is_told and hook.status == 0 and built.machines.have_stopped
+
+
+def test_processes_compare_their_weights_by_its_reduction(asked, monkeypatch):
+    """The stand-in's other process has other bits of `w` from the second step on."""
+    built, _ = stop_hook(monkeypatch)
+    calls = []
+
+    def with_others(own):
+        calls.append(own[0].all())
+        return own[:1] + [[0.] * own.shape[1], [len(calls) > 1] * own.shape[1]]
+
+    def allreduce(tensor, op, name):
+        assert (op, name) == ('sum', 'towers_checksums')
+        return tf.py_func(with_others, [tensor], tf.float64)
+    monkeypatch.setattr(sys.modules['horovod.tensorflow'], 'allreduce', allreduce)
+    hook = DriftHook(towers.Cluster('horovod'), built, StepFetches(lambda: [built]))
+    with tf.train.MonitoredSession(hooks=[hook]) as session:
+        session.run(built.train_op)
+        session.run(built.loss)
+        assert calls == [True]
+        with pytest.raises(towers.ClusterError, match="after step 2 the variable 'w' of worker 1"):
+            session.run(built.train_op)
 
 
 def test_an_error_of_horovod_without_the_other_process_says_so():

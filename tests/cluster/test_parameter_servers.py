@@ -184,10 +184,13 @@ def of_order(rank, names, chief_only=()):
     with tf.Graph().as_default() as graph:
         cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1', 'd:1'], rank=rank)
         sizes = {'a': 4, 'b': 2, 'c': 3, 'D': 4, 'E': 1}
-        built = towers.build_towers(
-            lambda x: sum(tf.reduce_mean(x * tf.get_variable(
-                name, [sizes[name]], trainable=name.islower())) for name in names), tf.ones([4, 1]),
-            tf.train.AdamOptimizer(0.1), 1, 'mean', cluster=cluster)
+
+        def model_fn(x):
+            made = {name: tf.get_variable(name, [sizes[name]], trainable=name.islower())
+                    for name in names}
+            return sum(tf.reduce_mean(x * made[name]) for name in sorted(made))
+        built = towers.build_towers(model_fn, tf.ones([4, 1]), tf.train.AdamOptimizer(0.1), 1,
+                                    'mean', cluster=cluster)
         for name, size in chief_only:
             tf.get_variable(name, [size])
         trained = [variable for _, variable in built.gradients]

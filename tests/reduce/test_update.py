@@ -368,23 +368,3 @@ def test_an_update_that_is_no_operation(resource):
     placement = Placement(None, CPUS)
     with pytest.raises(InvalidArgumentError, match='returned None: expected the operation'):
         update(Returns(1.), placement, two_variables(placement))
-
-
-@pytest.mark.parametrize('use_resource', [
-    True, pytest.param(False, marks=pytest.mark.slow)], ids=['resource', 'reference'])
-@pytest.mark.slow
-def test_an_optimizer_whose_queue_runner_counts(graph, use_resource):
-    tf.get_variable_scope().set_use_resource(use_resource)
-    step = tf.train.get_or_create_global_step()
-    optimizer = tf.train.SyncReplicasOptimizer(tf.train.GradientDescentOptimizer(1.), 1, 1)
-    built = build_towers(
-        lambda x: tf.reduce_mean(x * tf.get_variable('w', [], initializer=tf.ones_initializer())),
-        tf.ones([2]), optimizer, 2, global_step=step)
-    with tf.train.MonitoredSession(
-            tf.train.ChiefSessionCreator(config=session_config(2)),
-            [optimizer.make_session_run_hook(True, num_tokens=0)],
-            stop_grace_period_secs=0.1) as session:
-        for _ in range(3):
-            session.run(built.train_op)
-        assert session.run(step) == 3
-        assert session.run(built.variables[0]) == 1. - 3 * 2.

@@ -49,7 +49,7 @@ def test_an_update_waits_and_is_left_out(make, resource, is_v1):
     active = tf.placeholder(tf.float32, [])
     with tf.control_dependencies([tf.check_numerics(fail, 'the gate')]):
         gate = tf.assign(seen, one + 10.).op  # before the update
-    [end] = held_back([update], [gate], active, [])
+    [end], _ = held_back([update], [gate], active, [])
     with tf.control_dependencies([end]):
         goes_on = tf.constant(5)
     with tf.Session() as session:
@@ -64,14 +64,13 @@ def test_an_update_waits_and_is_left_out(make, resource, is_v1):
 
 
 def test_what_is_made_later_and_waits_for_an_update_runs_in_either_case():
-    one, active, redirects = variable('one'), tf.placeholder(tf.float32, []), []
+    one, active = variable('one'), tf.placeholder(tf.float32, [])
     update = tf.assign_add(one, 1.)
-    [end] = held_back([update], [], active, [], redirects)
+    [end], redirect = held_back([update], [], active, [])
     with tf.control_dependencies([update]):
         later = tf.constant(5)
     with tf.control_dependencies([later, end]):
         goes_on = tf.constant(6)
-    redirect, = redirects
     for _ in range(2):  # the second time there is nothing to do
         redirect()
     with tf.Session() as session:
@@ -84,8 +83,9 @@ def test_what_is_made_later_and_waits_for_an_update_runs_in_either_case():
 def test_without_active_it_only_waits():
     one, fail = variable('one'), tf.placeholder(tf.float32, [])
     update = in_a_group(one)
-    assert held_back([update], [], None, []) == [update]
-    assert held_back([update], [tf.check_numerics(fail, 'the gate').op], None, []) == [update]
+    assert held_back([update], [], None, []) == ([update], None)
+    gate = tf.check_numerics(fail, 'the gate').op
+    assert held_back([update], [gate], None, []) == ([update], None)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         with pytest.raises(tf.errors.InvalidArgumentError):

@@ -61,7 +61,7 @@ def test_a_type_error_of_the_model_itself_stays_one():
 
 def test_a_scalar_is_the_loss():
     loss = tf.constant(1.)
-    output = to_model_output(loss, 0, True)
+    output = to_model_output(loss, True)
     assert type(output) is ModelOutput
     assert output.loss is loss and output[1:] == (None, None, ())
 
@@ -71,41 +71,41 @@ def test_a_dict_or_any_object_with_some_of_the_fields():
     spec = collections.namedtuple('Spec', 'mode predictions loss')
     for returned in ({'loss': loss, 'predictions': labels},
                      ModelOutput(loss=loss, predictions=labels), spec('train', labels, loss)):
-        output = to_model_output(returned, 0, True)
+        output = to_model_output(returned, True)
         assert output.loss is loss and output.predictions is labels
         assert output.metrics is None and output.updates == ()
-    output = to_model_output({'loss': loss, 'metrics': {'m': loss}, 'updates': [loss.op]}, 0, True)
+    output = to_model_output({'loss': loss, 'metrics': {'m': loss}, 'updates': [loss.op]}, True)
     assert output.metrics == {'m': loss} and output.updates == [loss.op]
 
 
 def test_predictions_alone_will_do_where_nothing_is_trained():
-    output = to_model_output({'predictions': tf.constant([1])}, 0, False)
+    output = to_model_output({'predictions': tf.constant([1])}, False)
     assert output.loss is None and output.predictions is not None
 
 
-def error_of(returned, tower=1, needs_loss=True):
+def error_of(returned, needs_loss=True):
     with pytest.raises(ModelFunctionError) as caught:
-        to_model_output(returned, tower, needs_loss)
+        to_model_output(returned, needs_loss)
     return str(caught.value)
 
 
 def test_none():
     assert error_of(None) == (
-        "the model function (tower 1) returned None: return the loss, or a dict or ModelOutput "
+        "the model function returned None: return the loss, or a dict or ModelOutput "
         "with 'loss' (is a return statement missing?).")
     assert 'returned None' in error_of(None, needs_loss=False)
 
 
 def test_no_loss_where_there_is_an_optimizer():
-    text = ('the model function (tower 3) returned no loss, and there is an optimizer to minimize '
+    text = ('the model function returned no loss, and there is an optimizer to minimize '
             'one: return a loss, or pass optimizer=None.')
-    assert error_of({'predictions': tf.constant([1])}, 3) == text
-    assert error_of(ModelOutput(), 3) == error_of({}, 3) == text
+    assert error_of({'predictions': tf.constant([1])}) == text
+    assert error_of(ModelOutput()) == error_of({}) == text
 
 
 def test_unknown_keys():
     assert error_of({'loss': tf.constant(1.), 'prediction': 1, 3: 4}) == (
-        "the model function (tower 1) returned a dict with the key '3': expected some of loss, "
+        "the model function returned a dict with the key '3': expected some of loss, "
         'predictions, metrics, updates.')
 
 
@@ -113,25 +113,25 @@ def test_unknown_keys():
     ((1, 2), 'tuple'), ([1.], 'list'), (3., 'float'), ('loss', 'str'), (np.ones([]), 'ndarray')])
 def test_other_types(returned, kind):
     assert error_of(returned) == (
-        'the model function (tower 1) returned a %s: expected a scalar loss, or a dict or '
+        'the model function returned a %s: expected a scalar loss, or a dict or '
         'ModelOutput with some of loss, predictions, metrics, updates.' % kind)
 
 
 def test_a_loss_of_each_example():
     assert error_of(tf.zeros([4])) == (
-        'the model function (tower 1) returned a loss of shape (4,): expected a scalar, the mean '
+        'the model function returned a loss of shape (4,): expected a scalar, the mean '
         'over the examples of the shard. Take tf.reduce_mean of it.')
     assert 'of shape <unknown>' in error_of({'loss': tf.placeholder(tf.float32)})
 
 
 def test_a_loss_that_is_no_float():
     assert error_of({'loss': tf.constant(1)}) == (
-        'the model function (tower 1) returned a loss of dtype int32: expected a float.')
+        'the model function returned a loss of dtype int32: expected a float.')
 
 
 def test_a_loss_that_is_no_tensor():
     assert error_of({'loss': 0.5}) == (
-        'the model function (tower 1) returned the loss 0.5 of type float: expected a scalar '
+        'the model function returned the loss 0.5 of type float: expected a scalar '
         'tensor.')
 
 

@@ -189,9 +189,9 @@ def test_a_sum_of_itself_forty_times_over_is_left_whole():
 def test_what_get_variable_registers_is_one_tensor(graph):
     """TF 2 registers what makes new operations at each use, so none is found in any loss."""
     tf.get_variable('early', [], tf.float64, regularizer=lambda w: w * w)
-    registered = RegisteredLosses(graph)
+    RegisteredLosses(graph)
     count = len(graph.get_operations())
-    registered.make_concrete()
+    registered = RegisteredLosses(graph).of_call()
     assert len(graph.get_operations()) == count
     early, = tf.losses.get_regularization_losses()
     assert registered.parts_of(tf.identity(early) * 2., [early]) == [early]

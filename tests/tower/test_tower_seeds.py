@@ -31,8 +31,9 @@ def drawn(cluster, num_towers, seed, graph_seed=5, **options):
     with tf.Graph().as_default():
         tf.set_random_seed(graph_seed)
         step = tf.train.get_or_create_global_step()
+        micro_batches = options['memory'].accumulate if 'memory' in options else 1
         built = towers.build_towers(
-            noise(seed), (tf.ones([num_towers * (options['memory'].accumulate if 'memory' in options else 1), 64]),),
+            noise(seed), (tf.ones([num_towers * micro_batches, 64]),),
             tf.train.GradientDescentOptimizer(.1), num_towers, global_step=step, cluster=cluster,
             **options)
         with tf.Session(config=towers.session_config(built.devices)) as session:

@@ -7,10 +7,11 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
-from towers.api.plan import make_plan
-from towers.api.capture import capture
+from towers.api.clone import call_once_and_copy
+from towers.api.describe import describe
 from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement
 from towers.api.request import checked_request
+from towers.api.reuse import call_for_each_tower
 from towers.api.train_ops import update_variables
 from towers.errors import InputError
 from towers.placement.variable_device import only_device
@@ -18,18 +19,19 @@ from towers.reduce.accumulation import accumulate as accumulate_gradients
 from towers.reduce.accumulation import check_order
 from towers.reduce.all_reduce import all_reduce
 from towers.reduce.combination import combine
+from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.pipeline import pipeline
 from towers.reduce.replicas import check_no_replicas
 from towers.tower.batch_inputs import with_sparse_tensors
-from towers.tower.behind_batch import BehindBatch
 from towers.tower.counters import put_in_order
 from towers.tower.cut_inputs import ALREADY_CUT, check_cuts_nothing
 from towers.tower.graph_collections import BuildCollections
 from towers.tower.refused_builds import check_not_nested, undone_on_error
-from towers.tower.objectives import flat, map_shaped, of_loss
+from towers.tower.objectives import map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import split_batch, static_batch_size
 from towers.tower.uneven_counts import weigh_additions
+from towers.tower.variables_behind_inputs import VariablesBehindInputs
 
 
 def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typing.Any,
@@ -114,50 +116,54 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         graph.
     """
     request = checked_request(
-        model_fn, optimizer, devices, reduction, remainder, shares, global_step, regularization,
-        update_ops, batch_norm, variables, numerics, memory, pipeline, cluster, copies, reuse)
-    check_not_nested(tf.get_default_graph())
-    inputs = checked_inputs(request, inputs)
+        model_fn=model_fn, optimizer=optimizer, devices=devices, reduction=reduction,
+        remainder=remainder, shares=shares, global_step=global_step,
+        regularization=regularization, update_ops=update_ops, batch_norm=batch_norm,
+        variables=variables, numerics=numerics, memory=memory, pipeline=pipeline, cluster=cluster,
+        copies=copies, reuse=reuse)
     graph = tf.get_default_graph()
+    check_not_nested(graph)
+    inputs = checked_inputs(request, inputs)
     collections_before = BuildCollections(graph)
+    make_towers = call_for_each_tower if request.copies == 'reuse' else call_once_and_copy
     with undone_on_error(graph, collections_before.put_back):
-        is_cut = isinstance(inputs, ALREADY_CUT)
-        behind = BehindBatch(() if is_cut else inputs, bool(request.objectives))
-        shards = inputs.shards(request) if is_cut else split_batch(
-            behind.inputs, len(request.parts), request.remainder, called=_called(request),
-            shares=request.shares)
-        captured = capture(request, shards, behind)
-        collections_before.new_updates()
-        outputs = merge_outputs(captured, request, shards)
-        combined = combine_towers(captured, request, shards, behind)
+        shards, behind = cut(request, inputs)
+        scaled_losses = None if request.loss_scale is None else ScaledLosses(
+            request.loss_scale, request.name + 's', request.placement)
+        tower_set = make_towers(request, shards, behind, scaled_losses)
+        outputs = merge_outputs(tower_set, request, shards)
+        combined = combine_towers(tower_set, request, shards, behind)
         combined, machines = combine_machines(request, shards, combined, outputs.loss)
-        update = update_variables(captured, request, outputs, combined, shards,
+        update = update_variables(tower_set, request, outputs, combined, shards,
                                   collections_before, machines)
-        update = update._replace(slots=update.slots + captured.slots)
         if request.accumulate > 1:
             check_order([update.train_op])
-        if machines is not None:
-            update = update._replace(train_op=machines.train_op(
-                update.train_op, update.before,
-                request.replicas.names() if request.replicas is not None else ()))
-    joined = [variable for each in flat(combined) for variable in each.joined]
-    plan = make_plan(captured, shards, request, update, joined, len(collections_before.updates))
-    step, recorded = captured.step, captured.step.recorded
+        train_op = update.train_op if machines is None else machines.train_op(
+            update.train_op, update.before,
+            request.replicas.names() if request.replicas is not None else ())
+        collections_before.keep_updates_from_later_builds()
+    recorded = tower_set.recorded
     built = BuiltTowers(
-        update.train_op, outputs.loss, outputs.predictions, outputs.metrics, update.gradients,
-        recorded.variables, update.slots, captured.towers, step.losses.regularization_loss,
-        global_step, request.devices, request.placement, tuple(recorded.direct), plan,
-        request.replicas, request.numerics.precision,
-        None if step.gradients is None else step.gradients.scaled_losses, request.numerics.xla,
-        request.full_scope_name, update.train_ops, machines,
-        captured.roles.own_state.of_all_towers(),
-        frozenset(variable.op.name for variable in recorded.created), recorded.opened_scopes)
+        train_op=train_op, train_ops=update.train_ops, loss=outputs.loss,
+        predictions=outputs.predictions, metrics=outputs.metrics, gradients=update.gradients,
+        variables=recorded.variables, slots=update.slots + list(tower_set.slots),
+        towers=tower_set.towers, regularization_loss=tower_set.losses.regularization_loss,
+        global_step=global_step, devices=request.devices, placement=request.placement,
+        direct_variables=tuple(recorded.direct),
+        plan=describe(tower_set, shards, request, update, combined,
+                      len(collections_before.updates)),
+        replicas=request.replicas, precision=request.numerics.precision,
+        scaled_losses=scaled_losses, xla=request.numerics.xla,
+        variable_scope=request.full_scope_name, machines=machines,
+        own_state=tower_set.roles.own_state.of_all_towers(),
+        made=frozenset(variable.op.name for variable in recorded.created),
+        opened_scopes=recorded.opened_scopes)
     if machines is not None:
-        machines.note(built)
+        machines.note(built, update.redirect)
     return built
 
 
-def check_arguments(*given, **named):
+def check_build_arguments(*given, **named):
     """Raises the errors that `build_towers` raises for these arguments before any op is made.
 
     The inputs are not checked, and may be made later.
@@ -177,19 +183,27 @@ def checked_inputs(request, inputs):
     if isinstance(inputs, ALREADY_CUT):
         check_cuts_nothing(request)
         return inputs.check(request)
-    inputs, parts, called = with_sparse_tensors(inputs), len(request.parts), _called(request)
-    size = static_batch_size(inputs, (1,), request.remainder, called)
+    inputs, parts = with_sparse_tensors(inputs), len(request.parts)
+    size = static_batch_size(inputs, (1,), request.remainder, _word_for_parts(request))
     if request.schedule is not None and size is not None and size < parts:
         raise InputError('%d examples are fewer than the %d micro-batches of %d tower%s: pass a '
                          'smaller micro_batches=.' % (
                              size, parts, len(request.devices),
                              '' if len(request.devices) == 1 else 's'))
-    static_batch_size(inputs, request.shares, request.remainder, called)
+    static_batch_size(inputs, request.shares, request.remainder, _word_for_parts(request))
     return inputs
 
 
-def _called(request):
-    """The word for the parts of the batch in the texts of errors."""
+def cut(request, inputs):
+    """The parts of the batch: `(CutBatch, VariablesBehindInputs)`."""
+    is_cut = isinstance(inputs, ALREADY_CUT)
+    behind = VariablesBehindInputs(() if is_cut else inputs, bool(request.objectives))
+    return inputs.shards(request) if is_cut else split_batch(
+        behind.inputs, len(request.parts), request.remainder, called=_word_for_parts(request),
+        shares=request.shares), behind
+
+
+def _word_for_parts(request):
     return 'towers' if request.accumulate == 1 else 'micro-batches'
 
 
@@ -197,25 +211,25 @@ Outputs = collections.namedtuple('Outputs', 'loss predictions metrics')
 """Loss, predictions and metrics of the towers over the whole batch; as in `BuiltTowers`."""
 
 
-def merge_outputs(captured, request, shards):
+def merge_outputs(tower_set, request, shards):
     """Merges losses, predictions and metrics of all towers into the whole batch's: `Outputs`."""
-    towers, regularization = captured.towers, captured.step.losses.regularization_loss
+    towers, late = tower_set.towers, tower_set.late
+    regularization = tower_set.losses.regularization_loss
     put_in_order(towers, shards.weights)
-    late = captured.roles.inline_updates.late
     padded = shards.sizes if request.remainder == 'weight' else None
     with only_device(request.placement.main), tf.name_scope(request.name + 's'):
         loss = None
         if towers[0].data_loss is not None:
-            with tf.control_dependencies(late['loss']):
+            with tf.control_dependencies(late.loss):
                 loss = map_shaped(lambda *of_towers: weighted_mean(of_towers, shards.weights),
                                   *[tower.data_loss for tower in towers])
             if regularization is not None:
                 loss += regularization
         metrics = [tower.metrics for tower in towers]
-        with tf.control_dependencies(late['metrics']):
+        with tf.control_dependencies(late.metrics):
             merged = merge_metrics(metrics, shards.weights, shards.inputs[0])
         weigh_additions(metrics, shards.weights)
-        with tf.control_dependencies(late['predictions']):
+        with tf.control_dependencies(late.predictions):
             first = towers[0].size if shards.is_even and isinstance(towers[0].size, int) else None
             return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded,
                                                    first), merged)
@@ -231,40 +245,37 @@ Fields:
 """
 
 
-def combine_towers(captured, request, shards, behind):
+def combine_towers(tower_set, request, shards, behind):
     """Combines gradients of towers and regularization, variable by variable: `CombinedTowers`.
 
     With several losses, a dict of `CombinedTowers` by name.
     """
     if not request.objectives:
         return CombinedTowers([], [], None)
-    towers, late = captured.towers, captured.roles.inline_updates.late['gradients']
+    towers, late = tower_set.towers, tower_set.late.gradients
     gradients = [tower.gradients for tower in towers]
     if request.schedule is not None:
         gradients = pipeline(towers, request.accumulate, request.schedule, late)
     elif request.accumulate > 1:
         gradients = accumulate_gradients(towers, request.accumulate, late)
-    def of_behind(name):
-        return behind.gradients([each if name is None else each[name]
-                                 for each in captured.of_shards], shards.sizes,
-                                captured.step.gradients.trainable)
-    if request.objectives.names is None:
-        return _combine(captured.step, request, gradients, of_behind(None))
-    return collections.OrderedDict(
-        (name, _combine(captured.step, request, [each[name] for each in gradients],
-                        of_behind(name), name))
-        for name in request.objectives.names)
+
+    def combined(objective):
+        of_towers, of_shards = [[request.objectives.of(objective, each) for each in some]
+                                for some in (gradients, tower_set.of_shards)]
+        of_behind = behind.gradients(of_shards, shards.sizes, tower_set.gradients.trainable)
+        return _combine(tower_set, request, of_towers, of_behind, objective.name)
+    return request.objectives.shaped(combined(each) for each in request.objectives)
 
 
-def _combine(step, request, of_towers, of_behind, name=None):
+def _combine(tower_set, request, of_towers, of_behind, name):
     with tf.name_scope('combine_gradients'), of_loss(name):
-        regularization = step.gradients.of_regularization(
-            step.losses.regularization_loss, request.factor) + of_behind
+        further = tower_set.gradients.of_regularization(
+            tower_set.losses.regularization_loss) + of_behind
         if request.replicas is None:
-            check_no_replicas(step.gradients.trainable)
-            gradients, joined = combine(of_towers, regularization)
+            check_no_replicas(tower_set.gradients.trainable)
+            gradients, joined = combine(of_towers, further)
             return CombinedTowers(gradients, joined, None)
-        gradients, on_towers = all_reduce(request.placement.all_reduce, of_towers, regularization,
+        gradients, on_towers = all_reduce(request.placement.all_reduce, of_towers, further,
                                           request.devices)
         return CombinedTowers(gradients, [], on_towers)
 

@@ -88,7 +88,6 @@ def _objective(given, argument):
     return Objective(given)
 
 
-
 def check_optimizer(optimizer, argument='optimizer', or_else='or None to evaluate'):
     """Raises `InvalidArgumentError` for an object without the methods of a `tf.train.Optimizer`.
 

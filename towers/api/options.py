@@ -138,3 +138,8 @@ class Numerics(collections.namedtuple('Numerics', [
             check_flag(name, flag)
         return super(Numerics, cls).__new__(cls, precision, loss_scale, xla, check_numerics,
                                             stateless_random)
+
+    def scale_of_loss(self):
+        """The given `LossScale`, or the default one of the precision; or None."""
+        return LossScale() if self.loss_scale is None and self.precision == 'fp16' else (
+            self.loss_scale)

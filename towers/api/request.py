@@ -9,6 +9,7 @@ from towers.arguments import (check_choice, check_graph_mode, check_instance, ch
 from towers.api.built import BuiltTowers, check_same_graph
 from towers.api.objective import checked_objectives
 from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement
+from towers.cluster.other_combiners import check_alone
 from towers.errors import InvalidArgumentError, ModelFunctionError
 from towers.graph.scopes import full_scope_name, scope_to_enter
 from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve_devices
@@ -16,7 +17,6 @@ from towers.placement.precision import rewrite_field, try_precision
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import Placement
 from towers.reduce.all_reduce import check_all_reduce
-from towers.reduce.loss_scale import LossScale
 from towers.reduce.pipeline import kept_at_once
 from towers.reduce.replicas import Replicas
 from towers.tower.refused_builds import check_no_failed_build
@@ -25,7 +25,6 @@ from towers.tower.optimizer_minimize import has_own_minimize
 from towers.tower.stage_costs import number_of_slots
 from towers.tower.stage_cuts import Cutting
 from towers.tower.stateless_random import NamesOnOneMachine
-from towers.tower.tower import TowerOptions
 
 COPIES = ('clone', 'reuse')
 REDUCTIONS = ('sum', 'mean')
@@ -35,32 +34,68 @@ BATCH_NORMS = ('shard', 'sync')
 
 
 class Request(collections.namedtuple('Request', [
-        'optimizer', 'objectives', 'devices', 'reduction', 'factor', 'remainder', 'shares',
-        'global_step', 'copies', 'name', 'full_scope_name', 'parts', 'accumulate', 'schedule',
-        'placement', 'replicas', 'numerics', 'precision_text', 'loss_scale', 'of_tower',
-        'cluster', 'batch_norm'])):
+        'model_fn', 'objectives', 'devices', 'reduction', 'remainder', 'shares', 'global_step',
+        'regularization', 'update_ops', 'batch_norm', 'numerics', 'recompute', 'cluster', 'copies',
+        'reuse', 'earlier', 'variable_scope', 'full_scope_name', 'name', 'names', 'parts',
+        'accumulate', 'schedule', 'cutting', 'placement', 'replicas', 'loss_scale',
+        'no_batch_values', 'precision_text'])):
     """The checked arguments of a call; arguments under their own names, and:
 
     Attributes:
       objectives: `Objectives`.
       devices: canonical names.
-      factor: 1 for the gradient of the mean over the batch, N for the recipe's sum.
       shares: the proportions of the parts, see `checked_shares`.
-      accumulate: how many micro-batches each tower has.
-      schedule: the order of micro-batches in the stages; None for one after the other.
+      recompute: as in `Memory`.
+      reuse: as the variable scope of the model takes it.
+      earlier: `BuiltTowers`: the build whose variables are shared; or None.
+      variable_scope: the scope to enter for the model; None for the caller's.
+      full_scope_name: full name of the model's variable scope.
       name: prefix of the name scopes of further towers: `'tower'`; in a graph that has such
         scopes already `'build_2/tower'`.
+      names: `NamesOnOneMachine`, for seeds of random ops.
       parts: list of `Part` of all towers, in the order of the batch: tower by tower, and within a
         tower micro-batch by micro-batch.
-      full_scope_name: full name of the model's variable scope.
+      accumulate: how many micro-batches each tower has.
+      schedule: the order of micro-batches in the stages; None for one after the other.
+      cutting: `Cutting`; None where the model is not cut into stages.
       placement: `Placement`.
       replicas: `Replicas`, or None where there is one set of variables.
-      numerics: `Numerics`.
-      precision_text: the plan's line about the precision, or None for float32.
       loss_scale: `LossScale` or None: the given one, or the default for the precision.
-      of_tower: `TowerOptions`.
+      no_batch_values: why the parts of the batch cannot exchange values in this build; or None.
+      precision_text: the plan's line about the precision, or None for float32.
     """
     __slots__ = ()
+
+    @property
+    def factor(self):
+        """1 for the gradient of the mean over the batch, N for the recipe's sum: a float."""
+        return 1. if self.reduction == 'mean' else float(len(self.devices))
+
+    @property
+    def parts_a_call(self):
+        """For how many parts of the batch a call of the model function is."""
+        return len(self.parts) if self.copies == 'clone' else 1
+
+    @property
+    def has_whole_batch(self):
+        """Whether no other machine has a part in the batch of a step."""
+        return (self.cluster is None or not self.cluster.synchronous
+                or self.cluster.num_workers == 1)
+
+    @property
+    def random_step(self):
+        """The step that random ops draw by; None where they are left as they are."""
+        return self.global_step if self.numerics.stateless_random else None
+
+    @property
+    def served_rank(self):
+        """The number of this worker, where several make one step on parameter servers; or None."""
+        return None if self.cluster is None else self.cluster.served_rank
+
+    @property
+    def has_copies(self):
+        """Whether each of several workers has the variables, as in a ring."""
+        return self.cluster is not None and self.cluster.has_copies
 
 
 Part = collections.namedtuple('Part', 'tower micro_batch device scope')
@@ -74,7 +109,7 @@ Fields:
 """
 
 
-def checked_request(model_fn, optimizer, devices, reduction, remainder, shares, global_step,
+def checked_request(*, model_fn, optimizer, devices, reduction, remainder, shares, global_step,
                     regularization, update_ops, batch_norm, variables, numerics, memory, pipeline,
                     cluster, copies, reuse):
     """Checks the arguments of `build_towers`, see there; makes no operation.
@@ -89,72 +124,54 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, shares, 
         _of_type(name, given, kind) for name, given, kind in (
             ('variables', variables, VariablePlacement), ('numerics', numerics, Numerics),
             ('memory', memory, Memory), ('pipeline', pipeline, Pipeline))]
-    names = resolve_devices(devices)
-    shares = checked_shares(shares, len(names), 'towers')
-    graph = tf.get_default_graph()
-    check_no_failed_build(graph)
+    devices = resolve_devices(devices)
+    shares = checked_shares(shares, len(devices), 'towers')
+    check_no_failed_build(tf.get_default_graph())
     check_graph_mode('what build_towers makes')
     for argument, given, expected in (
-            ('reduction', reduction, REDUCTIONS), ('regularization', regularization,
-                                                   REGULARIZATIONS),
+            ('reduction', reduction, REDUCTIONS),
+            ('regularization', regularization, REGULARIZATIONS),
             ('update_ops', update_ops, UPDATE_TOWERS), ('copies', copies, COPIES),
             ('batch_norm', batch_norm, BATCH_NORMS)):
         check_choice(argument, given, expected)
     check_model_fn(model_fn)
     objectives = checked_objectives(optimizer)
     _check_goes_with_several(objectives, regularization, numerics)
-    if global_step is not None:
-        check_step_variable(global_step)
-    if numerics.stateless_random and global_step is None:
-        raise InvalidArgumentError('stateless_random=True needs a global_step to draw by.')
+    _check_step(global_step, numerics)
     earlier, variable_scope = _checked_reuse(reuse)
-    accumulate, schedule = _checked_micro_batches(memory, pipeline, objectives, names)
+    accumulate, schedule = _checked_micro_batches(memory, pipeline, objectives, devices)
     _check_recompute(memory.recompute, objectives, numerics)
-    refused = no_batch_values(accumulate, cluster)
-    if batch_norm == 'sync' and refused is not None:
-        raise InvalidArgumentError("batch_norm='sync': %s." % refused)
-    name, parts = _named_parts(graph, names, accumulate, copies)
-    placement = Placement(variables.device, names, variables.all_reduce, optimizer is not None,
-                          names.checked)
-    if names.checked:
-        for device in placement.devices() or ():
-            check_variable_device(device, names)
-    if earlier is not None and variables.device is None:
-        placement.share(earlier.placement)
-    if variables.all_reduce is not None:
-        check_all_reduce(variables.all_reduce, names)
-    replicas = Replicas(names) if placement.all_reduce is not None else None
-    if replicas is not None and earlier is not None:
-        _check_earlier_has_replicas(earlier)
+    no_batch_values = _no_batch_values(accumulate, cluster)
+    if batch_norm == 'sync' and no_batch_values is not None:
+        raise InvalidArgumentError("batch_norm='sync': %s." % no_batch_values)
+    name, parts = _named_parts(tf.get_default_graph(), devices, accumulate, copies)
+    placement, replicas = _checked_placement(variables, devices, objectives, earlier)
     if copies == 'reuse' and (replicas is not None or pipeline.stages is not None):
         raise InvalidArgumentError("copies='reuse' goes with neither VariablePlacement("
                                    "'replicated') nor stages=: pass copies='clone'.")
-    loss_scale = numerics.loss_scale
-    if optimizer is None:
-        loss_scale = None
-    elif loss_scale is None and numerics.precision == 'fp16':
-        loss_scale = LossScale()
+    loss_scale = numerics.scale_of_loss() if objectives else None
     _check_minimize(objectives, loss_scale, replicas)
     if cluster is not None:
         _check_cluster(cluster, objectives, placement.all_reduce, loss_scale)
-    of_tower = TowerOptions(
-        model_fn, objectives, regularization == 'add', variable_scope,
-        reuse if earlier is None else True, earlier, update_ops,
-        global_step if numerics.stateless_random else None,
-        numerics.check_numerics, numerics.xla, memory.recompute,
-        _cutting(pipeline.stages, placement, stages_of(names[0]), schedule, accumulate, objectives,
-                 len(names) > 1 or loss_scale is not None or cluster is not None), accumulate,
-        NamesOnOneMachine(_before(cluster, len(names)), name,
-                          _before(cluster, len(parts))),
-        None if cluster is None else cluster.served_rank,
-        cluster is not None and cluster.has_copies)
+    elif objectives:
+        placement.leaves_servers = '/job:ps' not in ' '.join(placement.devices() or ['/job:ps'])
+        check_alone([each.optimizer for each in objectives], placement.leaves_servers,
+                    tf.global_variables())
+    waits = len(devices) > 1 or loss_scale is not None or cluster is not None
     return Request(
-        optimizer, objectives, names, reduction,
-        1. if reduction == 'mean' else float(len(names)), remainder,
-        tuple(share for share in shares for _ in range(accumulate)), global_step,
-        copies, name, full_scope_name(variable_scope), parts, accumulate, schedule,
-        placement, replicas, numerics, _precision_text(numerics.precision, names), loss_scale,
-        of_tower, cluster, batch_norm)
+        model_fn=model_fn, objectives=objectives, devices=devices, reduction=reduction,
+        remainder=remainder, shares=tuple(each for each in shares for _ in range(accumulate)),
+        global_step=global_step, regularization=regularization, update_ops=update_ops,
+        batch_norm=batch_norm, numerics=numerics, recompute=memory.recompute, cluster=cluster,
+        copies=copies, reuse=reuse if earlier is None else True, earlier=earlier,
+        variable_scope=variable_scope, full_scope_name=full_scope_name(variable_scope), name=name,
+        names=NamesOnOneMachine(_before(cluster, len(devices)), name, _before(cluster, len(parts))),
+        parts=parts, accumulate=accumulate, schedule=schedule,
+        cutting=_cutting(pipeline.stages, placement, stages_of(devices[0]), schedule, accumulate,
+                         objectives, waits),
+        placement=placement, replicas=replicas, loss_scale=loss_scale,
+        no_batch_values=no_batch_values,
+        precision_text=_precision_text(numerics.precision, devices))
 
 
 def _of_type(name, given, kind):
@@ -169,6 +186,34 @@ def check_model_fn(model_fn):
     if not callable(model_fn):
         raise ModelFunctionError('model_fn=%.80r cannot be called: expected a function from a '
                                  'shard to its loss.' % (model_fn,))
+
+
+def _check_step(global_step, numerics):
+    if global_step is not None:
+        check_step_variable(global_step)
+    elif numerics.stateless_random:
+        raise InvalidArgumentError('stateless_random=True needs a global_step to draw by.')
+
+
+def _checked_placement(variables, devices, objectives, earlier):
+    """`(Placement, Replicas)`; the replicas are None where there is one set of variables."""
+    placement = Placement(variables.device, devices, variables.all_reduce, bool(objectives),
+                          devices.checked)
+    if devices.checked:
+        for device in placement.devices() or ():
+            check_variable_device(device, devices)
+    if earlier is not None and variables.device is None:
+        placement.share(earlier.placement)
+    if variables.all_reduce is not None:
+        check_all_reduce(variables.all_reduce, devices)
+    if placement.all_reduce is None:
+        return placement, None
+    if earlier is not None and earlier.train_op is not None and earlier.replicas is None:
+        raise InvalidArgumentError(
+            "VariablePlacement('replicated'), but reuse= is a build that trains the same variables "
+            "without replicas, so that its updates would not reach this build's replicas: pass "
+            "VariablePlacement('replicated') to that build, too, on several towers.")
+    return placement, Replicas(devices)
 
 
 def _checked_reuse(reuse):
@@ -223,14 +268,6 @@ def _check_minimize(objectives, loss_scale, replicas):
                     "each tower (VariablePlacement('replicated'))",
                     'gradients that are not finite, too' if loss_scale is not None
                     else 'each replica'))
-
-
-def _check_earlier_has_replicas(earlier):
-    if earlier.train_op is not None and earlier.replicas is None:
-        raise InvalidArgumentError(
-            "VariablePlacement('replicated'), but reuse= is a build that trains the same variables "
-            "without replicas, so that its updates would not reach this build's replicas: pass "
-            "VariablePlacement('replicated') to that build, too, on several towers.")
 
 
 def _precision_text(precision, devices):
@@ -297,7 +334,7 @@ def _cutting(stages, placement, devices, schedule, micro_batches, objectives, wa
                    slots if placement.by_stage else None)
 
 
-def no_batch_values(accumulate, cluster):
+def _no_batch_values(accumulate, cluster):
     """Why the parts of a batch cannot exchange values in a build; or None."""
     if accumulate > 1:
         return ('a tower has %d micro-batches, which are not there at the same time: build without '

@@ -18,63 +18,66 @@ from towers.errors import ModelFunctionError, SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.nests import leaves_of
 from towers.graph.variable_writes import Writes
+from towers.tower.batch_values import exchange
+from towers.tower.differentiate import differentiate
 from towers.tower.example_writes import written_by_every_tower
+from towers.tower.gradients import TowerGradients
+from towers.tower.inline_updates import LateWrites
 from towers.tower.inner_training import check_no_own_optimizer
+from towers.tower.losses import make_losses
 from towers.tower.objectives import flat
+from towers.tower.outputs import fetches_of
 from towers.tower.ownership import ownership
-from towers.tower.record import record
+from towers.tower.record import put_on_devices, record
 from towers.tower.regularization import RegisteredLosses
-from towers.tower.step import differentiate, fetches_of, put_on_devices
+from towers.tower.tower import TowerSet
 
 
-def call_for_each_tower(request, shards, scaled_losses, behind, no_batch_values):
-    """`(steps, roles)` of all towers, by a call of the model function for each.
+def call_for_each_tower(request, shards, behind, scaled_losses):
+    """Builds all towers, by a call of the model function for each: `TowerSet`.
 
     Args:
       request: `Request`.
       shards: `CutBatch`, one for each of the request's parts.
+      behind: `VariablesBehindInputs`.
       scaled_losses: `ScaledLosses`; or None.
-      behind: `BehindBatch`.
-      no_batch_values: as for `record`.
 
     Raises:
       SharedVariableError: a later tower makes a variable, or a tower writes one.
       ModelFunctionError: the loss of a tower is computed from another tower's shard.
     """
-    options, placement = request.of_tower, request.placement
-    # The recipe leaves regularization in each tower's loss: it counts once, as weights add up.
     registered = RegisteredLosses(tf.get_default_graph())
-    steps, roles = [], None
+    calls, all_losses, done = [], [], []
     for number, part in enumerate(request.parts):
         # As in the recipe: entered anew, so that layers without a name find their variables.
         with tf.name_scope(part.scope), _no_new_variables(number), tf.variable_scope(
                 tf.get_variable_scope(), auxiliary_name_scope=False):
-            recorded = record(
-                options.model_fn, shards.inputs[number], part.device, placement,
-                options.objectives, registered, options.variable_scope,
-                tf.AUTO_REUSE if number else options.reuse, None if number else options.earlier,
-                options.xla, options.adds_registered, parts=len(request.parts),
-                no_batch_values=no_batch_values, batch_norm=request.batch_norm)
-            _check_writes(number, recorded, options)
-            put_on_devices(recorded, part.device, placement)
+            recorded = record(request, shards, number, registered)
+            _check_writes(number, recorded)
+            put_on_devices(recorded, request, part.device)
             if number:
                 _check_shard(number, recorded, shards)
             else:
-                check_no_own_optimizer(recorded, options.objectives)
-                roles = ownership(recorded, shards.sizes[0], options, 1)
-                _check_updates(recorded, shards.sizes[0], options)
-            scale = shards.weights[number] * request.factor
-            steps.append(differentiate(
-                recorded, options, placement, registered, part.device, shards.inputs[number],
-                shards.sizes[number], scale, scaled_losses, False, number=number,
-                shard=behind.shard_tensors(shards.inputs[number]),
-                taker=steps[0].gradients if steps else None))
+                check_no_own_optimizer(recorded, request.objectives)
+                roles = ownership(recorded, request, shards.sizes[0])
+                _check_updates(recorded, shards.sizes[0], request)
+            losses = make_losses(recorded, request, number)
+            if not number:
+                gradients = TowerGradients(request, scaled_losses, behind)
+            calls.append(recorded)
+            all_losses.append(losses)
+            done.append(differentiate(recorded, losses, gradients, request, shards, number,
+                                      shards.weights[number] * request.factor))
+    towers = [each.tower for each in done]
+    exchange(towers, shards.weights, request.placement.main)
     # What the update takes of any call is looked for in those of all.
-    calls = [step.recorded for step in steps]
-    steps[0] = steps[0]._replace(recorded=calls[0]._replace(
-        operations=sum((call.operations for call in calls), []),
-        sources=sum((call.sources for call in calls), [])))
-    return steps, roles
+    recorded = calls[0]._replace(operations=sum((call.operations for call in calls), []),
+                                 sources=sum((call.sources for call in calls), []))
+    return TowerSet(
+        towers=towers, recorded=recorded, losses=all_losses[0], gradients=gradients, roles=roles,
+        late=LateWrites(), of_shards=[each.of_shard for each in done],
+        recomputed=done[0].recomputed,
+        how_built='%d calls of the model function' % len(towers))
 
 
 @contextlib.contextmanager
@@ -89,7 +92,7 @@ def _no_new_variables(number):
         yield
 
 
-def _check_writes(number, recorded, options):
+def _check_writes(number, recorded):
     """Refuses state that a tower's forward pass writes: all towers would write one variable."""
     writes = Writes(tf.get_default_graph())
     step = {op.name for op in graph_walk.step_operations(fetches_of(recorded.output))}
@@ -103,12 +106,12 @@ def _check_writes(number, recorded, options):
                 "UPDATE_OPS, or pass copies='clone'." % (number, name, op.name))
 
 
-def _check_updates(recorded, size, options):
+def _check_updates(recorded, size, request):
     """Refuses rows and counts of examples in UPDATE_OPS, of which tower 0's alone would run."""
     step = {op.name for op in graph_walk.step_operations(recorded.updates)}
     ignored = {variable.op.name for variable in tf.local_variables()}  # counters, own state
     for name in written_by_every_tower(recorded, size, step, ignored, None) if (
-            options.update_ops == 'first') else ():
+            request.update_ops == 'first') else ():
         raise SharedVariableError(
             "copies='reuse', and an update writes variable %s by its examples, and it would be "
             "tower 0's alone: pass copies='clone', where every tower writes in its turn." % name)

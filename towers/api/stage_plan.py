@@ -10,19 +10,19 @@ from towers.placement.tower_device import stages_of
 from towers.tower.stage_cuts import describe as describe_cuts
 
 
-def stages_line(captured):
+def stages_line(tower_set):
     """How the model is spread over the devices of a tower; None for one device.
 
     Args:
-      captured: `Captured`.
+      tower_set: `TowerSet`.
     """
-    towers, device = captured.towers, captured.towers[0].device
+    towers, device = tower_set.towers, tower_set.towers[0].device
     if len(stages_of(device)) == 1:
         return None
     operations = _operations_of_first(towers)
-    by_itself = captured.cuts is not None
+    by_itself = tower_set.cuts is not None
     if by_itself and not says_stages(operations):
-        text = describe_cuts(captured.cuts, device)
+        text = describe_cuts(tower_set.cuts, device)
     else:
         count = collections.Counter(op.device for op in operations)
         text = ', '.join('%s: %s' % (short_name(name), '%d operations' % count[name]
@@ -34,7 +34,7 @@ def stages_line(captured):
             text += " (stages='auto' cuts a model that names no towers.stage)"
     return '; '.join([text] + remarks_on_stages(
         [op for op in operations if op.name not in towers[0].backward],
-        captured.step.recorded.variables, device))
+        tower_set.recorded.variables, device))
 
 
 def _operations_of_first(towers):

@@ -22,8 +22,8 @@ from towers.tower.outputs import weighted_mean
 from towers.tower.write_order import updates_that_write
 
 Update = collections.namedtuple(
-    'Update', 'train_op train_ops slots gradients rides counts before is_sent',
-    defaults=((), False))
+    'Update', 'train_op train_ops slots gradients rides counts before is_sent redirect',
+    defaults=(False, (), False, None))
 """The operations of the update, as `update_variables` returns them.
 
 Fields:
@@ -38,15 +38,16 @@ Fields:
   before: tuple of the tensors and operations that the optimizer waits for: the loss, and the
     updates that ride on the train op; with several losses ().
   is_sent: whether the variables' new values are sent to replicas, see `Applied`.
+  redirect: as `held_back` returns it; or None.
 """
 
 
-def update_variables(captured, request, outputs, combined, shards, collections_before,
+def update_variables(tower_set, request, outputs, combined, shards, collections_before,
                      machines=None):
     """Makes the update of the shared variables, and puts other updates onto it: `Update`.
 
     Args:
-      captured: `Captured`.
+      tower_set: `TowerSet`.
       request: `Request`.
       outputs: `Outputs`; its loss is a scalar, or a dict of scalars by name.
       combined: `CombinedTowers`, or dict of `CombinedTowers` by name.
@@ -55,50 +56,44 @@ def update_variables(captured, request, outputs, combined, shards, collections_b
       machines: the object that has combined gradients across machines; or None.
     """
     if not request.objectives:
-        return Update(None, {}, [], [], {}, False)
-    towers, taker = captured.towers, captured.step.gradients
-    settle = _settling(captured, request, outputs, combined, shards)
-    of, is_whole = request.objectives.of, _batches(request, towers) == len(towers)
+        return Update(train_op=None, train_ops={}, slots=[], gradients=[], rides={})
+    settle = _settling(tower_set, request, outputs, combined, shards)
+    of, of_towers = request.objectives.of, collections_before.new_updates()
     with graph_walk.Recording(tf.get_default_graph()) as made:
         gradients = request.objectives.shaped(
-            taker.made_by_optimizer(each, of(each, outputs.loss), of(each, combined).gradients,
-                                    request.factor, is_whole, request.accumulate > 1)
+            tower_set.gradients.made_by_optimizer(
+                each, of(each, outputs.loss), of(each, combined).gradients)
             for each in request.objectives)
-        of_optimizers = collections_before.new_updates()
+        of_optimizers = collections_before.new_updates()[len(of_towers):]
         gradients = request.objectives.shaped(
             checked_transform(each.transform_gradients, of(each, gradients), request.placement,
                               each.name)
             for each in request.objectives)
-    settle(made.operations, [
+    made = made.operations
+    settle(made, [
         tensor for pairs in flat(gradients) for tensor in tensors_of(pairs)], ())
-    updates = _updates(captured, request.of_tower.update_ops, collections_before.updates,
-                       of_optimizers)
+    updates = _updates(tower_set, request.update_ops, collections_before.updates, of_optimizers)
     if request.objectives.names is None:
-        update = _of_one_loss(captured, request, outputs, gradients, combined, updates, machines,
-                              settle)
+        update = _of_one_loss(tower_set, request, outputs, gradients, combined, updates, machines,
+                              made, settle)
     else:
-        update = _of_several(captured, request, outputs, gradients, combined, updates, settle)
+        update = _of_several(tower_set, request, outputs, gradients, combined, updates, made,
+                             settle)
     return update._replace(gradients=map_shaped(
         lambda pairs: [pair for pair in pairs if pair[0] is not None], update.gradients))
 
 
-def _batches(request, towers):
-    """Of how many parts the batch of a step consists, which the towers of all machines have."""
-    cluster = request.cluster
-    return len(towers) * (
-        cluster.num_workers if cluster is not None and cluster.synchronous else 1)
-
-
-def _settling(captured, request, outputs, combined, shards):
+def _settling(tower_set, request, outputs, combined, shards):
     """The function that settles what operations of the update take by a closure.
 
-    It takes the operations, what they are made for, and tensors and operations that they may take;
-    see `closure_tensors`.
+    It takes all operations that were made so far (what an optimizer has kept of its
+    compute_gradients comes with them), what they are made for, and tensors and operations that they
+    may take; see `closure_tensors`.
     """
-    towers = captured.towers
-    means, earlier, batches = {}, [], _batches(request, towers)
+    towers, means = tower_set.towers, {}
+    is_one_part = len(towers) == 1 and request.has_whole_batch
     of_model = any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives)
-    trained = {variable.op.name for variable in captured.step.gradients.trainable}
+    trained = {variable.op.name for variable in tower_set.gradients.trainable}
 
     def whole_loss(name):
         if name not in means:
@@ -109,26 +104,26 @@ def _settling(captured, request, outputs, combined, shards):
         return means[name]
 
     def settle(made, fetches, after):
-        if batches == 1 or of_model:  # whose results are the calls' own
+        if is_one_part or of_model:  # whose results are the calls' own
             return
-        earlier.extend(made)  # what an optimizer has kept of its compute_gradients comes with it
-        losses = dict(losses_by_tensor(towers), **captured.step.gradients.own.losses)
-        take_losses_of_batch(earlier, losses, whole_loss)
+        losses = dict(losses_by_tensor(towers), **tower_set.gradients.own.losses)
+        take_losses_of_batch(made, losses, whole_loss)
         known = [tensor for each in flat(combined) for tensor in _read_for(each.gradients, each)]
         check_of_no_tower(
-            earlier, fetches, known + list(after) + list(towers[0].updates),
-            [loss for tower in towers for loss in flat(tower.loss)], captured.step.recorded,
-            [variable for variable in captured.roles.own_state.of_all_towers()
+            made, fetches, known + list(after) + list(towers[0].updates),
+            [loss for tower in towers for loss in flat(tower.loss)], tower_set.recorded,
+            [variable for variable in tower_set.roles.own_state.of_all_towers()
              if variable.op.name not in trained])
-        if len(towers) < batches:
-            check_of_no_worker(earlier, fetches, flat(outputs.loss) + list(means.values()),
+        if not request.has_whole_batch:
+            check_of_no_worker(made, fetches, flat(outputs.loss) + list(means.values()),
                                [(tensor, None) for tensor in known])
     return settle
 
 
-def _of_one_loss(captured, request, outputs, gradients, combined, updates, machines, settle):
-    towers, variables = captured.towers, captured.step.recorded.variables
-    scaled_losses, on_skip = captured.step.gradients.scaled_losses, None
+def _of_one_loss(tower_set, request, outputs, gradients, combined, updates, machines, made,
+                 settle):
+    towers = tower_set.towers
+    scaled_losses, on_skip = tower_set.gradients.scaled_losses, None
     if scaled_losses is not None:
         scaled_losses.watch(combined.gradients)
         if request.numerics.check_numerics:
@@ -137,29 +132,34 @@ def _of_one_loss(captured, request, outputs, gradients, combined, updates, machi
     updates_here = machines is None or machines.updates_here
     updates += replicas_follow(request.replicas, updates, [loss] + _read_for(gradients, combined))
     gates, computed = machines.gates if machines is not None else [], _computed(outputs, towers)
+    redirect = None
     if machines is not None and updates_here:
-        machines.redirects = []
-        updates = held_back(updates, gates, request.cluster.active, computed, machines.redirects)
+        updates, redirect = held_back(updates, gates, request.cluster.active, computed)
     after = [loss] + updates
-    with graph_walk.Recording(tf.get_default_graph()) as made:
-        applied = apply_update(
-            _applying(request.objectives[0], loss, request, towers), gradients,
-            request.global_step, request.placement, variables, after, request.replicas,
-            combined.on_towers, scaled_losses, on_skip)
-    settle(made.operations, [applied.train_op], after)
-    for redirect in machines.redirects if machines is not None else ():
+    applied, operations = _apply(
+        tower_set, request, request.objectives[0], loss, gradients, combined, after,
+        global_step=request.global_step, scaled_losses=scaled_losses, on_skip=on_skip)
+    settle(made + operations, [applied.train_op], after)
+    if redirect is not None:
         redirect()  # the optimizer may wait for updates by itself
     if updates_here:
         hold_update(applied.train_op, _all_of(combined), after, computed, gates)
-    return Update(applied.train_op, {}, applied.slots, gradients, {}, applied.counts, tuple(after),
-                  applied.is_sent)
+    return Update(train_op=applied.train_op, train_ops={}, slots=applied.slots,
+                  gradients=gradients, rides={}, counts=applied.counts, before=tuple(after),
+                  is_sent=applied.is_sent, redirect=redirect)
 
 
-def _applying(objective, loss, request, towers):
-    """What applies the gradients: the optimizer, or its own `minimize`."""
-    if not has_own_minimize(objective.optimizer):
-        return objective.optimizer
-    return Minimizing(objective.optimizer, loss, _batches(request, towers) == len(towers))
+def _apply(tower_set, request, objective, loss, gradients, combined, after, **further):
+    """Applies the gradients of a loss: `(Applied, list of the operations that this has made)`."""
+    optimizer = objective.optimizer
+    if has_own_minimize(optimizer):
+        optimizer = Minimizing(optimizer, loss, request.has_whole_batch)
+    with graph_walk.Recording(tf.get_default_graph()) as made:
+        applied = apply_update(
+            optimizer, gradients, placement=request.placement,
+            variables=tower_set.recorded.variables, after=after, replicas=request.replicas,
+            on_towers=combined.on_towers, **further)
+    return applied, made.operations
 
 
 def _computed(outputs, towers):
@@ -168,14 +168,13 @@ def _computed(outputs, towers):
     return fetches_in(shown)
 
 
-def _of_several(captured, request, outputs, gradients, combined, updates, settle):
+def _of_several(tower_set, request, outputs, gradients, combined, updates, made, settle):
     """A train op for each loss, which computes nothing for the others; and one for all losses.
 
     The train op for all losses takes all gradients at the weights before the step, and applies them
     in the order of the losses: two optimizers do not write the same variable at the same time.
     """
-    towers, variables = captured.towers, captured.step.recorded.variables
-    losses = outputs.loss
+    towers, losses = tower_set.towers, outputs.loss
     riding, computed = _riding(updates, losses, towers), _computed(outputs, towers)
     train_ops, slots, applied = collections.OrderedDict(), [], []
     joint_after = flat(losses) + updates + [
@@ -187,22 +186,19 @@ def _of_several(captured, request, outputs, gradients, combined, updates, settle
         after += replicas_follow(
             request.replicas, riding[each.name],
             after + _read_for(gradients[each.name], combined[each.name]))
-        with graph_walk.Recording(tf.get_default_graph()) as recorded:
-            one = apply_update(
-                _applying(each, losses[each.name], request, towers), gradients[each.name],
-                request.global_step, request.placement, variables, after,
-                request.replicas, combined[each.name].on_towers)
-            train_ops[each.name] = one.train_op
-        settle(recorded.operations, [train_ops[each.name]], after)
+        one, operations = _apply(
+            tower_set, request, each, losses[each.name], gradients[each.name],
+            combined[each.name], after, global_step=request.global_step)
+        train_ops[each.name], made = one.train_op, made + operations
+        settle(made, [one.train_op], after)
         hold_update(train_ops[each.name], _all_of(combined[each.name]), after, computed)
         slots += one.slots
     for each in request.objectives:
-        with graph_walk.Recording(tf.get_default_graph()) as recorded:
-            joint = apply_update(
-                _applying(each, losses[each.name], request, towers), gradients[each.name], None,
-                request.placement, variables, joint_after + applied, request.replicas,
-                combined[each.name].on_towers)
-        settle(recorded.operations, [joint.train_op], joint_after)
+        joint, operations = _apply(
+            tower_set, request, each, losses[each.name], gradients[each.name],
+            combined[each.name], joint_after + applied, global_step=None)
+        made = made + operations
+        settle(made, [joint.train_op], joint_after)
         train_op, slots = joint.train_op, slots + joint.slots
         applied = [train_op]
     hold_update(applied[-1], [pair for part in flat(combined) for pair in _all_of(part)],
@@ -211,8 +207,8 @@ def _of_several(captured, request, outputs, gradients, combined, updates, settle
         with tf.control_dependencies(applied), only_device(request.global_step.device or None):
             train_op = tf.group(*(applied + [tf.assign_add(
                 request.global_step, tf.ones([], request.global_step.dtype.base_dtype)).op]))
-    return Update(train_op, train_ops, slots, gradients,
-                  {name: len(ops) for name, ops in riding.items()}, one.counts,
+    return Update(train_op=train_op, train_ops=train_ops, slots=slots, gradients=gradients,
+                  rides={name: len(ops) for name, ops in riding.items()}, counts=one.counts,
                   is_sent=joint.is_sent)
 
 
@@ -252,14 +248,14 @@ def _riding(updates, losses, towers):
         if need <= own or not fits_one and need & own], known)
 
 
-def _updates(captured, update_ops, before, of_optimizers):
-    towers = captured.towers
+def _updates(tower_set, update_ops, before, of_optimizers):
+    towers = tower_set.towers
     if update_ops == 'none':
         return []
     chosen, others = towers, list(before)
     if update_ops == 'first':
         chosen = towers[:1]
-        roles = captured.roles
+        roles = tower_set.roles
         others += updates_that_write(towers, [
             variable.op.name for variable in roles.own_state.of_other_towers]
             + list(metric_variables()) + roles.of_every_tower)

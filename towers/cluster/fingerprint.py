@@ -2,10 +2,9 @@
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.forward_digest import difference_of_forward, forward_digest
 from towers.cluster.gradient_kinds import difference_of_kinds
 from towers.cluster.several_builds import builds_of
-from towers.cluster.update_digest import difference_of_updates
+from towers.cluster.signature import difference_of_signatures, signature_of_loss
 
 _WORDS = {'workers': 'its list of workers', 'ps': 'its list of parameter servers',
           'kind': 'its kind of cluster', 'towers': 'its number of towers',
@@ -53,7 +52,7 @@ def fingerprint(cluster, built, examples, optimizer=None, settings=None):
         'tensorflow': tf.VERSION if hasattr(tf, 'VERSION') else tf.__version__,
         'towers': len(built.devices), 'reduction': built.plan.reduction, 'examples': examples,
         'optimizer': optimizer, 'settings': dict(settings or {}),
-        'forward': forward_digest(built) if cluster.num_workers > 1 else {},
+        'loss': signature_of_loss(built) if cluster.num_workers > 1 else {},
         'gradients': machines.kinds, 'update': machines.update,
         # Worker 0 sends it, and the others wait for it.
         'state': sorted(variable.op.name for variable in getattr(machines, 'state', ())),
@@ -80,7 +79,7 @@ def difference(own, other):
     why = difference_of_kinds(own['gradients'], other.get('gradients', ()))
     if why is not None:
         return why
-    why = difference_of_forward(own.get('forward'), other.get('forward'))
+    why = difference_of_signatures(own.get('loss'), other.get('loss'))
     if why is not None:
         return why
     mine, yours = own.get('servers', {}), other.get('servers', {})
@@ -98,7 +97,7 @@ def difference(own, other):
     if own.get('state') != other.get('state'):
         return 'its state that training reads is %s, and that of worker 0 %s' % (
             _text(other.get('state')), _text(own.get('state')))
-    return (difference_of_updates(own.get('update'), other.get('update'))
+    return (difference_of_signatures(own.get('update'), other.get('update'))
             or _difference_of_others(own, other))
 
 

@@ -1,15 +1,19 @@
 """The workers of a ring meet before the first step, and compare what they are about to train.
 
 Worker 0 listens at its own address, before TensorFlow's server takes that port; the others connect
-and send their fingerprints. A worker with another fingerprint is refused, by name. The connections
-stay open: `Watch` uses them to know which workers are alive.
+and send digests of their fingerprints. A worker with another one gets worker 0's fingerprint, and
+answers what its own differs by: no stranger makes worker 0 read much. One that trains something
+else is refused, by name. The connections stay open: `Watch` uses them to know which workers are
+alive.
 """
 
+import hashlib
+import json
 import socket
 import time
 
 from towers.cluster.fingerprint import difference
-from towers.cluster.json_messages import Lines, readable
+from towers.cluster.json_messages import MOST_OF_WORKER_0, Lines, readable
 from towers.cluster.ports import split_address, wait_for
 from towers.cluster.wait_notice import REFUSED_WAITS, Waiting
 from towers.errors import ClusterError
@@ -50,11 +54,14 @@ def meet(cluster, own, deadline, say=print):
     check_port(cluster.workers[cluster.rank], say)
     timeout = deadline - time.monotonic()
     with Waiting(lambda: cluster.who(0), timeout, say):
-        lines = Lines(wait_for(cluster.workers[0], cluster.who(0), deadline))
+        lines = Lines(wait_for(cluster.workers[0], cluster.who(0), deadline), MOST_OF_WORKER_0)
     try:
         with Waiting(lambda: 'the other workers, as %s does' % cluster.who(0), timeout, say):
-            lines.send({'type': 'hello', 'rank': cluster.rank, 'fingerprint': own})
+            lines.send({'type': 'hello', 'rank': cluster.rank, 'digest': _digest(own)})
             answer = _answer(cluster, lines, deadline)
+            if answer['type'] == 'compare':
+                lines.send(_compared(cluster, answer.get('fingerprint'), own))
+                answer = _answer(cluster, lines, deadline)
     except (EOFError, OSError):
         raise ClusterError('%s has closed the connection: it is at work already, or was ended. '
                            'A ring starts with all of its workers.' % cluster.who(0)) from None
@@ -63,6 +70,20 @@ def meet(cluster, own, deadline, say=print):
     lines.close()
     raise ClusterError('%s refuses %s: %s.' % (cluster.who(0), cluster.who(cluster.rank),
                                                answer.get('why')))
+
+
+def _digest(fingerprint):
+    text = json.dumps(fingerprint, sort_keys=True)
+    return hashlib.sha256(text.encode('utf-8')).hexdigest()
+
+
+def _compared(cluster, theirs, own):
+    """The answer to worker 0's fingerprint."""
+    try:
+        why = difference(theirs, own)
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError):
+        why = 'worker 0 sends no fingerprint of a worker'
+    return {'type': 'compared', 'rank': cluster.rank, 'digest': _digest(theirs), 'why': why or ''}
 
 
 def all_ready(cluster, connections, deadline):
@@ -129,8 +150,10 @@ def _receive_all(cluster, own, deadline, say):
                         lines.close()
                         continue
                     if messages:
-                        unknown.remove(lines)
-                        _judge(cluster, own, messages[0], lines, welcome, say, missing.refused)
+                        lines.later = messages[1:]
+                        if not _judge(cluster, own, messages[0], lines, welcome, say,
+                                      missing.refused):
+                            unknown.remove(lines)
         for lines in welcome.values():
             lines.send({'type': 'welcome'})
     except OSError:
@@ -146,37 +169,47 @@ def _receive_all(cluster, own, deadline, say):
 
 
 def _judge(cluster, own, message, lines, welcome, say, refused=None):
-    rank, other = message.get('rank'), message.get('fingerprint')
-    if message.get('type') == 'who':  # of a worker 0 that has another list of workers
+    """Answers a message of one that is no member yet; whether another message is to come."""
+    rank, kind, digest = message.get('rank'), message['type'], _digest(own)
+    if kind == 'who':  # of a worker 0 that has another list of workers
         _refuse(lines, 'worker 0 is here')
-        return
-    if message.get('type') != 'hello' or not isinstance(other, dict):
+        return False
+    if kind not in ('hello', 'compared') or rank is None:
         lines.close()
-        return
-    try:
-        why = difference(own, other)
-    except (TypeError, ValueError, LookupError, AttributeError):  # anyone can send anything
-        why = 'it sends no fingerprint of a worker'
-    if why is None and not (isinstance(rank, int) and 0 < rank < cluster.num_workers):
-        why = 'its rank is %r, and the ring has %d workers' % (rank, cluster.num_workers)
-    if why is None and rank in welcome:
+        return False
+    why = message.get('why')
+    if not 0 < rank < cluster.num_workers:
+        why = 'its rank is %d, and the ring has %d workers' % (rank, cluster.num_workers)
+    elif rank in welcome:
         why = 'worker %d is here already: two processes have the same place in the cluster' % rank
-    if why is None:
-        welcome[rank] = lines
+    elif message.get('digest') != digest:
+        if kind == 'hello':
+            return _sent(lines, {'type': 'compare', 'fingerprint': own})
+        why = 'it has compared something else'
+    if why:
+        say('refused        worker %d: %s' % (rank, why))
         if refused is not None:
-            refused.pop(rank, None)
-    else:
-        say('refused        worker %s: %s' % (rank, why))
-        if refused is not None and isinstance(rank, int):
             refused[rank] = why
         _refuse(lines, why)
+        return False
+    welcome[rank] = lines
+    if refused is not None:
+        refused.pop(rank, None)
+    return False
+
+
+def _sent(lines, message):
+    """Whether a message could be sent."""
+    try:
+        lines.send(message)
+        return True
+    except OSError:  # it is gone already, or takes nothing
+        lines.close()
+        return False
 
 
 def _refuse(lines, why):
-    try:
-        lines.send({'type': 'refused', 'why': why})
-    except OSError:
-        pass  # it is gone already
+    _sent(lines, {'type': 'refused', 'why': why})
     lines.close()
 
 

@@ -6,10 +6,10 @@ import tensorflow.compat.v1 as tf
 from towers.cluster import data_end
 from towers.cluster.machines import Machines
 from towers.cluster.several_builds import shared_scope
+from towers.cluster.signature import signature_of_update
 from towers.cluster.batch_weights import Shares
 from towers.cluster.stop_codes import FedCodes
 from towers.cluster.state_from_worker_0 import share_state
-from towers.cluster.update_digest import update_digest
 from towers.compat import TF_VERSION
 from towers.errors import MissingPackageError, WorkerLostError
 from towers.placement.variable_device import only_device
@@ -134,7 +134,7 @@ class HorovodMachines(Machines):
         """As `RingMachines.train_op`."""
         if self._cluster.num_workers == 1:
             return update
-        self.update = update_digest(update, before, self.combined)
+        self.update = signature_of_update(update, before, self.combined)
         update, self.state = share_state(
             update, before, self._own, self.combined, self._of_rank_0, replicated)
         self.codes.finish(update, self._numbers)
@@ -146,10 +146,10 @@ class HorovodMachines(Machines):
             return tf.assign(variable, self._hvd.broadcast(
                 variable.read_value(), 0, name='of_rank_0')).op
 
-    def added_up(self, number, name):
-        """The sum of all processes' numbers, a tensor; `name` is the same on all."""
-        with tf.name_scope(_BEGIN):
-            return self._hvd.allreduce(number, op=self._hvd.Sum, name=name)
+    def added_up(self, numbers, name):
+        """As `RingMachines.added_up`; `name` is the same on all."""
+        with only_device('/cpu:0'), tf.name_scope(_BEGIN):
+            return self._hvd.allreduce(numbers, op=self._hvd.Sum, name=name)
 
     def broadcast(self, variables):
         """An operation that gives all processes these variables of rank 0."""

@@ -6,7 +6,12 @@ import time
 
 from towers.errors import ClusterError
 
-_MOST_BYTES = 64 << 20  # of one message: a line for each variable of the largest models fits
+MOST_OF_WORKER_0 = 64 << 20  # bytes of a message with its fingerprint, a line for each operation
+_MOST_BYTES = 64 << 10  # of a message of anyone else
+_TYPES = ('hello', 'who', 'compare', 'compared', 'welcome', 'refused', 'ready', 'go', 'alive',
+          'done', 'end', 'failed', 'lost')
+_KEYS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'fingerprint': dict}
+_MOST_RANK, _LONGEST = 1 << 20, 8000
 
 
 class Lines:
@@ -16,9 +21,10 @@ class Lines:
     unpickled.
     """
 
-    def __init__(self, connection):
-        self.socket = connection
+    def __init__(self, connection, most=_MOST_BYTES):
+        self.socket, self._most = connection, most
         self.socket.setblocking(True)
+        self.later = []  # messages that came with one that was received
         self._received = b''
 
     @property
@@ -32,6 +38,8 @@ class Lines:
         Raises:
           OSError: the other side is gone, or takes nothing.
         """
+        if 'why' in message:
+            message = dict(message, why=printable(message['why']))
         self.socket.settimeout(timeout)
         self.socket.sendall(json.dumps(message).encode('utf-8') + b'\n')
 
@@ -42,7 +50,7 @@ class Lines:
 
         Raises:
           EOFError: the other side has closed the connection.
-          ClusterError: something else than a JSON object came.
+          ClusterError: something else came than a message with the keys and types of one.
           OSError: the connection is broken.
         """
         self.socket.settimeout(5.)
@@ -51,18 +59,21 @@ class Lines:
             raise EOFError
         lines = (self._received + data).split(b'\n')
         self._received = lines.pop()
-        if len(self._received) > _MOST_BYTES:
-            raise ClusterError('a message of more than %d bytes' % _MOST_BYTES)
-        return [_parsed(line) for line in lines]
+        for line in lines + [self._received]:
+            if len(line) > self._most:
+                raise ClusterError('a message of more than %d bytes' % self._most)
+        earlier, self.later = self.later, []
+        return earlier + [_parsed(line) for line in lines]
 
     def receive(self, deadline):
         """The next message, or None when the deadline passes first; raises as `take`."""
-        while time.monotonic() < deadline:
-            if readable([self.socket], min(0.5, max(0., deadline - time.monotonic()))):
-                messages = self.take()
-                if messages:  # one at a time: an answer is waited for before the next one is sent
-                    return messages[0]
-        return None
+        while not self.later:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            if readable([self.socket], min(0.5, left)):
+                self.later = self.take()
+        return self.later.pop(0)
 
     def close(self):
         """Closes the connection."""
@@ -85,11 +96,18 @@ def readable(sockets, seconds):
     return [by_number[number] for number, _ in poll.poll(int(seconds * 1000))]
 
 
+def printable(text):
+    """A text for a line of a log, without what moves a terminal's cursor or begins a line."""
+    return ''.join(each if each.isprintable() else ' ' for each in str(text)[:_LONGEST])
+
+
 def _parsed(line):
     try:
         message = json.loads(line.decode('utf-8'))
-    except ValueError:
+    except (ValueError, RecursionError):
         message = None
-    if not isinstance(message, dict):
+    if not isinstance(message, dict) or message.get('type') not in _TYPES or not all(
+            type(value) is _KEYS.get(key) for key, value in message.items()) or not (
+                0 <= message.get('rank', 0) < _MOST_RANK and message.get('why', '').isprintable()):
         raise ClusterError('%.40r is no message' % line)
     return message

@@ -28,11 +28,11 @@ class Machines:
         that end it is known then that the step is one. Else empty: what is written is this
         worker's own.
       begin: operation to be run when a session has begun, without which no step is made; or None.
-      redirects: list of functions to be called when the program has made all of its operations,
-        see `reduce.update_gates`.
-      update: `update_digest` where each worker makes the update; else None.
+      redirect: function to be called when the program has made all of its operations, see
+        `reduce.update_gates`; or None.
+      update: `signature_of_update` where each worker makes the update; else None.
     """
-    kinds, combined, gates, begin, redirects = (), (), (), None, ()
+    kinds, combined, gates, begin, redirect = (), (), (), None, None
     chief_end = update = None
     sums = frozenset()
 
@@ -59,8 +59,14 @@ class Machines:
                                   for gradient, _ in self.combined)
         return self.combined
 
-    def note(self, built):
-        """Records the build, when it is complete, for the comparison of the workers."""
+    def note(self, built, redirect):
+        """Records the build, when it is complete, for the comparison of the workers.
+
+        Args:
+          built: `BuiltTowers`.
+          redirect: see the class.
+        """
+        self.redirect = redirect
         several_builds.record_build(built)
 
 

@@ -17,6 +17,7 @@ from towers.cluster import worker_data, horovod, session_guard, server_placement
 from towers.cluster.chief_wait import AwaitedChief, WaitingCreator
 from towers.cluster.cluster import Cluster
 from towers.cluster.partitioned_embeddings import check_lookups
+from towers.cluster.drift_check import AskForCheck, DriftHook
 from towers.cluster.ended_workers import EndedWorkers
 from towers.cluster.fingerprint import difference, fingerprint_of_all
 from towers.cluster.handshake import all_ready, check_port, meet
@@ -52,6 +53,7 @@ class Member:
         member.target, member.is_chief, hooks=member.hooks + …, config=member.config)`.
       config: `tf.ConfigProto` of sessions.
       hooks: hooks that every session of training needs, before all others.
+      listeners: `tf.train.CheckpointSaverListener`s for a hook that saves, of the chief.
     """
 
     def __init__(self, cluster: typing.Any, built: typing.Any, target: typing.Any,
@@ -66,8 +68,10 @@ class Member:
                                 lambda: self.lost(DEAD_AFTER))
         self.hooks = [self._begin] + (
             [StepWatchHook(watch, step_fetches)] if watch is not None else [])
-        if cluster.kind in ('ring', 'horovod'):
-            self.hooks.append(BroadcastHook(cluster, built))
+        self.listeners = []
+        if cluster.has_copies:
+            self.hooks += [BroadcastHook(cluster, built), DriftHook(cluster, built, step_fetches)]
+            self.listeners.append(AskForCheck(built))
         elif built.machines.hook is not None:
             self.hooks.append(built.machines.hook)
 
@@ -175,8 +179,8 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     deadline = time.monotonic() + start_timeout
     config = cluster.session_config(config or session_config(built.devices))
     for each in builds_of(built):
-        for redirect in each.machines.redirects:
-            redirect()
+        if each.machines.redirect is not None:
+            each.machines.redirect()
     own = fingerprint_of_all(cluster, built, settings)
     if cluster.kind == 'ps':
         own['servers'] = servers_of_variables(
@@ -253,7 +257,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         lost = member.lost(dead_after + 1. if _may_be_a_peers(error) else 0.)
         ended.set()
         watch.fail('%s: %s' % (type(error).__name__, reason_of(error)))
-        if lost is not None and isinstance(error, (tf.errors.OpError, ClusterError)):
+        if lost is not None and isinstance(error, (tf.errors.OpError, WorkerLostError)):
             raise lost from None
         raise
     watch.finish()

@@ -5,19 +5,18 @@ import zlib
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.ring import Collectives, broadcast_variables
+from towers.cluster.ring import broadcast_variables
 from towers.cluster.session_guard import not_by_member
-from towers.cluster.several_builds import builds_of
+from towers.cluster.several_builds import builds_of, shared_variables
 from towers.cluster.step_fetches import refuse_sums_alone
 from towers.cluster.wait_notice import Waiting
 from towers.errors import ClusterError, WorkerLostError
-from towers.placement.variable_device import only_device
-from towers.run.step_loop import OccasionalHook
+from towers.run.step_loop import NeverDueHook, OccasionalHook
 
 _POLL = 0.05  # seconds between two looks at what a worker waits for
 
 
-class BeginHook(OccasionalHook):
+class BeginHook(NeverDueHook):
     """Lets the steps of a session be made, and looks at how the session is made.
 
     `tf.train.MonitoredTrainingSession`, the idiom of programs for TensorFlow's parameter servers,
@@ -69,12 +68,8 @@ class BeginHook(OccasionalHook):
                 session.run(built.machines.begin)
         refuse_sums_alone(session, self._step_fetches)
 
-    def is_due(self):
-        """Never: there is nothing to do around a step."""
-        return False
 
-
-class NextSessionHook(OccasionalHook):
+class NextSessionHook(NeverDueHook):
     """Has an asynchronous worker wait where the chief has ended, until it is started again.
 
     Servers may outlive a run. Without the wait a worker that is started again before the chief
@@ -108,19 +103,15 @@ class NextSessionHook(OccasionalHook):
                             self._cluster.who(self._cluster.rank), chief))
                 time.sleep(_POLL)
 
-    def is_due(self):
-        """Never: there is nothing to do around a step."""
-        return False
-
 
 def lost_session(cluster):
-    """`ClusterError` about a ring whose session TensorFlow has lost."""
-    return ClusterError(
+    """`WorkerLostError` about a ring whose session TensorFlow has lost."""
+    return WorkerLostError(
         'TensorFlow lost the session of %s, and a ring cannot go on without it: start all '
         'workers again.' % cluster.name)
 
 
-class BroadcastHook(OccasionalHook):
+class BroadcastHook(NeverDueHook):
     """Gives this session the variables of worker 0, which restored or initialised them."""
 
     def __init__(self, cluster, built):
@@ -129,19 +120,14 @@ class BroadcastHook(OccasionalHook):
 
     def begin(self):
         """Makes the operations, when all variables are there."""
-        if self._cluster.num_workers == 1:
-            return
-        # What is trained is the same on all workers, whatever collection it is in.
-        builds = builds_of(self._built)
-        variables = {variable.op.name: variable for variable in tf.global_variables() + [
-            variable for built in builds for _, variable in built.gradients]}
-        self._names = sorted(variables)
-        variables = [variables[name] for name in self._names]
-        self._total = self._added_up(float(self._digest()))
+        variables = shared_variables(self._built)
+        self._names = [variable.op.name for variable in variables]
+        self._total = self._built.machines.added_up(
+            tf.constant(self._digest(), tf.float64), 'towers_variables')
         self._operations = [
             broadcast_variables(self._cluster, variables) if self._cluster.kind == 'ring'
             else self._built.machines.broadcast(variables)]
-        self._operations += [built.replicas.refresh() for built in builds
+        self._operations += [built.replicas.refresh() for built in builds_of(self._built)
                              if built.replicas is not None]
 
     def after_create_session(self, session, coord):
@@ -150,8 +136,7 @@ class BroadcastHook(OccasionalHook):
         Raises:
           ClusterError: they have other variables, and would wait for each other for ever.
         """
-        if self._total is not None and (
-                session.run(self._total) != self._digest() * self._cluster.num_workers):
+        if session.run(self._total) != self._digest() * self._cluster.num_workers:
             models = {variable.op.name for built in builds_of(self._built)
                       for variable in built.variables}
             own = [name for name in self._names if name not in models]
@@ -165,18 +150,6 @@ class BroadcastHook(OccasionalHook):
 
     def _digest(self):
         return zlib.crc32('\n'.join(self._names).encode())
-
-    def _added_up(self, number):
-        """A tensor: the sum of the workers' numbers, float64."""
-        with only_device('/cpu:0'), tf.name_scope('same_variables'):
-            number = tf.constant(number, tf.float64)
-            if self._cluster.kind == 'ring':
-                return Collectives(self._cluster.rank, self._cluster.num_workers).reduce(number)
-            return self._built.machines.added_up(number, 'towers_variables')
-
-    def is_due(self):
-        """Never: there is nothing to do around a step."""
-        return False
 
 
 class StepWatchHook(OccasionalHook):
@@ -206,7 +179,7 @@ class StepWatchHook(OccasionalHook):
         self._watch.session_ends()
 
 
-class ToldAgainHook(OccasionalHook):
+class ToldAgainHook(NeverDueHook):
     """Tells the first server again what the chief trains, when a session is made again: the server
     may be another process, and a worker that is started later would wait for it."""
 
@@ -218,12 +191,8 @@ class ToldAgainHook(OccasionalHook):
             self._tell()
         self._is_first = False
 
-    def is_due(self):
-        """Never: there is nothing to do around a step."""
-        return False
 
-
-class BegunAnewHook(OccasionalHook):
+class BegunAnewHook(NeverDueHook):
     """Says that this worker's session has been made again, and from where it goes on.
 
     A session that is lost with a server is made again without a word of TensorFlow's.
@@ -273,10 +242,6 @@ class BegunAnewHook(OccasionalHook):
             return '%s has begun again at %s, and so does %s' % (chief, _place(step), own)
         return '%s has lost its session with the servers, and goes on%s' % (
             own, '' if step is None else ' after step %d' % step)
-
-    def is_due(self):
-        """Never: there is nothing to do around a step."""
-        return False
 
 
 def _place(step):

@@ -6,7 +6,12 @@ would be weighted and added up once more; gradients that `SyncReplicasOptimizer`
 where the chief alone makes the update.
 """
 
+import re
+
 import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import ClusterError
 
 _PACKAGES = frozenset(['horovod', 'byteps', 'kungfu', 'bluefog', 'smdistributed'])
 """Packages whose optimizers, of whatever name, are around another one and combine."""
@@ -44,6 +49,19 @@ def name_of(combiner):
                 or kind.__module__.partition('.')[0] in _PACKAGES)
     package, name = kind.__module__.partition('.')[0], kind.__name__.lstrip('_')
     return name if kind.__name__ in _CLASSES else '%s.%s' % (package, name)
+
+
+def check_alone(optimizers=(), leaves_servers=True, variables=()):
+    """Raises `ClusterError` for a program of TensorFlow's parameter servers without `cluster=`."""
+    found = leaves_servers and re.search('/job:ps(/task:[0-9]+)?', ' '.join(
+        [compat.devices_of_new_variables()] + [each.device for each in variables]))
+    names = [name_of(each) for each in map(combiner_of, optimizers) if each is not None]
+    if found or 'SyncReplicasOptimizer' in names:
+        raise ClusterError(
+            'this program is one for parameter servers (%s), and without cluster= the towers would '
+            'leave them: pass cluster=towers.Cluster(…) and the optimizer alone to build_towers, '
+            'and train within towers.join(cluster, built), see docs/migration.md.' % (
+                'a variable on ' + found.group() if found else 'a SyncReplicasOptimizer'))
 
 
 def _wrapped(optimizer):

@@ -29,9 +29,9 @@ from towers.cluster.machines import Machines, without_gradient
 from towers.cluster.ports import check_server
 from towers.cluster.synchronous_rounds import FIRST_SERVER, RoundsHook, SentGradients
 from towers.cluster.session_guard import COLLECTIONS, SessionBegun
+from towers.cluster.signature import signature_of_update
 from towers.cluster.batch_weights import Shares
 from towers.cluster.stop_codes import ServedCode
-from towers.cluster.update_digest import update_digest
 from towers.cluster.worker_notes import JOINED, REFUSED, begin_notes, note
 from towers.errors import ClusterError
 from towers.graph.nests import bytes_of
@@ -156,7 +156,7 @@ class ServedMachines(Machines):
     def train_op(self, update, before=(), replicated=()):
         """The operation of a step: on the chief with the update, elsewhere without."""
         if self.hook is None:
-            self.update = update_digest(update, before, self.combined)
+            self.update = signature_of_update(update, before, self.combined)
             return update
         with tf.name_scope(_SCOPE), only_device('/cpu:0'):
             if self._cluster.is_chief:

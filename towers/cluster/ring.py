@@ -14,10 +14,10 @@ from towers.cluster import data_end, wire_types
 from towers.cluster.machines import Machines
 from towers.cluster.ring_rows import SparseGradients
 from towers.cluster.session_guard import SessionBegun
+from towers.cluster.signature import signature_of_update
 from towers.cluster.batch_weights import Shares
 from towers.cluster.stop_codes import Codes
 from towers.cluster.state_from_worker_0 import share_state
-from towers.cluster.update_digest import update_digest
 from towers.errors import ClusterError
 from towers.graph.nests import bytes_of
 from towers.placement.variable_device import only_device
@@ -169,6 +169,11 @@ class RingMachines(Machines):
         """The number of examples that this worker adds to the count of all workers in a step."""
         return examples * self._cluster.num_workers
 
+    def added_up(self, numbers, name):
+        """The sum of all workers' float64 numbers, a tensor; made in the same order on all."""
+        with only_device(_CPU), tf.name_scope(name):
+            return Collectives(self._cluster.rank, self._cluster.num_workers).reduce(numbers)
+
     def told_others(self, session, together=()):
         """Tells the other workers that this one runs no more steps; waits until they know.
 
@@ -195,7 +200,7 @@ class RingMachines(Machines):
         """
         if self._cluster.num_workers == 1:
             return update
-        self.update = update_digest(update, before, self.combined)
+        self.update = signature_of_update(update, before, self.combined)
         update, self.state = share_state(
             update, before, self._own, self.combined,
             lambda variable: broadcast_variables(self._cluster, [variable]), replicated)

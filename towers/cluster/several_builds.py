@@ -24,6 +24,16 @@ def builds_of(built):
         return list(tf.get_collection(_KEY))
 
 
+def shared_variables(built):
+    """List of the variables that all workers have with the graph of a build, sorted by name.
+
+    What is trained is the same on all workers, whatever collection it is in.
+    """
+    variables = {variable.op.name: variable for variable in tf.global_variables() + [
+        variable for each in builds_of(built) for _, variable in each.gradients]}
+    return [variables[name] for name in sorted(variables)]
+
+
 def shared_scope(name):
     """The name of a scope for what workers share by its name; of each build another one.
 

@@ -13,7 +13,7 @@ What has to be read before the write, since the new value is computed from it, g
 had written in the step before. A reference variable has no such copies of its value: the update
 reads it anew, after the write. What training only writes, such as the moving averages of batch
 norm, needs no message: worker 0 saves its own. Nor does what the update writes: it is the same on
-all workers, see `update_check`.
+all workers, see `drift_check`.
 """
 
 import collections
@@ -21,8 +21,7 @@ import collections
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.cluster.update_check import check_update
-from towers.cluster.update_digest import ADDED_UP
+from towers.cluster.signature import ADDED_UP
 from towers.errors import ClusterError
 from towers.graph.op_types import VARIABLE_OPS
 from towers.graph.operation_copies import copied_operations, take_instead
@@ -52,9 +51,8 @@ def share_state(update, before, own, combined, broadcast, replicated=()):
       `(operation of the step, list of the variables that worker 0 gives to the others in it)`.
 
     Raises:
-      ClusterError: the update is computed from what differs by worker; a read can be put neither
-        before nor after a write; or the model writes a trained variable, and its value is used or
-        passed on before it was sent.
+      ClusterError: a read can be put neither before nor after a write; or the model writes a
+        trained variable, and its value is used or passed on before it was sent.
     """
     step = _Step(update, before, own, combined)
     written = step.written_by_model()
@@ -111,14 +109,10 @@ class _Step:
 
         Notes the variables that they, or the gradients, read. The model's operations are not
         followed.
-
-        Raises:
-          ClusterError: one of them gives another value on each worker, see `check_update`.
         """
         known = {variable.op.name: variable for variable in tf.global_variables() + trained}
         ends = {tensor.op.name for tensor in self._combined}
         stack, seen = [], {}
-        taken = []  # tensors of the model that are no variable's value
 
         def follow(name):
             if name in known and name not in self._read:
@@ -139,15 +133,9 @@ class _Step:
                     follow(tensor.op.name)
                     stack.append(tensor.op)
                     continue
-                sources = read_from(tensor) + self._written_by(tensor)
-                for source in sources:
+                for source in read_from(tensor) + self._written_by(tensor):
                     follow(source.name)
-                if not sources:
-                    taken.append(tensor)
-        operations = list(seen.values())
-        check_update(operations + [tf.get_default_graph().get_operation_by_name(name)
-                                   for name in ancestors(taken)], self._models)
-        return operations
+        return list(seen.values())
 
     def _writes(self, variable, of_model):
         """The operations of the step that write a variable: the model's, or those after the sums.

@@ -22,9 +22,15 @@ class StepFetches:
         self._builds = builds
         self._known = {}
 
-    def steps(self, fetches):
-        """The `BuiltTowers` whose train op they run. What is not understood counts as all steps."""
-        return self._of(fetches)[0]
+    def steps(self, fetches, unknown_are_all=True):
+        """The `BuiltTowers` whose train op they run.
+
+        Args:
+          fetches: of a call.
+          unknown_are_all: whether what is not understood counts as all steps, or as none.
+        """
+        stepped, _, is_known = self._of(fetches)
+        return stepped if is_known or unknown_are_all else []
 
     def take_sums_alone(self, fetches):
         """Whether they take the sums of all workers' gradients, and not the step of these sums."""
@@ -38,7 +44,7 @@ class StepFetches:
                 self._known[key] = self._looked_at(fetched)
             return self._known[key]
         except (TypeError, ValueError, KeyError):  # an object of its own, or a name of nothing
-            return list(self._builds()), False
+            return list(self._builds()), False, False
 
     def _looked_at(self, fetched):
         builds = self._builds()
@@ -50,7 +56,7 @@ class StepFetches:
         names = {op.name for op in step_operations(operations)}
         stepped = [built for built in builds if built.train_op.name in names]
         return stepped, any(built.train_op.name not in names
-                            and not names.isdisjoint(built.machines.sums) for built in builds)
+                            and not names.isdisjoint(built.machines.sums) for built in builds), True
 
 
 def refuse_sums_alone(session, step_fetches):

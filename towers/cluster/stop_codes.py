@@ -19,12 +19,16 @@ from towers.placement.variable_device import only_device
 OVER = 1000
 """The code of a worker that runs no more steps; codes below are numbers of signals."""
 
+CHECK = 500
+"""The code by which the chief asks all to compare their weights after a step, see `DriftHook`."""
+
 
 class Codes:
     """The codes of all workers of a ring, among the numbers that a step adds up first.
 
     Attributes:
       stops: int32 [W]: the codes of all workers in this step; None before `read`.
+      checks: bool scalar: whether one of them is `CHECK`, which is 0 in `stops`.
       set_code, code: operation by which this worker gives its code, and the scalar to feed it.
       told: int32 [W] variable: the codes in the step that `OVER` of some worker has ended; zeros
         before.
@@ -46,7 +50,7 @@ class Codes:
         self.told = tf.Variable(tf.zeros([num_workers], tf.int32), trainable=False,
                                 use_resource=True, name='told_to_stop',
                                 collections=[tf.GraphKeys.LOCAL_VARIABLES])
-        self.stops = self.tell = self._goes_on = self._reduced = None
+        self.stops = self.checks = self.tell = self._goes_on = self._reduced = None
 
     def say(self, session, number):
         """Gives the code of a signal; the next step of this worker tells the others."""
@@ -73,7 +77,9 @@ class Codes:
         codes = tf.cast(tf.round(reduced[:self._num_workers]), tf.int32)
         self._goes_on = data_end.raise_at_end(tf.reduce_any(codes >= OVER), self.told, codes)
         with tf.control_dependencies([self._goes_on]):
-            self.stops = tf.identity(codes, name='stops')
+            asks = tf.equal(codes, CHECK)
+            self.stops = tf.identity(tf.where_v2(asks, tf.zeros_like(codes), codes), name='stops')
+            self.checks = tf.reduce_any(asks, name='checks')
 
     def finish(self, train_op, device):
         """Makes `tell`, when the operation of a step is there; all that it sends waits for `stops`.

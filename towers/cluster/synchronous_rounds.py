@@ -16,7 +16,7 @@ from towers.cluster.wait_notice import Waiting
 from towers.cluster.worker_notes import FIRST_SERVER, JOINED, note
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
-from towers.run.step_loop import OccasionalHook
+from towers.run.step_loop import NeverDueHook
 
 _MOST = 7  # what a token is at most more than the round of its step: 4 and the mark of an end
 _POLL = 0.05  # seconds between two looks at what a worker waits for
@@ -70,7 +70,7 @@ class SentGradients:
                     updates=own_round)
 
 
-class RoundsHook(OccasionalHook):
+class RoundsHook(NeverDueHook):
     """Begins the rounds when a session is made, or made again.
 
     Attributes:
@@ -241,10 +241,6 @@ class RoundsHook(OccasionalHook):
             return
         self._is_anew = False
         raise tf.errors.AbortedError(None, None, '%s has begun again.' % self._cluster.who(0))
-
-    def is_due(self):
-        """Never: there is nothing to do around a step."""
-        return False
 
 
 def _called_if(condition, function):

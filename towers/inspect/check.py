@@ -11,8 +11,7 @@ from towers.errors import InvalidArgumentError, SharedVariableError
 from towers.inspect.check_arguments import check_arguments, checked_machines
 from towers.inspect.check_machines import run_machines
 from towers.inspect.check_report import (Difference, TowersReport, compare, compare_initial_values,
-                                         drifted_cause, is_finite, likely_cause, not_compared,
-                                         why_not_finite)
+                                         is_finite, likely_cause, not_compared, why_not_finite)
 from towers.inspect.check_runs import (first_examples, repeat_first_shard, run_one_device,
                                        run_towers)
 from towers.placement.devices import resolve_devices
@@ -129,16 +128,11 @@ def _check_machines(machines, model_fn, inputs, make_optimizer, num_towers, step
     sizes = machines.sizes(inputs)
     factor = workers * num_towers if reduction == 'sum' else 1
     one, traits = run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, options)
-    many, sum_of_losses, drifted = run_machines(
+    many, sum_of_losses = run_machines(
         machines, sizes, model_fn, inputs, make_optimizer, num_towers, steps, one['initial'],
         reduction, options)
-    report = _report_on(one, many, traits, tolerance, sum_of_losses, workers * num_towers, steps,
-                        reduction, same_shards, parts, workers)
-    if not drifted or report.not_finite is not None:
-        return report
-    # Whatever else differs: workers that drift apart are the cause of the rest.
-    first = Difference('variable', drifted[0], float('inf'))
-    return report._replace(equal=False, first=first, worst=first, cause=drifted_cause(drifted))
+    return _report_on(one, many, traits, tolerance, sum_of_losses, workers * num_towers, steps,
+                      reduction, same_shards, parts, workers)
 
 
 def _parts(num_towers, options):

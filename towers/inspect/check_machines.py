@@ -1,6 +1,5 @@
 """The run of `check_towers` on several workers, of a ring, parameter servers or Horovod."""
 
-import hashlib
 import json
 import threading
 
@@ -32,9 +31,8 @@ def run_machines(machines, sizes, model_fn, inputs, make_optimizer, num_towers, 
       The others are those of `check_towers`.
 
     Returns:
-      (result, sum of the workers' losses, drifted): the result is worker 0's, as that of
-      `run_one_device`, with the losses of all; `drifted` are the names of variables that are not
-      the same on all workers.
+      (result, sum of the workers' losses): the result is worker 0's, as that of `run_one_device`,
+      with the losses of all.
     """
     ends = np.cumsum(sizes)
     parts = [map_leaves(lambda leaf, begin=end - size, end=end: np.asarray(leaf)[begin:end], inputs)
@@ -45,19 +43,18 @@ def run_machines(machines, sizes, model_fn, inputs, make_optimizer, num_towers, 
                       reduction, dict(initial), has_begun, options)
     has_begun = threading.Event()
     train = _by_horovod if machines.kind == 'horovod' else _on_servers
-    losses, many, drifted = train(machines, work, len(set(sizes)) > 1)
+    losses, many = train(machines, work, len(set(sizes)) > 1)
     sum_of_losses = sum(float(loss['of step 1']) for loss in losses)
     many['loss'] = {step: sum(size * loss[step] for size, loss in zip(sizes, losses)) / sum(sizes)
                     for step in many['loss']}
-    return many, sum_of_losses, drifted
+    return many, sum_of_losses
 
 
 def _on_servers(machines, work, uneven):
     """Trains in threads of this process, each with a server of TensorFlow's.
 
     Returns:
-      `(losses, numbers, drifted)`: a dict of losses of each worker, worker 0's numbers, and the
-      names of variables that are not the same on all workers.
+      `(losses, numbers)`: a dict of losses of each worker, and worker 0's numbers.
     """
     # All at once: what one call gives as free, the next one may give again.
     kind, count = machines.kind, len(machines.shares)
@@ -71,8 +68,7 @@ def _on_servers(machines, work, uneven):
                for rank in range(len(ps))]
     results = _together(lambda rank: work(member('worker', rank)), count)
     del servers
-    drifted = _drifted([_digests(result) for result in results]) if kind == 'ring' else []
-    return [result['loss'] for result in results], results[0], drifted
+    return [result['loss'] for result in results], results[0]
 
 
 def _by_horovod(machines, work, uneven):
@@ -83,25 +79,8 @@ def _by_horovod(machines, work, uneven):
                            '`horovodrun -np %d python …`, or pass as many shares.' % (
                                count, cluster.num_workers, count))
     result = work(cluster)
-    own = {'loss': {step: float(loss) for step, loss in result['loss'].items()},
-           'digests': _digests(result)}
-    every = [json.loads(text) for text in gathered_lines(json.dumps(own))]
-    return [each['loss'] for each in every], result, _drifted([each['digests'] for each in every])
-
-
-def _digests(result):
-    """Dict from names of the variables that all workers share to a digest of their bytes.
-
-    What the step writes besides them, such as moving averages, is each worker's own.
-    """
-    return {name: hashlib.sha256(np.asarray(value).tobytes()).hexdigest()
-            for name, value in result['variable'].items() if name in result['shared']}
-
-
-def _drifted(digests):
-    """Names of variables whose bytes are not the same on all workers."""
-    return [name for name, first in digests[0].items()
-            if any(other[name] != first for other in digests)]
+    own = {step: float(loss) for step, loss in result['loss'].items()}
+    return [json.loads(text) for text in gathered_lines(json.dumps(own))], result
 
 
 def _together(work, count):
@@ -141,10 +120,7 @@ def _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reductio
             global_step=step, cluster=cluster, **options)
         gradients = [tf.convert_to_tensor(gradient) for gradient, _ in built.gradients]
         begin = _Begin(cluster, initial, built.replicas, has_begun)
-        shared = [variable for _, variable in built.gradients]
-        if cluster.kind != 'ps':
-            shared = shared + built.machines.state
-        result = {'loss': {}, 'shared': {variable.op.name for variable in shared}}
+        result = {'loss': {}}
         config = session_config(built.devices)
         with failing_on('on worker %d' % cluster.rank), join(
                 cluster, built, config, on_lost=lambda error: None) as member, member.session(

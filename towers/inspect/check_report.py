@@ -204,10 +204,3 @@ def likely_cause(first, one, traits, sum_of_losses, num_parts):
                 "update_ops='all' has every tower write." % first.name)
     return ('something that mixes the examples of a batch other than by the mean of a loss, such '
             'as a statistic of the batch, or a loss divided by a count that differs by shard.')
-
-
-def drifted_cause(names):
-    """The cause that a report gives where the workers' variables are not the same."""
-    return ('the workers do not have the same values of %s: something in the update differs from '
-            "worker to worker, such as a number that one machine alone knows, or NumPy's random "
-            'numbers.' % ', '.join(names[:3]))

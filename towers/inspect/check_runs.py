@@ -57,7 +57,7 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
         with record_keras_calls() as keras, tf.variable_scope(
                 tf.get_variable_scope(), auxiliary_name_scope=False,
                 custom_getter=_registering_tensors):
-            output = to_model_output(call_model_fn(model_fn, batch), 0, True, objectives.names)
+            output = to_model_output(call_model_fn(model_fn, batch), True, objectives.names)
         loss = output.loss
         if options.get('regularization') == 'add':
             if objectives.names is not None:

@@ -5,6 +5,7 @@ import functools
 
 import tensorflow.compat.v1 as tf
 
+from towers.cluster.other_combiners import check_alone
 from towers.errors import DeviceError, InvalidArgumentError
 from towers.graph.nests import bytes_of
 from towers.placement.devices import (canonical_device, check_variable_device,
@@ -24,6 +25,7 @@ class Placement:
         merged predictions; and for statistics where trainable variables are replicated.
       of_weights: the device for operations that depend on the weights alone: the regularization.
       all_reduce: how replicated variables' gradients are combined; None where none are replicated.
+      leaves_servers: whether a variable that the program puts on a server is refused.
       bytes_on: dict from device to the bytes of variables put there (known sizes only).
     """
 
@@ -70,7 +72,7 @@ class Placement:
             raise InvalidArgumentError(
                 "VariablePlacement('replicated') goes with towers of one device each, and these "
                 "have %s: use 'stage', or None for the CPU." % short_name(devices[0]))
-        self._earlier = None
+        self._earlier, self.leaves_servers = None, False
         self.bytes_on = dict.fromkeys(
             all_devices(devices) if self.balanced else
             stages_of(devices[0]) if self.by_stage else (), 0)
@@ -108,6 +110,8 @@ class Placement:
 
     def scope(self, trainable=True):
         """The device scope in which to create a variable; then `note` it."""
+        if self.leaves_servers:
+            check_alone()
         if self.replicated and trainable:
             return only_device(self.of_weights)
         if self._device_function is not None:

@@ -18,7 +18,7 @@ from towers.placement.variable_device import only_device
 from towers.tower import write_order
 
 
-def held_back(updates, gates, active, computed, redirects=None):
+def held_back(updates, gates, active, computed):
     """Makes updates wait for other operations, and leaves them out where there is no batch.
 
     What the step computes its results from is left as it is, also where it writes a variable: a
@@ -30,14 +30,14 @@ def held_back(updates, gates, active, computed, redirects=None):
       gates: list of operations to wait for.
       active: float scalar, 0 in a worker whose own data have ended; or None.
       computed: list of the tensors that can be had without a step: loss, predictions, metrics.
-      redirects: list to which a function is added where updates may be left out, to be called when
-        more operations have been made: what waits for updates then waits for what runs in any case.
 
     Returns:
-      List of tensors or operations: what the optimizer has to wait for in place of `updates`.
+      `(updates, redirect)`: a list of tensors or operations, which the optimizer has to wait for in
+      place of `updates`; and, where updates may be left out, a function to be called when more
+      operations have been made: what waits for updates then waits for what runs in any case.
     """
     if not updates or not gates and active is None:
-        return updates
+        return updates, None
     gates, skipped = list(gates), None
     if active is not None:
         # As in a branch of control flow v1: what waits for the output that is not taken is not run.
@@ -59,16 +59,13 @@ def held_back(updates, gates, active, computed, redirects=None):
                     compat.add_control_inputs(held, gates)
                     gated.append(held)
     if skipped is None:
-        return updates
+        return updates, None
     with only_device('/cpu:0'), tf.name_scope('riding'):
         with tf.control_dependencies(updates):
             done = tf.identity(taken)
         merged = tf.raw_ops.Merge(inputs=[done, skipped])[0]
     left_out = graph_walk.reachable_from(gated, operations, control=True)
-    redirect = functools.partial(_wait_instead, left_out, operations, done.op, merged.op)
-    if redirects is not None:
-        redirects.append(redirect)
-    return [merged]
+    return [merged], functools.partial(_wait_instead, left_out, operations, done.op, merged.op)
 
 
 def _wait_instead(left_out, operations, done, merged):

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import (check_count, check_function, check_graph_mode,
                               check_instance, check_session, check_step_variable)
-from towers.api.build import build_towers, check_arguments
+from towers.api.build import build_towers, check_build_arguments
 from towers.api.built import BuiltTowers, check_same_graph
 from towers.api.options import Numerics, Pipeline, VariablePlacement
 from towers.errors import InputError, InvalidArgumentError, SharedVariableError
@@ -75,7 +75,7 @@ class Evaluation:
         options = dict(
             remainder='weight', reuse=trained, variables=variables, copies=copies,
             numerics=numerics, regularization=regularization, pipeline=pipeline, shares=shares)
-        check_arguments(model_fn, None, None, devices, **options)
+        check_build_arguments(model_fn, None, None, devices, **options)
         with _iterators_put_back(), _advising_trained(trained):
             with tf.device('/cpu:0'):
                 self._iterator = tf.data.make_initializable_iterator(dataset)

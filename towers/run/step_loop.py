@@ -39,6 +39,14 @@ class OccasionalHook(tf.train.SessionRunHook):
         """
 
 
+class NeverDueHook(OccasionalHook):
+    """A hook that does what it does elsewhere, or by `step_done` as well."""
+
+    def is_due(self):
+        """Never."""
+        return False
+
+
 class LoopSession(tf.train.MonitoredSession):
     """A `tf.train.MonitoredSession` with a loop of its own for training steps."""
 

@@ -9,10 +9,10 @@ import typing
 import weakref
 
 from towers.errors import InvalidArgumentError
-from towers.run.step_loop import OccasionalHook
+from towers.run.step_loop import NeverDueHook
 
 
-class StopOnSignalHook(OccasionalHook):
+class StopOnSignalHook(NeverDueHook):
     """Stops the session after the current step when the process receives a signal.
 
     The first SIGTERM, SIGINT (Ctrl-C) or SIGHUP (closed terminal, lost connection) asks the session
@@ -92,10 +92,6 @@ class StopOnSignalHook(OccasionalHook):
         """Asks the session to stop after a signal."""
         if self.received is not None:
             run_context.request_stop()
-
-    def is_due(self):
-        """Never: `step_done` can end the session as well."""
-        return False
 
     def step_done(self, fetched):
         """Asks the session to stop after a signal."""

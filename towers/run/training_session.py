@@ -17,7 +17,7 @@ from towers.nonfinite import explained
 from towers.placement.devices import config_of_towers
 from towers.run.checkpoint_hook import CheckpointHook
 from towers.run.run_lock import hold_directory
-from towers.run.step_loop import LoopSession, OccasionalHook
+from towers.run.step_loop import LoopSession, NeverDueHook
 
 
 @contextlib.contextmanager
@@ -98,8 +98,9 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
         newest = _checked_newest(directory, recover, check, say)
         init_fn = _init_fn(initial_values, newest, say)
         saver = saver or tf.train.Saver(save_relative_paths=True)
-        checkpoints = CheckpointHook(directory, global_step, save_steps, keep=keep, saver=saver,
-                                     listeners=listeners)
+        checkpoints = CheckpointHook(
+            directory, global_step, save_steps, keep=keep, saver=saver,
+            listeners=list(listeners) + ([] if member is None else member.listeners))
         scaffold, target = tf.train.Scaffold(saver=saver, init_fn=init_fn), ''
         if member is not None:
             config, target = member.config, member.target
@@ -195,7 +196,7 @@ class _NewestCheckpoint(tf.train.SessionCreator):
             checkpoint_filename_with_path=newest.prefix if newest else None).create_session()
 
 
-class _StepsDone(OccasionalHook):
+class _StepsDone(NeverDueHook):
     """Counts the steps that have succeeded, for an error that is raised when the session is closed.
 
     Attributes:
@@ -213,10 +214,6 @@ class _StepsDone(OccasionalHook):
     def after_run(self, run_context, run_values):
         """Counts a step."""
         self.number += 1
-
-    def is_due(self):
-        """Never: `step_done` counts as well."""
-        return False
 
     def step_done(self, fetched):
         """Counts a step."""

@@ -6,9 +6,9 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import InputError
 from towers.tower.batch_inputs import looked_at, size_and_guards, static_shape, tensors_of
-from towers.tower.behind_batch import trained_behind
 from towers.tower.shards import cut_batch, dense_shard, sparse_shard
 from towers.tower.staged import StagedInputs
+from towers.tower.variables_behind_inputs import trained_behind
 
 
 class Shards:

@@ -29,22 +29,21 @@ class TowerGradients:
       own: `OwnGradients`: what the optimizers make of the combined gradients themselves.
     """
 
-    def __init__(self, options, placement, graph, scaled_losses=None):
+    def __init__(self, request, scaled_losses, behind):
         """
         Args:
-          options: `TowerOptions`.
-          placement: `Placement`.
-          graph: the `tf.Graph`.
+          request: `Request`.
           scaled_losses: `ScaledLosses` to take gradients with; or None.
+          behind: `VariablesBehindInputs`.
 
         Raises:
           GradientError: a loss trains no variable.
           InvalidArgumentError: `var_list` has something else than trainable variables.
         """
         self.scaled_losses = scaled_losses
-        self.own = OwnGradients([each for each in options.objectives or ()
-                                 if not has_own_minimize(each.optimizer)], placement)
-        self._options, self._placement, self._graph = options, placement, graph
+        self.own = OwnGradients([each for each in request.objectives
+                                 if not has_own_minimize(each.optimizer)], request)
+        self._request, self._behind, self._graph = request, behind, tf.get_default_graph()
         self._variables_of = self._chosen_variables()  # by the objective's name
         self.trainable = list({variable.op.name: variable for chosen in self._variables_of.values()
                                for variable in chosen}.values())
@@ -53,7 +52,7 @@ class TowerGradients:
         """{name of an objective: the variables that its loss trains}."""
         found = {}
         candidates = tf.trainable_variables()
-        for objective in self._options.objectives:
+        for objective in self._request.objectives:
             wanted = objective.var_list
             chosen = candidates if wanted is None else self._chosen(objective, candidates)
             if not chosen:
@@ -67,24 +66,24 @@ class TowerGradients:
             found[objective.name] = chosen
         return found
 
-    def of_tower(self, index, device, data_losses, scale, shard=()):
-        """Takes the gradients of a tower's losses; to be called in its scope, on its device.
+    def of_tower(self, number, data_losses, scale, inputs):
+        """Takes the gradients of a tower's losses, in its scope, on its device.
 
         Args:
-          index: the tower's number.
-          device: its device.
+          number: the tower's number.
           data_losses: a loss, or a dict of losses by name.
           scale: the factor of the loss: a float, or a scalar.
-          shard: tensors of the shard that gradients are taken of, too, see `BehindBatch`.
+          inputs: the tower's shard.
 
         Returns:
           `(gradients, of_shard, operations)`: lists of `(gradient, variable)`, one for each loss,
-          shaped as the losses are; lists of the gradients of `shard`, so, too; and a list of the
-          operations that were made for each loss.
+          shaped as the losses are; lists of the gradients of tensors of the shard behind which
+          trained variables are, so, too; and a list of the operations that were made for each loss.
         """
-        found = [self._of_objective(index, device, each, data_losses, scale, shard)
-                 for each in self._options.objectives]
-        shaped = self._options.objectives.shaped
+        shard = self._behind.shard_tensors(inputs)
+        found = [self._of_objective(number, each, data_losses, scale, shard)
+                 for each in self._request.objectives]
+        shaped = self._request.objectives.shaped
         return (shaped(pairs for pairs, _, _ in found), shaped(of for _, of, _ in found),
                 [operations for _, _, operations in found])
 
@@ -100,10 +99,10 @@ class TowerGradients:
         Returns:
           The gradients, shaped as the losses are; and a list of `Recomputed`, one for each loss.
         """
-        return gradients, [recompute(self._options.recompute, forward, operations, root)
+        return gradients, [recompute(self._request.recompute, forward, operations, root)
                            for operations in backward]
 
-    def made_by_optimizer(self, objective, loss, combined, factor, is_whole, is_ordered):
+    def made_by_optimizer(self, objective, loss, combined):
         """What the objective's optimizer makes of the combined gradients, see `OwnGradients.pairs`.
 
         These gradients themselves where its `compute_gradients` is the usual one: as that returns
@@ -112,23 +111,22 @@ class TowerGradients:
         """
         variables = self._variables_of[objective.name]
         if self.own.are_of(objective):
-            return self.own.pairs(objective, loss, combined, variables,
-                                  objective.gradient_options, factor, is_whole, is_ordered)
+            return self.own.pairs(objective, loss, combined, variables)
         rest = collections.OrderedDict((pair[1].op.name, pair) for pair in combined)
         return [rest.pop(variable.op.name, (None, variable)) for variable in variables] + list(
             rest.values())
 
-    def of_regularization(self, loss, factor):
+    def of_regularization(self, loss):
         """`[[(gradient, variable)]]` of the regularization, counted once; [] where there is none.
 
         Args:
           loss: scalar, or None.
-          factor: 1 for the gradient of the mean over the batch, N for the recipe's sum.
         """
         if loss is None:
             return []
-        with only_device(self._placement.of_weights):
-            options = dict(self._options.objectives[0].gradient_options)
+        factor = self._request.factor
+        with only_device(self._request.placement.of_weights):
+            options = dict(self._request.objectives[0].gradient_options)
             gate = options.pop('gate_gradients', tf.train.Optimizer.GATE_OP)
             gradients = tf.gradients(loss if factor == 1 else loss * factor, self.trainable,
                                      gate_gradients=gate == tf.train.Optimizer.GATE_OP, **options)
@@ -136,16 +134,15 @@ class TowerGradients:
             return []
         return [list(zip(gradients, self.trainable))]
 
-    def _of_objective(self, index, device, objective, data_losses, scale, shard):
+    def _of_objective(self, number, objective, data_losses, scale, shard):
         """The pairs of one objective, and the operations that were made for them."""
-        data_loss = self._options.objectives.of(objective, data_losses)
+        data_loss = self._request.objectives.of(objective, data_losses)
         with graph_walk.Recording(self._graph) as backward:
             pairs, of_shard = self._pairs(objective, data_loss, scale, shard)
             # With a scaled loss, a gradient that is not finite skips the step: see `reduce.update`.
-            if self._options.check_numerics and self.scaled_losses is None:
-                pairs = checked_gradients(pairs, data_loss, index,
-                                          self._options.micro_batches)
-        place_backward(backward.operations, data_loss, device)
+            if self._request.numerics.check_numerics and self.scaled_losses is None:
+                pairs = checked_gradients(pairs, data_loss, number, self._request.accumulate)
+        place_backward(backward.operations, data_loss, self._request.parts[number].device)
         keep_stacks_with_loops(backward.operations)
         return pairs, of_shard, backward.operations
 

@@ -19,16 +19,17 @@ class BuildCollections:
         of_builds = set(graph.get_collection(_UPDATES_OF_BUILDS))
         before = self._before.get(tf.GraphKeys.UPDATE_OPS, ())
         self.updates = [entry for entry in before if _name_of(entry) not in of_builds]
-        self._known_updates = set(map(id, before))
 
     def new_updates(self):
-        """The `UPDATE_OPS` that are new since the last call, which are this build's from now on."""
-        added = [entry for entry in self._graph.get_collection(tf.GraphKeys.UPDATE_OPS)
-                 if id(entry) not in self._known_updates]
-        for entry in added:
-            self._known_updates.add(id(entry))
+        """The `UPDATE_OPS` that are there now and were not before the build: a list."""
+        known = set(map(id, self._before.get(tf.GraphKeys.UPDATE_OPS, ())))
+        return [entry for entry in self._graph.get_collection(tf.GraphKeys.UPDATE_OPS)
+                if id(entry) not in known]
+
+    def keep_updates_from_later_builds(self):
+        """Notes in the graph that the new `UPDATE_OPS` belong to this build."""
+        for entry in self.new_updates():
             self._graph.add_to_collection(_UPDATES_OF_BUILDS, _name_of(entry))
-        return added
 
     def put_back(self):
         """Gives every collection the entries that it had before the build."""

@@ -32,138 +32,134 @@ Write = collections.namedtuple('Write', 'op variables')
 """An operation that writes, and the names of the variables that it writes."""
 
 
-class InlineUpdates:
-    """Leaves out or shares the writes of the towers after the first.
+class InlineUpdates(collections.namedtuple('InlineUpdates', [
+        'writes', 'left_out', 'shared', 'in_functions', 'with_all_towers'],
+        defaults=((), frozenset(), frozenset(), {}, ()))):
+    """The writes of the first tower that the towers after it leave out, or share.
 
     Attributes:
+      writes: list of `Write`: all of the first tower.
       left_out: names of the first tower's operations that the other towers do without.
       shared: names of the first tower's operations whose value all towers use.
       in_functions: dict from the names of the first tower's operations that write in a function to
         the positions, from the last (-1), of the variables that the other towers' leave alone.
       with_all_towers: names of the variables that every tower writes, with `update_ops='all'`.
-      late: dict from `'loss'`, `'predictions'`, `'metrics'` and `'gradients'` to the operations
-        that these have to wait for when they are merged or added up, since the first micro-batch's
-        do not, see `wait_for_readers`.
     """
-
-    def __init__(self, graph, update_ops, num_towers, served_rank=None, has_copies=False):
-        """
-        Args:
-          graph: the `tf.Graph`.
-          update_ops: as for `build_towers`.
-          num_towers: how many towers this machine has.
-          served_rank: the number of this worker, where several of them make one step on parameter
-            servers; else None.
-          has_copies: whether each of several workers has the variables, as in a ring.
-        """
-        self.left_out, self.shared, self.with_all_towers = set(), set(), []
-        self.in_functions = {}
-        self.late = dict(loss=[], predictions=[], metrics=[], gradients=[])
-        self._graph = graph
-        self._update_ops = update_ops
-        self._num_towers = num_towers
-        self._served_rank = served_rank
-        self._has_copies = has_copies
-        self._first = []  # of the first tower
+    __slots__ = ()
 
     def variables(self):
         """`(left out, used)`: names of the variables that the first tower writes for all."""
-        used = {name for write in self._first if write.op.name in self.shared
+        used = {name for write in self.writes if write.op.name in self.shared
                 for name in write.variables}
-        others = {name for write in self._first for name in write.variables
+        others = {name for write in self.writes for name in write.variables
                   if write.op.name in self.left_out or write.op.name in self.in_functions}
         return sorted(others - used), sorted(used)
 
-    def settle(self, operations, fetches, ignored, replicated=frozenset()):
-        """Leaves out or shares the first tower's writes; call this before gradients are taken.
 
-        Args:
-          operations: the operations that the call of the model function made.
-          fetches: the tensors that a step needs: loss, predictions, metrics; not the updates.
-          ignored: names of variables that are each tower's own, or counters of metrics.
-          replicated: names of variables that the other towers have replicas of.
+def inline_updates(operations, fetches, ignored, request):
+    """Leaves out or shares the first tower's writes, before gradients are taken: `InlineUpdates`.
 
-        Raises:
-          SharedVariableError: a write that can neither be left out nor be shared, or that would not
-            reach the replicas of a variable; or one of a variable that other workers read.
-        """
-        self._first = self._inline(operations, fetches, ignored)
-        writes = list(self._first)
-        alone = self._num_towers == 1 and self._served_rank is None
-        if not writes or alone and self._update_ops != 'none':
-            return
-        used = writes_used(writes, fetches, {op.name for op in operations})
-        for write in writes:
-            if replicated.intersection(write.variables) and (
-                    self._update_ops != 'none' or write.op.name in used):
-                _refuse_replicated(write, sorted(replicated.intersection(write.variables))[0])
-        if self._update_ops == 'all':
-            self.with_all_towers = sorted({name for write in writes for name in write.variables})
-            return
-        finder = Writes(self._graph)
-        for write in list(writes):
-            positions = _left_alone(write, finder) if self._update_ops == 'first' and (
-                self._served_rank is None) else []
-            if positions:
-                self.in_functions[write.op.name] = positions
-                writes.remove(write)
-                continue
-            _check(write, write.op.name in used, finder)
-        if self._served_rank is not None and self._update_ops == 'first':
-            _refuse_served(writes, fetches)
-        unused = [write for write in writes if write.op.name not in used]
-        self.left_out = {write.op.name for write in unused}
-        self.shared = {write.op.name for write in writes if write.op.name in used}
-        if self._update_ops == 'none' or self._served_rank:
-            _unhook(operations, unused)
+    Args:
+      operations: the operations that the call of the model function made.
+      fetches: the tensors that a step needs: loss, predictions, metrics; not the updates.
+      ignored: names of variables that are each tower's own, or counters of metrics.
+      request: `Request`.
 
-    def _inline(self, operations, fetches, ignored):
-        finder, found = Writes(self._graph), []
-        candidates, left_out = [], initializers()
-        for op in operations:
-            if op.name in left_out or graph_walk.is_random(op):
-                continue  # the state of a random generator: each tower draws for itself
-            names = [name for name in finder.of(op) if name not in ignored]
-            if names:
-                candidates.append(Write(op, names))
-        if candidates:
-            step = {op.name for op in graph_walk.step_operations(fetches)}
-            found = [write for write in candidates if write.op.name in step]
+    Raises:
+      SharedVariableError: a write that can neither be left out nor be shared, or that would not
+        reach the replicas of a variable; or one of a variable that other workers read.
+    """
+    writes = _writes(operations, fetches, ignored)
+    found, served, update_ops = InlineUpdates(writes), request.served_rank, request.update_ops
+    alone = request.parts_a_call == 1 and served is None
+    if not writes or alone and update_ops != 'none':
         return found
+    used = writes_used(writes, fetches, {op.name for op in operations})
+    replicated = frozenset() if request.replicas is None else request.replicas.names()
+    for write in writes:
+        if replicated.intersection(write.variables) and (
+                update_ops != 'none' or write.op.name in used):
+            _refuse_replicated(write, sorted(replicated.intersection(write.variables))[0])
+    if update_ops == 'all':
+        return found._replace(
+            with_all_towers=sorted({name for write in writes for name in write.variables}))
+    finder, in_functions, others = Writes(tf.get_default_graph()), {}, []
+    for write in writes:
+        positions = _left_alone(write, finder) if update_ops == 'first' and served is None else []
+        if positions:
+            in_functions[write.op.name] = positions
+        else:
+            _check(write, write.op.name in used, finder)
+            others.append(write)
+    if served is not None and update_ops == 'first':
+        _refuse_served(others, fetches)
+    unused = [write for write in others if write.op.name not in used]
+    if update_ops == 'none' or served:
+        _unhook(operations, unused)
+    return found._replace(
+        left_out={write.op.name for write in unused}, in_functions=in_functions,
+        shared={write.op.name for write in others if write.op.name in used})
 
-    def wait_for_readers(self, towers, of_every_tower=()):
-        """Makes the first tower's writes wait for all towers' reads, see `write_order`.
 
-        So they do with one tower where each of several workers has the variables: but for worker
-        0, it stands for another tower of one machine.
+def _writes(operations, fetches, ignored):
+    left_out, finder, candidates = initializers(), Writes(tf.get_default_graph()), []
+    for op in operations:
+        if op.name in left_out or graph_walk.is_random(op):
+            continue  # the state of a random generator: each tower draws for itself
+        names = [name for name in finder.of(op) if name not in ignored]
+        if names:
+            candidates.append(Write(op, names))
+    step = {op.name for op in graph_walk.step_operations(fetches)} if candidates else ()
+    return [write for write in candidates if write.op.name in step]
 
-        A later micro-batch reads when the gradients of the first one are there. So in micro-batches
-        nothing of the first one waits for a write: the write becomes one of the tower's updates.
 
-        Args:
-          towers: list of all `Tower`s, of which the first may be replaced.
-          of_every_tower: names of the variables that every tower writes, see `example_writes`.
-        """
-        if self._update_ops != 'first' or len(towers) < 2 and not self._has_copies:
-            return
-        if any(tower.micro_batch for tower in towers):
-            late = [write.op for write in self._first if write.op.name in self.left_out
-                    and compat.in_branches_alone(write.op)]
-            towers[0] = self._without_late(towers[0], late)
-        write_after_reads(towers, self._graph, of_every_tower)
+LateWrites = collections.namedtuple('LateWrites', 'loss predictions metrics gradients',
+                                    defaults=((), (), (), ()))
+"""Lists of the operations for which these wait when they are merged or added up, since the first
+micro-batch's do not, see `wait_for_readers`."""
 
-    def _without_late(self, tower, writes):
-        """The tower with some writes among its updates, for which nothing else in it waits."""
-        names, updates = {op.name for op in writes}, [left_branches(op) for op in writes]
-        fetches = dict(loss=[tower.loss, tower.data_loss], predictions=tower.predictions,
-                       metrics=tower.metrics, gradients=[gradient for gradient, _ in tower.pairs])
-        for kind, nest in fetches.items():
-            needed = {op.name for op in graph_walk.step_operations(fetches_in(nest))}
-            self.late[kind] = [update for op, update in zip(writes, updates) if op.name in needed]
-        for op in graph_walk.step_operations(fetches_in(list(fetches.values()))):
-            if any(other.name in names for other in op.control_inputs):
-                compat.set_control_inputs(op, waited_instead(op.control_inputs, names))
-        return tower._replace(updates=tower.updates + updates)
+
+def wait_for_readers(updates, towers, request, of_every_tower=()):
+    """Makes the first tower's writes wait for all towers' reads: `(towers, LateWrites)`.
+
+    See `write_order`. So they do with one tower where each of several workers has the variables:
+    but for worker 0, it stands for another tower of one machine.
+
+    A later micro-batch reads when the gradients of the first one are there. So in micro-batches
+    nothing of the first one waits for a write: the write becomes one of the tower's updates.
+
+    Args:
+      updates: `InlineUpdates`.
+      towers: list of all `Tower`s.
+      request: `Request`.
+      of_every_tower: names of the variables that every tower writes, see `example_writes`.
+    """
+    late = LateWrites()
+    if request.update_ops != 'first' or len(towers) < 2 and not request.has_copies:
+        return towers, late
+    if any(tower.micro_batch for tower in towers):
+        first, late = _without_late(towers[0], [
+            write.op for write in updates.writes if write.op.name in updates.left_out
+            and compat.in_branches_alone(write.op)])
+        towers = [first] + towers[1:]
+    write_after_reads(towers, tf.get_default_graph(), of_every_tower)
+    return towers, late
+
+
+def _without_late(tower, writes):
+    """`(tower, LateWrites)`: some writes are among its updates, and nothing in it waits for them.
+    """
+    names, updates = {op.name for op in writes}, [left_branches(op) for op in writes]
+    fetches = [[tower.loss, tower.data_loss], tower.predictions, tower.metrics,
+               [gradient for gradient, _ in tower.pairs]]
+    late = []
+    for nest in fetches:
+        needed = {op.name for op in graph_walk.step_operations(fetches_in(nest))}
+        late.append([update for op, update in zip(writes, updates) if op.name in needed])
+    for op in graph_walk.step_operations(fetches_in(fetches)):
+        if any(other.name in names for other in op.control_inputs):
+            compat.set_control_inputs(op, waited_instead(op.control_inputs, names))
+    return tower._replace(updates=tower.updates + updates), LateWrites(*late)
 
 
 def _left_alone(write, finder):

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from towers.errors import GradientError
 from towers.graph import graph_walk
 from towers.graph.variable_writes import Writes
-from towers.tower.step import fetches_of
+from towers.tower.outputs import fetches_of
 
 OPTIMIZER_UPDATES = re.compile(r'^(Resource)?(Sparse)?Apply[A-Z]')
 """Types of the operations by which TensorFlow's optimizers update a variable."""

@@ -23,90 +23,93 @@ from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 
 
-class OwnState:
+class OwnState(collections.namedtuple('OwnState', 'variables of_towers of_one_tower')):
     """The state variables of all towers.
 
     Attributes:
       variables: the state variables of the first tower.
-      of_other_towers: the state variables of the other towers.
+      of_towers: dict from the name of each to the variables of tower 1, 2, …
+      of_one_tower: the state variables where there is one tower, about which nothing is to be done.
     """
+    __slots__ = ()
 
-    def __init__(self, num_towers, graph):
-        self.variables = []
-        self.of_other_towers = []
-        self._graph = graph
-        self._num_towers = num_towers
-        self._of_towers = {}  # name of the first tower's variable -> [variable of tower 1, 2, …]
-        self._of_one_tower = []
-
-    def find(self, operations, step, data_operations, counted, keras_states):
-        """Finds the first tower's state among the variables it writes; makes the other towers'.
-
-        Args:
-          operations: the operations that the model function made.
-          step: names of the operations that a step of this tower runs, its updates included.
-          data_operations: names of the operations that depend on the tower's shard. An operation
-            that writes such a value is run by the step, or else by the program itself.
-          counted: names of the operations that `(value, update_op)` metrics run: their counters are
-            shared.
-          keras_states: variables that Keras layers call their state.
-        """
-        choices = _choices(keras_states)
-        initializers = {compat.initializer_of(variable).name for variable in choices.values()}
-        finder, writes = Writes(self._graph), collections.OrderedDict()
-        for op in operations:
-            if op.name in initializers or op.name not in step and (
-                    op.name in counted or op.name not in data_operations):
-                continue
-            for name in finder.of(op):
-                if name in choices:
-                    writes.setdefault(name, []).append(op)
-        if not writes:
-            return
-        # What is computed from constants and shared variables alone, as a counter of steps is, is
-        # the same in all towers; what has state otherwise may draw random numbers or examples.
-        differing = [self._graph.get_operation_by_name(name) for name in data_operations] + [
-            op for op in operations if op.op_def.is_stateful and op.type not in VARIABLE_OPS
-            and not any(map(is_variable, op.inputs))]
-        names, before = set(), None
-        while before != len(names):  # state may follow from other state
-            before = len(names)
-            reached = graph_walk.reachable_from(
-                differing + [choices[name].op for name in names], operations,
-                control=compat.in_control_flow)  # which branch is taken
-            names.update(name for name, ops in writes.items() if any(
-                compat.in_control_flow(op) or finder.within_function(op) or op.name in reached
-                for op in ops))
-        if self._num_towers == 1:  # nothing is to be done about it
-            self._of_one_tower = [choices[name] for name in writes if name in names]
-            return
-        there = {variable.op.name: variable for variable in tf.local_variables()}
-        for name in writes:
-            if name in names:
-                self._make(choices[name], there)
-        not_in_step = [op.name for name in names for op in writes[name] if op.name not in step]
-        if not_in_step:
-            raise SharedVariableError(
-                'operation %s, which the step does not run, writes state of a tower, and there are '
-                '%d towers: return it in updates, or put it into UPDATE_OPS.' % (
-                    not_in_step[0], self._num_towers))
-
-    def _make(self, variable, there):
-        self.variables.append(variable)
-        others = [_there_or_new(variable, tower, there)
-                  for tower in range(1, self._num_towers)]
-        self._of_towers[variable.op.name] = others
-        self.of_other_towers += others
+    @property
+    def of_other_towers(self):
+        """List of the state variables of the towers after the first."""
+        return sum(self.of_towers.values(), [])
 
     def in_tower(self, tower):
         """{name of a state variable: the variable of tower number `tower`, from 1}."""
-        return {name: others[tower - 1] for name, others in self._of_towers.items()}
+        return {name: others[tower - 1] for name, others in self.of_towers.items()}
 
     def of_all_towers(self):
         """List of the variables of all towers, by variable and then by tower."""
-        return self._of_one_tower + [
+        return self.of_one_tower + [
             each for variable in self.variables
-            for each in [variable] + self._of_towers[variable.op.name]]
+            for each in [variable] + self.of_towers[variable.op.name]]
+
+
+def own_state(recorded, step, counted, num_towers):
+    """Finds the first tower's state among the variables it writes; makes the others': `OwnState`.
+
+    Args:
+      recorded: `Recorded`. An operation that writes what depends on the shard is run by the step,
+        or else by the program itself.
+      step: names of the operations that a step of this tower runs, its updates included.
+      counted: names of the operations that `(value, update_op)` metrics run: their counters are
+        shared.
+      num_towers: how many towers there are.
+
+    Raises:
+      SharedVariableError: state that is trained; or a write of state that the step does not run.
+    """
+    choices, from_shard = _choices(recorded.keras_states), recorded.from_shard
+    initializers = {compat.initializer_of(variable).name for variable in choices.values()}
+    graph, writes = tf.get_default_graph(), collections.OrderedDict()
+    finder = Writes(graph)
+    for op in recorded.operations:
+        if op.name in initializers or op.name not in step and (
+                op.name in counted or op.name not in from_shard):
+            continue
+        for name in finder.of(op):
+            if name in choices:
+                writes.setdefault(name, []).append(op)
+    if not writes:
+        return OwnState([], {}, [])
+    # What is computed from constants and shared variables alone, as a counter of steps is, is the
+    # same in all towers; what has state otherwise may draw random numbers or examples.
+    differing = [graph.get_operation_by_name(name) for name in from_shard] + [
+        op for op in recorded.operations if op.op_def.is_stateful
+        and op.type not in VARIABLE_OPS and not any(map(is_variable, op.inputs))]
+    names, before = set(), None
+    while before != len(names):  # state may follow from other state
+        before = len(names)
+        reached = graph_walk.reachable_from(
+            differing + [choices[name].op for name in names], recorded.operations,
+            control=compat.in_control_flow)  # which branch is taken
+        names.update(name for name, ops in writes.items() if any(
+            compat.in_control_flow(op) or finder.within_function(op) or op.name in reached
+            for op in ops))
+    variables = [choices[name] for name in writes if name in names]
+    if num_towers == 1:
+        return OwnState([], {}, variables)
+    there = {variable.op.name: variable for variable in tf.local_variables()}
+    of_towers = collections.OrderedDict(
+        (variable.op.name, [_there_or_new(variable, tower, there)
+                            for tower in range(1, num_towers)]) for variable in variables)
+    not_in_step = [op.name for name in names for op in writes[name] if op.name not in step]
+    if not_in_step:
+        raise SharedVariableError(
+            'operation %s, which the step does not run, writes state of a tower, and there are '
+            '%d towers: return it in updates, or put it into UPDATE_OPS.' % (
+                not_in_step[0], num_towers))
+    for variable in variables:
+        if any(variable is each for each in tf.trainable_variables()):
+            raise SharedVariableError(
+                'variable %s is state that each tower has of its own, since the forward pass '
+                'writes it, and it is trained, which all towers do together: make it with '
+                'trainable=False.' % variable.op.name)
+    return OwnState(variables, of_towers, [])
 
 
 def _choices(keras_states):

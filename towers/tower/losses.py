@@ -13,13 +13,16 @@ import tensorflow.compat.v1 as tf
 from towers.errors import ModelFunctionError
 from towers.graph import graph_walk
 from towers.graph.same_value import is_computed_from
+from towers.nonfinite import checked_loss
+from towers.placement.tower_device import TowerDevice, stages_of
 from towers.placement.variable_device import only_device
-from towers.tower.objectives import flat, with_parts
+from towers.tower.gradients import takes_plain_gradients
+from towers.tower.objectives import flat, map_shaped, with_parts
 from towers.tower.regularization import split_loss
 
 
 class Losses(collections.namedtuple('Losses', [
-        'data_loss', 'regularization_loss', 'shared', 'is_once', 'description'])):
+        'data_loss', 'regularization_loss', 'shared', 'is_once', 'description', 'operations'])):
     """The parts of a build's loss.
 
     Attributes:
@@ -28,25 +31,39 @@ class Losses(collections.namedtuple('Losses', [
       shared: names of the operations of registered losses that are the same in every tower.
       is_once: whether all regularization that was found is computed once a step.
       description: the plan's line about the regularization; None where none was found.
+      operations: list of the operations that were made for it.
     """
     __slots__ = ()
 
 
-def make_losses(recorded, registered, adds_registered, takes_out, placement):
+def make_losses(recorded, request, number):
     """Splits the loss that the model function returned: `Losses`.
 
     Args:
-      recorded: `Recorded`, whose output has a loss.
-      registered: `RegisteredLosses`.
-      adds_registered: whether registered losses are added.
-      takes_out: whether a term may be computed outside of the towers at all: not if the optimizer's
-        `compute_gradients` gives something else than the plain gradient.
-      placement: `Placement`, which says where `regularization_loss` is computed.
+      recorded: `Recorded`.
+      request: `Request`.
+      number: the tower's number.
 
     Raises:
       ModelFunctionError: the loss is the same for every shard.
     """
-    loss, varying = recorded.output.loss, recorded.varying
+    loss = recorded.output.loss
+    if loss is None:
+        return Losses(None, None, _shared(recorded), False, None, [])
+    with graph_walk.Recording(tf.get_default_graph()) as made, \
+            only_device(_device_of_loss(loss, request.parts[number].device)):
+        losses = _split(recorded, request)
+        if request.numerics.check_numerics:
+            losses = losses._replace(data_loss=map_shaped(
+                lambda each: checked_loss(each, number, request.accumulate), losses.data_loss))
+    return losses._replace(operations=made.operations)
+
+
+def _split(recorded, request):
+    loss, varying, registered = recorded.output.loss, recorded.varying, recorded.registered
+    adds_registered = request.regularization == 'add'
+    # The recipe leaves regularization in each tower's loss: it counts once, as weights add up.
+    takes_out = request.copies == 'clone' and takes_plain_gradients(request.objectives)
     for name, each in with_parts('loss', loss):
         if each.op.name not in varying:
             raise ModelFunctionError(
@@ -57,7 +74,7 @@ def make_losses(recorded, registered, adds_registered, takes_out, placement):
             "regularization='add', and the model function returned several losses (%s): which "
             'of them it belongs to is not known here.' % ', '.join(loss))
     losses = registered.of_before(recorded.variables) + registered.made
-    inside, of_keras, keras_inside = _inside(recorded, registered, losses)
+    inside, of_keras, keras_inside = _inside(recorded, losses)
     taken = (inside or []) + keras_inside
     outside = [each for each in losses + of_keras if not any(each is other for other in taken)]
     own, data = None, loss
@@ -72,27 +89,33 @@ def make_losses(recorded, registered, adds_registered, takes_out, placement):
     parts = ([] if own is None else [own]) + _cast(once, flat(loss)[0].dtype)
     total = None
     if parts:
-        with only_device(placement.of_weights), tf.name_scope('regularization'):
+        with only_device(request.placement.of_weights), tf.name_scope('regularization'):
             total = tf.add_n(parts)
     is_found = None if inside is None else bool(inside or keras_inside)
     is_once = (total is not None and (not adds_registered or len(once) == len(outside))
                and not (is_found and own is None))
-    return Losses(data, total, frozenset(each.op.name for each in registered.invariant(varying)),
+    return Losses(data, total, _shared(recorded),
                   is_once, _described(len(outside), adds_registered, is_found, own is not None,
-                                      is_once))
+                                      is_once), ())
 
 
-def no_losses(registered, varying):
-    """The `Losses` of a model function that returned no loss."""
-    return Losses(None, None, frozenset(each.op.name for each in registered.invariant(varying)),
-                  False, None)
+def _shared(recorded):
+    return frozenset(loss.op.name for loss in recorded.registered.made
+                     if loss.op.name not in recorded.varying)
 
 
-def _inside(recorded, registered, losses):
+def _device_of_loss(loss, device):
+    """The device for operations on the loss: the loss's own in a tower of several stages."""
+    there = flat(loss)[0].op.device
+    return TowerDevice(there, stages_of(device)) if there in stages_of(device) else (
+        TowerDevice(device))
+
+
+def _inside(recorded, losses):
     """`(inside, of_keras, keras_inside)`: registered losses in the model's own loss (None: not
     known); the losses of Keras layers; and those of them that are in the model's own loss."""
     loss = flat(recorded.output.loss)
-    parts = [registered.parts_of(each, losses) for each in loss]
+    parts = [recorded.registered.parts_of(each, losses) for each in loss]
     inside = None if None in parts else [part for some in parts for part in some]
     of_weights, of_activations = recorded.keras_losses
     # A program may itself have registered a loss that its Keras layers hold.

@@ -37,22 +37,19 @@ def has_own(optimizer):
 
 
 class OwnGradients:
-    """Calls them, and gives the towers the factor of their losses.
+    """Calls them, and gives the towers the factor of their losses, which is outside of them."""
 
-    Make it before the towers: the factors are outside of them.
-    """
-
-    def __init__(self, objectives, placement):
+    def __init__(self, objectives, request):
         """
         Args:
           objectives: `Objectives`.
-          placement: `Placement`.
+          request: `Request`.
         """
-        self._placement, self._factors = placement, {}
+        self._request, self._factors = request, {}
         self.losses = {}  # name of the tensor S -> name of the loss
-        for each in objectives or ():
+        for each in objectives:
             if has_own(each.optimizer):
-                with tf.control_dependencies(None), only_device(placement.main):
+                with tf.control_dependencies(None), only_device(request.placement.main):
                     # float64 holds a factor of any other type.
                     self._factors[each.name] = tf.constant(1., tf.float64, name='loss_factor')
 
@@ -64,7 +61,7 @@ class OwnGradients:
         """A tower's loss, to take its gradients, times the factor of the objective."""
         return loss * tf.cast(self._factors[objective.name], loss.dtype)
 
-    def pairs(self, objective, loss, combined, variables, options, factor, is_whole, is_ordered):
+    def pairs(self, objective, loss, combined, variables):
         """What the optimizer makes of the combined gradients: list of `(gradient, variable)`.
 
         Args:
@@ -72,10 +69,6 @@ class OwnGradients:
           loss: the mean loss over the batch (of this machine).
           combined: list of `(gradient, variable)`.
           variables: list of the variables that the objective trains.
-          options: dict of further arguments of `compute_gradients`.
-          factor: the combined gradients are that of the mean loss times this: N for `'sum'`.
-          is_whole: whether no other machine has a part in the batch.
-          is_ordered: whether micro-batches are computed one after the other.
 
         Raises:
           GradientError: the method does not return pairs; takes no gradient of its loss, or takes
@@ -83,25 +76,27 @@ class OwnGradients:
             one of several machines, or, before the last micro-batch, of all of them.
         """
         called = 'compute_gradients of ' + type(objective.optimizer).__name__
+        request, factor = self._request, self._request.factor
         surrogate, factors = self._surrogate(loss, combined, called)
         self.losses[surrogate.name] = objective.name
-        with only_device(self._placement.main), graph_walk.Recording(loss.graph) as made:
-            pairs = computed(objective.optimizer, surrogate, variables, options)
+        with only_device(request.placement.main), graph_walk.Recording(loss.graph) as made:
+            pairs = computed(objective.optimizer, surrogate, variables,
+                             objective.gradient_options)
             if not factors:
                 raise GradientError(called + ' takes no gradient of the loss that it is given.')
             found = tf.cast(factors[0], tf.float64)
             found = found if factor == 1 else found / factor
         _free_of_values(found, {op.name for op in made.operations})
-        with only_device(self._placement.main):
+        with only_device(request.placement.main):
             pairs = [(gradient if factor == 1 or gradient is None else times(gradient, factor),
                       variable) for gradient, variable in pairs]
-        if not is_whole and computes_with(
+        if not request.has_whole_batch and computes_with(
                 [found] + [gradient for gradient, _ in pairs if gradient is not None],
                 surrogate, combined):
             raise GradientError(
                 "%s computes with the value of the loss, which is of one worker's examples: let "
                 'UPDATE_OPS write it to a variable, and read the variable.' % called)
-        if is_ordered and surrogate.op in graph_walk.step_operations([found]):
+        if request.accumulate > 1 and surrogate.op in graph_walk.step_operations([found]):
             raise GradientError(
                 '%s multiplies its loss by what depends on the value of the loss, which is known '
                 'when the last micro-batch is done: train without accumulate= and micro_batches=.'
@@ -126,7 +121,7 @@ class OwnGradients:
                     'factor, and multiply the gradients.')
             return [None] + [gradient for gradient, _ in combined]
         tf.RegisterGradient(name)(gradients)
-        with only_device(self._placement.main), tf.control_dependencies(None), \
+        with only_device(self._request.placement.main), tf.control_dependencies(None), \
                 tf.name_scope('whole_loss'):
             reads = [variable.read_value() for _, variable in combined]
             with loss.graph.gradient_override_map({'IdentityN': name}):

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import MissingPackageError, ModelFunctionError
 from towers.graph.graph_walk import ancestors
-from towers.graph.nests import leaves_of
+from towers.graph.nests import fetches_in, leaves_of
 from towers.graph.op_types import ADDS, ADDS_ROWS, SETS
 from towers.tower.shards import weighted
 
@@ -32,6 +32,11 @@ class ModelOutput(collections.namedtuple('ModelOutput', 'loss predictions metric
 
 
 _FIELDS = ModelOutput._fields
+
+
+def fetches_of(output):
+    """The tensors that a model function returned to be computed, as a flat list."""
+    return fetches_in([output.loss, output.predictions, output.metrics])
 
 
 def call_model_fn(model_fn, inputs):
@@ -65,19 +70,18 @@ def call_model_fn(model_fn, inputs):
         raise MissingPackageError(missing) from error
 
 
-def to_model_output(returned, tower, needs_loss, names=None):
+def to_model_output(returned, needs_loss, names=None):
     """Checks the value that the model function returned and makes it a `ModelOutput`.
 
     Args:
       returned: a scalar tensor; a dict or an object with some of the fields of `ModelOutput`.
-      tower: the tower's number, for error texts.
       needs_loss: whether there is an optimizer, so that a loss has to be there.
       names: list of the names of several losses; None for one loss.
 
     Raises:
       ModelFunctionError: None, an unknown type or key, a loss that is missing or no scalar float.
     """
-    where = 'the model function (tower %d)' % tower
+    where = 'the model function'
     if returned is None:
         raise ModelFunctionError('%s returned None: return the loss, or a dict or ModelOutput with '
                                  "'loss' (is a return statement missing?).%s" % (

@@ -4,15 +4,13 @@ import collections
 
 import tensorflow.compat.v1 as tf
 
-from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.variable_access import metric_variables
 from towers.graph.variable_writes import Writes
 from towers.tower.example_writes import written_by_every_tower
-from towers.tower.inline_updates import InlineUpdates
-from towers.tower.local_state import OwnState
-from towers.tower.outputs import metrics_by_kind
-from towers.tower.step import fetches_of
+from towers.tower.inline_updates import inline_updates
+from towers.tower.local_state import own_state
+from towers.tower.outputs import fetches_of, metrics_by_kind
 
 
 class Roles(collections.namedtuple('Roles', [
@@ -61,33 +59,24 @@ class Roles(collections.namedtuple('Roles', [
             row[2] for row in rows[1:]) else None
 
 
-def ownership(recorded, size, options, num_parts, replicas=None, taken=()):
+def ownership(recorded, request, size, taken=()):
     """Finds what each variable is to the towers; makes their replicas and state: `Roles`.
 
     Args:
       recorded: `Recorded`.
+      request: `Request`; the replicas are made here.
       size: examples in tower 0's shard: an int, or a tensor.
-      options: `TowerOptions`.
-      num_parts: how many micro-batches all towers of this machine have.
-      replicas: `Replicas`, which are made here; or None.
       taken: what a step runs besides what the model function returned.
 
     Raises:
       SharedVariableError: a write that no tower can make for all.
     """
-    graph, output = tf.get_default_graph(), recorded.output
+    graph, output, replicas = tf.get_default_graph(), recorded.output, request.replicas
     scalars, pairs = metrics_by_kind(output.metrics)
     fetches = fetches_of(output._replace(metrics=scalars)) + list(taken)
     step, counted = [{op.name for op in graph_walk.step_operations(each)} for each in (
         fetches + recorded.updates, [update for _, update in pairs])]
-    state = OwnState(num_parts, graph)
-    state.find(recorded.operations, step, recorded.from_shard, counted, recorded.keras_states)
-    for variable in state.variables:
-        if any(variable is each for each in tf.trainable_variables()):
-            raise SharedVariableError(
-                'variable %s is state that each tower has of its own, since the forward pass '
-                'writes it, and it is trained, which all towers do together: make it with '
-                'trainable=False.' % variable.op.name)
+    state = own_state(recorded, step, counted, request.parts_a_call)
     if replicas is not None:
         own = set(map(id, state.variables))
         replicas.make([each for each in recorded.variables if id(each) not in own])
@@ -96,14 +85,12 @@ def ownership(recorded, size, options, num_parts, replicas=None, taken=()):
     finder = Writes(graph)
     written = {name for op in recorded.operations for name in finder.of(op)
                if op.name in step | counted and op.name not in recorded.owned}
-    of_cluster = 'servers' if options.served_rank is not None else (
-        'copies' if options.has_copies else None)
-    runs = step if options.objectives else {  # no step runs updates in an evaluation
+    of_cluster = 'servers' if request.served_rank is not None else (
+        'copies' if request.has_copies else None)
+    runs = step if request.objectives else {  # no step runs updates in an evaluation
         op.name for op in graph_walk.step_operations(fetches)}
     of_every_tower = written_by_every_tower(recorded, size, runs, ignored, of_cluster) if (
-        options.update_ops == 'first' and (num_parts > 1 or of_cluster == 'servers')) else []
-    updates = InlineUpdates(graph, options.update_ops, num_parts, options.served_rank,
-                            options.has_copies)
-    updates.settle(recorded.operations, fetches, ignored.union(of_every_tower),
-                   frozenset() if replicas is None else replicas.names())
-    return Roles(state, updates, replicas, of_every_tower, written)
+        request.update_ops == 'first' and (
+            request.parts_a_call > 1 or of_cluster == 'servers')) else []
+    return Roles(state, inline_updates(recorded.operations, fetches, ignored.union(of_every_tower),
+                                       request), replicas, of_every_tower, written)

@@ -11,19 +11,22 @@ from towers.graph import graph_walk
 from towers.graph.invariance import varying_operations
 from towers.graph.nests import leaves_of, map_leaves
 from towers.graph.variable_access import variables_read
-from towers.placement.tower_device import TowerDevice
+from towers.placement.loop_state_devices import keep_arrays_with_readers, keep_stacks_with_loops
+from towers.placement.stages import place_forward, says_stages
+from towers.placement.tower_device import TowerDevice, keep_reads_in_loops, stages_of
 from towers.placement.xla import compiled
 from towers.tower.batch_values import is_batch_value
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.refused_builds import call_of_model_fn
 from towers.tower.outputs import call_model_fn, to_model_output
+from towers.tower.stage_cuts import cut_into_stages
 from towers.tower.sync_batch_norm import synchronize
 from towers.tower.variables import NewVariables
 
 
 class Recorded(collections.namedtuple('Recorded', [
         'output', 'operations', 'sources', 'varying', 'from_shard', 'created', 'direct', 'owned',
-        'variables', 'updates', 'keras_losses', 'keras_layers', 'keras_states', 'opened_scopes',
+        'variables', 'updates', 'registered', 'keras_losses', 'keras_states', 'opened_scopes',
         'in_sync'])):
     """A call of the model function.
 
@@ -39,8 +42,8 @@ class Recorded(collections.namedtuple('Recorded', [
       owned: names of the operations that are parts of the created variables.
       variables: the variables that the call made or reads.
       updates: list of the call's `UPDATE_OPS`, of updates of Keras layers, and of returned updates.
+      registered: `Registered`: the losses in `REGULARIZATION_LOSSES`.
       keras_losses: `(of weights, of activations)`: the losses of the Keras layers that were called.
-      keras_layers: how many Keras layers were called.
       keras_states: the variables that Keras layers call their state.
       opened_scopes: dict, how often each variable scope had been opened before the call.
       in_sync: how many batch norms have the statistics of the whole batch.
@@ -48,63 +51,87 @@ class Recorded(collections.namedtuple('Recorded', [
     __slots__ = ()
 
 
-def record(model_fn, inputs, device, placement, objectives, registered, scope=None, reuse=None,
-           earlier=None, xla=False, adds_registered=False, around=contextlib.nullcontext,
-           batch_size=None, parts=1, no_batch_values=None, batch_norm='shard'):
+def record(request, shards, number, registered, around=contextlib.nullcontext):
     """Calls the model function: `Recorded`.
 
     Args:
-      model_fn, scope, reuse: as for `build_towers` (`variable_scope=`, `reuse=`).
-      inputs: the first tower's shard.
-      device: the first tower's device.
-      placement: `Placement` of the variables.
-      objectives: `Objectives`.
+      request: `Request`.
+      shards: `CutBatch`.
+      number: of the part of the batch, 0 but for the recipe's calls after the first.
       registered: `RegisteredLosses`.
-      earlier: `BuiltTowers`, an earlier build whose variables are shared; or None.
-      xla: whether XLA compiles the call.
-      adds_registered: whether losses of Keras layers are added to the model's own.
       around: a further context of the call.
-      batch_size: examples of the whole batch: an int, or a tensor.
-      parts: how many parts the batch has.
-      batch_norm: as for `build_towers`.
-      no_batch_values: why the parts cannot exchange values, see `batch_values`; or None.
 
     Raises:
       TowersError: one of its subclasses: what the function returned, or how it made variables.
     """
-    graph = tf.get_default_graph()
+    graph, inputs, parts = tf.get_default_graph(), shards.inputs[number], len(request.parts)
     before = _updates(graph)
-    made_variables = NewVariables(placement, earlier, registered.of_variable)
-    with graph_walk.Recording(graph) as made, tf.device(TowerDevice(device)):
-        with made_variables.recorded(scope, reuse), record_keras_calls() as keras, \
-                compiled(xla), around(), call_of_model_fn(graph, parts, no_batch_values):
-            returned = _called(model_fn, inputs, batch_size if parts > 1 else None)
+    made_variables = NewVariables(request.placement, None if number else request.earlier,
+                                  registered.of_variable)
+    reuse = tf.AUTO_REUSE if number else request.reuse
+    adds_registered = request.regularization == 'add'
+    with graph_walk.Recording(graph) as made, \
+            tf.device(TowerDevice(request.parts[number].device)):
+        with made_variables.recorded(request.variable_scope, reuse), \
+                record_keras_calls() as keras, compiled(request.numerics.xla), around(), \
+                call_of_model_fn(graph, parts, request.no_batch_values):
+            returned = _call(request.model_fn, inputs, shards.batch_size if parts > 1 else None)
             in_sync, instead = synchronize(made.so_far(), graph) if (
-                batch_norm == 'sync' and parts > 1) else (0, {})
-        output = to_model_output(returned, 0, bool(objectives), objectives.names)
+                request.batch_norm == 'sync' and parts > 1) else (0, {})
+        output = to_model_output(returned, bool(request.objectives), request.objectives.names)
         if instead:
             output = type(output)(*map_leaves(
                 lambda leaf: instead.get(leaf.name, leaf), tuple(output)))
         keras_losses = keras.weight_losses(), keras.activity_losses() if adds_registered else []
         keras_updates = keras.updates()
-    registered.note_call()
     sources = [leaf.op for leaf in leaves_of(inputs)]
     known = set(map(id, before))
     updates = [entry for entry in _updates(graph) if id(entry) not in known]
     read = variables_read(made.operations, made_variables.owned, made_variables.created)
     names = {variable.op.name for variable in made_variables.created}
     return Recorded(
-        output, made.operations, sources, varying_operations(made.operations, sources),
-        graph_walk.reachable_from(
+        output=output, operations=made.operations, sources=sources,
+        varying=varying_operations(made.operations, sources),
+        from_shard=graph_walk.reachable_from(
             sources + list(filter(graph_walk.is_random, made.operations)),
             [op for op in made.operations if not is_batch_value(op)]),
-        made_variables.created, made_variables.direct, made_variables.owned,
-        made_variables.created + [each for each in read if each.op.name not in names],
-        _unique(updates + keras_updates + list(output.updates or ())),
-        keras_losses, len(keras.layers), keras.states(), made_variables.opened_scopes, in_sync)
+        created=made_variables.created, direct=made_variables.direct, owned=made_variables.owned,
+        variables=made_variables.created + [each for each in read if each.op.name not in names],
+        updates=_unique(updates + keras_updates + list(output.updates or ())),
+        registered=registered.of_call(), keras_losses=keras_losses, keras_states=keras.states(),
+        opened_scopes=made_variables.opened_scopes, in_sync=in_sync)
 
 
-def _called(model_fn, inputs, batch_size):
+def put_on_devices(recorded, request, device):
+    """Puts the recorded forward pass on the devices of its tower; cuts it into stages.
+
+    Args:
+      recorded: `Recorded`.
+      request: `Request`.
+      device: the tower's device, or `StagedDevices`.
+
+    Returns:
+      `StageCuts`; None where the model is not cut.
+    """
+    cuts, operations, placement = None, recorded.operations, request.placement
+    if request.cutting is not None and len(stages_of(device)) > 1:
+        made_on = [variable.device for variable in recorded.variables]
+        # Variables of an earlier build stay where its towers have them.
+        movable = {variable.op.name for variable in recorded.created
+                   } if placement.by_stage else ()
+        cuts = cut_into_stages(operations, recorded.variables, recorded.owned, device, movable,
+                               request.cutting)
+        for variable, before in zip(recorded.variables, made_on):
+            placement.note_moved(variable, before)
+    if cuts is None or says_stages(operations):
+        place_forward(operations, device)
+    keep_reads_in_loops(operations)
+    keep_stacks_with_loops(operations)  # of gradients that the model function takes itself
+    keep_arrays_with_readers(operations, device)
+    return cuts
+
+
+def _call(model_fn, inputs, batch_size):
     try:
         return call_model_fn(model_fn, inputs)
     except ValueError as error:  # of TensorFlow's inference of shapes

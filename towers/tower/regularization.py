@@ -6,6 +6,7 @@ proven to be the same (`invariance`), it is taken out of the loss of tower 0, he
 and computed once a step.
 """
 
+import collections
 import contextlib
 
 import tensorflow.compat.v1 as tf
@@ -41,59 +42,24 @@ def split_loss(loss, varying):
     return data, weights
 
 
-class RegisteredLosses:
-    """The losses in `REGULARIZATION_LOSSES` before and after a call of the model function.
+class Registered(collections.namedtuple('Registered', 'made before all_known')):
+    """The losses in `REGULARIZATION_LOSSES` around a call of the model function.
 
     Attributes:
       made: list of the losses that the call has registered.
+      before: list of the losses from before the towers.
+      all_known: whether each of them is a tensor, so that it can be told what is computed from it.
     """
-
-    def __init__(self, graph):
-        self._graph = graph
-        self._all_known = True
-        self.made = []
-        self._of_variables, self._of_weights, self._earlier = set(), set(), set()
-        self.make_concrete()
-        self._before = _registered()
-
-    @contextlib.contextmanager
-    def of_variable(self):
-        """The context of a `get_variable`, whose loss is of every later call that finds it."""
-        listed = self._graph.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
-        start = len(listed)
-        yield
-        self.make_concrete()
-        self._of_variables.update(map(id, listed[start:]))
-
-    def note_call(self):
-        """The call of the model function has ended: finds the losses that it has registered."""
-        if any(loss is not None and not isinstance(loss, tf.Tensor) for loss in
-               self._graph.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)):
-            self._all_known = False
-            self.make_concrete()
-        known = set(map(id, self._before)) | self._earlier
-        new = [loss for loss in _registered() if id(loss) not in known]
-        # A layer registers the loss of a weight with the call that makes the weight, alone.
-        again, covered = [], set().union(*map(_variables_of, new))
-        for loss in _registered():
-            if id(loss) in self._of_variables & self._earlier or (
-                    id(loss) in self._of_weights and covered.isdisjoint(_variables_of(loss))):
-                again.append(loss)
-        self.made = again + new
-        self._of_weights.update(id(loss) for loss in new if not depends_on_a_batch(loss))
-        self._earlier.update(map(id, new))
-
-    def invariant(self, varying):
-        """The losses of the call that are proven to be the same in every tower: a list."""
-        return [loss for loss in self.made if loss.op.name not in varying]
+    __slots__ = ()
 
     def of_before(self, variables):
         """The losses from before the towers that regularize these variables.
 
         Losses of activations from before the towers belong to an earlier build, and are left out.
         """
-        return [loss for loss in losses_of_variables(self._before, variables)
-                if not depends_on_a_batch(loss)]
+        names = {variable.op.name for variable in variables}
+        return [loss for loss in self.before if graph_walk.ancestors([loss]) & names
+                and not depends_on_a_batch(loss)]
 
     def parts_of(self, loss, losses):
         """Which of these registered losses the loss is computed from.
@@ -103,9 +69,47 @@ class RegisteredLosses:
         """
         known = graph_walk.ancestors([loss])
         found = [each for each in losses if each.op.name in known]
-        return found if found or self._all_known else None
+        return found if found or self.all_known else None
 
-    def make_concrete(self):
+
+class RegisteredLosses:
+    """Finds the losses that calls of the model function register."""
+
+    def __init__(self, graph):
+        self._graph = graph
+        self._all_known = True
+        self._of_variables, self._of_weights, self._earlier = set(), set(), set()
+        self._make_concrete()
+        self._before = _registered()
+
+    @contextlib.contextmanager
+    def of_variable(self):
+        """The context of a `get_variable`, whose loss is of every later call that finds it."""
+        listed = self._graph.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
+        start = len(listed)
+        yield
+        self._make_concrete()
+        self._of_variables.update(map(id, listed[start:]))
+
+    def of_call(self):
+        """The losses that the last call has registered: `Registered`."""
+        if any(loss is not None and not isinstance(loss, tf.Tensor) for loss in
+               self._graph.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)):
+            self._all_known = False
+            self._make_concrete()
+        known = set(map(id, self._before)) | self._earlier
+        new = [loss for loss in _registered() if id(loss) not in known]
+        # A layer registers the loss of a weight with the call that makes the weight, alone.
+        again, covered = [], set().union(*map(_variables_of, new))
+        for loss in _registered():
+            if id(loss) in self._of_variables & self._earlier or (
+                    id(loss) in self._of_weights and covered.isdisjoint(_variables_of(loss))):
+                again.append(loss)
+        self._of_weights.update(id(loss) for loss in new if not depends_on_a_batch(loss))
+        self._earlier.update(map(id, new))
+        return Registered(again + new, self._before, self._all_known)
+
+    def _make_concrete(self):
         """Exchanges the objects that TF 2 registers for `get_variable(regularizer=)` for tensors.
 
         Such an object makes new operations at each use, so that it cannot be told whether a loss
@@ -131,12 +135,6 @@ def _variables_of(loss):
 def _registered():
     return [loss for loss in tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)
             if isinstance(loss, tf.Tensor)]
-
-
-def losses_of_variables(losses, variables):
-    """The losses that are computed from at least one of these variables."""
-    names = {variable.op.name for variable in variables}
-    return [loss for loss in losses if graph_walk.ancestors([loss]) & names]
 
 
 def depends_on_a_batch(loss):

@@ -26,7 +26,7 @@ from towers.placement.tower_device import device_like
 
 
 def make_stateless(operations, fetches, step, graph_seed, keys=None, repeats=None,
-                   called=None):
+                   names=None):
     """Replaces the random ops that the fetches are computed from, in all ops that read them.
 
     Initial values of variables keep their ops.
@@ -40,7 +40,7 @@ def make_stateless(operations, fetches, step, graph_seed, keys=None, repeats=Non
         its seed -> name of the op that the twin replaces.
       repeats: {name of a random op: name of the op whose numbers it has to draw}, see
         `recompute.rewrite`.
-      called: `NamesOnOneMachine`; None where there is one machine.
+      names: `NamesOnOneMachine`; None where there is one machine.
 
     Returns:
       `(replaced, kept)`: counts of random ops. Kept are ops in loops and branches, where a draw
@@ -58,7 +58,7 @@ def make_stateless(operations, fetches, step, graph_seed, keys=None, repeats=Non
         for op in group:
             with tf.name_scope(op.name + '_stateless/'), tf.device(device_like(op)), \
                     tf.control_dependencies(None):
-                key = tf.constant(key_of(name, graph_seed, called), tf.int64)
+                key = tf.constant(key_of(name, graph_seed, names), tf.int64)
                 seed = tf.stack([key, tf.cast(step, tf.int64)])
                 compat.replace_tensor(op.outputs[0], _TWINS[op.type](op, seed))
             if keys is not None:
@@ -84,7 +84,7 @@ def _alike(draws, repeats):
 
 
 def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=None,
-                   called=None):
+                   names=None):
     """Gives a tower's random ops seeds of their own where all towers would draw the same numbers.
 
     Keras 3 draws with stateless ops whose seed is a variable that each call counts up. Towers share
@@ -105,7 +105,7 @@ def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=
       index: the tower's number, of all machines.
       graph_seed: int or None.
       step: scalar integer tensor, or None.
-      keys, repeats, called: as for `make_stateless`.
+      keys, repeats, names: as for `make_stateless`.
 
     Returns:
       The number of ops that got a seed.
@@ -125,7 +125,7 @@ def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=
         name = first_with.setdefault(source, repeats.get(op.name, op.name))
         with tf.name_scope(op.name + '_tower/'), tf.device(device_like(op)), \
                 tf.control_dependencies(None):
-            key = tf.constant(key_of(name, graph_seed, called) if index or step is not None
+            key = tf.constant(key_of(name, graph_seed, names) if index or step is not None
                               else 0, tf.int64)
             second = tf.zeros_like(key) if step is None else tf.cast(step, tf.int64)
             own = tf.cast(tf.stack([key, second]), seed.dtype)
@@ -157,15 +157,15 @@ def make_initial_values_stateless(variables, graph_seed):
     return make_stateless(graph_walk.step_operations(initial), initial, step, graph_seed)
 
 
-def key_of(name, graph_seed, called=None):
+def key_of(name, graph_seed, names=None):
     """The first number of a twin's seed, an int64: graph seed x 2^32 + crc32(name).
 
     Args:
       name: of the op that the twin replaces.
       graph_seed: int or None.
-      called: as for `make_stateless`.
+      names: as for `make_stateless`.
     """
-    name = name if called is None else called.name(name)
+    name = name if names is None else names.name(name)
     number = (((graph_seed or 0) << 32) + zlib.crc32(name.encode())) % 2 ** 64
     return number - 2 ** 64 if number >= 2 ** 63 else number
 
@@ -190,7 +190,7 @@ class NamesOnOneMachine:
         self._number = re.compile(r'(?<![\w.\-])%s_(\d+)' % re.escape(name))
 
     def name(self, own):
-        """The name there of an operation that is called `own` here."""
+        """The name there of an operation that has the name `own` here."""
         found = self._number.search(own)
         if not self.towers_before:
             return own

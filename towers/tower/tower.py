@@ -1,28 +1,9 @@
-"""One tower, the model on one device, as a value; and the options that all towers share."""
+"""One tower, the model on one device; and the towers of a build: values."""
 
 import collections
 
 from towers.placement.tower_device import stages_of
 from towers.tower.objectives import all_pairs
-
-
-TowerOptions = collections.namedtuple('TowerOptions', [
-    'model_fn', 'objectives', 'adds_registered', 'variable_scope', 'reuse', 'earlier',
-    'update_ops', 'random_step', 'check_numerics', 'xla', 'recompute',
-    'cutting', 'micro_batches', 'called', 'served_rank', 'has_copies'])
-"""The options of all towers of a build: arguments of `build_towers`, and:
-
-Fields:
-  objectives: `Objectives`.
-  adds_registered: whether registered losses are added to the model's own.
-  earlier: `BuiltTowers`: the build whose variables are shared; or None.
-  recompute: `'auto'`, or list of names of kept results, see `recompute.rewrite`; or None.
-  cutting: `Cutting`; None where the model is not cut into stages.
-  micro_batches: how many each tower has, one after the other or in a pipeline.
-  called: `NamesOnOneMachine`, for seeds of random ops.
-  served_rank, has_copies: see `InlineUpdates`.
-  random_step: the global step, for seeds of random ops; None where these are left as they are.
-"""
 
 
 class Tower(collections.namedtuple('Tower', [
@@ -67,3 +48,25 @@ class Tower(collections.namedtuple('Tower', [
         return '<Tower %d%s on %s>' % (
             self.index, ', micro-batch %d' % self.micro_batch if self.micro_batch else '',
             '+'.join(stages_of(self.device)))
+
+
+class TowerSet(collections.namedtuple('TowerSet', [
+        'towers', 'recorded', 'losses', 'gradients', 'roles', 'late', 'of_shards', 'recomputed',
+        'how_built', 'cuts', 'slots'], defaults=(None, ()))):
+    """The towers of a build, and the calls of the model function that they were made of.
+
+    Attributes:
+      towers: list of `Tower`, one for each of the request's parts.
+      recorded: `Recorded`: the call for tower 0.
+      losses: `Losses` of tower 0.
+      gradients: `TowerGradients`.
+      roles: `Roles`: what each variable is to the towers.
+      late: `LateWrites`.
+      of_shards: the gradients of all towers' shards, see `VariablesBehindInputs`: a list, of values
+        that are shaped as the losses are.
+      recomputed: list of `Recomputed` of tower 0, one for each loss; or [].
+      how_built: the plan's line about calls and copies.
+      cuts: `StageCuts`, where the model was cut into stages; or None.
+      slots: variables that the model function's own optimizers have made: a list.
+    """
+    __slots__ = ()

@@ -25,7 +25,7 @@ from towers.graph.variable_writes import Writes
 from towers.tower.shards import if_any, weighted
 
 def weigh_additions(metrics, weights):
-    """Weighs the additions to counters of metrics; call this when all towers are built.
+    """Weighs the additions of all towers to counters of metrics.
 
     Args:
       metrics: for each tower its dict of metrics, of the same names; or None.

@@ -18,7 +18,7 @@ def trained_behind(tensor, names):
     return graph_walk.ancestors([tensor], ends=('StopGradient',)) & set(names)
 
 
-class BehindBatch:
+class VariablesBehindInputs:
     """The trainable variables that the inputs of a build are computed from.
 
     Attributes:
