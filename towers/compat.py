@@ -704,3 +704,31 @@ def place_of_download(error):
             place = known.get('download_target', known.get('fpath', place))
         frames = frames.tb_next
     return place
+
+
+def enable_determinism():
+    """Has operations compute the same bits in each run, as far as this TensorFlow can.
+
+    From 2.8 on an operation of a GPU that cannot do so fails. Before, environment variables choose
+    kernels, without a word where there is none: the second one is all that 1.15 and 2.0 look at.
+    """
+    if TF_VERSION >= (2, 8):
+        tensorflow.config.experimental.enable_op_determinism()
+    else:
+        os.environ['TF_DETERMINISTIC_OPS'] = os.environ['TF_CUDNN_DETERMINISTIC'] = '1'
+
+
+# ---- Profiles ------------------------------------------------------------------------------------
+
+
+def start_profile(directory):
+    """Begins a profile for TensorBoard; returns whether it has: before 2.2 graph mode has none."""
+    if TF_VERSION < (2, 2):
+        return False
+    tensorflow.profiler.experimental.start(directory)
+    return True
+
+
+def stop_profile():
+    """Ends the profile, and writes it."""
+    tensorflow.profiler.experimental.stop()

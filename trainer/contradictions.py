@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.tensorflow_errors import reason_of
 from trainer.flags import FLAGS, GROUPS, PATHS
+from trainer.profile_hook import profiled_steps
 
 
 def contradiction(given):
@@ -32,6 +33,9 @@ def _of_values(given):
         return '--train_steps and --train_epochs both say how long to train: give one'
     if not FLAGS.train_steps and not FLAGS.train_epochs:
         return '--train_steps and --train_epochs are both 0: there is nothing to do'
+    if FLAGS.profile_steps and profiled_steps(FLAGS.profile_steps) is None:
+        return ('--profile_steps=%s: expected two steps, the first one above 1 and below the '
+                'second, such as 100,105' % FLAGS.profile_steps)
     if FLAGS.mode == 'predict' and not FLAGS.predictions:
         return '--predictions is empty: name a file to write'
     return next(filter(None, map(_of_a_path, PATHS)), None)
@@ -84,6 +88,9 @@ def _of_the_schedule():
         return '--batch_norm_decay=%g: expected 0 to 1, or -1' % FLAGS.batch_norm_decay
     if FLAGS.average_decay == 1:
         return '--average_decay=1 would never follow the weights: give less'
+    if FLAGS.optimizer == 'lars' and FLAGS.reduction == 'sum':
+        return ('--optimizer=lars adds its decay to the gradient of the mean loss, and '
+                '--reduction=sum multiplies that by the towers: give --reduction=mean')
     return None
 
 
@@ -117,6 +124,9 @@ def _of_the_plan():
     """Of --plan_only, which runs nothing; and of names to keep in memory."""
     if FLAGS.mode == 'memory' and FLAGS.plan_only:
         return '--mode=memory runs steps to measure them, and --plan_only runs nothing: give one'
+    if FLAGS.mode == 'diagnose' and FLAGS.deterministic:
+        return ('--mode=diagnose tells the time in a step, which TensorFlow refuses with '
+                '--deterministic: leave it out')
     if FLAGS.mode in ('diagnose', 'check_data') and FLAGS.plan_only:
         return '--mode=%s makes no plan: leave out --plan_only' % FLAGS.mode
     if FLAGS.plan_only and FLAGS.export_dir:
@@ -170,7 +180,7 @@ _GOES_WITH = [  # a flag, and the values of another one with which it is of use
     ('synchronous', 'cluster', ['ps']),
     ('backup_workers', 'cluster', ['ps']),
     ('cluster', 'mode', ['train']),
-    ('momentum', 'optimizer', ['momentum', 'rmsprop']),
+    ('momentum', 'optimizer', ['momentum', 'rmsprop', 'lars']),
     ('all_reduce', 'variable_device', ['replicated', 'auto']),
     ('decay_epochs', 'decay', ['exponential', 'cosine']),
     ('decay_rate', 'decay', ['exponential']),
@@ -199,7 +209,8 @@ def _of_no_use(given):
                 'no' * (FLAGS[flag].value is False), flag, other, FLAGS[other].value,
                 ' or '.join(values))
     for flag in _OF_NETWORKS_BY_NAME:
-        if flag in given and ':' in FLAGS.model:
+        if flag in given and ':' in FLAGS.model and not (
+                flag == 'weight_decay' and FLAGS.optimizer in ('lars', 'lamb')):  # its own decay
             return '--%s is of no use with --model=%s: it goes with a network by name' % (
                 flag, FLAGS.model)
     return None
@@ -235,15 +246,16 @@ def _unclear_machines():
 # Flags of the run around its steps, of what a step computes, and of the network on its devices.
 _OF_THE_RUN = frozenset(
     'train_steps train_epochs stop_at_accuracy stop_after eval_steps save_steps keep keep_best '
-    'log_every summary_steps fingerprint base_learning_rate base_batch_size lr_scaling '
-    'warmup_epochs decay decay_epochs decay_rate'.split())
+    'log_every summary_steps profile_steps fingerprint base_learning_rate base_batch_size '
+    'lr_scaling warmup_epochs decay decay_epochs decay_rate'.split())
 _OF_A_STEP = frozenset(
     'augment augment_shift remainder accumulate recompute micro_batches schedule reduction '
     'all_reduce update_ops batch_norm shares optimizer momentum clip_norm average_decay '
     'check_numerics'.split())
 _OF_A_NETWORK = frozenset(GROUPS['Towers'] + GROUPS['Memory and threads'] + GROUPS['Optimizer'] + [
     'model', 'image_size', 'weight_decay', 'aux_loss_weight', 'batch_norm_decay', 'seed',
-    'check_numerics', 'augment_shift', 'recover', 'remainder', 'augment', 'export_dir'])
+    'deterministic', 'check_numerics', 'augment_shift', 'recover', 'remainder', 'augment',
+    'export_dir'])
 _WITHOUT_EFFECT = {'train': frozenset(), 'diagnose': _OF_THE_RUN | {'export_dir'},
                    'memory': _OF_THE_RUN | {'export_dir'},
                    'eval': _OF_THE_RUN | _OF_A_STEP, 'predict': _OF_THE_RUN | _OF_A_STEP,

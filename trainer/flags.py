@@ -40,8 +40,9 @@ GROUPS = collections.OrderedDict([
                    'average_decay']),
     ('The run', ['train_dir', 'train_steps', 'train_epochs', 'stop_at_accuracy', 'stop_after',
                  'eval_steps', 'save_steps', 'keep', 'keep_best', 'recover', 'seed',
-                 'check_numerics']),
-    ('What is shown and written', ['log_every', 'summary_steps', 'fingerprint', 'predictions',
+                 'deterministic', 'check_numerics']),
+    ('What is shown and written', ['log_every', 'summary_steps', 'profile_steps', 'fingerprint',
+                                   'predictions',
                                    'export_dir', 'plan_only', 'audit_runtime'])])
 
 # Flags that are paths.
@@ -78,7 +79,8 @@ flags.DEFINE_float('diagnose_seconds', 5, 'for each of the measurements of --mod
 flags.DEFINE_integer('image_size', 0, 'height and width in pixels; 0: what the network asks for, '
                      'and for --model=digits what the data set has',
                      lower_bound=0, upper_bound=MOST_PIXELS)
-flags.DEFINE_float('weight_decay', 4e-5, 'factor of the L2 loss of the weights',
+flags.DEFINE_float('weight_decay', 4e-5, 'factor of the L2 loss of the weights; of the decay of '
+                   'lars and lamb, which have no L2 loss',
                    lower_bound=0, upper_bound=MOST_FLOAT)
 flags.DEFINE_float('aux_loss_weight', 0.4, 'factor of the loss of auxiliary logits, for networks '
                    'that have them; 0 builds none', lower_bound=0, upper_bound=MOST_FLOAT)
@@ -185,8 +187,9 @@ flags.DEFINE_float('start_timeout', 120, 'seconds to wait for the other machines
 flags.DEFINE_float('dead_after', 30, 'seconds without a sign of life after which another worker of '
                    'a ring is gone', lower_bound=0.5, upper_bound=MOST_FLOAT)
 
-flags.DEFINE_enum('optimizer', 'adam', ['sgd', 'momentum', 'adam', 'rmsprop'], 'update rule')
-flags.DEFINE_float('momentum', 0.9, 'for momentum and rmsprop', lower_bound=0, upper_bound=1)
+flags.DEFINE_enum('optimizer', 'adam', ['sgd', 'momentum', 'adam', 'rmsprop', 'lars', 'lamb'],
+                  'update rule')
+flags.DEFINE_float('momentum', 0.9, 'for momentum, rmsprop and lars', lower_bound=0, upper_bound=1)
 flags.DEFINE_float('clip_norm', 0, 'largest global norm of the combined gradient; 0: no clipping',
                    lower_bound=0, upper_bound=MOST_FLOAT)
 flags.DEFINE_float('base_learning_rate', 0.001, 'learning rate of one tower',
@@ -229,6 +232,8 @@ flags.DEFINE_boolean('recover', False, 'when the newest checkpoint is damaged, g
                      'before it')
 flags.DEFINE_integer('seed', 1, 'of the initial weights, the data order, shifts and dropout',
                      lower_bound=0, upper_bound=2 ** 31 - 1)
+flags.DEFINE_boolean('deterministic', False, 'the same bits in each run on GPUs, too, where '
+                     'TensorFlow has kernels for that; slower, and without input wait')
 flags.DEFINE_boolean('check_numerics', True, 'stop at the first NaN or infinity in a loss or a '
                      'gradient')
 
@@ -236,6 +241,8 @@ flags.DEFINE_integer('log_every', 100, 'steps from one line of metrics.jsonl to 
                      'the screen where it is no terminal', lower_bound=1, upper_bound=MOST_STEPS)
 flags.DEFINE_integer('summary_steps', 100, 'steps from one TensorBoard summary to the next; 0: '
                      'none', lower_bound=0, upper_bound=MOST_STEPS)
+flags.DEFINE_string('profile_steps', '', "two steps, '100,105': a Chrome trace of the first one, "
+                    "and TensorBoard's profile of those after it, up to the second")
 flags.DEFINE_boolean('fingerprint', False, 'write checksums of the initial weights and of the '
                      'examples seen to metrics.jsonl, to compare runs by')
 flags.DEFINE_string('predictions', 'predictions.csv', 'file that --mode=predict writes, a row an '

@@ -20,6 +20,7 @@ from trainer.data import is_own, own_failure
 from trainer.fingerprint import FingerprintHook
 from trainer.flags import FLAGS, train_dir
 from trainer.metrics_hook import MetricsHook
+from trainer.profile_hook import ProfileHook, profiled_steps
 from trainer.progress import ProgressHook
 
 
@@ -54,7 +55,8 @@ def make_hooks(job, cluster=None):
     if scaled is not None:
         values += [('loss_scale', scaled.scale), ('skipped_steps', scaled.skipped_steps)]
     log_values = values + ([] if job.checksum is None else [('examples_checksum', job.checksum)])
-    watch = towers.InputWatchHook(job.train_op, say=None)
+    # TensorFlow refuses to tell the time in a step whose operations are deterministic.
+    watch = None if FLAGS.deterministic else towers.InputWatchHook(job.train_op, say=None)
     progress = ProgressHook(
         [('lr' if name == 'learning_rate' else name, value) for name, value in values], counts,
         log_every=FLAGS.log_every, devices=job.built.devices, fetch_every_step=True,
@@ -63,10 +65,13 @@ def make_hooks(job, cluster=None):
         log_values, counts, os.path.join(train_dir(), 'metrics.jsonl'), log_every=FLAGS.log_every,
         fetch_every_step=True, say=progress.write, input_watch=watch,
         unit=job.setup.model.unit)
-    listeners = [progress, metrics]
+    listeners, profiles = [progress, metrics], []
     if FLAGS.summary_steps:
         listeners.append(SummaryHook(default_summaries(job.built, job.learning_rate), counts,
                                      train_dir(), summary_steps=FLAGS.summary_steps))
+    if FLAGS.profile_steps:
+        profiles.append(ProfileHook(counts, os.path.join(train_dir(), 'profile'),
+                                    *profiled_steps(FLAGS.profile_steps), say=progress.write))
     fingerprint = [FingerprintHook(job.built.variables, counts.global_step, metrics.log)
                    ] if FLAGS.fingerprint else []
     signals = StopOnSignalHook() if cluster is None else towers.StopTogetherHook(cluster, job.built)
@@ -90,9 +95,9 @@ def make_hooks(job, cluster=None):
             # of the run, however many it has done itself.
             of_cluster = [tf.train.StopAtStepHook(last_step=counts.last_step), end]
     newest = NewestCheckpoint(train_dir())
-    first = ([StartInputHook(job.iterator, job.evaluation), watch,
-              LongStepHook(watch.watch, say=progress.write)]
-             + of_cluster + listeners + fingerprint + [evaluation])
+    watching = [] if watch is None else [watch, LongStepHook(watch.watch, say=progress.write)]
+    first = ([StartInputHook(job.iterator, job.evaluation)] + watching
+             + of_cluster + listeners + profiles + fingerprint + [evaluation])
     return RunHooks(first, [hook.listener for hook in listeners] + [newest], progress, evaluation,
                     signals, tested, end, newest, best)
 

@@ -18,7 +18,8 @@ from trainer.cluster import counted, examples_a_step, share, workers_a_step
 from trainer.fingerprint import ExamplesChecksum
 from trainer.flags import FLAGS
 from trainer.own_model import OwnModel, is_own_model
-from trainer.optimizer import clip, make_learning_rate, make_loss_scale, make_optimizer
+from trainer.optimizer import (clip, make_learning_rate, make_loss_scale, make_optimizer,
+                               weight_of_l2_loss)
 from trainer.position import START, end_of_run, epochs_of
 from trainer.resources import memory_of_tower, session_config
 
@@ -73,7 +74,7 @@ def make_setup(dataset):
     else:
         model = Classifier(
             registry.get_network(FLAGS.model), dataset.num_classes, FLAGS.image_size or None,
-            FLAGS.weight_decay, FLAGS.aux_loss_weight,
+            weight_of_l2_loss(), FLAGS.aux_loss_weight,
             None if FLAGS.batch_norm_decay < 0 else FLAGS.batch_norm_decay, dataset.image_shape)
     return Setup(model, dataset, FLAGS.batch_size, FLAGS.variable_device or None,
                  'auto' if '+' in FLAGS.devices else None)
@@ -123,8 +124,7 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
                 transform_gradients=clip if FLAGS.clip_norm else None), devices, FLAGS.reduction,
             remainder='error' if epochs.is_static else 'weight', shares=shares_of_towers(),
             global_step=global_step, regularization=model.regularization,
-            update_ops=FLAGS.update_ops,
-            batch_norm=FLAGS.batch_norm,
+            update_ops=FLAGS.update_ops, batch_norm=FLAGS.batch_norm,
             variables=towers.VariablePlacement(
                 variable_device, FLAGS.all_reduce if variable_device == 'replicated' else None),
             numerics=towers.Numerics(FLAGS.precision, make_loss_scale(), FLAGS.xla,

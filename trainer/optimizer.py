@@ -4,6 +4,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from trainer.flags import FLAGS
+from trainer.large_batch_optimizers import LAMBOptimizer, LARSOptimizer
 
 
 def make_learning_rate(batch_size, num_towers, examples_per_epoch, last_example, workers=1):
@@ -47,7 +48,14 @@ def make_optimizer(learning_rate):
             'momentum': lambda: tf.train.MomentumOptimizer(learning_rate, FLAGS.momentum),
             'adam': lambda: tf.train.AdamOptimizer(learning_rate),
             'rmsprop': lambda: tf.train.RMSPropOptimizer(learning_rate, momentum=FLAGS.momentum),
+            'lars': lambda: LARSOptimizer(learning_rate, FLAGS.momentum, FLAGS.weight_decay),
+            'lamb': lambda: LAMBOptimizer(learning_rate, weight_decay=FLAGS.weight_decay),
             }[FLAGS.optimizer]()
+
+
+def weight_of_l2_loss():
+    """Factor of the L2 loss: --weight_decay; 0 where the optimizer itself decays weights."""
+    return 0. if FLAGS.optimizer in ('lars', 'lamb') else FLAGS.weight_decay
 
 
 def make_loss_scale():

@@ -50,6 +50,7 @@ def evaluate(evaluation, setup, prefix=None):
 def evaluate_in_graph(setup, prefix):
     """As `evaluate`, in a graph of its own."""
     with tf.Graph().as_default():
+        tf.set_random_seed(FLAGS.seed)
         return evaluate(make_evaluation(setup), setup, prefix)
 
 

@@ -15,6 +15,7 @@ RESUMING = collections.OrderedDict([
     # Not recorded: about this start of the program, not about the run.
     (None, ['mode', 'data_dir', 'skip_bad', 'diagnose_seconds', 'init_from',
             'train_dir', 'recover', 'predictions', 'export_dir', 'plan_only', 'audit_runtime',
+            'profile_steps',
             'memory_limit', 'memory_plot', 'memory_fraction', 'allow_growth', 'intra_op_threads',
             'inter_op_threads', 'worker_hosts', 'ps_hosts', 'job_name', 'task_index',
             'start_timeout', 'dead_after']),
@@ -27,7 +28,7 @@ RESUMING = collections.OrderedDict([
                'batch_norm', 'shares', 'xla',
                'cluster', 'synchronous', 'backup_workers', 'momentum', 'clip_norm',
                'base_learning_rate', 'base_batch_size', 'lr_scaling', 'warmup_epochs', 'decay',
-               'decay_epochs', 'decay_rate', 'seed']),
+               'decay_epochs', 'decay_rate', 'seed', 'deterministic']),
     # These add or remove variables of the checkpoints.
     (STATE, ['model', 'dataset', 'num_classes', 'background_class', 'image_size',
              'aux_loss_weight', 'precision', 'loss_scale', 'optimizer', 'average_decay',

@@ -49,7 +49,19 @@ def refusal(capsys, *argv):
     ('--plan_only --audit_runtime', '--plan_only runs nothing, so there is nothing for '
      '--audit_runtime to check'),
     ('--momentum=0.5', '--momentum is of no use with --optimizer=adam: it goes with momentum or '
-     'rmsprop'),
+     'rmsprop or lars'),
+    ('--mode=diagnose --deterministic', '--mode=diagnose tells the time in a step, which TensorFlow '
+     'refuses with --deterministic: leave it out'),
+    ('--model=a:b --dataset=c:d --weight_decay=0.1', '--weight_decay is of no use with --model=a:b: '
+     'it goes with a network by name'),
+    ('--profile_steps=100', '--profile_steps=100: expected two steps, the first one above 1 and '
+     'below the second, such as 100,105'),
+    ('--profile_steps=1,5', '--profile_steps=1,5: expected two steps, the first one above 1 and '
+     'below the second, such as 100,105'),
+    ('--profile_steps=9,9', '--profile_steps=9,9: expected two steps, the first one above 1 and '
+     'below the second, such as 100,105'),
+    ('--optimizer=lars', '--optimizer=lars adds its decay to the gradient of the mean loss, and '
+     '--reduction=sum multiplies that by the towers: give --reduction=mean'),
     ('--decay_epochs=2', '--decay_epochs is of no use with --decay=none: it goes with exponential '
      'or cosine'),
     ('--decay=cosine --decay_rate=0.5', '--decay_rate is of no use with --decay=cosine: it goes '

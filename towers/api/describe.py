@@ -138,7 +138,7 @@ def _cluster(cluster, batch_size, all_towers):
 # Optimizers whose step scales with the gradient, and those that divide by the gradient's size.
 _SCALES_WITH_GRADIENT = ('GradientDescentOptimizer', 'MomentumOptimizer')
 _IGNORES_SCALE = ('AdamOptimizer', 'RMSPropOptimizer', 'AdagradOptimizer', 'AdadeltaOptimizer',
-                  'AdamWeightDecayOptimizer')
+                  'AdamWeightDecayOptimizer', 'LAMBOptimizer')
 
 
 def _gradient(request, all_towers, together):

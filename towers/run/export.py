@@ -48,6 +48,7 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) 
         raise InvalidArgumentError('%s exists already: an export of step %d. Remove it, or export '
                                    'elsewhere.' % (target, step))
     with tf.Graph().as_default():
+        tf.set_random_seed(0)  # deterministic operations are refused without; nothing is drawn
         inputs, outputs = _checked_signature(build())
         names, _ = averages_in(checkpoint, tf.global_variables())
         check_fits(checkpoint, names)

@@ -36,7 +36,7 @@ _PRODUCTS = frozenset([
 # Variables that an optimizer keeps for each one that it trains.
 _SLOTS = {
     'AdadeltaOptimizer': 2, 'AdagradDAOptimizer': 2, 'AdagradOptimizer': 1, 'AdamOptimizer': 2,
-    'FtrlOptimizer': 2, 'GradientDescentOptimizer': 0, 'MomentumOptimizer': 1,
+    'FtrlOptimizer': 2, 'GradientDescentOptimizer': 0, 'LAMBOptimizer': 2, 'MomentumOptimizer': 1,
     'ProximalAdagradOptimizer': 1, 'ProximalGradientDescentOptimizer': 0, 'RMSPropOptimizer': 2}
 
 

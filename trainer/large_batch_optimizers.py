@@ -1,0 +1,180 @@
+"""LARS and LAMB: momentum and Adam with a learning rate of its own for each layer.
+
+In large batches the gradients of some layers are large for their weights, and those of others are
+small. Both rules measure each variable's step by the norm of the variable. A variable of one
+dimension (a bias, scale or offset of batch norm) is neither decayed nor measured. Each part of a
+partitioned variable counts as a variable.
+"""
+
+import tensorflow.compat.v1 as tf
+
+
+class _LayerwiseOptimizer(tf.train.Optimizer):
+    """An optimizer whose update of a variable is one function of gradient, variable and slots.
+
+    `apply_gradients` calls it on the device of the variable. A sparse gradient is made a dense one,
+    because all rows take part in the norms and are decayed.
+    """
+
+    def __init__(self, learning_rate, name):
+        super(_LayerwiseOptimizer, self).__init__(False, name)
+        self._learning_rate = learning_rate
+        self._rate = None  # a tensor, once there are gradients to apply
+
+    def _prepare(self):
+        rate = self._learning_rate
+        self._rate = tf.convert_to_tensor(rate() if callable(rate) else rate, name='learning_rate')
+
+    def _update(self, gradient, variable):
+        """The operation that writes the variable and its slots, for a dense gradient."""
+        raise NotImplementedError
+
+    def _apply_dense(self, grad, var):
+        return self._update(grad, var)
+
+    def _resource_apply_dense(self, grad, handle):
+        return self._update(grad, handle)
+
+    def _apply_sparse(self, grad, var):
+        return self._resource_apply_sparse(grad.values, var, grad.indices)
+
+    def _resource_apply_sparse(self, grad, handle, indices):
+        return self._update(tf.math.unsorted_segment_sum(grad, indices, tf.shape(handle)[0]),
+                            handle)
+
+    def _slot_value(self, variable, name):
+        return self.get_slot(variable, name).read_value()
+
+
+class LARSOptimizer(_LayerwiseOptimizer):
+    """Momentum by layer-wise adaptive rates (You et al. 2017, arXiv 1708.03888, algorithm 1).
+
+    For a variable w with the gradient g, of two dimensions or more:
+
+        local = trust_coefficient * |w| / (|g| + weight_decay * |w|)
+        v <- momentum * v + learning_rate * local * (g + weight_decay * w)
+        w <- w - v
+
+    Of one dimension, local is 1 and there is no decay. Where |w| or |g| is 0 the paper says
+    nothing; local is 1 there, too, as in `tf.contrib.opt.LARSOptimizer`. The gradient has to be
+    that of the mean loss: that of a sum is decayed less.
+    """
+
+    def __init__(self, learning_rate, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001,
+                 name='LARS'):
+        """
+        Args:
+          learning_rate: number, scalar tensor, or function that returns one.
+          momentum: number.
+          weight_decay: the paper's beta, a number.
+          trust_coefficient: the paper's eta, a number.
+          name: of the operations and slots.
+        """
+        super(LARSOptimizer, self).__init__(learning_rate, name)
+        self._momentum = momentum
+        self._weight_decay = weight_decay
+        self._trust_coefficient = trust_coefficient
+
+    def _create_slots(self, var_list):
+        for variable in var_list:
+            self._zeros_slot(variable, 'momentum', self._name)
+
+    def _update(self, gradient, variable):
+        step = tf.cast(self._rate, gradient.dtype) * gradient
+        if _is_measured(variable):
+            value = variable.read_value()
+            of_value, of_gradient = _norm(value), _norm(gradient)
+            local = _where_both(of_value, of_gradient, self._trust_coefficient * of_value / (
+                of_gradient + self._weight_decay * of_value))
+            step = tf.cast(tf.cast(self._rate, local.dtype) * local, gradient.dtype) * (
+                gradient + self._weight_decay * value)
+        step += self._momentum * self._slot_value(variable, 'momentum')
+        return tf.group(tf.assign(self.get_slot(variable, 'momentum'), step),
+                        tf.assign_sub(variable, step))
+
+
+class LAMBOptimizer(_LayerwiseOptimizer):
+    """Adam by layer-wise adaptive rates (You et al. 2019, arXiv 1904.00962, algorithm 2).
+
+    For a variable w with the gradient g, at step t from 1, of two dimensions or more:
+
+        m <- beta1 * m + (1 - beta1) * g
+        v <- beta2 * v + (1 - beta2) * g^2
+        r = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon)
+        w <- w - learning_rate * |w| / |r + weight_decay * w| * (r + weight_decay * w)
+
+    Of one dimension, w <- w - learning_rate * r. Where one of the norms is 0 their ratio is 1, as
+    in the authors' program. The paper's function phi is the identity.
+    """
+
+    def __init__(self, learning_rate, beta1=0.9, beta2=0.999, epsilon=1e-6, weight_decay=0.01,
+                 name='LAMB'):
+        """
+        Args:
+          learning_rate: number, scalar tensor, or function that returns one.
+          beta1, beta2: numbers below 1.
+          epsilon: number.
+          weight_decay: the paper's lambda, a number.
+          name: of the operations and slots.
+        """
+        super(LAMBOptimizer, self).__init__(learning_rate, name)
+        self._beta1, self._beta2, self._epsilon = beta1, beta2, epsilon
+        self._weight_decay = weight_decay
+        self._left = None  # 1 - beta^t, two tensors, once there are gradients to apply
+
+    def _create_slots(self, var_list):
+        first = min(var_list, key=lambda variable: variable.name)
+        for name, value in (('beta1_power', self._beta1), ('beta2_power', self._beta2)):
+            self._create_non_slot_variable(value, name, first)  # named as Adam's
+        for variable in var_list:
+            self._zeros_slot(variable, 'm', self._name)
+            self._zeros_slot(variable, 'v', self._name + '_1')
+
+    def _powers(self):
+        graph = tf.get_default_graph()
+        return [self._get_non_slot_variable(name, graph) for name in ('beta1_power', 'beta2_power')]
+
+    def _prepare(self):
+        super(LAMBOptimizer, self)._prepare()
+        powers = self._powers()
+        with tf.colocate_with(powers[0]):
+            self._left = [1 - power.read_value() for power in powers]
+
+    def _update(self, gradient, variable):
+        left1, left2 = [tf.cast(left, gradient.dtype) for left in self._left]
+        m = self._beta1 * self._slot_value(variable, 'm') + (1 - self._beta1) * gradient
+        v = self._beta2 * self._slot_value(variable, 'v') + (1 - self._beta2) * tf.square(gradient)
+        step = m / left1 / (tf.sqrt(v / left2) + self._epsilon)
+        rate = tf.cast(self._rate, gradient.dtype)
+        if _is_measured(variable):
+            value = variable.read_value()
+            step += self._weight_decay * value
+            of_value, of_step = _norm(value), _norm(step)
+            rate *= tf.cast(_where_both(of_value, of_step, of_value / of_step), gradient.dtype)
+        return tf.group(tf.assign(self.get_slot(variable, 'm'), m),
+                        tf.assign(self.get_slot(variable, 'v'), v),
+                        tf.assign_sub(variable, rate * step))
+
+    def _finish(self, update_ops, name_scope):
+        powers = self._powers()
+        with tf.control_dependencies(update_ops), tf.colocate_with(powers[0]):
+            counted = [tf.assign(power, power.read_value() * beta)
+                       for power, beta in zip(powers, (self._beta1, self._beta2))]
+        return tf.group(*update_ops + counted, name=name_scope)
+
+
+def _is_measured(variable):
+    """Whether a variable is decayed, and its step measured by its norm."""
+    return variable.shape.ndims > 1
+
+
+def _norm(tensor):
+    """The norm of all of a tensor; of 16-bit numbers, whose squares overflow, in float32."""
+    if tensor.dtype.size < 4:
+        tensor = tf.cast(tensor, tf.float32)
+    return tf.sqrt(tf.reduce_sum(tf.square(tensor)))
+
+
+def _where_both(first, second, ratio):
+    """The ratio where both norms are above 0; else 1."""
+    return tf.where(tf.logical_and(first > 0, second > 0), ratio, tf.ones_like(ratio))
