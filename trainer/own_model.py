@@ -68,7 +68,7 @@ class OwnModel:
         def model_fn(features, labels=None):
             if mode != 'infer':
                 return self._called(features, labels, mode)
-            output = to_model_output(self._called(features, None, mode), 0, needs_loss=False)
+            output = to_model_output(self._called(features, None, mode), needs_loss=False)
             if output.predictions is None:
                 raise towers.ModelFunctionError(
                     "--model=%s returned no predictions for the mode 'infer': expected a dict of "
