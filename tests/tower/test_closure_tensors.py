@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.errors import ClusterError, GradientError
+from towers.errors import GradientError
 
 HELD = {}
 slow = pytest.mark.slow
@@ -230,13 +230,11 @@ def built_in_a_ring(transform):
                                'mean', cluster=ring)
 
 
-def test_in_a_ring_a_workers_own_loss_and_batch_are_refused_and_may_be_shown():
+def test_in_a_ring_a_workers_own_loss_is_refused_and_may_be_shown():
+    """The batch itself in the update is for `drift_check` to find."""
     with tf.Graph().as_default(), pytest.raises(
             GradientError, match="the loss of one worker's examples"):
         built_in_a_ring(lambda pairs: [(g * HELD['loss'], v) for g, v in pairs])
-    with tf.Graph().as_default(), pytest.raises(
-            ClusterError, match='Iterator.* has a part in the update'):
-        built_in_a_ring(lambda pairs: [(g * HELD['batch'][0], v) for g, v in pairs])
     built = built_in_a_ring(lambda pairs: [
         (tf.Print(g, [HELD['loss'], HELD['batch']]), v) for g, v in pairs])
     assert isinstance(built.train_op, tf.Operation)

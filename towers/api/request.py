@@ -9,7 +9,7 @@ from towers.arguments import (check_choice, check_graph_mode, check_instance, ch
 from towers.api.built import BuiltTowers, check_same_graph
 from towers.api.objective import checked_objectives
 from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement
-from towers.cluster.other_combiners import check_alone
+from towers.placement.other_combiners import check_alone
 from towers.errors import InvalidArgumentError, ModelFunctionError
 from towers.graph.scopes import full_scope_name, scope_to_enter
 from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve_devices

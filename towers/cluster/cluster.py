@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import check_choice, check_count, check_flag, check_instance
 from towers.cluster import partitioned_embeddings
 from towers.cluster.horovod import HorovodMachines, load_horovod
-from towers.cluster.other_combiners import combiner_of, name_of
+from towers.placement.other_combiners import combiner_of, name_of
 from towers.cluster.parameter_servers import ServedMachines
 from towers.cluster.ports import same_address
 from towers.cluster.ring import RingMachines

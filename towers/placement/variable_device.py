@@ -5,7 +5,7 @@ import functools
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.other_combiners import check_alone
+from towers.placement.other_combiners import check_alone
 from towers.errors import DeviceError, InvalidArgumentError
 from towers.graph.nests import bytes_of
 from towers.placement.devices import (canonical_device, check_variable_device,
