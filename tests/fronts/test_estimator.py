@@ -301,7 +301,7 @@ def test_nothing_stays_in_collections_and_another_call_has_scopes_of_its_own(gra
     with tf.variable_scope('', reuse=tf.AUTO_REUSE):
         specs = [build(FEATURES, LABELS, mode, PARAMS) for mode in (TRAIN, EVAL)]
     assert len(tf.global_variables()) == 1
-    assert any(op.name.startswith('tower_call_2_1/') for op in graph.get_operations())
+    assert any(op.name.startswith('build_2/tower_1/') for op in graph.get_operations())
     left = [key for key in graph.get_all_collection_keys() if 'optimizer_calls' in str(key)]
     assert not left and tf.train.export_meta_graph(graph=graph)
     with session() as running:

@@ -160,9 +160,9 @@ def test_padding_is_cut_off_again(dynamic):
     sizes = [1, 1, 0]
     if dynamic:
         sizes = [tf.placeholder_with_default(size, []) for size in sizes]
-    parts = [{'y': tf.constant([[float(k)]]), 'scalar': tf.constant(k)} for k in range(3)]
+    parts = [{'y': tf.constant([[float(k)]] * 2), 'scalar': tf.constant(k)} for k in range(3)]
     values = run(merge_predictions(parts, sizes))
-    assert values['y'].tolist() == [[0.], [1.]]
+    assert values['y'].tolist() == [[0.], [0.], [1.], [1.]]  # two rows an example
     assert values['scalar'].tolist() == [0, 1]  # of the towers with an example
 
 

@@ -190,8 +190,8 @@ def merge_predictions(predictions, sizes, examples=None):
 
     Args:
       predictions: list of N equal nests of tensors.
-      sizes: N numbers of examples when shards may be padded, so that padding is cut off again;
-        None where shards hold just their examples.
+      sizes: N numbers of examples where a shard without one holds padding, whose rows are left
+        out; None where shards hold just their examples.
       examples: of the first shard, an int; None where it is not static.
 
     Returns:
@@ -245,20 +245,28 @@ def _merge(parts, sizes):
         return None
     if isinstance(parts[0], tf.SparseTensor):
         if sizes is not None:
-            parts = [_first_rows(part, size) for part, size in zip(parts, sizes)]
+            parts = [_first_rows(part, _rows(part.dense_shape[0], size))
+                     for part, size in zip(parts, sizes)]
         # Shards may differ in the other dimensions, as the texts of a decoder do in length.
         return tf.sparse.concat(0, parts, expand_nonconcat_dim=True)
     if isinstance(parts[0], tf.RaggedTensor):
         if sizes is not None:
-            parts = [part[:size] for part, size in zip(parts, sizes)]
+            parts = [part[:_rows(part.nrows(), size)] for part, size in zip(parts, sizes)]
         return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
     parts = [tf.convert_to_tensor(part) for part in parts]
     if parts[0].shape.ndims == 0:
         scalars = tf.stack(parts)
         return scalars if sizes is None else tf.boolean_mask(scalars, tf.stack(sizes) > 0)
     if sizes is not None:
-        parts = [part[:size] for part, size in zip(parts, sizes)]
+        parts = [part[:_rows(tf.shape(part)[0], size)] for part, size in zip(parts, sizes)]
     return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
+
+
+def _rows(rows, size):
+    """How many rows of a shard's prediction count: none if its example is padding, else all."""
+    if isinstance(size, int):
+        return rows if size else 0
+    return tf.where(size > 0, rows, tf.zeros_like(rows))
 
 
 def _first_rows(part, count):
