@@ -233,6 +233,17 @@ def test_another_transformation_of_the_sums_is_named_and_a_look_at_them_is_none(
     assert why is None if text is None else text in why
 
 
+def test_a_build_with_another_plan_is_the_same_build():
+    with tf.Graph().as_default():
+        cluster = towers.Cluster('ring', ['a:1', 'b:1'], rank=0)
+        built = towers.build_towers(mean_of_squares, tf.ones([8, 3]),
+                                    tf.train.GradientDescentOptimizer(.5), 1, 'mean',
+                                    cluster=cluster)
+        told = built._replace(plan=built.plan._replace(learning_rate='falls'))
+        assert fingerprint_of_all(cluster, told) == fingerprint_of_all(cluster, built)
+
+
+
 @pytest.mark.parametrize('batch, fields, text', [
     (4, dict(uneven=True), None), (7, dict(uneven=True, num_towers=2), None),
     (4, ASYNCHRONOUS, 'its number of examples a step is 8, and that of worker 0 4')])

@@ -21,9 +21,9 @@ def fingerprint_of_all(cluster, built, settings=None):
     """
     builds = builds_of(built)
     own = dict(_of_build(cluster, built, settings), others=[
-        _of_build(cluster, each) for each in builds if each is not built])
+        _of_build(cluster, each) for each in builds if each.machines is not built.machines])
     if own['others']:
-        own['build_of_join'] = [each is built for each in builds].index(True)
+        own['build_of_join'] = [each.machines is built.machines for each in builds].index(True)
     return own
 
 
