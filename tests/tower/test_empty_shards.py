@@ -20,7 +20,7 @@ def model_fn(images):
                                         tf.GraphKeys.METRIC_VARIABLES])
     count = tf.assign_add(seen, tf.shape(images, out_type=tf.int64)[0])
     return towers.ModelOutput(tf.reduce_mean(logits), {'logits': logits, 'maps': net}, {
-        'mean': tf.metrics.mean(tf.reduce_sum(logits, 1)), 'seen': (tf.identity(seen), count),
+        'mean': tf.metrics.mean(tf.reduce_sum(logits, 1)), 'seen': (seen, count),
         'by class': tf.metrics.mean_per_class_accuracy(
             tf.zeros([tf.shape(images)[0]], tf.int64), tf.argmax(logits, 1), 16)})
 
@@ -64,3 +64,24 @@ def test_a_metric_that_does_not_add_is_refused_by_name():
             session.run(update, {x: [1., 2., 3.]})
             with pytest.raises(tf.errors.InvalidArgumentError, match='metric of .*largest adds'):
                 session.run(update, {x: [1.]})
+
+
+def test_what_training_counts_leaves_padding_out():
+    def counting(labels):
+        seen = tf.get_variable('seen', [], tf.int32, tf.zeros_initializer(), trainable=False)
+        bank = tf.get_variable('bank', [9], tf.float64, tf.zeros_initializer(), trainable=False)
+        loss = tf.reduce_mean(tf.cast(labels, tf.float64)) * tf.get_variable(
+            'w', [], tf.float64, tf.ones_initializer())
+        return {'loss': loss, 'updates': [
+            tf.assign_add(seen, tf.shape(labels)[0]), tf.scatter_add(bank, labels, tf.ones([tf.shape(
+                labels)[0]], tf.float64))]}
+    with tf.Graph().as_default():
+        labels = tf.placeholder(tf.int64, [None])
+        built = towers.build_towers(counting, labels, tf.train.GradientDescentOptimizer(.1), 4,
+                                    remainder='weight')
+        seen, bank = [each for name in ('seen', 'bank') for each in tf.global_variables(name)]
+        with tf.Session(config=towers.session_config(4)) as session:
+            session.run(tf.global_variables_initializer())
+            session.run(built.train_op, {labels: [2, 2, 5]})
+            assert session.run(seen) == 3
+            assert session.run(bank).tolist() == [0, 0, 2, 0, 0, 1, 0, 0, 0]

@@ -14,6 +14,7 @@ from towers.api.request import checked_request
 from towers.api.reuse import call_for_each_tower
 from towers.api.train_ops import update_variables
 from towers.errors import InputError
+from towers.graph.variable_access import metric_variables
 from towers.placement.variable_device import only_device
 from towers.reduce.accumulation import accumulate as accumulate_gradients
 from towers.reduce.accumulation import check_order
@@ -30,7 +31,7 @@ from towers.tower.refused_builds import check_not_nested, undone_on_error
 from towers.tower.objectives import map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import split_batch, static_batch_size
-from towers.tower.uneven_counts import weigh_additions
+from towers.tower.uneven_counts import leave_out_padding, weigh_additions
 from towers.tower.variables_behind_inputs import VariablesBehindInputs
 
 
@@ -229,6 +230,8 @@ def merge_outputs(tower_set, request, shards):
         with tf.control_dependencies(late.metrics):
             merged = merge_metrics(metrics, shards.weights, shards.inputs[0])
         weigh_additions(metrics, shards.weights)
+        leave_out_padding(towers, shards.weights, set(metric_variables()).union(
+            tower_set.roles.of_every_tower))
         with tf.control_dependencies(late.predictions):
             first = towers[0].size if shards.is_even and isinstance(towers[0].size, int) else None
             return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded,

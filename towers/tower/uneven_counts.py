@@ -8,8 +8,8 @@ each tower's additions are weighted as losses are: with n_k of the batch's n exa
     counter += sum_k (n_k / n) addition_k
 
 so that a batch adds to it what it adds on one device, if the addition is a mean over the examples.
-Whatever a metric counts, a shard without an example, which holds a copy of another one's, adds
-nothing. Where a metric writes its counters in another way, such a batch is refused when it comes.
+Whatever is counted, a shard without an example, which holds a copy of another one's, adds nothing.
+Where a metric writes its counters in another way, such a batch is refused when it comes.
 """
 
 import collections
@@ -24,6 +24,27 @@ from towers.graph.variable_access import metric_variables
 from towers.graph.variable_writes import Writes
 from towers.tower.shards import if_any, weighted
 
+
+def leave_out_padding(towers, weights, variables):
+    """Has towers without an example add nothing to these variables.
+
+    Args:
+      towers: list of `Tower`s.
+      weights: each tower's share of the batch: floats, or float64 scalars.
+      variables: set of names of the variables that every tower adds to.
+    """
+    if all(isinstance(weight, float) and weight for weight in weights) or not variables:
+        return
+    graph = tf.get_default_graph()
+    writes = Writes(graph)
+    for op in graph.get_operations():
+        if not _adds(op) or variables.isdisjoint(writes.of(op)):
+            continue
+        for tower, weight in zip(towers, weights):
+            if tower.has(op.name):
+                compat.replace_input(op, _added(op), if_any(op.inputs[_added(op)], weight))
+
+
 def weigh_additions(metrics, weights):
     """Weighs the additions of all towers to counters of metrics.
 
@@ -36,26 +57,28 @@ def weigh_additions(metrics, weights):
         return
     writes, done = Writes(tf.get_default_graph()), set()
     for name, pair in (metrics[0] or {}).items():
-        if not isinstance(pair, (tuple, list)) or not isinstance(pair[0], tf.Tensor):
+        if not isinstance(pair, (tuple, list)):
             continue
-        read = counters & graph_walk.ancestors([pair[0]])
+        read = counters & ({pair[0].op.name} if isinstance(pair[0], compat.VARIABLE_TYPES) else
+                           graph_walk.ancestors([pair[0]]))
         of_towers = [_additions(of_tower[name][1], read, writes) for of_tower in metrics]
         for of_tower, additions, weight in zip(metrics, of_towers, weights):
             _refuse_other_writes(of_tower[name][1], additions, read, writes, weight)
         counts_calls = any(_same_constant([additions[counter] for additions in of_towers])
                            for counter in of_towers[0])
-        for additions, weight in zip(of_towers, weights):
+        for additions, weight in zip(of_towers, weights) if counts_calls else ():
             for op in {op.name: op for every in additions.values() for op in every}.values():
-                if op.name not in done:
+                addition = op.inputs[_added(op)]
+                if op.name not in done and addition.dtype.is_floating:
                     done.add(op.name)
-                    _weigh(op, weight, counts_calls)
+                    compat.replace_input(op, _added(op), weighted(addition, weight))
 
 
 def _additions(update, counters, writes):
     """{name of a counter: the operations of an update that add to it}."""
     found = collections.defaultdict(list)
     for op in graph_walk.step_operations([update]):
-        if (op.type in ADDS or op.type in ADDS_ROWS) and not compat.in_control_flow(op):
+        if _adds(op):
             for name in counters.intersection(writes.of(op)):
                 found[name].append(op)
     return found
@@ -81,13 +104,10 @@ def _refuse_other_writes(update, additions, counters, writes, weight):
                 'larger batches, or on fewer devices' % others[0].name])])
 
 
+def _adds(op):
+    return (op.type in ADDS or op.type in ADDS_ROWS) and not compat.in_control_flow(op)
+
+
 def _added(op):
     """Which input of an addition is what is added."""
     return 1 if op.type in ADDS else 2
-
-
-def _weigh(op, weight, counts_calls):
-    position = _added(op)
-    addition = op.inputs[position]
-    is_mean = counts_calls and addition.dtype.is_floating
-    compat.replace_input(op, position, (weighted if is_mean else if_any)(addition, weight))
