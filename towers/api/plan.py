@@ -148,6 +148,7 @@ def _own_state(names):
 
 
 def briefly(names, limit=2):
+    """The first names, and how many more there are: `'a, b and 3 more'`."""
     more = '' if len(names) <= limit else ' and %d more' % (len(names) - limit)
     return ', '.join(names[:limit]) + more
 

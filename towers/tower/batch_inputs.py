@@ -178,6 +178,11 @@ def _no_tensor(path, leaf, because):
 
 
 def static_shape(path, leaf):
+    """The `tf.TensorShape` of a tensor, a variable or an array, as far as it is static.
+
+    Raises:
+      InputError: the leaf at this path is no tensor and no array.
+    """
     if isinstance(leaf, (tf.SparseTensor, tf.Tensor) + compat.VARIABLE_TYPES):
         return leaf.get_shape()
     array = np.asarray(leaf)
