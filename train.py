@@ -27,7 +27,7 @@ from trainer.position import find_position  # noqa: E402
 from trainer.resuming import check_classes  # noqa: E402
 from trainer.roles import serve_or_evaluate, work  # noqa: E402
 from trainer.training import Training  # noqa: E402
-from trainer.trials import choose_batch_size, choose_placement  # noqa: E402
+from trainer.trials import choose_batch_size  # noqa: E402
 
 
 def main(unused_argv):
@@ -53,7 +53,6 @@ def train(setup):
     if not trains(cluster):
         return serve_or_evaluate(setup, cluster)
     position = find_position(cluster)
-    setup = choose_placement(setup, position)
     if saves(cluster):
         prepare_skipping(setup, train_dir(), position, share(cluster)[1])
     with tf.Graph().as_default():

@@ -116,8 +116,7 @@ def trying(dataset, batch_size, trial, keep=False):
     Args:
       dataset: that it reads.
       batch_size: about how many examples a batch has.
-      trial: function of a `say`, to be called with each text for the screen; those that an earlier
-        attempt has said are not said again.
+      trial: function of a `say`, to be called with each text for the screen.
       keep: go on leaving out what was met, as many as --skip_bad allows: no run follows.
 
     Raises:
@@ -125,20 +124,11 @@ def trying(dataset, batch_size, trial, keep=False):
       OwnDataError: the user's own pipeline failed.
       Exception: what the trial raises for another reason.
     """
-    said = 0
     with contextlib.nullcontext() if keep or not _can_skip(dataset) else (
             dataset.skipped.forgetting()):
         while True:
-            number = 0
-
-            def say(text):
-                nonlocal said, number
-                number += 1
-                if number > said:
-                    said = number
-                    print(text, flush=True)
             try:
-                return trial(say)
+                return trial(lambda text: print(text, flush=True))
             except (tf.errors.OpError, MeasurementError) as error:
                 failed = error if isinstance(error, tf.errors.OpError) else error.__cause__
                 failure = None if failed is None else own_failure(failed)

@@ -104,6 +104,33 @@ def test_a_pair_of_tf_metrics_counts_all_batches_from_0_each_time():
                 'x': pytest.approx(X[:7].mean(), rel=1e-12), 'examples': 7}
 
 
+@pytest.mark.parametrize('collections, is_trained', [
+    (['local_variables'], False), (['local_variables', 'metric_variables'], True)])
+def test_a_counter_of_the_models_own_begins_at_0_or_is_refused(collections, is_trained):
+    """One that no collection tells of, or that the training counts in, would go on from there."""
+    def counting(x, y, make=lambda: tf.get_local_variable(
+            'total', [], tf.float64, tf.zeros_initializer(), collections=collections)):
+        total = make()
+        return {'loss': tf.get_variable('w', [], tf.float64) * tf.reduce_mean(x),
+                'metrics': {'total': (total.read_value(), total.assign_add(tf.reduce_sum(x)))}}
+    trained = towers.build_towers(counting, (X[:4], Y[:4]), tf.train.GradientDescentOptimizer(1.),
+                                  2) if is_trained else None
+    with pytest.raises(InvalidArgumentError, match="metric 'total' counts in the variable 'total'"):
+        Evaluation(counting, data(7, 3), None if trained else 2, trained)
+
+    def own(x, y):
+        return counting(x, y, lambda: tf.Variable(tf.zeros([], tf.float64), trainable=False,
+                                                  collections=['local_variables',
+                                                               'metric_variables']))
+    with tf.Graph().as_default():
+        trained = towers.build_towers(own, (X[:4], Y[:4]), tf.train.GradientDescentOptimizer(1.), 2)
+        evaluation = Evaluation(own, data(7, 3), trained=trained)
+        with session_of(evaluation) as session:
+            session.run(tf.local_variables_initializer())
+            session.run(trained.metrics['total'][1])
+            assert [evaluation.run(session)['total'] for _ in range(2)] == [X[:7].sum()] * 2
+
+
 def test_predictions_alone_are_predicted_and_not_evaluated():
     evaluation = Evaluation(lambda x, y: {'predictions': y}, data(7, 3), 2)
     with session_of(evaluation) as session:
@@ -275,7 +302,6 @@ def test_an_evaluation_without_trained_after_a_build():
             "^variable 'w' exists already in this graph: pass trained= what build_towers returned, "
             r'to evaluate the variables that it trains\.$')):
         Evaluation(model_fn, data(7, 3), 2)
-    assert tf.get_collection('iterators') == []
 
 
 @pytest.mark.parametrize('dataset, text', [

@@ -193,7 +193,8 @@ def train(folder, loop, until=23):
         hooks = [ProgressHook(values, StepCounts(step, 10, 100, 23), 5, lines),
                  MetricsHook(values, StepCounts(step, 10, examples_per_epoch=100, last_step=23),
                              str(folder / 'metrics.jsonl'), 4),
-                 SummaryHook(Summaries(values, {'w': w}, None), step, str(folder), 10, 6, 23)]
+                 SummaryHook(Summaries(values, {'w': w}, None), StepCounts(step, 10, last_step=23),
+                             str(folder), 6)]
         with training_session(
                 str(folder), step, hooks + [EvaluationHook(evaluation, step, 10, hooks[1:])],
                 save_steps=7, keep=9, listeners=[hook.listener for hook in hooks]) as session:

@@ -80,7 +80,7 @@ def test_a_trial_begins_anew_without_what_is_bad(parsed, capsys):
         return 'found'
     dataset = Rotten(1)
     assert trying(dataset, 1, trial) == 'found' and dataset.skipped.examples == []
-    assert capsys.readouterr().out == 'line 0\nline 1\nline 2\nline 3\n'
+    assert capsys.readouterr().out.endswith('line 0\nline 1\nline 2\nline 3\n')
     with pytest.raises(datasets.BadExampleError, match='--skip_bad=1 allows no more'):
         trying(dataset, 5, trial, keep=True)
     dataset = Rotten(2)

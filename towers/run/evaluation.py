@@ -15,6 +15,8 @@ from towers.api.build import build_towers, check_build_arguments
 from towers.api.built import BuiltTowers, check_same_graph
 from towers.api.options import Numerics, Pipeline, VariablePlacement
 from towers.errors import InputError, InvalidArgumentError, SharedVariableError
+from towers.graph.graph_walk import step_operations
+from towers.graph.variable_writes import Writes
 from towers.run.step_loop import OccasionalHook
 from towers.tower.objectives import with_parts
 
@@ -76,7 +78,7 @@ class Evaluation:
             remainder='weight', reuse=trained, variables=variables, copies=copies,
             numerics=numerics, regularization=regularization, pipeline=pipeline, shares=shares)
         check_build_arguments(model_fn, None, None, devices, **options)
-        with _iterators_put_back(), _advising_trained(trained):
+        with _advising_trained(trained):
             with tf.device('/cpu:0'):
                 self._iterator = tf.data.make_initializable_iterator(dataset)
                 self._batches_known = tf.data.experimental.cardinality(dataset)
@@ -84,8 +86,8 @@ class Evaluation:
             counters = tf.get_collection_ref(tf.GraphKeys.METRIC_VARIABLES)
             before = len(counters)
             self.built = build_towers(model_fn, batch, None, devices, **options)
+            metrics = _checked_metrics(self.built, counters[before:])
             self._from_0 = tf.variables_initializer(counters[before:])
-            metrics = _checked_metrics(self.built)
         self._counts = {name: pair for name, pair in metrics.items() if isinstance(pair, tuple)}
         self._updates = [update for _, update in self._counts.values()]
         self._means = {name: metrics[name] for name in metrics if name not in self._counts}
@@ -188,17 +190,6 @@ _NO_BATCH = 'the data set to be evaluated has no batch: expected one at least.'
 
 
 @contextlib.contextmanager
-def _iterators_put_back():
-    """If the block fails, removes the iterators that it made from the graph's collection."""
-    before = len(tf.get_collection('iterators'))
-    try:
-        yield
-    except BaseException:
-        del tf.get_collection_ref('iterators')[before:]
-        raise
-
-
-@contextlib.contextmanager
 def _advising_trained(trained):
     """Errors about existing variables advise `trained=`, instead of `reuse=` of `build_towers`."""
     try:
@@ -211,11 +202,15 @@ def _advising_trained(trained):
                                   'variables that it trains.' % (name, exists)) from error
 
 
-def _checked_metrics(built):
+def _checked_metrics(built, counters):
     """The metrics of a build: a dict from names to scalar tensors, or pairs of `tf.metrics`.
 
+    Args:
+      built: `BuiltTowers`.
+      counters: list of the variables that are set to 0 before each run.
+
     Raises:
-      InvalidArgumentError: there are none, or one is no number.
+      InvalidArgumentError: there are none, or one is no number, or counts in another variable.
     """
     metrics = dict(built.metrics)
     if built.loss is not None:
@@ -224,6 +219,7 @@ def _checked_metrics(built):
         raise InvalidArgumentError(_NOTHING)
     for metric, value in (built.towers[0].metrics or {}).items():
         if isinstance(value, (tuple, list)):
+            _check_counters(metric, *metrics[metric], counters)
             value = value[0]
             if value.shape.ndims:
                 raise InvalidArgumentError('metric %r has the shape %s: expected one number, or a '
@@ -233,6 +229,18 @@ def _checked_metrics(built):
             raise InvalidArgumentError('metric %r is of type %s: expected a number, the mean over '
                                        'the shard.' % (metric, dtype.name))
     return metrics
+
+
+def _check_counters(metric, value, update, counters):
+    """Raises `InvalidArgumentError` unless a metric counts in these variables alone."""
+    writes = Writes(value.graph)
+    written = {name for op in step_operations([update]) for name in writes.of(op)}
+    for op in step_operations([value]):
+        if op.name in written.difference(counter.op.name for counter in counters):
+            raise InvalidArgumentError(
+                'metric %r counts in the variable %r, which is no counter of this evaluation alone '
+                'that begins at 0: make it by tf.Variable(..., collections=[LOCAL_VARIABLES, '
+                'METRIC_VARIABLES]), as tf.metrics does.' % (metric, op.name))
 
 
 def listed_listeners(listeners):

@@ -6,7 +6,6 @@ not in steps, is the same for every number of towers.
 """
 
 import math
-import numbers
 import sys
 import typing
 
@@ -163,40 +162,32 @@ class LearningRate(object):
         """The rate at which the warm-up starts."""
         return 0. if self.peak == self.base else self.base
 
-    def describe(self, examples_per_epoch=None):
-        """One line, such as `0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 3,594 examples`.
-
-        Args:
-          examples_per_epoch: when given, lengths are in epochs: `x0.94 every 2 epochs`.
-        """
-        if examples_per_epoch is not None:
-            check_count('examples_per_epoch', examples_per_epoch)
-
-        def length(examples):
-            count, unit = examples, 'example'
-            if examples_per_epoch is not None:
-                count, unit = examples / examples_per_epoch, 'epoch'
-            text = format(count, ',d' if isinstance(count, numbers.Integral) else ',.4g')
-            return '%s %s%s' % (text, unit, '' if count == 1 else 's')
-
+    def describe(self):
+        """One line, such as `0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 3,594 examples`."""
         text = '%.6g' % self.peak
         if self.rule != 'none':
             factor = 'sqrt(%d)' if self.rule == 'sqrt' else '%d'
             text += (' = %.6g x ' + factor) % (self.base, self.num_towers)
         parts = [text]
         if self._warmup_examples:
-            parts.append('warm-up from %.6g over %s' % (self._start, length(self._warmup_examples)))
+            parts.append('warm-up from %.6g over %s' % (
+                self._start, _examples(self._warmup_examples)))
         if self._decay == 'exponential':
-            parts.append('x%.6g every %s%s' % (self._decay_rate, length(self._decay_examples),
+            parts.append('x%.6g every %s%s' % (self._decay_rate, _examples(self._decay_examples),
                                                ', in jumps' if self._staircase else ''))
         elif self._decay == 'piecewise':
             parts.append('x%.6g after %s' % (
-                self._decay_rate, ' and '.join(length(b) for b in self._decay_examples)))
+                self._decay_rate, ' and '.join(map(_examples, self._decay_examples))))
         elif self._decay == 'cosine':
-            parts.append('cosine to 0 over %s' % length(self._decay_examples))
+            parts.append('cosine to 0 over %s' % _examples(self._decay_examples))
         return ', '.join(parts)
 
     __str__ = describe
+
+
+def _examples(count):
+    """`'3,594 examples'`."""
+    return '{:,d} example{}'.format(count, '' if count == 1 else 's')
 
 
 def _check_decay(decay, decay_examples, decay_rate, staircase):
