@@ -138,7 +138,8 @@ def test_what_the_errors_of_a_hooks_values_say(tmp_path):
         "values['loss']=0.5 is a float: expected a scalar tensor, which is fetched with a step.")
     assert error_of(towers.SummaryHook,
                     towers.run.summaries.Summaries({'a': given.x}, {}, None),
-                    towers.StepCounts(given.step, 4), given.folder).startswith("scalars['a'] has the shape (4, 2)")
+                    towers.StepCounts(given.step, 4), given.folder).startswith(
+                        "scalars['a'] has the shape (4, 2)")
 
 
 @pytest.mark.parametrize('two', [np.int32(2), np.int64(2), np.uint8(2)])

@@ -60,8 +60,8 @@ class Diagnosis(collections.namedtuple('Diagnosis', [
         name, advice = self._slowest_stage()
         lost = 100 * (1 - self.together / self.towers)
         if self.side == 'towers':
-            return ('The towers hold the run back: a faster input would bring %.0f %% at most; more '
-                    'or faster devices, or a cheaper model, would bring more.' % max(
+            return ('The towers hold the run back: a faster input would bring %.0f %% at most; '
+                    'more or faster devices, or a cheaper model, would bring more.' % max(
                         0, 100 * (self.towers / self.together - 1)))
         if self.side == 'input':
             return ('The input holds the run back, which loses %.0f %% of the speed of the towers; '
@@ -70,8 +70,8 @@ class Diagnosis(collections.namedtuple('Diagnosis', [
                                    name, 100 * self.stages[name] / sum(self.stages.values())),
                                advice))
         return ('Input and towers hold each other back: alone each is faster, and the run loses '
-                '%.0f %% of the speed of the towers; where processors are idle, make the next batch '
-                'during the step (dataset.prefetch, more --inter_op_threads); else %s, or make the '
+                '%.0f %% of the speed of the towers; where processors are idle, make the next '
+                'batch during the step (dataset.prefetch, more --inter_op_threads); else %s, or make the '
                 'input on other processors.' % (lost, advice))
 
     def _slowest_stage(self):

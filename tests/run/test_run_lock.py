@@ -106,12 +106,3 @@ def test_a_file_system_without_locks(tmpdir, monkeypatch):
         '%s is not locked, as its file system has no file locks (%s): see to it yourself that no '
         'other run uses it.' % (tmpdir, os.strerror(errno.ENOLCK))]
     assert warned[0].filename == __file__
-
-
-def test_a_lock_that_fails_otherwise_is_an_error(tmpdir, monkeypatch):
-    def flock(*unused_args):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-    monkeypatch.setattr(run_lock.fcntl, 'flock', flock)
-    with pytest.raises(CheckpointError, match='cannot be written to: Input/output error'):
-        with hold_directory(str(tmpdir)):
-            pass

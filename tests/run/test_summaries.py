@@ -159,12 +159,6 @@ def test_the_models_own_summaries_appear_once_under_the_names_of_one_device(tmp_
     assert by_tag['picture/image'].image.width == 1
 
 
-def test_a_name_scope_around_the_towers_stays(tmp_path):
-    with tf.name_scope('train'):
-        Job(add_four, norms=False).run(tmp_path, 2)
-    assert {'train/loss', 'train/layer/products', 'loss'} <= set(scalars(tmp_path)[2])
-
-
 @pytest.mark.slow
 def test_summaries_from_outside_are_written_when_they_are_given(tmp_path):
     """Those of an evaluation of the same model, for one, need the input of the evaluation."""

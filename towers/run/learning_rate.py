@@ -190,36 +190,28 @@ def _examples(count):
     return '{:,d} example{}'.format(count, '' if count == 1 else 's')
 
 
+_TAKES = {'none': set(), 'exponential': {'decay_examples', 'decay_rate'},
+          'piecewise': {'decay_examples', 'decay_rate'}, 'cosine': {'decay_examples'}}
+
+
 def _check_decay(decay, decay_examples, decay_rate, staircase):
     """Raises InvalidArgumentError unless decay has the arguments it needs and no others."""
-    needed = {'none': (), 'cosine': ('decay_examples',)}.get(
-        decay, ('decay_examples', 'decay_rate'))
-    for name, value in (('decay_examples', decay_examples), ('decay_rate', decay_rate)):
-        if name in needed and value is None:
-            raise InvalidArgumentError('decay=%r needs %s.' % (decay, name))
-        if name not in needed and value is not None:
-            raise InvalidArgumentError(
-                '%s=%r: decay=%r does not use it; leave it out, or choose another decay.'
-                % (name, value, decay))
+    given = {name for name, value in (('decay_examples', decay_examples),
+                                      ('decay_rate', decay_rate)) if value is not None}
+    if given != _TAKES[decay]:
+        raise InvalidArgumentError('decay=%r takes %s, and was given %s.' % (
+            decay, *(' and '.join(sorted(names)) or 'nothing' for names in (_TAKES[decay], given))))
     if staircase and decay != 'exponential':
         raise InvalidArgumentError(
             "staircase=True with decay=%r: only 'exponential' has it." % (decay,))
+    counts = [decay_examples]
     if decay == 'piecewise':
-        if not isinstance(decay_examples, (list, tuple)) or not decay_examples:
-            raise InvalidArgumentError(
-                "decay_examples=%r: expected for decay='piecewise' the list of example counts "
-                'after which the rate falls.' % (decay_examples,))
-        for count in decay_examples:
-            check_count('decay_examples', count)
-        if list(decay_examples) != sorted(set(decay_examples)):
-            raise InvalidArgumentError(
-                'decay_examples=%r: expected each count to be above the one before.'
-                % (decay_examples,))
-    elif 'decay_examples' in needed:
-        check_count('decay_examples', decay_examples)
-    if 'decay_rate' in needed:
-        check_number('decay_rate', decay_rate, above=0, expected='a number above 0')
-        if decay_rate > 1:
-            raise InvalidArgumentError(
-                'decay_rate=%r: expected at most 1: above it the rate would grow.'
-                % (decay_rate,))
+        counts = decay_examples if isinstance(decay_examples, (list, tuple)) else []
+    for count in counts if given else ():
+        check_count('decay_examples', count)
+    if decay == 'piecewise' and (not counts or list(counts) != sorted(set(counts))):
+        raise InvalidArgumentError(
+            "decay_examples=%r: expected for decay='piecewise' the list of example counts after "
+            'which the rate falls, each above the one before.' % (decay_examples,))
+    if 'decay_rate' in given:
+        check_number('decay_rate', decay_rate, above=0, most=1, expected='a number in (0, 1]')
