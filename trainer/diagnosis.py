@@ -71,8 +71,8 @@ class Diagnosis(collections.namedtuple('Diagnosis', [
                                advice))
         return ('Input and towers hold each other back: alone each is faster, and the run loses '
                 '%.0f %% of the speed of the towers; where processors are idle, make the next '
-                'batch during the step (dataset.prefetch, more --inter_op_threads); else %s, or make the '
-                'input on other processors.' % (lost, advice))
+                'batch during the step (dataset.prefetch, more --inter_op_threads); else %s, or '
+                'make the input on other processors.' % (lost, advice))
 
     def _slowest_stage(self):
         """`(name, advice)` of the slowest of the pipeline's stages; the name may be None."""

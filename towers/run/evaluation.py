@@ -243,19 +243,6 @@ def _check_counters(metric, value, update, counters):
                 'METRIC_VARIABLES]), as tf.metrics does.' % (metric, op.name))
 
 
-def listed_listeners(listeners):
-    """The listeners of evaluations as a list.
-
-    Raises:
-      InvalidArgumentError: no list, or one with an object without a method `evaluated`.
-    """
-    if not isinstance(listeners, (list, tuple)) or not all(
-            hasattr(listener, 'evaluated') for listener in listeners):
-        raise InvalidArgumentError('listeners=%.80r: expected a list of hooks with evaluated(step, '
-                                   'results, seconds), such as [progress].' % (listeners,))
-    return list(listeners)
-
-
 class EvaluationHook(OccasionalHook):
     """Evaluates at multiples of `every_steps` and at the end of training, each step at most once.
 
@@ -264,7 +251,6 @@ class EvaluationHook(OccasionalHook):
 
     Attributes:
       latest: what `Evaluation.run` returned last, a dict; or None.
-      reached: whether the latest evaluation has reached `stop_at`.
     """
 
     def __init__(self, evaluation: typing.Any, global_step: typing.Optional[tf.Variable],
@@ -294,28 +280,27 @@ class EvaluationHook(OccasionalHook):
             raise InvalidArgumentError('evaluation=%.80r: expected an Evaluation.' % (evaluation,))
         if every_steps is not None:
             check_count('every_steps', every_steps)
-        if stop_at is not None and every_steps is None:
-            raise InvalidArgumentError('stop_at=%r is looked at when there is an evaluation: give '
-                                       'every_steps.' % (stop_at,))
-        if stop_at is not None and not (isinstance(stop_at, (tuple, list)) and len(stop_at) == 2
-                                        and isinstance(stop_at[1], numbers.Real)):
-            raise InvalidArgumentError("stop_at=%.80r: expected a metric's name and a number."
-                                       % (stop_at,))
         if skip_end is not None:
             check_function('skip_end', skip_end, 0, 'a function without arguments, or None')
-        if stop_at is not None and stop_at[0] not in evaluation.metrics:
-            raise InvalidArgumentError('stop_at=%r: there is no such metric; there are %s.' % (
-                stop_at, ', '.join(sorted(evaluation.metrics))))
-        listeners = listed_listeners(listeners)
+        if stop_at is not None:
+            if not (isinstance(stop_at, (tuple, list)) and len(stop_at) == 2
+                    and isinstance(stop_at[1], numbers.Real) and every_steps is not None):
+                raise InvalidArgumentError(
+                    "stop_at=%.80r: expected a metric's name and a number, and every_steps, at "
+                    'which it is looked at.' % (stop_at,))
+            if stop_at[0] not in evaluation.metrics:
+                raise InvalidArgumentError('stop_at=%r: there is no such metric; there are %s.' % (
+                    stop_at, ', '.join(sorted(evaluation.metrics))))
+        if not isinstance(listeners, (list, tuple)) or not all(
+                hasattr(listener, 'evaluated') for listener in listeners):
+            raise InvalidArgumentError('listeners=%.80r: expected a list of hooks with evaluated('
+                                       'step, results, seconds), such as [summaries].' % (
+                                           listeners,))
         check_step_variable(global_step)
         self.latest = None
-        self.reached = False
-        self._evaluation = evaluation
-        self._global_step = global_step
-        self._every_steps = every_steps
-        self._listeners = list(listeners)
-        self._stop_at = stop_at
-        self._skip_end = skip_end
+        self._evaluation, self._global_step = evaluation, global_step
+        self._every_steps, self._listeners = every_steps, list(listeners)
+        self._stop_at, self._skip_end = stop_at, skip_end
         self._step = 0  # counted, as if each run of the session did one step
         self._since = 0  # the step of the latest evaluation that was due, or the restored one
         self._evaluated_step = None
@@ -329,8 +314,8 @@ class EvaluationHook(OccasionalHook):
         if hasattr(self._evaluation, 'check_examples'):  # else found when the training is done
             self._evaluation.check_examples(session)
         if self._stop_at is not None and self._step and self._step % self._every_steps == 0:
-            self._evaluate(session, listeners=())  # they had the results before the step was saved
-            if self._given_up or self._is_reached():
+            # Without listeners: they had the results before the step was saved.
+            if self._evaluate(session, listeners=()):
                 coord.request_stop()
 
     def after_run(self, run_context, run_values):
@@ -343,8 +328,7 @@ class EvaluationHook(OccasionalHook):
         if self._step // self._every_steps <= self._since // self._every_steps:
             return  # several runs make a step here, and the counted step is ahead
         self._since = self._step
-        self._evaluate(run_context.session, self._listeners)
-        if self._given_up or self._is_reached():
+        if self._evaluate(run_context.session, self._listeners):
             run_context.request_stop()
 
     def is_due(self):
@@ -363,21 +347,17 @@ class EvaluationHook(OccasionalHook):
             self._evaluate(session, self._listeners)
 
     def _evaluate(self, session, listeners):
-        """Evaluates the current step, and gives the results and their seconds to the listeners."""
+        """Evaluates the current step, and gives the results and their seconds to the listeners.
+
+        Returns:
+          Whether to stop: the evaluation was given up, or has reached `stop_at`.
+        """
         begin = time.perf_counter()
         results = self._evaluation.run(session)
         self._given_up = results is None
         if self._given_up:
-            return
-        self.latest = results
-        self._evaluated_step = self._step
+            return True
+        self.latest, self._evaluated_step = results, self._step
         for listener in listeners:
-            listener.evaluated(self._step, self.latest, time.perf_counter() - begin)
-
-    def _is_reached(self):
-        """Whether the latest evaluation has reached `stop_at`; sets `reached`."""
-        if self._stop_at is None:
-            return False
-        metric, least = self._stop_at
-        self.reached = self.latest[metric] >= least
-        return self.reached
+            listener.evaluated(self._step, results, time.perf_counter() - begin)
+        return self._stop_at is not None and results[self._stop_at[0]] >= self._stop_at[1]
