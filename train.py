@@ -26,7 +26,7 @@ from trainer.position import find_position  # noqa: E402
 from trainer.resuming import check_classes  # noqa: E402
 from trainer.roles import serve_or_evaluate, work  # noqa: E402
 from trainer.training import Training  # noqa: E402
-from trainer.trials import choose_batch_size, choose_placement  # noqa: E402
+from trainer.trials import choose_batch_size  # noqa: E402
 
 
 def main(unused_argv):
@@ -52,7 +52,6 @@ def train(setup):
     if not trains(cluster):
         return serve_or_evaluate(setup, cluster)
     position = find_position(cluster)
-    setup = choose_placement(setup, position)
     with tf.Graph().as_default():
         tf.set_random_seed(FLAGS.seed)
         job = build_job(setup, position, saves(cluster) and not FLAGS.plan_only, cluster=cluster)

@@ -76,8 +76,7 @@ _PHRASES = [
     (r'\bworkers=\(\)', '--worker_hosts'),
     (r'\b(takes no|needs a) data_dir', r'\1 --data_dir'),
     (r"stop_at=\('accuracy', ([\d.]+)\)", r'--stop_at_accuracy=\1'),
-    (r"\bVariablePlacement\('([^']*)'\)", r'--variable_device=\1'),
-    (r'\bname a variable_device\b', 'name a --variable_device')]
+    (r"\bVariablePlacement\('([^']*)'\)", r'--variable_device=\1')]
 _ARGUMENT = re.compile(r"(?<![\w\-./])([a-z]\w*)=('[^']*'|[\w.+\-]*[\w+](?![\w/]))")
 
 

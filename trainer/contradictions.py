@@ -95,23 +95,11 @@ def _of_the_schedule():
 
 
 def _of_what_runs_steps(given):
-    """Of flags that time, measure or sum up steps of training: 'auto', stages, the fingerprint."""
+    """Of flags that measure or sum up steps of training: 'auto' and the fingerprint."""
     without_steps = ('--plan_only' if FLAGS.plan_only else '--mode=%s' % FLAGS.mode
                      if FLAGS.mode != 'train' else None)
-    if FLAGS.variable_device == 'auto' and without_steps:
-        return '--variable_device=auto times steps of training, and %s runs none' % without_steps
-    if FLAGS.variable_device == 'auto' and FLAGS.batch_size == 'auto':
-        return ('--variable_device=auto times steps of a batch, and --batch_size=auto finds the '
-                'batch that fits with the variables in their place: give one of the two')
     if FLAGS.remainder == 'weight' and FLAGS.fingerprint:
         return '--fingerprint takes batches of one size: not --remainder=weight'
-    if FLAGS.stages in ('time', 'both'):
-        for has, other in ((FLAGS.plan_only, '--plan_only'), (FLAGS.cluster, '--cluster'),
-                           (FLAGS.mode in ('memory', 'diagnose'), '--mode=' + FLAGS.mode),
-                           (FLAGS.batch_size == 'auto', '--batch_size=auto')):
-            if has:
-                return ('--stages=%s times steps of training on one machine, before the run, and '
-                        '%s does not go with that: give --stages=auto' % (FLAGS.stages, other))
     if FLAGS.batch_size == 'auto' and without_steps:
         return '--batch_size=auto runs steps of training, and %s does not train: give a number' % (
             without_steps)
@@ -127,6 +115,8 @@ def _of_the_plan():
     if FLAGS.mode == 'diagnose' and FLAGS.deterministic:
         return ('--mode=diagnose tells the time in a step, which TensorFlow refuses with '
                 '--deterministic: leave it out')
+    if FLAGS.mode == 'diagnose' and FLAGS.remainder == 'weight':
+        return '--mode=diagnose measures batches of one size: not --remainder=weight'
     if FLAGS.mode in ('diagnose', 'check_data') and FLAGS.plan_only:
         return '--mode=%s makes no plan: leave out --plan_only' % FLAGS.mode
     if FLAGS.plan_only and FLAGS.export_dir:
@@ -145,8 +135,6 @@ def _of_machines(given):
                           ('audit_runtime', 'looks at the devices of one machine')):
             if FLAGS[name].value:
                 return '--%s %s, and --cluster has several: leave it out' % (name, why)
-        if FLAGS.variable_device == 'auto':
-            return '--variable_device=auto times steps of one machine: name a place, with --cluster'
         if FLAGS.batch_size == 'auto':
             return '--batch_size=auto runs steps of one machine: give a number, with --cluster'
         if FLAGS.remainder == 'weight':
@@ -180,7 +168,7 @@ _GOES_WITH = [  # a flag, and the values of another one with which it is of use
     ('backup_workers', 'cluster', ['ps']),
     ('cluster', 'mode', ['train']),
     ('momentum', 'optimizer', ['momentum', 'rmsprop', 'lars']),
-    ('all_reduce', 'variable_device', ['replicated', 'auto']),
+    ('all_reduce', 'variable_device', ['replicated']),
     ('decay_epochs', 'decay', ['exponential', 'cosine']),
     ('decay_rate', 'decay', ['exponential']),
     ('predictions', 'mode', ['predict']),

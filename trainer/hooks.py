@@ -10,7 +10,6 @@ import towers
 from towers.checkpoint.files import newest_prefix
 from towers.errors import InputError
 from towers.run.evaluation import EvaluationHook
-from towers.run.long_steps import LongStepHook
 from towers.run.step_loop import OccasionalHook
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook, default_summaries
@@ -54,16 +53,12 @@ def make_hooks(job, cluster=None):
     if scaled is not None:
         values += [('loss_scale', scaled.scale), ('skipped_steps', scaled.skipped_steps)]
     log_values = values + ([] if job.checksum is None else [('examples_checksum', job.checksum)])
-    # TensorFlow refuses to tell the time in a step whose operations are deterministic.
-    watch = None if FLAGS.deterministic else towers.InputWatchHook(job.train_op, say=None)
     progress = ProgressHook(
         [('lr' if name == 'learning_rate' else name, value) for name, value in values], counts,
-        log_every=FLAGS.log_every, devices=job.built.devices, fetch_every_step=True,
-        input_watch=watch, unit=job.setup.model.unit)
+        log_every=FLAGS.log_every, input_wait=job.input_wait, unit=job.setup.model.unit)
     metrics = MetricsHook(
         log_values, counts, os.path.join(train_dir(), 'metrics.jsonl'), log_every=FLAGS.log_every,
-        fetch_every_step=True, say=progress.write, input_watch=watch,
-        unit=job.setup.model.unit)
+        say=progress.write, input_wait=job.input_wait, unit=job.setup.model.unit)
     listeners, profiles = [progress, metrics], []
     if FLAGS.summary_steps:
         listeners.append(SummaryHook(default_summaries(job.built, job.learning_rate), counts,
@@ -93,8 +88,7 @@ def make_hooks(job, cluster=None):
             # of the run, however many it has done itself.
             of_cluster = [tf.train.StopAtStepHook(last_step=counts.last_step), end]
     newest = NewestCheckpoint(train_dir())
-    watching = [] if watch is None else [watch, LongStepHook(watch.watch, say=progress.write)]
-    first = ([StartInputHook(job.iterator, job.evaluation)] + watching
+    first = ([StartInputHook(job.iterator, job.evaluation)]
              + of_cluster + listeners + profiles + fingerprint + [evaluation])
     return RunHooks(first, [hook.listener for hook in listeners] + [newest], progress, evaluation,
                     signals, tested, end, newest, best)

@@ -17,6 +17,7 @@ from trainer.build_progress import BuildProgress
 from trainer.cluster import counted, examples_a_step, share, workers_a_step
 from trainer.fingerprint import ExamplesChecksum
 from trainer.flags import FLAGS
+from trainer.input_wait import timed_batch
 from trainer.own_model import OwnModel, is_own_model
 from trainer.optimizer import (clip, make_learning_rate, make_loss_scale, make_optimizer,
                                weight_of_l2_loss)
@@ -33,16 +34,15 @@ class Setup(collections.namedtuple('Setup', [
       dataset: the data set of --dataset.
       batch_size: examples a step on this machine, over all of its towers; or `'auto'`, to be
         replaced before anything is built.
-      variable_device: as `VariablePlacement` takes a device; or `'auto'`, likewise.
-      stages: as for `build_towers`; None without towers of several devices; while --stages=time or
-        both is not measured, `'auto'`.
+      variable_device: as `VariablePlacement` takes a device.
+      stages: as for `build_towers`: `'auto'` of towers of several devices, else None.
     """
     __slots__ = ()
 
 
 class Job(collections.namedtuple('Job', [
         'setup', 'built', 'train_op', 'evaluation', 'iterator', 'counts', 'last_example',
-        'learning_rate', 'checksum'])):
+        'learning_rate', 'checksum', 'input_wait'])):
     """A training, built in the default graph.
 
     Attributes:
@@ -55,6 +55,8 @@ class Job(collections.namedtuple('Job', [
       last_example: int, the place in the stream of examples at which the run ends.
       learning_rate: scalar float32 tensor.
       checksum: int64 scalar tensor, with --fingerprint; else None.
+      input_wait: float64 scalar tensor, the seconds that a step waits for its batch; None with
+        --deterministic.
     """
     __slots__ = ()
 
@@ -113,7 +115,9 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
             shift=FLAGS.augment_shift, remainder=FLAGS.remainder, share=share(cluster),
             **model.image_format)
         iterator = tf.data.make_initializable_iterator(batches)
-        batch = iterator.get_next()
+        # TensorFlow refuses to tell the time in a step whose operations are deterministic.
+        batch, input_wait = ((iterator.get_next(), None) if FLAGS.deterministic
+                             else timed_batch(iterator))
     rate = make_learning_rate(batch_size, num_towers, epochs.length, last_example,
                               workers_a_step(cluster))
     learning_rate = rate.tensor(tf.identity(examples_seen))
@@ -156,7 +160,7 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
             evaluation = make_evaluation(setup, built)
     counts = towers.StepCounts(global_step, step_size, epochs.length, train_steps, examples_seen)
     return Job(setup, built, train_op, evaluation, iterator, counts, last_example, learning_rate,
-               checksum)
+               checksum, input_wait)
 
 
 def _devices():
@@ -209,7 +213,7 @@ def make_evaluation(setup, trained=None, mode='eval'):
             precision=FLAGS.precision, regularization=setup.model.regularization,
             shares=shares_of_towers(),
             # where the variables are
-            pipeline=towers.Pipeline(stages='auto' if setup.stages else None))
+            pipeline=towers.Pipeline(stages=setup.stages))
 
 
 def show(built):

@@ -1,84 +1,15 @@
-"""What train.py finds out by running steps that train nothing: placement, memory, diagnosis."""
+"""What train.py finds out by running steps that train nothing: memory and diagnosis."""
 
 import tensorflow.compat.v1 as tf
 
-from datasets.epochs import Epochs
 import towers
 from towers.memory.report import count_on_cpus
-from towers.placement.tower_device import stages_of
-from towers.run.choose_placement import Trial
 from trainer import diagnosis
 from trainer.data import naming_failures
 from trainer.flags import FLAGS, MOST_EXAMPLES, train_dir
 from trainer.job import build_job, parts_of_batch
-from trainer.records import recorded_choice, recorded_times
 from trainer.resources import memory_limit, session_config
 from trainer.run_settings import recorded_setting
-
-
-def choose_placement(setup, position):
-    """`setup` with the placement of variables and the stages that --variable_device=auto and
-    --stages ask for.
-
-    Args:
-      setup: `Setup`.
-      position: `Position` that the run goes on from.
-    """
-    if FLAGS.plan_only:  # which runs no step
-        return setup
-    if setup.variable_device == 'auto':
-        setup = setup._replace(variable_device=choose_variable_device(setup, position))
-    return setup._replace(stages=choose_stages(setup, position))
-
-
-def choose_variable_device(setup, position):
-    """Where the variables of the run in --train_dir are: as recorded there, else where steps are
-    fastest. Prints the choice.
-
-    Args:
-      setup: `Setup`.
-      position: `Position` that the run goes on from.
-
-    Returns:
-      A device as `VariablePlacement` takes it.
-    """
-    def build(candidate):
-        job = _built(setup._replace(variable_device=candidate), position, with_evaluation=False)
-        return Trial(job.train_op, [job.iterator.initializer], session_config(job.built))
-    devices = towers.resolve_devices(FLAGS.devices or FLAGS.num_towers)
-    with naming_failures():
-        chosen, text = recorded_choice(train_dir(), devices, lambda: towers.choose_variable_device(
-            build, towers.placement_candidates(devices)))
-    print(text, flush=True)
-    return chosen
-
-
-def choose_stages(setup, position):
-    """`AutoStages` for --stages=time and both, with times as recorded in --train_dir, else measured
-    now, in stages that are cut by memory. Prints which. The stages of `setup` for anything else.
-
-    Args:
-      setup: `Setup`.
-      position: `Position` that the run goes on from.
-    """
-    devices = towers.resolve_devices(FLAGS.devices or FLAGS.num_towers)
-    names = [name for each in devices for name in stages_of(each)]
-    if FLAGS.stages not in ('time', 'both') or len(names) == len(devices):
-        return setup.stages
-
-    def measure():
-        with tf.Graph().as_default():
-            job = _built(setup, position, with_evaluation=False)
-            config = session_config(job.built)
-            config.inter_op_parallelism_threads = 1
-            return towers.operation_times(job.built, start=[job.iterator.initializer],
-                                          config=config)
-    with naming_failures():
-        times, text = recorded_times(train_dir(), dict(
-            model=FLAGS.model, image_size=FLAGS.image_size, batch_size=setup.batch_size,
-            devices=names), measure)
-    print(text, flush=True)
-    return towers.AutoStages(FLAGS.stages, times)
 
 
 def show_memory(setup):
@@ -107,10 +38,10 @@ def diagnose(setup):
     """Measures the pipeline, the towers, and both: a `diagnosis.Diagnosis` to be printed."""
     dataset, batch_size = setup.dataset, setup.batch_size
 
-    def trial(batch_size=batch_size):
-        job = _built(setup._replace(batch_size=batch_size), with_evaluation=False)
-        return diagnosis.Trial(job.train_op, [job.iterator.initializer], session_config(job.built),
-                               job.built)
+    def train(is_held):
+        job = _built(setup._replace(dataset=_OneBatch(dataset)) if is_held else setup,
+                     with_evaluation=False)
+        return diagnosis.steps_of(job, session_config(job.built))
 
     def batches():
         return dataset.train_batches(batch_size=batch_size, seed=FLAGS.seed,
@@ -122,29 +53,26 @@ def diagnose(setup):
                               **setup.model.image_format)
     with naming_failures():
         return diagnosis.diagnose(
-            trial, batches, FLAGS.devices or FLAGS.num_towers, batch_size,
-            stages=stages if hasattr(dataset, 'stages') else None, seconds=FLAGS.diagnose_seconds,
-            trial_alone=lambda: trial(_mean_batch_size(setup)),  # one batch stands for all of them
-            say=_say)
+            train, batches, batch_size, stages if hasattr(dataset, 'stages') else None,
+            seconds=FLAGS.diagnose_seconds, unit=setup.model.unit, say=_say)
 
 
 def _say(line):
     print(line, flush=True)
 
 
-def _mean_batch_size(setup):
-    """Examples that a step has on average, rounded up to what divides among the towers.
+class _OneBatch:
+    """A data set whose training batches are all its first one, from memory."""
 
-    A step takes about a * examples + b, so that steps of the average size have the mean speed of
-    short ones and full ones (--remainder=weight).
-    """
-    count = setup.dataset.num_examples['train']
-    epochs = Epochs(count, setup.batch_size, FLAGS.remainder)
-    if epochs.is_static:
-        return setup.batch_size
-    parts = parts_of_batch(len(
-        towers.resolve_devices(FLAGS.devices or FLAGS.num_towers, says_how=False)))
-    return min(setup.batch_size, -(-count // (epochs.steps(0, epochs.length) * parts)) * parts)
+    def __init__(self, dataset):
+        self._dataset = dataset
+
+    def __getattr__(self, name):
+        return getattr(self._dataset, name)
+
+    def train_batches(self, **arguments):
+        """As of the data set."""
+        return self._dataset.train_batches(**arguments).take(1).cache().repeat()
 
 
 def _measured(setup):

@@ -36,7 +36,7 @@ def test_a_run_reports_its_progress_in_plain_lines(reference):
     lines = [line for line in reference.stdout.splitlines() if line.startswith('step ')]
     assert [line.split('  ')[0] for line in lines] == [
         'step %d/30' % step for step in (1, 5, 7, 10, 14, 15, 20, 21, 25, 28, 30, 30)]
-    assert re.match(r'step 5/30  epoch 0\.3  loss \d\.\d+  lr 0\.00\d+  ', lines[1])
+    assert re.match(r'step 5/30  loss \d\.\d+  lr 0\.00\d+  .*  epoch 0\.3$', lines[1])
     assert re.match(r'step 7/30  test accuracy 0\.\d+, loss \d\.\d+ on 360 examples$', lines[2])
 
 
@@ -157,31 +157,6 @@ def test_a_run_compiled_by_xla(runner, tmp_path):
     runner.run(tmp_path / 'plain', flags)
     for ours, plain in zip(metrics(tmp_path / 'xla'), metrics(tmp_path / 'plain')):
         assert ours['loss'] == pytest.approx(plain['loss'], rel=1e-3)  # Adam makes noise grow
-
-
-@pytest.mark.slow
-def test_auto_times_placements_once_and_the_run_keeps_to_its_choice(runner, tmp_path):
-    flags = ['--batch_size=20', '--summary_steps=0', '--save_steps=2', '--variable_device=auto']
-    folder = tmp_path / 'run'
-    run = runner.run(folder, flags + ['--train_steps=2'])
-    table = run.stdout.splitlines()[:3]
-    assert re.match(r'variables on (/cpu:0|balanced): ', table[0])
-    assert re.match(r'  /cpu:0 +[\d.]+ ms a step \([\d.]+ to [\d.]+\)$', table[1])
-    assert re.match(r'  balanced +[\d.]+ ms a step \([\d.]+ to [\d.]+\)$', table[2])
-    # Whatever it was: as if it had been the other one.
-    with open(str(folder / 'variable_device.json')) as opened:
-        record = json.load(opened)
-    taken = record['variable_device']
-    assert {'/device:CPU:0': '/cpu:0'}.get(taken, taken) == table[0].split()[2].rstrip(':')
-    record['variable_device'] = 'balanced'
-    (folder / 'variable_device.json').write_text(json.dumps(record))
-    run = runner.run(folder, flags + ['--train_steps=4'])
-    assert run.stdout.startswith('variables on balanced: as this run began, see %s/variable_device'
-                                 '.json\n' % folder)
-    assert '  variables on     balanced over /cpu:0 (' in run.stdout
-    # On CPUs sums are the same wherever they are.
-    runner.run(tmp_path / 'other', flags[:-1] + ['--train_steps=4'])
-    assert names_that_differ(values_of(folder, 4), values_of(tmp_path / 'other', 4)) == []
 
 
 # ---- settings ------------------------------------------------------------------------------------

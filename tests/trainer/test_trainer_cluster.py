@@ -30,7 +30,6 @@ RING = json.dumps({'cluster': {'worker': ['a:1', 'b:2']}, 'task': {'type': 'work
 @pytest.mark.parametrize('given, expected', [
     (dict(fingerprint=True), '--fingerprint sums up'),
     (dict(audit_runtime=True), '--audit_runtime looks'),
-    (dict(variable_device='auto'), '--variable_device=auto times'),
     (dict(batch_size='auto'), '--batch_size=auto runs steps of one machine'),
     (dict(remainder='weight'), '--remainder=weight ends an epoch'),
     (dict(mode='eval', cluster='ring'), '--cluster is of no use with --mode=eval'),

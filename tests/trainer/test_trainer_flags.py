@@ -74,22 +74,11 @@ def refusal(capsys, *argv):
     ('--mode=eval --loss_scale=8',
      '--loss_scale is of no use with --mode=eval: it goes with train or memory'),
     ('--mode=eval --xla', '--xla is of no use with --mode=eval: it goes with train or memory'),
-    ('--plan_only --variable_device=auto', '--variable_device=auto times steps of training, and '
-     '--plan_only runs none'),
-    ('--mode=eval --variable_device=auto', '--variable_device=auto times steps of training, and '
-     '--mode=eval runs none'),
     ('--all_reduce=copy', '--all_reduce is of no use with --variable_device=: it goes with '
-     'replicated or auto'),
+     'replicated'),
     ('--mode=diagnose --plan_only', '--mode=diagnose makes no plan: leave out --plan_only'),
     ('--plan_only --export_dir=a', '--plan_only runs nothing, so there is nothing for --export_dir '
      'to write'),
-    ('--stages=time --plan_only', '--stages=time times steps of training on one machine, before '
-     'the run, and --plan_only does not go with that: give --stages=auto'),
-    ('--stages=both --batch_size=auto', '--stages=both times steps of training on one machine, '
-     'before the run, and --batch_size=auto does not go with that: give --stages=auto'),
-    ('--variable_device=auto --batch_size=auto', '--variable_device=auto times steps of a batch, '
-     'and --batch_size=auto finds the batch that fits with the variables in their place: give one '
-     'of the two'),
     ('--recompute=,', "--recompute=, names nothing: give 'auto', or names"),
     ('--schedule=all_forward', '--schedule is of no use with --micro_batches=1: it orders several'),
     ('--cluster=ring', '--cluster=ring does not say which machines: set TF_CONFIG, or give '
