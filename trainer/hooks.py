@@ -17,7 +17,6 @@ from towers.run.summaries import SummaryHook, default_summaries
 from trainer.bad_examples import INPUT_ERRORS, naming_bad_test_images
 from trainer.best import SINCE_BEST, BestEvaluation
 from trainer.data import is_own, own_failure
-from trainer.fingerprint import FingerprintHook
 from trainer.flags import FLAGS, train_dir
 from trainer.metrics_hook import MetricsHook
 from trainer.profile_hook import ProfileHook, profiled_steps
@@ -54,7 +53,6 @@ def make_hooks(job, cluster=None):
     scaled = job.built.scaled_losses
     if scaled is not None:
         values += [('loss_scale', scaled.scale), ('skipped_steps', scaled.skipped_steps)]
-    log_values = values + ([] if job.checksum is None else [('examples_checksum', job.checksum)])
     # TensorFlow refuses to tell the time in a step whose operations are deterministic.
     watch = None if FLAGS.deterministic else towers.InputWatchHook(job.train_op, say=None)
     progress = ProgressHook(
@@ -62,7 +60,7 @@ def make_hooks(job, cluster=None):
         log_every=FLAGS.log_every, devices=job.built.devices, fetch_every_step=True,
         input_watch=watch, unit=job.setup.model.unit)
     metrics = MetricsHook(
-        log_values, counts, os.path.join(train_dir(), 'metrics.jsonl'), log_every=FLAGS.log_every,
+        values, counts, os.path.join(train_dir(), 'metrics.jsonl'), log_every=FLAGS.log_every,
         fetch_every_step=True, say=progress.write, input_watch=watch,
         unit=job.setup.model.unit)
     listeners, profiles = [progress, metrics], []
@@ -72,8 +70,6 @@ def make_hooks(job, cluster=None):
     if FLAGS.profile_steps:
         profiles.append(ProfileHook(counts, os.path.join(train_dir(), 'profile'),
                                     *profiled_steps(FLAGS.profile_steps), say=progress.write))
-    fingerprint = [FingerprintHook(job.built.variables, counts.global_step, metrics.log)
-                   ] if FLAGS.fingerprint else []
     signals = StopOnSignalHook() if cluster is None else towers.StopTogetherHook(cluster, job.built)
     tested = job.evaluation
     if cluster is None:  # machines stop together, at a step
@@ -97,7 +93,7 @@ def make_hooks(job, cluster=None):
     newest = NewestCheckpoint(train_dir())
     watching = [] if watch is None else [watch, LongStepHook(watch.watch, say=progress.write)]
     first = ([StartInputHook(job.iterator, job.evaluation)] + watching
-             + of_cluster + listeners + profiles + fingerprint + [evaluation])
+             + of_cluster + listeners + profiles + [evaluation])
     return RunHooks(first, [hook.listener for hook in listeners] + [newest], progress, evaluation,
                     signals, tested, end, newest, best)
 

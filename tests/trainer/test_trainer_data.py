@@ -22,7 +22,7 @@ from trainer.data import unknown_failure
 from trainer.flags import FLAGS
 
 FOLDER = ['--dataset=folder', '--model=digits', '--image_size=8', '--batch_size=4', '--log_every=1',
-          '--summary_steps=0', '--save_steps=2', '--augment=crop']
+          '--summary_steps=0', '--save_steps=2', '--config={"augment": "crop"}']
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_trial_begins_anew_without_what_is_bad(parsed, capsys):
     dataset = Rotten(1)
     assert trying(dataset, 1, trial) == 'found' and dataset.skipped.examples == []
     assert capsys.readouterr().out == 'line 0\nline 1\nline 2\nline 3\n'
-    with pytest.raises(datasets.BadExampleError, match='--skip_bad=1 allows no more'):
+    with pytest.raises(datasets.BadExampleError, match='skip_bad=1 allows no more'):
         trying(dataset, 5, trial, keep=True)
     dataset = Rotten(2)
     trying(dataset, 1, trial, keep=True)
@@ -115,7 +115,8 @@ def test_a_trial_that_fails_for_another_reason(parsed):
 def test_an_epoch_with_each_remainder(runner, tmp_path, remainder, steps, examples):
     # 1,437 images: an epoch is 14, or 14.37, or 15 batches of 100.
     done = runner.run(tmp_path / 'run', ['--batch_size=100', '--train_epochs=1', '--log_every=50',
-                                         '--summary_steps=0', '--remainder=' + remainder])
+                                         '--summary_steps=0',
+                                         '--config={"remainder": "%s"}' % remainder])
     values = values_of(done.train_dir, steps)
     assert (values['global_step'], values['examples_seen']) == (steps, examples)
 
@@ -144,7 +145,7 @@ def model_for_three_channels():
 @pytest.mark.slow
 def test_bad_images_are_left_out_listed_and_resumed(runner, tmp_path, model_for_three_channels):
     folder = images(tmp_path / 'data', BAD)
-    flags = FOLDER + ['--data_dir=' + folder, '--skip_bad=3']
+    flags = FOLDER + ['--data_dir=' + folder, '--config={"skip_bad": 3}']
     whole = runner.run(tmp_path / 'whole', flags + ['--train_steps=8'],
                        before=model_for_three_channels)
     assert 'skipped        3 bad examples\n' in whole.stdout
@@ -158,15 +159,17 @@ def test_bad_images_are_left_out_listed_and_resumed(runner, tmp_path, model_for_
     assert listed(tmp_path / 'whole') == listed(tmp_path / 'parts')
     table = tmp_path / 'rows.csv'
     run = runner.run(tmp_path / 'whole', FOLDER[:3] + [
-        '--mode=predict', '--predictions=%s' % table, '--data_dir=' + folder, '--skip_bad=3'],
+        '--mode=predict', '--predictions=%s' % table, '--data_dir=' + folder,
+        '--config={"skip_bad": 3}'],
                      before=model_for_three_channels)
     assert 'skipped        1 bad example\n' in run.stdout and BAD[2] in run.stdout
     # The one that is left out, the first of four, has its number as well.
     assert [row.split(',')[:2] for row in table.read_text().splitlines()] == [
         ['image', 'label'], ['1', '0'], ['2', '1'], ['3', '1']]
     run = runner.start(tmp_path / 'few', FOLDER + ['--data_dir=' + folder, '--train_steps=6',
-                                                   '--skip_bad=1'], model_for_three_channels)
-    assert run.status() == 1 and '--skip_bad=1 allows no more' in run.stderr
+                                                   '--config={"skip_bad": 1}'],
+                       model_for_three_channels)
+    assert run.status() == 1 and 'skip_bad=1 of --config allows no more' in run.stderr
 
 
 def listed(train_dir):
@@ -185,7 +188,7 @@ def test_what_is_bad_after_the_end_of_a_run_does_not_end_it(runner, tmp_path,
     assert newest(tmp_path / 'run') == 2
     run = runner.start(tmp_path / 'run', flags + ['--train_steps=3'], model_for_three_channels)
     assert run.status() == 1
-    assert re.match(r'train.py: \S+train/a/3.jpg is empty. --skip_bad=10 would', run.stderr)
+    assert re.match(r'train.py: \S+train/a/3.jpg is empty. skip_bad=10 of --config would', run.stderr)
 
 
 @pytest.mark.slow
@@ -193,14 +196,14 @@ def test_a_run_that_resumes_looks_at_what_it_left_out_again(runner, tmp_path,
                                                             model_for_three_channels):
     folder = images(tmp_path / 'data', BAD[:2])
     flags = FOLDER + ['--data_dir=' + folder]
-    runner.run(tmp_path / 'run', flags + ['--train_steps=4', '--skip_bad=3'],
+    runner.run(tmp_path / 'run', flags + ['--train_steps=4', '--config={"skip_bad": 3}'],
                before=model_for_three_channels)
     left_out = listed(tmp_path / 'run')
     assert len(left_out) == 2
     run = runner.start(tmp_path / 'run', flags + ['--train_steps=8'], model_for_three_channels)
     assert run.status() == 1
     assert re.match(r'train.py: \S+train/(a/1|b/3).jpg is a damaged JPEG: .*The run in \S+ left it '
-                    'out, and may leave out none now: give --skip_bad again', run.stderr)
+                    'out, and may leave out none now: give skip_bad of --config again', run.stderr)
     assert listed(tmp_path / 'run') == left_out
     images(tmp_path / 'data', [])  # mends them
     shutil.copytree(str(tmp_path / 'run'), str(tmp_path / 'new'))
@@ -220,7 +223,8 @@ def test_a_test_set_without_a_good_image_is_said_before_the_run(runner, tmp_path
     folder = images(tmp_path / 'data', ['test/%s/%d.jpg' % (name, number)
                                         for name in 'ab' for number in (0, 1)])
     run = runner.start(tmp_path / 'run', FOLDER + ['--data_dir=' + folder, '--train_steps=2',
-                                                   '--skip_bad=9'], model_for_three_channels)
+                                                   '--config={"skip_bad": 9}'],
+                       model_for_three_channels)
     assert run.status() == 1
     assert re.match(r'train.py: All 4 images of the test set are bad; the first: '
                     r'\S+test/a/0.jpg is a damaged JPEG: ', run.stderr)
@@ -253,7 +257,7 @@ def test_a_bad_image_whose_name_is_no_utf8(runner, tmp_path, model_for_three_cha
     os.rename(os.path.join(folder, 'train/b/3.jpg'), os.path.join(folder, 'train/b/m\udcfc.jpg'))
     with open(os.path.join(folder, 'train/b/m\udcfc.jpg'), 'wb') as image:
         image.write(b'')
-    flags = FOLDER + ['--data_dir=' + folder, '--skip_bad=1']
+    flags = FOLDER + ['--data_dir=' + folder, '--config={"skip_bad": 1}']
     for steps in (4, 6):
         done = runner.run(tmp_path / 'run', flags + ['--train_steps=%d' % steps],
                           before=model_for_three_channels)
@@ -264,13 +268,15 @@ def test_a_bad_image_whose_name_is_no_utf8(runner, tmp_path, model_for_three_cha
 @pytest.mark.slow
 def test_diagnose_names_a_bad_image_or_leaves_it_out(runner, tmp_path, model_for_three_channels):
     folder = images(tmp_path / 'data', ['train/b/3.jpg'])
-    flags = FOLDER + ['--data_dir=' + folder, '--mode=diagnose', '--diagnose_seconds=0.1']
+    flags = FOLDER + ['--data_dir=' + folder, '--mode=diagnose',
+                      '--config={"diagnose_seconds": 0.1}']
     run = runner.start(tmp_path / 'run', flags, model_for_three_channels)
     assert run.status() == 1, run.stderr
-    assert re.search(r'train.py: \S+data/train/b/3.jpg is a damaged JPEG: .*--skip_bad=10',
+    assert re.search(r'train.py: \S+data/train/b/3.jpg is a damaged JPEG: .*skip_bad=10 of',
                      run.stderr), run.stderr
     assert 'Traceback' not in run.stderr
-    done = runner.run(tmp_path / 'run', flags + ['--skip_bad=1'], before=model_for_three_channels)
+    done = runner.run(tmp_path / 'run', flags + ['--config={"skip_bad": 1}'],
+                      before=model_for_three_channels)
     assert re.search(r'measuring      6 times 0.1 s, .*\n(.*\n)*together ', done.stdout)
     assert re.search(r'skipped        1 bad example\n  \S+train/b/3.jpg', done.stdout)
 
@@ -280,17 +286,19 @@ def test_steps_before_the_run_name_a_bad_image_or_leave_it_out(runner, tmp_path,
                                                               model_for_three_channels):
     folder = images(tmp_path / 'data', BAD[:1])
     write_folder(folder, {BAD[0]: b''})
-    flags = FOLDER + ['--data_dir=' + folder, '--train_steps=3', '--audit_runtime']
+    flags = FOLDER + ['--data_dir=' + folder, '--train_steps=3']
     run = runner.start(tmp_path / 'run', flags, model_for_three_channels)
     assert run.status() == 1, run.stderr
-    assert re.search(r'train.py: \S+data/train/a/1.jpg is empty. --skip_bad=10', run.stderr)
+    assert re.search(r'train.py: \S+data/train/a/1.jpg is empty. skip_bad=10 of', run.stderr)
     assert 'Traceback' not in run.stderr
-    done = runner.run(tmp_path / 'run', flags + ['--skip_bad=1'], before=model_for_three_channels)
+    done = runner.run(tmp_path / 'run', flags + ['--config={"skip_bad": 1}'],
+                      before=model_for_three_channels)
     assert re.search(r'skipped        1 bad example\n  \S+train/a/1.jpg', done.stdout)
 
 
 @pytest.mark.slow
 def test_synthetic_images(runner, tmp_path):
-    run = runner.run(tmp_path / 'run', ['--dataset=synthetic', '--num_classes=10', '--image_size=8',
+    run = runner.run(tmp_path / 'run', ['--dataset=synthetic', '--image_size=8',
+                                        '--config={"num_classes": 10}',
                                         '--batch_size=8', '--train_steps=3', '--summary_steps=0'])
     assert 'test accuracy' in run.stdout

@@ -11,7 +11,7 @@ import towers
 from trainer import diagnosis, trials
 from trainer.flags import FLAGS
 from trainer.job import Setup
-from trainer.resuming import run_settings
+from trainer.run_settings import run_settings
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +24,6 @@ def parsed(monkeypatch, tmp_path):
 
 STEPS = {  # what runs the steps of each
     'choose_batch_size': (towers, 'fit_batch_size'),
-    'choose_stages': (towers, 'operation_times'),
-    'choose_variable_device': (towers, 'choose_variable_device'),
     'diagnose': (diagnosis, 'diagnose'),
     'show_memory': (towers, 'memory_report')}
 
@@ -34,8 +32,7 @@ def test_all_trials_see_to_bad_examples(monkeypatch):
     """Each runs its steps within `trying`."""
     assert sorted(STEPS) == sorted(
         name for name, value in vars(trials).items() if not name.startswith('_')
-        and inspect.isfunction(value) and value.__module__ == trials.__name__
-        and name != 'choose_placement')  # which calls two of them
+        and inspect.isfunction(value) and value.__module__ == trials.__name__)
     within, runs = [], []
 
     def trying(dataset, batch_size, trial, keep=False):
@@ -51,18 +48,15 @@ def test_all_trials_see_to_bad_examples(monkeypatch):
         types.SimpleNamespace(built=None, iterator=types.SimpleNamespace(initializer=None))))
     monkeypatch.setattr(trials, 'session_config', lambda built: types.SimpleNamespace())
     setup = SETUP._replace(batch_size=4)
-    with flagsaver.flagsaver(devices='cpu:0+cpu:1', stages='time'):
-        for name, (module, function) in STEPS.items():
-            monkeypatch.setattr(module, function, steps)
-            del within[:], runs[:]
-            with pytest.raises(KeyError):
-                getattr(trials, name)(*[setup, None][:len(inspect.signature(
-                    getattr(trials, name)).parameters)])
-            assert within == [SETUP.dataset] and len(runs) == 1, name
+    for name, (module, function) in STEPS.items():
+        monkeypatch.setattr(module, function, steps)
+        del within[:], runs[:]
+        with pytest.raises(KeyError):
+            getattr(trials, name)(setup)
+        assert within == [SETUP.dataset] and len(runs) == 1, name
 
 
-SETUP = Setup(None, types.SimpleNamespace(num_examples={'train': 1437}), 'auto', None,
-                        None)
+SETUP = Setup(None, types.SimpleNamespace(num_examples={'train': 1437}), 'auto')
 
 
 def fitted(*arguments):
@@ -83,7 +77,7 @@ def test_a_run_keeps_the_batch_that_it_was_last_started_with(tmp_path, monkeypat
 
 
 def test_diagnosis_measures_the_batches_of_the_run(monkeypatch):
-    """All of them have the examples that --remainder gives a step, moved by --augment_shift."""
+    """All of them have the examples that remainder gives a step, moved by augment_shift."""
     asked, built = [], []
 
     def train_batches(**arguments):
@@ -93,7 +87,7 @@ def test_diagnosis_measures_the_batches_of_the_run(monkeypatch):
         asked.append(arguments)
     data = types.SimpleNamespace(num_examples={'train': 1437}, train_batches=train_batches,
                                  stages=stages)
-    setup = Setup(types.SimpleNamespace(image_format={}), data, 1400, None, None)
+    setup = Setup(types.SimpleNamespace(image_format={}), data, 1400)
 
     def build(given, **unused):
         built.append(given.batch_size)
