@@ -6,6 +6,8 @@ import signal
 
 if __name__ == '__main__' and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # imports take seconds, and have nothing to save
+if __name__ == '__main__':
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # saves, where there is something to save
 
 from absl import app  # noqa: E402
 

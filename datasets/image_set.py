@@ -10,6 +10,7 @@ of TensorFlow's parallel calls, which are as many as there are processors.
 """
 
 import collections
+import copy
 import hashlib
 
 import numpy as np
@@ -62,6 +63,17 @@ class ImageSet:
                 self.skipped.add(Bad(split, None, -1, shown(damage.text), count=damage.count),
                                  shown(damage.short))
         self.num_examples = {split: len(source) for split, source in sources.items()}
+
+    def source(self, split):
+        """The source of a split."""
+        return self._sources[split]
+
+    def with_sources(self, sources):
+        """This data set with other sources of some splits; before any example was looked at."""
+        other = copy.copy(self)
+        other._sources = dict(self._sources, **sources)
+        other.num_examples = {split: len(source) for split, source in other._sources.items()}
+        return other
 
     def train_batches(self, batch_size, seed, image_size, channels=3, first_example=0, shift=0,
                       remainder='carry', share=(0, 1)):

@@ -132,8 +132,8 @@ def _take_options(config):
 
 # Advice in errors of `towers` about arguments of calls (a pattern), and the same about flags.
 _PHRASES = [
-    (r',? or pass resolve_devices\(…, check=False\) to build the graph for [^.]*', ', or see its plan with '
-     '--plan_only'),
+    (r',? or pass resolve_devices\(…, check=False\) to build the graph for [^.]*',
+     ', or see its plan with --plan_only'),
     (r'; or pass resolve_devices\(…, check=False\) and a config with [^.]*', ''),
     (r',? or pass resolve_devices\(…, allow_repeated=True\)[^.]*', ''),
     (r' \(recover=True\)| \(towers\.init_from\)', ''),

@@ -163,10 +163,12 @@ _GOES_WITH = [  # a flag or option, and the values of a flag with which it is of
     ('predictions', 'mode', ['predict']), ('diagnose_seconds', 'mode', ['diagnose']),
     ('background_class', 'dataset', ['tfrecords']),
     ('num_classes', 'dataset', ['tfrecords', 'synthetic']), ('augment', 'dataset', _FILES),
+    ('unlabelled', 'dataset', _FILES), ('unlabelled', 'mode', ['predict']),
     ('skip_bad', 'dataset', _FILES), ('convert_colors', 'dataset', _FILES),
     ('init_from', 'mode', ['train']), ('memory_plot', 'mode', ['memory']),
     ('loss_scale', 'mode', _STEPS), ('xla', 'mode', _STEPS)]
-_OF_NETWORKS_BY_NAME = ['weight_decay', 'aux_loss_weight', 'batch_norm_decay']
+_OF_NETWORKS_BY_NAME = ['weight_decay', 'aux_loss_weight', 'batch_norm_decay', 'label_smoothing',
+                        'probabilities']
 
 
 def _of_no_use(given):

@@ -7,6 +7,7 @@ import traceback
 import tensorflow.compat.v1 as tf
 
 import datasets
+from datasets.held_out import with_unlabelled, with_validation
 from towers.tensorflow_errors import is_of_input, reason_of
 from trainer import own_model
 from trainer.flags import FLAGS
@@ -18,8 +19,13 @@ def make_dataset():
     if FLAGS.dataset in ('imagenet', 'tfrecords', 'folder'):
         options = dict(augment=FLAGS.augment, convert=FLAGS.convert_colors, skip_bad=(
             FLAGS.skip_bad if FLAGS.mode != 'check_data' else 10 ** 12))
-    return datasets.get_dataset(FLAGS.dataset, FLAGS.data_dir or None, FLAGS.num_classes,
-                                FLAGS.background_class, **options)
+    dataset = datasets.get_dataset(FLAGS.dataset, FLAGS.data_dir or None, FLAGS.num_classes,
+                                   FLAGS.background_class, **options)
+    if FLAGS.unlabelled:
+        return with_unlabelled(dataset, FLAGS.unlabelled)
+    if FLAGS.validation and FLAGS.mode not in ('eval', 'predict', 'check_data'):
+        return with_validation(dataset, FLAGS.validation)
+    return dataset
 
 
 # ---- A pipeline of the user's own ---------------------------------------------------------------

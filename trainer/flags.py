@@ -155,6 +155,8 @@ OPTIONS = _group(
      'networks that have them; 0 builds none'),
     ('batch_norm_decay', -1., (-1, 1), CHANGES, "Decay of batch norm's moving averages; -1 for "
      "what the network asks for"),
+    ('label_smoothing', 0., (0, 1), CHANGES, 'Part of each training label that is spread evenly '
+     'over all classes'),
     ('base_batch_size', 0, (0, MOST_EXAMPLES), CHANGES, 'Batch that --base_learning_rate is meant '
      'for, 0 for that of one tower'),
     ('micro_batches', 1, (1, MOST_TOWERS), CHANGES, 'Micro-batches that go through the stages of a '
@@ -174,6 +176,14 @@ OPTIONS = _group(
     ('recover', False, None, ONCE, 'Go on from the checkpoint before, if the newest is damaged'),
     ('check_numerics', True, None, HARMLESS, 'Stop at the first NaN or infinity in a loss or '
      'gradient'),
+    ('probabilities', False, None, ONCE, 'Predictions have the probabilities of all classes'),
+    ('unlabelled', '', None, ONCE, 'Folder of images that --mode=predict predicts, in place of the '
+     'test set; with a data set of image files'),
+    ('validation', 0., (0, 0.5), CHANGES, 'Part of the training examples that a run holds out, and '
+     'evaluates in place of the test set'),
+    ('summary_images', 3, (0, MOST_EXAMPLES), HARMLESS, 'Images of the input in a TensorBoard '
+     'summary'),
+    ('histograms', False, None, HARMLESS, 'Histograms of weights and gradients in TensorBoard'),
     ('memory_limit', 0., (0, MOST_FLOAT), ONCE, 'MB of a GPU, or of all CPUs together, for '
      '--batch_size=auto and --mode=memory; 0 for what there are'),
     ('memory_plot', '', None, ONCE, 'Picture that --mode=memory writes, a PNG, by matplotlib'),
@@ -210,7 +220,8 @@ FLAGS_BY_NAME, OPTIONS_BY_NAME = (collections.OrderedDict(
 SETTINGS = collections.OrderedDict(list(FLAGS_BY_NAME.items()) + list(OPTIONS_BY_NAME.items()))
 
 # Settings that are paths.
-PATHS = ('train_dir', 'data_dir', 'init_from', 'export_dir', 'predictions', 'memory_plot')
+PATHS = ('train_dir', 'data_dir', 'init_from', 'export_dir', 'predictions', 'memory_plot',
+         'unlabelled')
 
 
 class _BatchSizeParser(flags.IntegerParser):

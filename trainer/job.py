@@ -69,7 +69,8 @@ def make_setup(dataset):
         model = Classifier(
             registry.get_network(FLAGS.model), dataset.num_classes, FLAGS.image_size or None,
             weight_of_l2_loss(), FLAGS.aux_loss_weight,
-            None if FLAGS.batch_norm_decay < 0 else FLAGS.batch_norm_decay, dataset.image_shape)
+            None if FLAGS.batch_norm_decay < 0 else FLAGS.batch_norm_decay, dataset.image_shape,
+            FLAGS.label_smoothing, FLAGS.probabilities)
     return Setup(model, dataset, FLAGS.batch_size)
 
 

@@ -85,6 +85,23 @@ def test_copies_on_every_tower_train_the_same_weights_and_resume_everywhere(runn
     assert re.search(r'^test accuracy  0\.\d{4} on 360 images$', evaluated.stdout, re.MULTILINE)
 
 
+@pytest.mark.slow
+def test_what_a_run_writes_for_tensorboard(runner, tmp_path):
+    runner.run(tmp_path / 'run', ['--train_steps=4', '--summary_steps=2', '--batch_size=20',
+                                  '--config={"histograms": true, "summary_images": 2}'])
+    path, = (tmp_path / 'run').glob('events*')
+    tags, graph = set(), tf.GraphDef()
+    for event in tf.train.summary_iterator(str(path)):
+        graph.MergeFromString(event.graph_def)
+        tags |= {value.tag for value in event.summary.value}
+    names = {node.name for node in graph.node}
+    assert 'Digits/conv1/Conv2D' in names
+    assert not [name for name in names if 'tower_1/Digits' in name]
+    assert {'input/image/0', 'input/image/1', 'weights/Digits/conv1/weights',
+            'gradients/Digits/conv1/weights', 'noise_scale', 'loss', 'test/accuracy'} <= tags
+    assert 'input/image/2' not in tags
+
+
 # ---- the seed ------------------------------------------------------------------------------------
 
 @pytest.mark.slow

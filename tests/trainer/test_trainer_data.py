@@ -1,5 +1,6 @@
 """`train.py` and its data: remainders, bad examples, the modes that look at data."""
 
+import csv
 import json
 import os
 import re
@@ -302,3 +303,28 @@ def test_synthetic_images(runner, tmp_path):
                                         '--config={"num_classes": 10}',
                                         '--batch_size=8', '--train_steps=3', '--summary_steps=0'])
     assert 'test accuracy' in run.stdout
+
+
+@pytest.mark.slow
+def test_predictions_of_files_and_of_images_without_labels(runner, tmp_path,
+                                                           model_for_three_channels):
+    folder = images(tmp_path / 'data', ())
+    flags = FOLDER + ['--data_dir=' + folder]
+    runner.run(tmp_path / 'run', flags + ['--train_steps=2'], before=model_for_three_channels)
+    write_folder(tmp_path / 'new', {'b.jpg': jpeg(40), 'a/c.jpg': jpeg(200)})
+
+    def predicted(config):
+        table = str(tmp_path / 'table.csv')
+        runner.run(tmp_path / 'run', flags + [
+            '--mode=predict', '--predictions=' + table, '--config=' + json.dumps(config)],
+                   before=model_for_three_channels)
+        with open(table, newline='') as opened:
+            return list(csv.DictReader(opened))
+    rows = predicted({})
+    assert rows and all(row['file'].startswith(folder) and row['label'] for row in rows)
+    rows = predicted({'unlabelled': str(tmp_path / 'new'), 'probabilities': True})
+    assert [row['file'] for row in rows] == [str(tmp_path / 'new' / name)
+                                             for name in ('a/c.jpg', 'b.jpg')]
+    for row in rows:
+        assert 'label' not in row and sum(json.loads(row['probabilities'])) == pytest.approx(
+            1, abs=1e-4)

@@ -1,5 +1,6 @@
 """What stops `train.py`: signals, NaN, an accuracy, a directory in use, a checkpoint of no use."""
 
+import json
 import os
 import re
 import shutil
@@ -52,6 +53,21 @@ def test_signals_end_a_run_in_good_order(runner, tmp_path):
             assert 'going on from %s/model.ckpt-%d' % (folder, last) in lines
         last = step
     assert steps_saved(folder)[0] == 0 and len(steps_saved(folder)) == 3
+
+
+@pytest.mark.slow
+def test_sigusr1_saves_and_the_run_goes_on_until_its_minutes_are_over(runner, tmp_path):
+    folder = tmp_path / 'run'
+    run = under_way(runner, folder, ['--max_minutes=0.2'])
+    run.send(signal.SIGUSR1)
+    wait_until(lambda: len(steps_saved(folder)) > 1)
+    assert run.status() == 0 and run.stderr == ''
+    begin, asked, last = steps_saved(folder)
+    assert begin == 0 < asked < last
+    assert values_of(folder, asked)['examples_seen'] == 20 * asked
+    assert 'test accuracy' in run.stdout
+    with open(str(folder / 'ended.json')) as opened:
+        assert json.load(opened) == {'step': last}
 
 
 def assert_second_run_is_refused(runner, folder, first):

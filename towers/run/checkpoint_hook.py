@@ -60,7 +60,7 @@ class CheckpointHook(OccasionalHook):
             saver takes it too.
           listeners: list of `tf.train.CheckpointSaverListener`: their `before_save` and
             `after_save(session, step)` surround each save; one that returns True from `after_save`
-            stops the run.
+            stops the run. While an attribute `wants_save` of one is true, the next step is saved.
           basename: checkpoints are called `<basename>-<step>`.
           write_meta_graph: whether to write the graph with each checkpoint, for
             `import_meta_graph`; it takes seconds for a large one.
@@ -180,6 +180,8 @@ class CheckpointHook(OccasionalHook):
         """Whether a checkpoint is due at this step, by `save_steps` or `save_seconds`."""
         if step == self._saved_step:
             return False
+        if any(getattr(listener, 'wants_save', False) for listener in self._listeners):
+            return True
         if (self._save_steps is not None
                 and step // self._save_steps > self._saved_step // self._save_steps):
             return True
