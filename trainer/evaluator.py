@@ -25,8 +25,9 @@ def say_ended(directory, step):
     if step is not None:
         with written_whole(path) as opened:
             json.dump({'step': step}, opened)
-    elif os.path.lexists(path):
-        os.remove(path)
+    else:
+        with contextlib.suppress(OSError):  # mostly there is none
+            os.remove(path)
 
 
 def evaluate_run(setup):

@@ -6,7 +6,7 @@ import os
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers.errors import BadFileError, CheckpointError, LogFileError
+from towers.errors import BadFileError, CheckpointError
 from towers.run.training_session import training_session
 from trainer.flags import CHANGES, HARMLESS, STATE
 from trainer.run_settings import Difference, RunSettings, SettingsHook, recorded_setting
@@ -23,14 +23,6 @@ def settings(seed=1, log_every=100, optimizer='adam', name='', fast=False):
 def read(folder):
     with open(os.path.join(str(folder), 'settings.json')) as opened:
         return json.load(opened)
-
-
-def test_the_file_is_readable_and_in_order(tmp_path):
-    assert settings().begin(str(tmp_path)) == []
-    text = (tmp_path / 'settings.json').read_text()
-    assert text.startswith('{\n "settings": {\n  "seed": 1,\n  "log_every": 100,\n')
-    assert text.endswith('}\n') and json.loads(text)['changes'] == []
-    assert [path.name for path in tmp_path.iterdir()] == ['settings.json']
 
 
 def test_differences_by_kind(tmp_path):
@@ -105,11 +97,6 @@ def test_a_deleted_runs_settings_are_kept(tmp_path):
                     'renamed to {0}/settings.json.1'.format(tmp_path))
     assert (tmp_path / 'settings.json.1').read_bytes() == former and read(
         tmp_path)['settings']['seed'] == 2
-
-
-def test_what_cannot_be_written(tmp_path):
-    with pytest.raises(LogFileError, match='settings.json cannot be written: No such file.*Make'):
-        settings().begin(str(tmp_path / 'gone'))
 
 
 # ---- in a session --------------------------------------------------------------------------------
@@ -196,21 +183,3 @@ def test_settings_are_those_of_a_run_that_began(tmp_path):
     assert read(folder)['settings']['seed'] == 2 and read(folder)['changes'] == []
     # Before the first checkpoint, from which a run would go on without them.
     assert sees.seen == ['settings.json']
-
-
-@pytest.mark.slow
-def test_settings_of_a_start_that_runs_no_step_are_not_kept(tmp_path):
-    def contents():
-        return {path.name: path.read_bytes() for path in tmp_path.iterdir()
-                if path.name != 'run.lock'}
-    run(tmp_path, 3, sgd(), settings(1))
-    before = contents()
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, 2, sgd(), settings(2), [Stops()])
-    lines = run(tmp_path, 0, sgd(), settings(3))
-    assert lines == ['going on from %s/model.ckpt-3' % tmp_path,
-                     '--seed=3, was 1: changes the run from here on']
-    assert contents() == before
-    run(tmp_path, 1, sgd(), settings(3))
-    assert read(tmp_path)['settings']['seed'] == 3
-    assert [change['step'] for change in read(tmp_path)['changes']] == [3]

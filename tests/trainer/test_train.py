@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from train_runs import (FLAGS, contents, metrics, names_that_differ, newest, steps_saved,
+from train_runs import (contents, metrics, names_that_differ, newest, steps_saved,
                         values_of)
 
 
@@ -103,16 +103,6 @@ def test_what_a_run_writes_for_tensorboard(runner, tmp_path):
 
 
 # ---- the seed ------------------------------------------------------------------------------------
-
-@pytest.mark.slow
-def test_one_seed_is_one_run_whatever_is_watched(runner, reference, tmp_path):
-    runner.run(tmp_path / 'run', FLAGS + ['--save_steps=50', '--summary_steps=0', '--log_every=30',
-                                          '--eval_steps=0', '--config={"check_numerics": false}'])
-    assert steps_saved(tmp_path / 'run') == [0, 30]
-    for step in (0, 30):
-        assert names_that_differ(values_of(reference.train_dir, step),
-                                 values_of(tmp_path / 'run', step)) == []
-
 
 # ---- loss scale, XLA, and where variables live --------------------------------------------------
 
@@ -222,28 +212,6 @@ def test_a_run_goes_on_with_another_number_of_towers(runner, tmp_path):
     # The draws of dropout make less of a difference than eight steps do at the start.
     assert np.mean(losses[8:16]) < np.mean(losses[:8])
     assert np.mean(losses[16:]) < np.mean(losses[:8])
-
-
-@pytest.mark.slow
-def test_epochs_are_epochs_whatever_the_batch_size_was_before(runner, tmp_path):
-    folder = tmp_path / 'run'
-    flags = ['--decay=cosine', '--summary_steps=0', '--log_every=1']
-    runner.run(folder, flags + ['--batch_size=50', '--train_steps=20'])
-    # 2 x 1,437 images are 2,874; 1,000 were seen; 19 steps of 100 are the 1,874 that are left.
-    flags.append('--train_epochs=2')
-    run = runner.run(folder, flags + ['--batch_size=100'])
-    values = values_of(folder, 39)
-    assert values['global_step'] == 39 and values['examples_seen'] == 2900
-    assert 'cosine to 0 over 2,900 examples' in run.stdout
-    rates = {line['step']: line['learning_rate'] for line in metrics(folder)}
-    assert max(rates) == 39
-    assert rates[21] == pytest.approx(0.001 * (1 + np.cos(np.pi * 1000 / 2900)) / 2, rel=1e-5)
-    assert rates[39] == pytest.approx(0.001 * (1 + np.cos(np.pi * 2800 / 2900)) / 2, rel=1e-5)
-    # And back to small batches it is over.
-    before = (folder / 'settings.json').read_bytes()
-    again = runner.run(folder, flags + ['--batch_size=20', '--eval_steps=7'])
-    assert '%s holds 39 steps already' % folder in again.stdout
-    assert (folder / 'settings.json').read_bytes() == before
 
 
 OTHER_VERSIONS_FLAGS = [

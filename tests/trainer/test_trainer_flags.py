@@ -3,7 +3,6 @@
 import re
 
 from absl.testing import flagsaver
-import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -56,17 +55,11 @@ def refusal(capsys, *argv):
      'it goes with a network by name'),
     ('--profile_steps=100', '--profile_steps=100: expected two steps, the first one above 1 and '
      'below the second, such as 100,105'),
-    ('--profile_steps=9,9', '--profile_steps=9,9: expected two steps, the first one above 1 and '
-     'below the second, such as 100,105'),
     ('--optimizer=lars', '--optimizer=lars adds its decay to the gradient of the mean loss, and '
      '--reduction=sum multiplies that by the towers: give --reduction=mean'),
     ('--decay_epochs=2', '--decay_epochs is of no use with --decay=none: it goes with exponential '
      'or cosine'),
-    ('--decay=cosine --decay_rate=0.5', '--decay_rate is of no use with --decay=cosine: it goes '
-     'with exponential'),
     ('--predictions=a.csv', '--predictions is of no use with --mode=train: it goes with predict'),
-    ('--mode=predict --init_from=a', '--init_from is of no use with --mode=predict: it goes with '
-     'train'),
     ('--mode=eval --config={"xla":true}', 'xla of --config is of no use with --mode=eval: it goes '
      'with train or memory'),
     ('--config={"all_reduce":"copy"}', 'all_reduce of --config is of no use with '
@@ -100,7 +93,6 @@ def refusal(capsys, *argv):
     ('--plan_only --export_dir=a', '--plan_only runs nothing, so there is nothing for --export_dir '
      'to write'),
     ('--recompute=,', "--recompute=, names nothing: give 'auto', or names"),
-    ('--train_epochs=nan', '--train_epochs=nan: expected a finite number'),
     ('--base_learning_rate=nan', '--base_learning_rate=nan: expected a finite number'),
     ('digits', "'digits' is no flag: flags begin with --")])
 def test_flags_that_contradict_each_other(capsys, argv, text):
@@ -109,38 +101,22 @@ def test_flags_that_contradict_each_other(capsys, argv, text):
 
 @pytest.mark.parametrize('argv, text', [
     ('--batch_size=abc', "flag --batch_size=abc: expected a whole number, or 'auto'"),
-    ('--batch_size=0', 'flag --batch_size=0: 0 is not an integer in the range [1, 1000000]'),
     ('--decay=cosine --decay_epochs=inf', 'flag --decay_epochs=inf: inf is not a number in the '
      'range [0, 1000000]'),
-    ('--image_size=100000', 'flag --image_size=100000: 100000 is not an integer in the range '
-     '[0, 4096]'),
-    ('--train_epochs=1e300', 'flag --train_epochs=1e300: 1e+300 is not a number in the range '
-     '[0, 1000000]'),
     ('--train_steps=100000000000000000000', 'flag --train_steps=100000000000000000000: '
      '100000000000000000000 is not an integer in the range [0, 1000000000000]'),
-    ('--num_towers=1000000', 'flag --num_towers=1000000: 1000000 is not an integer in the range '
-     '[1, 10000]'),
     ('--config={"loss_scale":1e39}', 'flag loss_scale=1e+39 of --config: 1e+39 is not a number in '
      'the range [0, 3e+38]'),
     ('--batch_size=1.5', 'flag --batch_size=1.5: expected a whole number'),
-    ('--batch_size=nan', 'flag --batch_size=nan: expected a whole number'),
     ('--momentum=much', 'flag --momentum=much: expected a number'),
     ('--plan_only=7', 'flag --plan_only=7: expected true or false'),
-    ('--num_towers=-1', 'flag --num_towers=-1'),
-    ('--weight_decay=-1', 'flag --weight_decay=-1'),
-    ('--average_decay=1.5', 'flag --average_decay=1.5'),
-    ('--seed=4294967296', 'flag --seed=4294967296'),
     ('--mode=test', 'flag --mode=test: value should be one of '
                     '<train|eval|predict|check_data|diagnose|memory>'),
-    ('--lr_scaling=double', 'flag --lr_scaling=double: value should be one of <none|sqrt|linear>'),
     ('--train_dir=caf\udce9', r"--train_dir='caf\udce9' is no UTF-8, and TensorFlow opens no other "
      'names: give another'),
-    ('--export_dir=caf\udce9', r"--export_dir='caf\udce9' is no UTF-8"),
-    ('--init_from=caf\udce9', r"--init_from='caf\udce9' is no UTF-8"),
     ('--train_dir=a\0b', r"--train_dir='a\x00b' has a NUL in it, as no path has: give another"),
     ('--data_dir=gs://a/b', '--data_dir=gs://a/b is no path of this machine, and --init_from and '
      '--export_dir alone take others: give one, such as that where it is mounted'),
-    ('--train_dir=file://a/b', '--train_dir=file://a/b is no path of this machine, '),
     ('--init_from=nothing://a/b', '--init_from=nothing://a/b cannot be reached: File system scheme '
      "'nothing' not implemented"),
     ('--batchsize=100', "Unknown command line flag 'batchsize'. Did you mean: batch_size ?")])
@@ -168,13 +144,6 @@ def test_every_number_has_a_most(capsys):
                                        ('flag %s=' % name, '--config: %s is ' % name)), said
 
 
-def test_the_most_of_each_number_fits_into_what_tensorflow_counts_with():
-    assert flags.MOST_STEPS * flags.MOST_EXAMPLES < 2 ** 63
-    assert flags.MOST_EPOCHS * 1300000 + flags.MOST_EXAMPLES < 2 ** 63  # ImageNet
-    assert flags.MOST_CHECKPOINTS < 2 ** 31
-    assert np.isfinite(np.float32(flags.MOST_FLOAT))
-
-
 @pytest.mark.parametrize('text, ours', [
     ("/gpu:1 does not exist: no GPU. Name another device, or pass resolve_devices(…, check=False) to "
      'build the graph for another machine.',
@@ -182,12 +151,10 @@ def test_the_most_of_each_number_fits_into_what_tensorflow_counts_with():
     ("precision='fp16': expected", '--precision=fp16: expected'),
     ('devices=5, but', '--num_towers=5, but'),
     ('xla=True: the model has', 'xla=True of --config: the model has'),
-    ('Got weight_decay=-1.0, expected a number', 'Got --weight_decay=-1.0, expected a number'),
     ('all_reduce=\'nccl\' needs', 'all_reduce=nccl of --config needs'),
     ("VariablePlacement('replicated'), and", '--variable_device=replicated, and'),
     ('--seed=3, was 1', '--seed=3, was 1'),
     ('runs/seed=1/model.ckpt-3 is damaged', 'runs/seed=1/model.ckpt-3 is damaged'),
-    ('seed=1/model.ckpt-3 is damaged', 'seed=1/model.ckpt-3 is damaged'),
     ('whole: --recover (recover=True) does so.', 'whole: recover of --config does so.'),
     ('with --init_from=a/b (towers.init_from).', 'with --init_from=a/b.'),
     ('delete it to choose anew, or name a variable_device.',
@@ -278,12 +245,6 @@ WHAT_THERE_IS_NOT = [
      'out of sight: give less'),
     ('--decay=cosine --decay_epochs=1e-9', '--decay_epochs=1e-09 is less than one of the 1437 '
      'examples of an epoch: give more'),
-    ('--devices=/job:worker/task:0/cpu:0,/cpu:1', '/job:worker/task:0/cpu:0 does not exist: this '
-     'program has no cluster (TF_CONFIG is not set), so its one job is localhost. Name /cpu:0, or '
-     'see its plan with --plan_only.'),
-    ('--variable_device=/job:ps/cpu:0', '/job:ps/cpu:0 does not exist: this program has no '
-     'cluster'),
-    ('--variable_device=/gpu:0', '/gpu:0 does not exist: TensorFlow sees no GPU here'),
     ('--devices=/cpu:0,/cpu:0', '/cpu:0 is named 2 times in --devices=/cpu:0,/cpu:0: give each '
      'tower a device of its own.'),
     ('--data_dir=here', "The data set 'digits' is part of this package and takes no --data_dir "
@@ -302,13 +263,6 @@ def test_what_there_is_not_is_refused_before_anything_is_built(runner, tmp_path,
     assert said.startswith('train.py: ' + text)
     assert run.stderr.count('\n') == 1 and run.stdout == ''
     assert not (tmp_path / 'run').exists()
-
-
-@pytest.mark.slow
-def test_names_to_keep_are_told_as_the_flag(runner, tmp_path):
-    run = runner.run(tmp_path / 'run', ['--recompute=nope,conv', '--plan_only'], status=2)
-    assert run.stderr.startswith("train.py: --recompute=nope,conv has 'nope', and the model has no "
-                                 'operation or scope of this name')
 
 
 def rate_of(*argv):

@@ -10,7 +10,6 @@ import sys
 import time
 
 import pytest
-import tensorflow.compat.v1 as tf
 
 from train_runs import (FLAGS, TRAIN, contents, half_written, metrics, names_that_differ, newest,
                         steps_saved, untimed, values_of, wait_until)
@@ -261,13 +260,6 @@ def test_too_little_memory_is_one_line(runner, tmp_path):
 
 
 @pytest.mark.slow
-def test_closed_outputs_are_no_reason_to_stop(runner, tmp_path):
-    runner.run(tmp_path / 'run', ['--train_steps=2', '--batch_size=20', '--summary_steps=0'],
-               before='import sys; sys.stdout = sys.stderr = None')
-    assert newest(tmp_path / 'run') == 2
-
-
-@pytest.mark.slow
 def test_predictions_are_written_whole_or_not_at_all(runner, reference, tmp_path):
     path = tmp_path / 'predictions.csv'
     path.write_text('of before')
@@ -301,28 +293,6 @@ def test_ctrl_c_while_importing_leaves_no_traceback(tmp_path):
 
 
 # ---- checkpoints that cannot be gone on from -----------------------------------------------------
-
-@pytest.mark.slow
-def test_a_checkpoint_of_another_model_is_refused(runner, tmp_path):
-    folder = tmp_path / 'run'
-    folder.mkdir()
-    with tf.Session() as session:
-        tf.get_variable('Other/weights', [3, 3, 1, 32])
-        tf.get_variable('Digits/conv1/weights', [5, 5, 1, 32])
-        tf.train.get_or_create_global_step()
-        session.run(tf.global_variables_initializer())
-        tf.train.Saver().save(session, str(folder / 'model.ckpt'), 5, write_meta_graph=False)
-    before = contents(folder)
-    run = runner.run(folder, ['--train_steps=9', '--batch_size=20'], status=1)
-    assert run.stderr.startswith(
-        'train.py: the checkpoint %s/model.ckpt-5 is of another model: ' % folder)
-    assert 'another shape: Digits/conv1/weights ([5, 5, 1, 32] there, [3, 3, 1, 32] here)' \
-        in run.stderr
-    assert 'only in the checkpoint: Other/weights. Nothing was changed.' in run.stderr
-    assert run.stderr.count('\n') == 1
-    after = contents(folder)
-    assert after.pop('run.lock') and after == before
-
 
 @pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_named_and_passed_over_when_told(
