@@ -1,43 +1,69 @@
 """Trains a model on several devices; with no flags, handwritten digits on 2 towers."""
 
+import contextlib
+import os
 import signal
 
 if __name__ == '__main__' and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # imports take seconds, and have nothing to save
+if __name__ == '__main__':
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # saves, where there is something to save
 
 from absl import app  # noqa: E402
 
-from trainer.quiet_import import without_log_lines  # noqa: E402
 
-with without_log_lines():  # this program's own lines are the output
-    import tensorflow.compat.v1 as tf  # noqa: E402
+def import_quietly():
+    """Imports TensorFlow without the lines that its libraries log while they load, unless the user
+    has set TF_CPP_MIN_LOG_LEVEL: this program's own lines are the output."""
+    if 'TF_CPP_MIN_LOG_LEVEL' in os.environ:
+        return
+    os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
+    with contextlib.suppress(OSError), open(os.devnull, 'w') as nowhere:  # OSError: 2 is closed
+        stderr = os.dup(2)
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            import tensorflow  # noqa: F401
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+
+
+import_quietly()
+import tensorflow.compat.v1 as tf  # noqa: E402
 
 import datasets  # noqa: E402
 from trainer.cluster import make_cluster, saves, trains  # noqa: E402
 from trainer.command_line import parse_flags  # noqa: E402
-from trainer.contradictions import tell_without_effect  # noqa: E402
 from trainer.data import make_dataset  # noqa: E402
-from trainer.exit_status import lasting_output, run  # noqa: E402
+from trainer.exit_status import run  # noqa: E402
 from trainer.flags import FLAGS  # noqa: E402
-from trainer.graph_mode import enter_graph_mode  # noqa: E402
 from trainer.job import build_job, make_setup, show  # noqa: E402
-from trainer.modes import run_mode  # noqa: E402
+from trainer.output_stream import make_output_lasting  # noqa: E402
 from trainer.position import find_position  # noqa: E402
-from trainer.resuming import check_classes  # noqa: E402
-from trainer.roles import serve_or_evaluate, work  # noqa: E402
-from trainer.training import Training  # noqa: E402
-from trainer.trials import choose_batch_size  # noqa: E402
+from trainer.resources import enter_graph_mode  # noqa: E402
+from trainer.results import evaluate_or_predict  # noqa: E402
+from trainer.run_settings import check_classes  # noqa: E402
+from trainer.training import Training, serve_or_evaluate, work  # noqa: E402
+from trainer.trials import choose_batch_size, diagnose, show_memory  # noqa: E402
 
 
 def main(unused_argv):
     """Does what --mode says; returns the exit status."""
     enter_graph_mode()
-    tell_without_effect()
     dataset = make_dataset()
     if FLAGS.mode == 'check_data':
         return 1 if datasets.check_data(dataset, bad_list=FLAGS.bad_examples or None) else 0
     setup = make_setup(dataset)
-    return train(setup) if FLAGS.mode == 'train' else run_mode(setup)
+    if FLAGS.mode == 'train':
+        return train(setup)
+    if FLAGS.mode in ('eval', 'predict'):
+        evaluate_or_predict(setup)
+        return 0
+    if FLAGS.mode == 'memory':
+        show_memory(setup)
+    else:
+        print(diagnose(setup))
+    return 0
 
 
 def train(setup):
@@ -68,6 +94,5 @@ def train(setup):
 
 
 if __name__ == '__main__':
-    with lasting_output():
-        app.run(lambda argv: run(main, argv),
-                flags_parser=lambda argv: parse_flags(argv, __doc__))
+    make_output_lasting()
+    app.run(lambda argv: run(main, argv), flags_parser=lambda argv: parse_flags(argv, __doc__))

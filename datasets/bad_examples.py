@@ -35,7 +35,7 @@ def read_list(path):
         data = read_data(path, _MOST_BYTES)
         if data is None:
             raise DatasetError('There is no list of bad examples %s: --mode=check_data with the '
-                               'same flag writes it.' % path)
+                               'same bad_examples writes it.' % path)
         lines = data.decode('utf-8').splitlines()
     except (OSError, ValueError) as error:
         if isinstance(error, DatasetError):

@@ -125,11 +125,11 @@ def _folders(parent):
 def _images(parent, classes, all_classes=True):
     """`(paths, labels, others)` for `FolderImages`; see there."""
     paths, labels = [], []
-    others = [path for path in _shown_in(parent) if _is_image(path)]  # of no class
+    others = [path for path in _shown_in(parent) if is_image(path)]  # of no class
     for label, name in enumerate(classes):
         folder = os.path.join(parent, name)
         inside = _shown_in(folder) if all_classes or os.path.isdir(folder) else []
-        found = [path for path in inside if _is_image(path)]
+        found = [path for path in inside if is_image(path)]
         if not found and (all_classes or os.path.isdir(folder)):
             deep = [path for path in inside if os.path.isdir(path)]
             raise DatasetError('The folder %s has no images: expected files %s.%s' % (
@@ -147,7 +147,7 @@ def _shown_in(folder):
     return [os.path.join(folder, name) for name in names_in(folder) if not name.startswith('.')]
 
 
-def _is_image(path):
+def is_image(path):
     """Whether a path is that of an image by its name. A pipe is none, since reading it would wait
     for ever; a link that leads nowhere is one that cannot be read."""
     return path.lower().endswith(_ENDINGS) and (

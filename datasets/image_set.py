@@ -10,6 +10,7 @@ of TensorFlow's parallel calls, which are as many as there are processors.
 """
 
 import collections
+import copy
 import hashlib
 
 import numpy as np
@@ -81,6 +82,19 @@ class ImageSet:
         """The name of an example in a list of bad ones, such as `train/daisy/1.jpg`."""
         return shown('%s/%s' % (split, self._sources[split].name(number)))
 
+    def source(self, split):
+        """The source of a split."""
+        return self._sources[split]
+
+    def with_sources(self, sources):
+        """This data set with other sources of some splits, of which no image is left out."""
+        other = copy.copy(self)
+        other._sources = dict(self._sources, **sources)
+        other.num_examples = {split: len(source) for split, source in other._sources.items()}
+        other._good = dict(self._good, **{split: np.arange(len(source))
+                                          for split, source in sources.items()})
+        return other
+
     def train_batches(self, batch_size, seed, image_size, channels=3, first_example=0, shift=0,
                       remainder='carry', share=(0, 1)):
         """Batches for ever, in the order of `pipeline.epoch_order`.
@@ -109,7 +123,7 @@ class ImageSet:
         Args and raised errors: as for `train_batches`.
         """
         _check(channels, 0)
-        numbers = self.test_numbers()
+        numbers = self.good_numbers('test')
 
         @plain_python
         def example(*read):
@@ -122,9 +136,9 @@ class ImageSet:
             return examples.batch(batch_size, drop_remainder=len(numbers) % batch_size == 0
                                   ).prefetch(_PREFETCHED)
 
-    def test_numbers(self):
-        """The numbers of the images that an evaluation takes, in order."""
-        return self._good['test']
+    def good_numbers(self, split):
+        """The numbers of a split's images that are not left out, in order."""
+        return self._good[split]
 
     def stages(self, batch_size, seed, image_size, channels=3, remainder='carry'):
         """The training pipeline up to each of its stages, to measure them by.

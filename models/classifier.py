@@ -18,7 +18,8 @@ class Classifier:
     unit = 'images'
 
     def __init__(self, network, num_classes, image_size=None, weight_decay=None, aux_loss_weight=0.,
-                 batch_norm_decay=None, image_shape=(None, None, None)):
+                 batch_norm_decay=None, image_shape=(None, None, None), label_smoothing=0.,
+                 all_probabilities=False):
         """
         Args:
           network: `registry.Network`.
@@ -31,6 +32,9 @@ class Classifier:
           batch_norm_decay: of batch norm's moving averages; None for what the network asks for.
           image_shape: (height, width, channels) of the data set's images, each None where they
             differ in it, or can be had in any.
+          label_smoothing: part of a training label that is spread evenly over all classes (Szegedy
+            et al. 2016).
+          all_probabilities: whether predictions have those of all classes.
 
         Raises:
           InvalidArgumentError: the images differ in size, the network takes any, and `image_size`
@@ -39,7 +43,8 @@ class Classifier:
         self.image_format = _image_format(network, image_size, image_shape)
         self._network = network
         self._num_classes = num_classes
-        self._aux_loss_weight = aux_loss_weight
+        self._aux_loss_weight, self._label_smoothing = aux_loss_weight, label_smoothing
+        self._all_probabilities = all_probabilities
         self._options = {'weight_decay': weight_decay, 'batch_norm_decay': batch_norm_decay}
         if not aux_loss_weight and 'create_aux_logits' in network.options:
             self._options['create_aux_logits'] = False
@@ -49,15 +54,22 @@ class Classifier:
         `(images, labels)`."""
         def model_fn(images, labels):
             logits, end_points = self._build(images, mode == 'train')
-            loss = cross_entropy(labels, logits)
+            smoothing = self._label_smoothing if mode == 'train' else 0.
+            loss = cross_entropy(labels, logits, smoothing)
             if mode == 'train' and end_points.get('AuxLogits') is not None:
-                loss += self._aux_loss_weight * cross_entropy(labels, end_points['AuxLogits'])
-            predicted = tf.argmax(logits, 1)
-            accuracy = tf.reduce_mean(tf.cast(tf.equal(predicted, labels), tf.float64))
-            return towers.ModelOutput(
-                loss, metrics={'accuracy': accuracy},
-                predictions={'label': labels, 'predicted': predicted,
-                             'probability': tf.reduce_max(tf.nn.softmax(logits), 1)})
+                loss += self._aux_loss_weight * cross_entropy(
+                    labels, end_points['AuxLogits'], smoothing)
+            predicted, probabilities = tf.argmax(logits, 1), tf.nn.softmax(logits)
+            hits = {'accuracy': tf.equal(predicted, labels)}
+            if self._num_classes > 10:
+                hits['top_5_accuracy'] = tf.nn.in_top_k(
+                    predictions=tf.cast(logits, tf.float32), targets=labels, k=5)
+            predictions = {'label': labels, 'predicted': predicted,
+                           'probability': tf.reduce_max(probabilities, 1)}
+            if self._all_probabilities:
+                predictions['probabilities'] = probabilities
+            return towers.ModelOutput(loss, predictions=predictions, metrics={
+                name: tf.reduce_mean(tf.cast(hit, tf.float64)) for name, hit in hits.items()})
         return model_fn
 
     def serving(self):
@@ -73,10 +85,16 @@ class Classifier:
                                    **self._options)
 
 
-def cross_entropy(labels, logits):
-    """Mean softmax cross-entropy of a shard: [shard] and [shard, classes] to a scalar."""
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels,
-                                                                         logits=logits))
+def cross_entropy(labels, logits, smoothing=0.):
+    """Mean softmax cross-entropy of a shard: [shard] and [shard, classes] to a scalar.
+
+    With smoothing s of c classes, a label is 1 - s + s / c for its class, and s / c for the others.
+    """
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    if smoothing:
+        losses = (1 - smoothing) * losses - smoothing * tf.reduce_mean(
+            tf.nn.log_softmax(logits), 1)
+    return tf.reduce_mean(losses)
 
 
 def _image_format(network, image_size, image_shape):

@@ -268,7 +268,7 @@ def check_flags(program, arguments):
     if program == 'train.py':
         with flagsaver.flagsaver():
             FLAGS.unparse_flags()
-            FLAGS(['train.py'] + [each for each in arguments if each != '--helpshort'])
+            FLAGS(['train.py'] + [each for each in arguments if each != '--help'])
         return
     if program in {pages.own_name(block) for block in FILES}:  # a file that stands on a page
         return

@@ -18,9 +18,10 @@ PATIENCE = 240  # seconds for what takes some on an idle machine
 # of the images crosses into a second epoch, they are shifted, there is dropout, Adam has slots and
 # beta powers, the rate rises and falls, and weights are averaged.
 STEPS = 30
-FLAGS = ['--train_steps=%d' % STEPS, '--batch_size=100', '--augment_shift=1', '--eval_steps=7',
+FLAGS = ['--train_steps=%d' % STEPS, '--batch_size=100', '--eval_steps=7',
          '--log_every=5', '--summary_steps=10', '--average_decay=0.9', '--warmup_epochs=0.5',
-         '--decay=exponential', '--decay_epochs=1', '--base_learning_rate=0.01', '--keep=99']
+         '--decay=exponential', '--decay_epochs=1', '--base_learning_rate=0.01',
+         '--config={"augment_shift": 1, "keep": 99}']
 
 
 class Runner:

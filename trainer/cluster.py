@@ -1,41 +1,25 @@
-"""The cluster of the flags: which process this is, its share of the batches, what all compare."""
+"""The cluster of TF_CONFIG: which process this is, its share of the batches, what all compare."""
 
 import contextlib
 
 import towers
-from trainer.flags import FLAGS
-from trainer.resuming import RESUMING
-from trainer.run_settings import CHANGES, STATE
+from trainer.flags import CHANGES, FLAGS, SETTINGS, STATE
 
 
 def make_cluster():
-    """The `Cluster` of --cluster, `TF_CONFIG` and the flags that override it; None of one machine.
+    """The `Cluster` of --cluster and `TF_CONFIG`; None of one machine, and of an evaluator.
 
     Raises:
-      InvalidArgumentError: flags and `TF_CONFIG` do not describe a cluster with this process in it.
+      InvalidArgumentError: they do not describe a cluster with this process in it.
     """
-    if not FLAGS.cluster:
+    if not FLAGS.cluster or FLAGS.job_name == 'evaluator':
         return None
     try:
         return towers.Cluster.from_tf_config(
-            FLAGS.cluster, workers=_listed('worker_hosts'), ps=_listed('ps_hosts'),
-            job=FLAGS.job_name or None,
-            rank=FLAGS.task_index if FLAGS.task_index >= 0 else None,
-            synchronous=None if FLAGS.cluster != 'ps' else FLAGS.synchronous,
+            FLAGS.cluster, synchronous=None if FLAGS.cluster != 'ps' else FLAGS.synchronous,
             backup_workers=FLAGS.backup_workers or None)
     except towers.ClusterError as error:  # of the flags, not of a run
         raise towers.InvalidArgumentError(str(error)) from error
-
-
-def _listed(name):
-    """The parts of a flag's text between commas, a list; None of an empty text."""
-    parts = [each.strip() for each in FLAGS[name].value.split(',')]
-    if parts == ['']:
-        return None
-    if '' in parts:
-        raise towers.InvalidArgumentError('--%s=%s has a comma without an address: leave it '
-                                          'out.' % (name, FLAGS[name].value))
-    return parts
 
 
 # ---- What this process does ----------------------------------------------------------------------
@@ -43,9 +27,7 @@ def _listed(name):
 def trains(cluster):
     """Whether this process builds towers and trains; else it is a parameter server, or evaluates.
     """
-    if cluster is None:
-        return FLAGS.job_name != 'evaluator'
-    return cluster.job == 'worker'
+    return FLAGS.job_name != 'evaluator' if cluster is None else cluster.job == 'worker'
 
 
 def saves(cluster):
@@ -88,25 +70,24 @@ def counted(built, examples):
 
 # ---- What the workers compare --------------------------------------------------------------------
 
-# Flags that change no number of a step, or may differ between machines, or that `towers.join`
+# Settings that change no number of a step, or may differ between machines, or that `towers.join`
 # compares itself.
 _OF_ONE_MACHINE = frozenset([
     'num_towers', 'devices', 'batch_size', 'accumulate', 'micro_batches', 'variable_device',
-    'all_reduce', 'xla', 'cluster', 'synchronous', 'backup_workers', 'fingerprint'])
-
-
-# Flags by which a run ends: the chief's count, and another value on a worker would be passed over.
-_OF_THE_END = ['train_steps', 'train_epochs', 'stop_at_accuracy', 'stop_after']
+    'all_reduce', 'xla', 'cluster', 'synchronous', 'backup_workers'])
+# Settings by which a run ends: the chief's count, and another value on a worker would be passed
+# over.
+_OF_THE_END = ['train_steps', 'train_epochs', 'stop_at_accuracy', 'stop_after', 'max_minutes']
 
 
 def compared_flags():
-    """Names of the flags that have to be the same on all workers: they change the run's numbers, or
-    its end.
+    """Names of the settings that have to be the same on all workers: they change the run's numbers,
+    or its end.
 
     Each worker computes its part of the gradient, or updates, by its own flags.
     """
-    return _OF_THE_END + [name for kind in (CHANGES, STATE) for name in RESUMING[kind]
-                          if name not in _OF_ONE_MACHINE]
+    return _OF_THE_END + [name for name, setting in SETTINGS.items()
+                          if setting.kind in (CHANGES, STATE) and name not in _OF_ONE_MACHINE]
 
 
 def joined(cluster, job):

@@ -1,5 +1,7 @@
 """The command line of train.py: parses flags, shows the help, says errors in the words of flags."""
 
+import difflib
+import json
 import os
 import re
 import sys
@@ -7,25 +9,41 @@ import textwrap
 
 from absl import flags
 
+from towers.errors import BadFileError, shown
+from towers.safe_files import SCALAR, read_json
 from trainer.contradictions import contradiction
-from trainer.flags import FLAGS, GROUPS, PATHS
+from trainer.flags import (FLAGS, FLAGS_BY_NAME, GONE, GROUPS, OPTIONS, OPTIONS_BY_NAME, PATHS,
+                           SETTINGS)
+
+_HELP = {'--help', '--helpshort', '-h', '-help', '-helpshort'}
+_MOST_BYTES = 2 ** 20  # of a file of options
 
 
 def help_text(summary):
-    """The text of --help: a summary, and all flags in groups, one or two lines each."""
-    lines = [summary, '']
-    for group, names in GROUPS.items():
-        lines.append('%s:' % group)
-        for name in names:
-            default = FLAGS[name].default
-            text = '%s (%s)' % (FLAGS[name].help, "''" if default == '' else default)
-            lines += textwrap.wrap(text, 98, initial_indent='  --%-20s ' % name,
-                                   subsequent_indent=' ' * 25)
-    return '\n'.join(lines)
+    """The text of --help: a summary, all flags in groups, and the names of all options."""
+    lines = [summary]
+    for group, settings in GROUPS.items():
+        lines += ['%s:' % group] + _described(settings, '--')
+    return '\n'.join(lines + textwrap.wrap(
+        'Options of --config, which --config=help describes: %s.' % ', '.join(
+            option.name for option in OPTIONS), 98, subsequent_indent='  '))
+
+
+def _described(settings, prefix):
+    """Lines about settings: a sentence each, with the values that there are, and the default."""
+    lines = []
+    for name, default, limits, _, text in settings:
+        words = ', '.join(filter(None, limits)) if isinstance(limits, list) else ''
+        lines += textwrap.wrap(
+            '%s%s (%s).' % (text, ': ' + words if words and name in ('optimizer', 'decay') else '',
+                            "''" if default == '' else default),
+            98, initial_indent='  %-22s ' % (prefix + name), subsequent_indent=' ' * 25)
+    return lines
 
 
 def parse_flags(argv, summary=''):
-    """Parses flags as absl does; shows the help in groups, and errors in one line (status 2).
+    """Parses flags as absl does, and the options of --config; shows the help in groups, and errors
+    in one line (status 2).
 
     Args:
       argv: list of strings, the program first.
@@ -37,16 +55,23 @@ def parse_flags(argv, summary=''):
     Raises:
       SystemExit: after the help, or an error.
     """
-    if {'--help', '--helpshort', '-h', '-help', '-helpshort'} & set(argv[1:]):
-        print(help_text(summary))
+    if _HELP & set(argv[1:]) or '--config=help' in argv:
+        print('\n'.join(_described(OPTIONS, '')) if '--config=help' in argv else
+              help_text(summary))
         sys.exit(0)
     try:
+        argv = FLAGS.read_flags_from_files(argv, force_gnu=False)
+        _refuse_what_is_no_flag(argv[1:])
         rest = FLAGS(argv)
+        for config in FLAGS.config:
+            _take_options(config)
     except flags.Error as error:
         text = re.sub(r"invalid literal for int\(\) with base 10: .*", 'expected a whole number',
                       str(error))
         text = re.sub('could not convert string to float: .*', 'expected a number', text)
         refuse(re.sub(r"\('Non-boolean argument .*", 'expected true or false', text))
+    except BadFileError as error:
+        refuse(error)
     if len(rest) > 1:
         refuse('%r is no flag: flags begin with --' % rest[1])
     for name in PATHS:  # as of a shell, which leaves --train_dir=~/run as it is
@@ -57,27 +82,74 @@ def parse_flags(argv, summary=''):
     return rest
 
 
+def _refuse_what_is_no_flag(arguments):
+    """Ends the program where an argument is an option of --config, or a former flag."""
+    for argument in arguments:
+        name, _, value = argument.lstrip('-').partition('=')
+        for name in (name, re.sub('^no', '', name)) if argument.startswith('-') else ():
+            if name in GONE:
+                refuse('--%s is gone: %s' % (name, GONE[name]))
+            if name in OPTIONS_BY_NAME:
+                refuse('%s is no flag: give --config=\'{"%s": …}\', or a JSON file that has it'
+                       % (name, name))
+
+
+def _take_options(config):
+    """Sets the options of one --config, the path of a JSON file or its text.
+
+    Raises:
+      BadFileError: the file is no such JSON.
+      flags.Error: the value of an option is none for it.
+    """
+    if config.lstrip().startswith('{'):
+        try:
+            values = json.loads(config)
+        except (ValueError, RecursionError) as error:
+            refuse('--config=%s is no JSON: %s' % (shown(config[:60]), error))
+    else:
+        values = read_json(config, {str: SCALAR}, 'write {"label_smoothing": 0.1}', _MOST_BYTES)
+        if values is None:
+            refuse('--config=%s does not exist: name a JSON file, or give {"label_smoothing": 0.1}'
+                   % config)
+    for name, value in values.items():
+        if name not in OPTIONS_BY_NAME:
+            near = difflib.get_close_matches(name, OPTIONS_BY_NAME, 1)
+            refuse('--config: there is no option %s%s' % (shown('%.60r' % name), (
+                ', but a flag --%s: give that' % name if name in FLAGS_BY_NAME else
+                ': did you mean %s?' % near[0] if near else
+                '; --help lists those there are')))
+        default = OPTIONS_BY_NAME[name].default
+        kinds = (int, float) if isinstance(default, float) else (type(default),)
+        if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool):
+            refuse('--config: %s is %s: expected %s' % (name, shown('%.60s' % json.dumps(value)), {
+                bool: 'true or false', int: 'a whole number', float: 'a number', str: 'a string'
+                }[type(default)]))
+        FLAGS[name].parse(value)
+        FLAGS[name].present = 1
+
+
 # ---- Errors in the words of flags ----------------------------------------------------------------
 
 # Advice in errors of `towers` about arguments of calls (a pattern), and the same about flags.
 _PHRASES = [
-    (r',? or pass resolve_devices\(…, check=False\) to build the graph for [^.]*', ', or see its plan with '
-     '--plan_only'),
+    (r',? or pass resolve_devices\(…, check=False\) to build the graph for [^.]*',
+     ', or see its plan with --plan_only'),
     (r'; or pass resolve_devices\(…, check=False\) and a config with [^.]*', ''),
     (r',? or pass resolve_devices\(…, allow_repeated=True\)[^.]*', ''),
     (r' \(recover=True\)| \(towers\.init_from\)', ''),
     (r" If only a scope in the names differs, pass a dict from names there to variables\.", ''),
-    (r'create_aux_logits=False', '--aux_loss_weight=0'),
+    (r'create_aux_logits=False', 'aux_loss_weight=0'),
     (r"\brecompute=\['(.*?)'\]",
      lambda found: '--recompute=' + found.group(1).replace("', '", ',')),
-    (r'\bgive a rank, from 0\b', 'give --task_index, from 0'),
-    (r"\bname one under 'ps'", "name one by --ps_hosts, or under 'ps' of TF_CONFIG"),
-    (r"\bpass workers=\['host:port', …\]", 'give --worker_hosts=host:port,…'),
-    (r'\bworkers=\(\)', '--worker_hosts'),
+    (r"\b(give --task_index|give a rank), from 0, or an", 'give an'),
+    (r"\bpass workers=\['host:port', …\]", 'set TF_CONFIG'),
     (r'\b(takes no|needs a) data_dir', r'\1 --data_dir'),
-    (r"stop_at=\('accuracy', ([\d.]+)\)", r'--stop_at_accuracy=\1'),
-    (r"\bVariablePlacement\('([^']*)'\)", r'--variable_device=\1')]
+    (r"stop_at=\('accuracy', ([\d.]+)\)", r'stop_at_accuracy=\1'),
+    (r"\bVariablePlacement\('([^']*)'\)", r'--variable_device=\1'),
+    (r'\bname a variable_device\b', 'name a --variable_device')]
 _ARGUMENT = re.compile(r"(?<![\w\-./])([a-z]\w*)=('[^']*'|[\w.+\-]*[\w+](?![\w/]))")
+_OPTION = re.compile(r'(?<![\w\-./])(?:--)?(no)?(%s)\b(=[\w.+\-]*\w)?(?! of --config)' % '|'.join(
+    OPTIONS_BY_NAME))
 
 
 def in_flags(text):
@@ -90,10 +162,19 @@ def in_flags(text):
         if name == 'devices' and not FLAGS['devices'].value:
             name = 'num_towers'
         name = 'cluster' if name == 'kind' else name
-        if name not in sum(GROUPS.values(), []):
+        if name not in SETTINGS:
             return found.group(0)
         return '--%s=%s' % (name, value.strip("'"))
-    return _ARGUMENT.sub(flag, text)
+    return _option_named(_ARGUMENT.sub(flag, text))
+
+
+def _option_named(text):
+    """A text in which '--keep', and 'keep=3', are `keep of --config`, as no flag is."""
+    def option(found):
+        is_named = found.group().startswith('--') or found.group(3)
+        return '%s%s of --config' % (found.group(2), found.group(3) or '') if is_named else (
+            found.group())
+    return _OPTION.sub(option, text)
 
 
 def refuse(reason):

@@ -9,6 +9,7 @@ import traceback
 import tensorflow.compat.v1 as tf
 
 import datasets
+from datasets.held_out import with_unlabelled, with_validation
 from towers.errors import MeasurementError
 from towers.tensorflow_errors import is_of_input, reason_of
 from trainer import own_model
@@ -31,12 +32,17 @@ def make_dataset():
     if options.get('bad_list'):
         print('left out       %d examples that %s lists' % (
             dataset.left_out, FLAGS.bad_examples), flush=True)
+    if FLAGS.unlabelled:
+        return with_unlabelled(dataset, FLAGS.unlabelled)
+    if FLAGS.validation and FLAGS.mode not in ('eval', 'predict', 'check_data'):
+        return with_validation(dataset, FLAGS.validation)
     return dataset
 
 
 def test_numbers(dataset):
     """The numbers of the images that an evaluation takes, in order."""
-    return dataset.test_numbers() if hasattr(dataset, 'test_numbers') else itertools.count()
+    return (dataset.good_numbers('test') if hasattr(dataset, 'good_numbers')
+            else itertools.count())
 
 
 # ---- A pipeline of the user's own ---------------------------------------------------------------
@@ -108,8 +114,8 @@ def input_failure(error):
     found = re.search(r'assertion failed: \[(.*?)\]\s', error.message + '\n')
     if found:  # the data set's own check, which names the example
         return datasets.BadExampleError(
-            '%s. --mode=check_data --bad_examples=FILE lists all bad examples, and a run with this '
-            '--bad_examples leaves them out.' % found.group(1).rstrip('.'))
+            '%s. --mode=check_data with bad_examples of --config lists all bad examples in that '
+            'file, and a run with the same option leaves them out.' % found.group(1).rstrip('.'))
     return datasets.BadExampleError(
         'a batch of --dataset=%s could not be made: %s. --mode=check_data names the examples that '
         'are bad. If it finds none, was a file out of reach for a while? Start the same command '

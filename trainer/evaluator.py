@@ -1,6 +1,7 @@
-"""train.py as an evaluator: evaluates the checkpoints of a run, until the last one."""
+"""train.py as an evaluator: evaluates the checkpoints of a run, until it ends."""
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -9,46 +10,39 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.checkpoint.files import READ_ERRORS, list_checkpoints, newest_prefix, step_of
-from trainer.flags import FLAGS, train_dir
+from towers.safe_files import read_json, written_whole
+from trainer.flags import train_dir
 from trainer.metrics_log import MetricsLog
-from trainer.position import last_step, position_of
 from trainer.results import evaluate_in_graph
 
 FILE = 'evaluator.jsonl'
+END = 'ended.json'  # a file of a run that has ended for another reason than a signal
 
 
-def evaluate_run(setup, cluster):
-    """Evaluates each new checkpoint of --train_dir, up to the one that ends the run by its flags.
+def say_ended(directory, step):
+    """Writes into the folder of a run that it ended with a step; None: that it goes on."""
+    path = os.path.join(directory, END)
+    if step is not None:
+        with written_whole(path) as opened:
+            json.dump({'step': step}, opened)
+    else:
+        with contextlib.suppress(OSError):  # mostly there is none
+            os.remove(path)
+
+
+def evaluate_run(setup):
+    """Evaluates each new checkpoint of --train_dir, up to the one with which the run ends.
 
     Args:
       setup: `Setup`.
-      cluster: `Cluster` of the run, whose batches and workers say where its last step is.
 
     Returns:
       None at the end; or the number of the signal that came first.
     """
-    return evaluate_checkpoints(
-        lambda prefix: evaluate_in_graph(setup, prefix),
-        lambda prefix: is_last(setup, cluster, prefix), train_dir(), reaches_accuracy)
+    return evaluate_checkpoints(lambda prefix: evaluate_in_graph(setup, prefix), train_dir())
 
 
-def is_last(setup, cluster, prefix):
-    """Whether the run ends with a checkpoint, as its flags are.
-
-    Counted from the place of the checkpoint, as the run does when it goes on from there.
-    """
-    position = position_of(prefix)
-    return position is not None and position.step >= last_step(setup, cluster, position)
-
-
-def reaches_accuracy(step, results):
-    """Whether the run stops after a step by --stop_at_accuracy: it looks every --eval_steps."""
-    return bool(FLAGS.stop_at_accuracy and step % FLAGS.eval_steps == 0
-                and results['accuracy'] >= FLAGS.stop_at_accuracy)
-
-
-def evaluate_checkpoints(evaluate, ends_with, directory, reaches=lambda step, results: False,
-                         pause=1.):
+def evaluate_checkpoints(evaluate, directory, pause=1.):
     """Evaluates each new checkpoint of a directory; the results become lines of `FILE` there.
 
     It takes the newest one. Those that came while another one was evaluated are passed over, and
@@ -56,9 +50,7 @@ def evaluate_checkpoints(evaluate, ends_with, directory, reaches=lambda step, re
 
     Args:
       evaluate: function of the prefix of a checkpoint; returns a dict of results.
-      ends_with: function of the prefix of a checkpoint; returns whether it is the last one.
       directory: of the run.
-      reaches: function of a step and its results; returns whether the run ends there by them.
       pause: seconds from one look to the next.
 
     Returns:
@@ -69,36 +61,42 @@ def evaluate_checkpoints(evaluate, ends_with, directory, reaches=lambda step, re
         directory, log.path), flush=True)
     if newest_prefix(directory) is None and os.path.exists(log.path):
         _tell(log.resume(0, is_new=True))
-    seen, resumed, is_over = None, None, False
+    seen, step = None, None
     with _stopped_by_sigterm():
         try:
-            while not is_over:
+            while True:
                 newest = newest_prefix(directory)
                 if newest is None or newest == seen:
+                    if newest is not None and _has_ended(directory, newest):
+                        break
                     time.sleep(pause)
                     continue
                 _tell_passed_over(directory, seen, newest)
                 seen = newest
                 try:
-                    step, is_over = step_of(newest) or 0, ends_with(newest)
                     results = evaluate(newest)
-                    is_over = is_over or reaches(step, results)
                 except READ_ERRORS + (tf.errors.OpError, towers.CheckpointError):
                     if os.path.exists(newest + '.index'):
                         raise
                     print('passed over    %s: replaced while it was read' % os.path.basename(
                         newest), flush=True)
                     continue
-                if resumed is None or step < resumed:  # a run that began again goes back
+                before, step = step, step_of(newest) or 0
+                if before is None or step < before:  # a run that began again goes back
                     _tell(log.resume(step))
-                resumed = step
                 log.add(step, dict({'test_' + name: value for name, value in results.items()},
-                                        wall_time=round(time.time(), 3)))
+                                   wall_time=round(time.time(), 3)))
                 log.sync()
         except _Stopped as stopped:
             return stopped.number
-    print('evaluated      the last step, %d: ended' % step, flush=True)
+    print('evaluated      the last step, %d: ended' % step_of(newest), flush=True)
     return None
+
+
+def _has_ended(directory, newest):
+    """Whether a run has ended with its newest checkpoint."""
+    end = read_json(os.path.join(directory, END), {'step': int}, 'delete it')
+    return end is not None and end['step'] == step_of(newest)
 
 
 class _Stopped(BaseException):

@@ -1,4 +1,4 @@
-"""The flags of train.py, in groups."""
+"""The settings of train.py: flags, and options of --config, in one table."""
 
 import collections
 import os
@@ -11,7 +11,7 @@ import towers
 
 FLAGS = flags.FLAGS
 
-# Upper bounds of flags. A larger number is a typing error, which TensorFlow would answer with a
+# Upper bounds of numbers. A larger one is a typing error, which TensorFlow would answer with a
 # traceback of its own, or with endless work. Steps times examples a step fit into an int64, and a
 # float into a float32.
 MOST_PIXELS = 4096
@@ -22,76 +22,204 @@ MOST_EPOCHS = 10 ** 6
 MOST_CHECKPOINTS = 10 ** 6
 MOST_FLOAT = 3e38
 
-# Groups of flags, in the order in which --helpshort shows them.
+# What another value of a setting means for a run that goes on.
+ONCE = 'of one start'  # not recorded
+HARMLESS = 'harmless'
+CHANGES = 'changes the run'
+STATE = 'state'  # it adds or removes variables of the checkpoints
+
+
+class Setting(collections.namedtuple('Setting', 'name default limits kind text')):
+    """A flag, or an option of --config; the default has its type.
+
+    Attributes:
+      name, default: of it.
+      limits: (least, most) of a number; list of the words of which one is expected; or None.
+      kind: what another value means for a run that goes on: `ONCE`, `HARMLESS`, `CHANGES`, `STATE`.
+      text: a sentence for the help, without the default.
+    """
+    __slots__ = ()
+
+
+def _group(*settings):
+    return [Setting(*setting) for setting in settings]
+
+
 GROUPS = collections.OrderedDict([
-    ('What is trained', ['mode', 'model', 'image_size', 'weight_decay', 'aux_loss_weight',
-                         'batch_norm_decay', 'init_from']),
-    ('Data', ['dataset', 'data_dir', 'num_classes', 'background_class', 'augment', 'augment_shift',
-              'remainder', 'bad_examples', 'diagnose_seconds']),
-    ('Towers', ['num_towers', 'devices', 'batch_size', 'accumulate', 'recompute', 'micro_batches',
-                'schedule', 'reduction', 'variable_device', 'all_reduce',
-                'shares', 'copies', 'update_ops', 'batch_norm', 'precision', 'loss_scale', 'xla']),
-    ('Memory and threads', ['memory_limit', 'memory_plot', 'memory_fraction', 'allow_growth',
-                            'intra_op_threads', 'inter_op_threads']),
-    ('Several machines', ['cluster', 'worker_hosts', 'ps_hosts', 'job_name', 'task_index',
-                          'synchronous', 'backup_workers', 'start_timeout', 'dead_after']),
-    ('Optimizer', ['optimizer', 'momentum', 'clip_norm', 'base_learning_rate', 'base_batch_size',
-                   'lr_scaling', 'warmup_epochs', 'decay', 'decay_epochs', 'decay_rate',
-                   'average_decay']),
-    ('The run', ['train_dir', 'train_steps', 'train_epochs', 'stop_at_accuracy', 'stop_after',
-                 'eval_steps', 'save_steps', 'keep', 'keep_best', 'recover', 'seed',
-                 'deterministic', 'check_numerics']),
-    ('What is shown and written', ['log_every', 'summary_steps', 'profile_steps', 'fingerprint',
-                                   'predictions',
-                                   'export_dir', 'plan_only', 'audit_runtime'])])
+    ('What is trained', _group(
+        ('mode', 'train', ['train', 'eval', 'predict', 'check_data', 'diagnose', 'memory'], ONCE,
+         'Train; or evaluate or predict by the newest checkpoint; list bad data; measure which '
+         'side holds training back; show where memory goes'),
+        ('model', 'digits', None, STATE, 'Network by name, of which an unknown one lists all; or '
+         'module:function, a model function (features, labels, mode)'),
+        ('dataset', 'digits', None, STATE, 'Data set by name, of which an unknown one lists all; '
+         'or module:function, a tf.data pipeline'),
+        ('data_dir', '', None, ONCE, 'Folder of the data set, of those in files'),
+        ('image_size', 0, (0, MOST_PIXELS), STATE, "Height and width in pixels, 0 for the "
+         "network's or the data set's own"),
+        ('weight_decay', 4e-5, (0, MOST_FLOAT), CHANGES, 'Factor of the L2 loss of the weights; '
+         'of the decay of lars and lamb, which have no L2 loss'),
+        ('init_from', '', None, ONCE, 'Checkpoint whose weights to start from, as far as they '
+         'fit'))),
+    ('Towers', _group(
+        ('num_towers', 2, (1, MOST_TOWERS), CHANGES, 'Towers, one a device: GPUs where there are '
+         'any, else virtual CPUs'),
+        ('devices', '', None, CHANGES, "The towers' devices by name, '/gpu:0,/gpu:2', instead of "
+         "--num_towers"),
+        ('batch_size', 100, (1, MOST_EXAMPLES), CHANGES, "Examples a step, over all towers "
+         "together; 'auto' is the most that memory holds"),
+        ('accumulate', 1, (1, MOST_TOWERS), CHANGES, "Micro-batches that each tower's shard is "
+         'cut into, one after the other, for one update'),
+        ('recompute', '', None, HARMLESS, "'auto' computes the forward pass again in the backward "
+         'pass, to save memory; or names of what is kept, with commas'),
+        ('reduction', 'sum', ['sum', 'mean'], CHANGES, "Gradient applied: the towers' sum, or that "
+         'of the mean loss of the whole batch'),
+        ('variable_device', '', None, CHANGES, "Place of variables: a device, 'balanced', or "
+         "'replicated' on every tower; if empty, the CPU, or the only GPU"),
+        ('batch_norm', 'shard', ['shard', 'sync'], CHANGES, "Batch norm's statistics: of a tower's "
+         'shard, or of the whole batch'),
+        ('precision', 'float32', list(towers.PRECISIONS), STATE, 'Number format of products and '
+         'convolutions: bf16 for CPUs, fp16 for GPUs'))),
+    ('Optimizer', _group(
+        ('optimizer', 'adam', ['sgd', 'momentum', 'adam', 'rmsprop', 'lars', 'lamb'], STATE,
+         'Update rule'),
+        ('momentum', 0.9, (0, 1), CHANGES, 'Factor of momentum, rmsprop and lars'),
+        ('clip_norm', 0., (0, MOST_FLOAT), CHANGES, 'Largest global norm of the combined gradient, '
+         '0 for any'),
+        ('base_learning_rate', 0.001, (0, MOST_FLOAT), CHANGES, 'Learning rate of one tower'),
+        ('lr_scaling', 'none', ['none', 'sqrt', 'linear'], CHANGES, 'Growth of the rate with the '
+         'batch, hence with the number of towers'),
+        ('warmup_epochs', 0., (0, MOST_EPOCHS), CHANGES, 'Epochs over which the rate rises to its '
+         'full value'),
+        ('decay', 'none', ['none', 'exponential', 'cosine'], CHANGES, 'Fall of the rate'),
+        ('decay_epochs', 0., (0, MOST_EPOCHS), CHANGES, 'Epochs for one factor of --decay_rate; or '
+         'until the cosine is 0, where 0 is the whole run'),
+        ('decay_rate', 0.94, (0, 1), CHANGES, 'Factor of the exponential decay'),
+        ('average_decay', 0., (0, 1), STATE, 'Decay of moving averages of the weights, which are '
+         'then evaluated and exported; 0 for none'))),
+    ('The run', _group(
+        ('train_dir', '', None, ONCE, "Folder of the run, which goes on if it is there already; "
+         "if empty, runs/<model>"),
+        ('train_steps', 0, (0, MOST_STEPS), HARMLESS, 'Steps to train for, 0 for --train_epochs'),
+        ('train_epochs', 30., (0, MOST_EPOCHS), HARMLESS, 'Passes over the training set'),
+        ('max_minutes', 0., (0, MOST_FLOAT), ONCE, 'Minutes after which this start saves and '
+         'ends, 0 for any'),
+        ('eval_steps', 0, (0, MOST_STEPS), HARMLESS, 'Steps from one evaluation to the next, 0 for '
+         'one at the end'),
+        ('save_steps', 500, (1, MOST_STEPS), HARMLESS, 'Steps from one checkpoint to the next'),
+        ('keep_best', '', None, HARMLESS, "Metric whose best checkpoint is kept in the folder "
+         "best: the largest, of loss and '-perplexity' the smallest"),
+        ('stop_after', 0, (0, MOST_STEPS), HARMLESS, 'Evaluations without a better one, by '
+         '--keep_best, after which the run ends; 0 for any'),
+        ('seed', 1, (0, 2 ** 31 - 1), CHANGES, 'Seed of initial weights, data order, shifts and '
+         'dropout'),
+        ('deterministic', False, None, CHANGES, 'Same bits in each run on GPUs, too, where '
+         'TensorFlow has such kernels; slower'))),
+    ('What is shown and written', _group(
+        ('log_every', 100, (1, MOST_STEPS), HARMLESS, 'Steps from one line of metrics.jsonl, and '
+         'of the screen if it is no terminal, to the next'),
+        ('summary_steps', 100, (0, MOST_STEPS), HARMLESS, 'Steps from one TensorBoard summary to '
+         'the next, 0 for none'),
+        ('profile_steps', '', None, ONCE, "Two steps, '100,105': a Chrome trace of the first, "
+         "TensorBoard's profile of those up to the second"),
+        ('predictions', 'predictions.csv', None, ONCE, 'File that --mode=predict writes, a row '
+         'an example'),
+        ('export_dir', '', None, ONCE, 'Folder below which a SavedModel of the final weights is '
+         'written'),
+        ('plan_only', False, None, ONCE, 'Print the plan and the audit of the graph, and stop'),
+        ('config', [], None, ONCE, 'JSON file of options; or the JSON itself, '
+         '\'{"label_smoothing": 0.1}\'; of several, the last one counts'))),
+    ('Several machines', _group(
+        ('cluster', '', ['', 'ring', 'ps', 'horovod'], CHANGES, "Train on the machines of "
+         "TF_CONFIG, each with --num_towers and --batch_size, by TensorFlow's ring or parameter "
+         'servers, or Horovod'),
+        ('job_name', '', ['', 'evaluator'], ONCE, 'evaluator evaluates the checkpoints of the run '
+         'in --train_dir until it ends')))])
 
-# Flags that are paths.
-PATHS = ('train_dir', 'data_dir', 'init_from', 'export_dir', 'predictions', 'memory_plot')
+OPTIONS = _group(
+    ('num_classes', 0, (0, MOST_EXAMPLES), STATE, 'Classes of tfrecords, 0 for as many as '
+     'labels.txt lists; of synthetic images, 0 for 1000'),
+    ('background_class', False, None, STATE, 'Labels of tfrecords begin at 1, and 0 is a class '
+     'more'),
+    ('augment', 'inception', list(preprocessing.AUGMENTS), CHANGES, 'Images in files: cut out at '
+     'random, mirrored, colours distorted; without the colours; or the centre of each'),
+    ('augment_shift', 0, (0, MOST_PIXELS), CHANGES, 'Pixels by which images of other data sets '
+     'are shifted at random, at most'),
+    ('remainder', 'carry', list(epochs.REMAINDERS), CHANGES, 'Last batch of an epoch: filled with '
+     'the next epoch, dropped, padded by repetition, or short and weighted'),
+    ('bad_examples', '', None, ONCE, 'File that lists the examples to leave out; '
+     '--mode=check_data writes it'),
+    ('aux_loss_weight', 0.4, (0, MOST_FLOAT), STATE, 'Factor of the loss of auxiliary logits, of '
+     'networks that have them; 0 builds none'),
+    ('batch_norm_decay', -1., (-1, 1), CHANGES, "Decay of batch norm's moving averages; -1 for "
+     "what the network asks for"),
+    ('label_smoothing', 0., (0, 1), CHANGES, 'Part of each training label that is spread evenly '
+     'over all classes'),
+    ('base_batch_size', 0, (0, MOST_EXAMPLES), CHANGES, 'Batch that --base_learning_rate is meant '
+     'for, 0 for that of one tower'),
+    ('micro_batches', 1, (1, MOST_TOWERS), CHANGES, 'Micro-batches that go through the stages of a '
+     "tower of several devices, '/gpu:0+/gpu:1'"),
+    ('shares', '', None, CHANGES, "Proportions of the towers' shards, such as '3,1'; equal if "
+     'empty'),
+    ('copies', 'clone', ['clone', 'reuse'], HARMLESS, 'Towers after the first: copies of its '
+     'graph, or a call of the model each'),
+    ('all_reduce', 'copy', ['copy', 'collective', 'nccl'], CHANGES, 'Sum of replicated variables: '
+     "by copies, TensorFlow's ring, or NCCL"),
+    ('loss_scale', 0., (0, MOST_FLOAT), STATE, 'First factor of the loss, halved when a gradient '
+     'overflows; 0 for 32768 with fp16, else none'),
+    ('xla', False, None, CHANGES, "Compile each tower's passes; takes long to start"),
+    ('stop_at_accuracy', 0., (0, 1), HARMLESS, 'Test accuracy at which the run ends, by '
+     '--eval_steps'),
+    ('keep', 5, (1, MOST_CHECKPOINTS), HARMLESS, 'Newest checkpoints to keep'),
+    ('recover', False, None, ONCE, 'Go on from the checkpoint before, if the newest is damaged'),
+    ('check_numerics', True, None, HARMLESS, 'Stop at the first NaN or infinity in a loss or '
+     'gradient'),
+    ('probabilities', False, None, ONCE, 'Predictions have the probabilities of all classes'),
+    ('unlabelled', '', None, ONCE, 'Folder of images that --mode=predict predicts, in place of the '
+     'test set; with a data set of image files'),
+    ('validation', 0., (0, 0.5), CHANGES, 'Part of the training examples that a run holds out, and '
+     'evaluates in place of the test set'),
+    ('summary_images', 3, (0, MOST_EXAMPLES), HARMLESS, 'Images of the input in a TensorBoard '
+     'summary'),
+    ('histograms', False, None, HARMLESS, 'Histograms of weights and gradients in TensorBoard'),
+    ('memory_limit', 0., (0, MOST_FLOAT), ONCE, 'MB of a GPU, or of all CPUs together, for '
+     '--batch_size=auto and --mode=memory; 0 for what there are'),
+    ('memory_plot', '', None, ONCE, 'Picture that --mode=memory writes, a PNG, by matplotlib'),
+    ('memory_fraction', 0., (0, 1), ONCE, "Most of each GPU's memory that is taken, 0 for all"),
+    ('allow_growth', True, None, ONCE, 'Take memory of a GPU as it is needed, not all at once'),
+    ('intra_op_threads', -1, (-1, MOST_TOWERS), ONCE, 'Threads of one operation; 0 as TensorFlow '
+     'chooses; -1 for OMP_NUM_THREADS, or the cores divided among CPU towers'),
+    ('inter_op_threads', 0, (0, MOST_TOWERS), ONCE, 'Operations that run at once on CPUs, 0 as '
+     'TensorFlow chooses'),
+    ('diagnose_seconds', 5., (0.1, 3600), ONCE, 'Seconds of each measurement of '
+     '--mode=diagnose'),
+    ('synchronous', True, None, CHANGES, 'Whether a step of --cluster=ps waits for all workers'),
+    ('backup_workers', 0, (0, MOST_TOWERS), CHANGES, 'Workers that a step of --cluster=ps does '
+     'not wait for'),
+    ('start_timeout', 120., (0.1, MOST_FLOAT), ONCE, 'Seconds to wait for the other machines at '
+     'the start'),
+    ('dead_after', 30., (0.5, MOST_FLOAT), ONCE, 'Seconds without a sign of life after which a '
+     'worker of a ring is gone'))
 
-flags.DEFINE_enum('mode', 'train',
-                  ['train', 'eval', 'predict', 'check_data', 'diagnose', 'memory'],
-                  'train; or evaluate the newest checkpoint on the test set; or write its '
-                  'predictions; or read the data once and list what is bad; or measure which side '
-                  'holds training back, input or towers; or say where the memory of a training '
-                  'step goes')
-flags.DEFINE_string('model', 'digits', 'network by name; an unknown one lists those that exist; '
-                    'or module:function, a model function of your own, (features, labels, mode)')
-flags.DEFINE_string('dataset', 'digits', 'data set by name; an unknown one lists those that exist; '
-                    'or module:function, a tf.data pipeline of your own')
-flags.DEFINE_string('data_dir', '', 'folder of the data set, for one that is not part of this')
-flags.DEFINE_integer('num_classes', 0, 'classes of tfrecords, where 0 is as many as labels.txt '
-                     'in --data_dir lists, and of synthetic images, where 0 is 1000', lower_bound=0,
-                     upper_bound=MOST_EXAMPLES)
-flags.DEFINE_boolean('background_class', False, 'labels of tfrecords begin at 1, and 0 is a class '
-                     'more')
-flags.DEFINE_enum('augment', 'inception', preprocessing.AUGMENTS, 'of images in files: cut out at '
-                  'random, mirrored, colours distorted; or without the colours; or the centre of '
-                  'each')
-flags.DEFINE_enum('remainder', 'carry', epochs.REMAINDERS,
-                  'the last batch of an epoch: filled with '
-                  'the next epoch, dropped, padded by repetition, or short and weighted')
-flags.DEFINE_string('bad_examples', '', 'file that lists the examples to leave out; '
-                    '--mode=check_data writes it')
-flags.DEFINE_float('diagnose_seconds', 5, 'for each of the measurements of --mode=diagnose',
-                   lower_bound=0.1, upper_bound=3600)
-flags.DEFINE_integer('image_size', 0, 'height and width in pixels; 0: what the network asks for, '
-                     'and for --model=digits what the data set has',
-                     lower_bound=0, upper_bound=MOST_PIXELS)
-flags.DEFINE_float('weight_decay', 4e-5, 'factor of the L2 loss of the weights; of the decay of '
-                   'lars and lamb, which have no L2 loss',
-                   lower_bound=0, upper_bound=MOST_FLOAT)
-flags.DEFINE_float('aux_loss_weight', 0.4, 'factor of the loss of auxiliary logits, for networks '
-                   'that have them; 0 builds none', lower_bound=0, upper_bound=MOST_FLOAT)
-flags.DEFINE_float('batch_norm_decay', -1, "of batch norm's moving averages; -1: what the network "
-                   'asks for', lower_bound=-1, upper_bound=1)
-flags.DEFINE_integer('augment_shift', 0, 'pixels by which training images are shifted at random, '
-                     'at most, before they are resized', lower_bound=0, upper_bound=MOST_PIXELS)
-flags.DEFINE_string('init_from', '', 'checkpoint whose weights to start from, as far as they fit')
+# Former flags, and the way to what they did.
+GONE = {
+    'schedule': 'micro-batches go one forward, one backward',
+    'stages': 'stages have as much memory each; others are Pipeline(stages=…) of build_towers',
+    'update_ops': 'tower 0 updates; others are update_ops= of build_towers',
+    'fingerprint': 'the same --seed draws the same weights and order of examples',
+    'audit_runtime': 'towers.audit(built, run_metadata) checks a step of a program of your own',
+    'worker_hosts': 'set TF_CONFIG, or start by python -m towers.launch',
+    'ps_hosts': 'set TF_CONFIG, or start by python -m towers.launch',
+    'task_index': 'set TF_CONFIG, or start by python -m towers.launch'}
 
-flags.DEFINE_integer('num_towers', 2, 'how many towers, one a device: GPUs where there are '
-                     'any, else virtual CPUs', lower_bound=1, upper_bound=MOST_TOWERS)
-flags.DEFINE_string('devices', '', "the towers' devices by name, instead of --num_towers: "
-                    "'/gpu:0,/gpu:2'")
+FLAGS_BY_NAME, OPTIONS_BY_NAME = (collections.OrderedDict(
+    (setting.name, setting) for setting in settings) for settings in (
+        sum(GROUPS.values(), []), OPTIONS))
+SETTINGS = collections.OrderedDict(list(FLAGS_BY_NAME.items()) + list(OPTIONS_BY_NAME.items()))
+
+# Settings that are paths.
+PATHS = ('train_dir', 'data_dir', 'init_from', 'export_dir', 'predictions', 'memory_plot',
+         'unlabelled')
 
 
 class _BatchSizeParser(flags.IntegerParser):
@@ -101,151 +229,31 @@ class _BatchSizeParser(flags.IntegerParser):
         try:
             return argument if argument == 'auto' else super(_BatchSizeParser, self).parse(argument)
         except ValueError as error:
-            raise ValueError(str(error) if self._is_number(argument) else
+            raise ValueError(str(error) if re.match(r'[+-]?\d+$', str(argument)) else
                              "expected a whole number, or 'auto'")
 
-    @staticmethod
-    def _is_number(argument):
-        return re.match(r'[+-]?\d+$', str(argument)) is not None
+
+def _define(setting):
+    """Makes a setting a value of `FLAGS`, which checks it."""
+    name, default, limits, _, text = setting
+    if name == 'batch_size':
+        flags.DEFINE(_BatchSizeParser(*limits), name, default, text,
+                     serializer=flags.ArgumentSerializer())
+    elif isinstance(default, bool):
+        flags.DEFINE_boolean(name, default, text)
+    elif isinstance(limits, list):
+        flags.DEFINE_enum(name, default, limits, text)
+    elif isinstance(default, list):
+        flags.DEFINE_multi_string(name, default, text)
+    elif isinstance(default, str):
+        flags.DEFINE_string(name, default, text)
+    else:
+        define = flags.DEFINE_integer if isinstance(default, int) else flags.DEFINE_float
+        define(name, default, text, lower_bound=limits[0], upper_bound=limits[1])
 
 
-flags.DEFINE(_BatchSizeParser(lower_bound=1, upper_bound=MOST_EXAMPLES), 'batch_size', 100,
-             "examples a step, over all towers together; 'auto': the most that --memory_limit "
-             "holds",
-             serializer=flags.ArgumentSerializer())
-flags.DEFINE_integer('accumulate', 1, "micro-batches that each tower's share of the batch is cut "
-                     'into: one after the other in the memory of one, for one update',
-                     lower_bound=1, upper_bound=MOST_TOWERS)
-flags.DEFINE_string('recompute', '', "'auto': the backward pass computes the forward pass again, "
-                    'instead of keeping it; or names of operations or scopes, with commas, that '
-                    'are kept')
-flags.DEFINE_integer('micro_batches', 1, 'micro-batches that go through the stages of a tower of '
-                     "several devices, '/gpu:0+/gpu:1', one behind the other",
-                     lower_bound=1, upper_bound=MOST_TOWERS)
-flags.DEFINE_enum('schedule', 'one_forward_one_backward',
-                  ['one_forward_one_backward', 'all_forward'], 'of the micro-batches in a stage')
-flags.DEFINE_enum('reduction', 'sum', ['sum', 'mean'], "gradient applied: the towers' sum, or that "
-                  'of the mean loss of the whole batch')
-flags.DEFINE_string('variable_device', '', "where variables live: a device, 'balanced', "
-                    "or 'replicated' (a replica on every tower); empty: the CPU, or the GPU when "
-                    'there is just one')
-flags.DEFINE_enum('all_reduce', 'copy', ['copy', 'collective', 'nccl'], 'how the gradients get to '
-                  "every tower's replica, with --variable_device=replicated: added on one tower "
-                  "each and sent to the others; by TF's ring; by NCCL (GPUs of one machine)")
-flags.DEFINE_enum('copies', 'clone', ['clone', 'reuse'], 'towers after the first: copies of the '
-                  'graph of one call of the model, or a call each')
-flags.DEFINE_list('shares', [], "proportions of the towers' parts of a batch, a whole number a "
-                  'tower, such as 3,1 for a device that is three times as fast; empty: equal parts')
-flags.DEFINE_enum('update_ops', 'first', ['first', 'all', 'none'],
-                  "towers whose batch-norm updates run with a step")
-flags.DEFINE_enum('batch_norm', 'shard', ['shard', 'sync'], 'batch norm normalizes by the '
-                  "statistics of a tower's shard, or of the whole batch")
-flags.DEFINE_enum('precision', 'float32', towers.PRECISIONS, "of products and convolutions, by "
-                  "TensorFlow's own graph rewrite: bf16 for CPUs, fp16 for GPUs, which scales the "
-                  'loss')
-flags.DEFINE_boolean('xla', False, "compile each tower's forward and backward pass; takes long to "
-                     'start, and on CPUs was slower in every model measured')
-flags.DEFINE_float('loss_scale', 0, 'first factor of the loss, halved and the step skipped when a '
-                   'gradient overflows; 0: 32768 with fp16, else none',
-                   lower_bound=0, upper_bound=MOST_FLOAT)
-
-flags.DEFINE_float('memory_limit', 0, "MB of a GPU, or of all CPUs together, for "
-                   "--batch_size=auto and --mode=memory; 0: what there are",
-                   lower_bound=0, upper_bound=MOST_FLOAT)
-flags.DEFINE_string('memory_plot', '', 'picture that --mode=memory writes, a PNG, which needs '
-                    'matplotlib; empty: none')
-flags.DEFINE_float('memory_fraction', 0, 'the most of each GPU\'s memory that is taken; 0: all',
-                   lower_bound=0, upper_bound=1)
-flags.DEFINE_boolean('allow_growth', True, 'take memory of a GPU as it is needed, not all at once')
-flags.DEFINE_integer('intra_op_threads', -1, 'threads of one operation; 0: as TensorFlow chooses; '
-                     "-1: OMP_NUM_THREADS, or the cores divided among CPU towers",
-                     lower_bound=-1, upper_bound=MOST_TOWERS)
-flags.DEFINE_integer('inter_op_threads', 0, 'operations that run at once on CPUs; 0: as TensorFlow '
-                     'chooses', lower_bound=0, upper_bound=MOST_TOWERS)
-
-flags.DEFINE_enum('cluster', '', ['', 'ring', 'ps', 'horovod'], "train on several machines, by "
-                  "TensorFlow's ring, its parameter servers, or Horovod; each machine has "
-                  '--num_towers towers and batches of --batch_size. Which machines, TF_CONFIG says')
-flags.DEFINE_string('worker_hosts', '', "host:port of the workers, the chief first, instead of "
-                    "TF_CONFIG's")
-flags.DEFINE_string('ps_hosts', '', "host:port of the parameter servers, instead of TF_CONFIG's")
-flags.DEFINE_enum('job_name', '', ['', 'chief', 'worker', 'ps', 'evaluator'], 'what this process '
-                  "is, instead of TF_CONFIG's task")
-flags.DEFINE_integer('task_index', -1, 'its number, from 0, in --worker_hosts, --ps_hosts, or the '
-                     "list of --job_name in TF_CONFIG; -1: that of TF_CONFIG's task",
-                     lower_bound=-1, upper_bound=MOST_TOWERS)
-flags.DEFINE_boolean('synchronous', True, 'with --cluster=ps, whether a step waits for all workers')
-flags.DEFINE_integer('backup_workers', 0, 'with --cluster=ps, how many workers a step does not '
-                     'wait for', lower_bound=0, upper_bound=MOST_TOWERS)
-flags.DEFINE_float('start_timeout', 120, 'seconds to wait for the other machines at the start',
-                   lower_bound=0.1, upper_bound=MOST_FLOAT)
-flags.DEFINE_float('dead_after', 30, 'seconds without a sign of life after which another worker of '
-                   'a ring is gone', lower_bound=0.5, upper_bound=MOST_FLOAT)
-
-flags.DEFINE_enum('optimizer', 'adam', ['sgd', 'momentum', 'adam', 'rmsprop', 'lars', 'lamb'],
-                  'update rule')
-flags.DEFINE_float('momentum', 0.9, 'for momentum, rmsprop and lars', lower_bound=0, upper_bound=1)
-flags.DEFINE_float('clip_norm', 0, 'largest global norm of the combined gradient; 0: no clipping',
-                   lower_bound=0, upper_bound=MOST_FLOAT)
-flags.DEFINE_float('base_learning_rate', 0.001, 'learning rate of one tower',
-                   lower_bound=0, upper_bound=MOST_FLOAT)
-flags.DEFINE_integer('base_batch_size', 0, 'batch that --base_learning_rate is meant for; 0: that '
-                     'of one tower', lower_bound=0, upper_bound=MOST_EXAMPLES)
-flags.DEFINE_enum('lr_scaling', 'none', ['none', 'sqrt', 'linear'],
-                  'how the rate grows with the batch, hence with the number of towers')
-flags.DEFINE_float('warmup_epochs', 0, 'epochs over which the rate rises to its full value',
-                   lower_bound=0, upper_bound=MOST_EPOCHS)
-flags.DEFINE_enum('decay', 'none', ['none', 'exponential', 'cosine'], 'how the rate falls')
-flags.DEFINE_float('decay_epochs', 0, 'epochs for one factor of --decay_rate (exponential), or '
-                   'until the rate is 0 (cosine; 0: the whole run)',
-                   lower_bound=0, upper_bound=MOST_EPOCHS)
-flags.DEFINE_float('decay_rate', 0.94, 'factor of the exponential decay', lower_bound=0,
-                   upper_bound=1)
-
-flags.DEFINE_float('average_decay', 0, 'keep moving averages of the weights with this decay, and '
-                   'evaluate and export them; 0: none', lower_bound=0, upper_bound=1)
-
-flags.DEFINE_string('train_dir', '', "folder of the checkpoints, 'runs/<model>' if empty; a run "
-                    'that is there already goes on')
-flags.DEFINE_integer('train_steps', 0, 'steps to train for; 0: by --train_epochs',
-                     lower_bound=0, upper_bound=MOST_STEPS)
-flags.DEFINE_float('train_epochs', 30, 'passes over the training set',
-                   lower_bound=0, upper_bound=MOST_EPOCHS)
-flags.DEFINE_float('stop_at_accuracy', 0, 'stop when the test accuracy is at least this; looked at '
-                   'every --eval_steps', lower_bound=0, upper_bound=1)
-flags.DEFINE_integer('stop_after', 0, 'stop after that many evaluations without a better one than '
-                     'the best, by --keep_best; 0: never', lower_bound=0, upper_bound=MOST_STEPS)
-flags.DEFINE_integer('eval_steps', 0, 'steps from one evaluation to the next; 0: at the end only',
-                     lower_bound=0, upper_bound=MOST_STEPS)
-flags.DEFINE_integer('save_steps', 500, 'steps from one checkpoint to the next',
-                     lower_bound=1, upper_bound=MOST_STEPS)
-flags.DEFINE_integer('keep', 5, 'how many of the newest checkpoints to keep',
-                     lower_bound=1, upper_bound=MOST_CHECKPOINTS)
-flags.DEFINE_string('keep_best', '', 'metric whose best checkpoint is kept, in a folder best beside '
-                    "the newest ones: the largest, of loss and of '-perplexity' the smallest")
-flags.DEFINE_boolean('recover', False, 'when the newest checkpoint is damaged, go on from the one '
-                     'before it')
-flags.DEFINE_integer('seed', 1, 'of the initial weights, the data order, shifts and dropout',
-                     lower_bound=0, upper_bound=2 ** 31 - 1)
-flags.DEFINE_boolean('deterministic', False, 'the same bits in each run on GPUs, too, where '
-                     'TensorFlow has kernels for that; slower, and without input wait')
-flags.DEFINE_boolean('check_numerics', True, 'stop at the first NaN or infinity in a loss or a '
-                     'gradient')
-
-flags.DEFINE_integer('log_every', 100, 'steps from one line of metrics.jsonl to the next, and of '
-                     'the screen where it is no terminal', lower_bound=1, upper_bound=MOST_STEPS)
-flags.DEFINE_integer('summary_steps', 100, 'steps from one TensorBoard summary to the next; 0: '
-                     'none', lower_bound=0, upper_bound=MOST_STEPS)
-flags.DEFINE_string('profile_steps', '', "two steps, '100,105': a Chrome trace of the first one, "
-                    "and TensorBoard's profile of those after it, up to the second")
-flags.DEFINE_boolean('fingerprint', False, 'write checksums of the initial weights and of the '
-                     'examples seen to metrics.jsonl, to compare runs by')
-flags.DEFINE_string('predictions', 'predictions.csv', 'file that --mode=predict writes, a row an '
-                    'example')
-flags.DEFINE_string('export_dir', '', 'write a SavedModel of the final weights below this folder')
-flags.DEFINE_boolean('plan_only', False, 'build the graph, print the plan and the audit, and stop')
-flags.DEFINE_boolean('audit_runtime', False, 'also check what the runtime really places, with the '
-                     'first step')
+for _setting in SETTINGS.values():
+    _define(_setting)
 
 
 def train_dir():

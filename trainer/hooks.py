@@ -2,6 +2,8 @@
 
 import collections
 import os
+import signal
+import time
 
 import tensorflow.compat.v1 as tf
 
@@ -15,11 +17,13 @@ from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook, default_summaries
 from trainer.best import SINCE_BEST, BestEvaluation
 from trainer.data import INPUT_ERRORS, input_failure, is_own, own_failure
-from trainer.fingerprint import FingerprintHook
 from trainer.flags import FLAGS, train_dir
 from trainer.metrics_hook import MetricsHook
+from trainer.own_model import is_own_model
 from trainer.profile_hook import ProfileHook, profiled_steps
 from trainer.progress import ProgressHook
+
+_LARGE_CONSTANT = 4096  # bytes; TensorBoard draws no values
 
 
 class RunHooks(collections.namedtuple('RunHooks', [
@@ -34,7 +38,7 @@ class RunHooks(collections.namedtuple('RunHooks', [
       signals: `StopOnSignalHook` (of several machines `StopTogetherHook`), to come last.
       tested: what the `EvaluationHook` runs: a `SavingEvaluation`; in a cluster the `Evaluation`.
       end: in a cluster an `EndHook`, else None.
-      newest: `NewestCheckpoint`, the last one of `save_listeners`.
+      newest: `NewestCheckpoint`, of `save_listeners`.
       best: `BestEvaluation`; None without --keep_best.
     """
     __slots__ = ()
@@ -52,22 +56,18 @@ def make_hooks(job, cluster=None):
     scaled = job.built.scaled_losses
     if scaled is not None:
         values += [('loss_scale', scaled.scale), ('skipped_steps', scaled.skipped_steps)]
-    log_values = values + ([] if job.checksum is None else [('examples_checksum', job.checksum)])
     progress = ProgressHook(
         [('lr' if name == 'learning_rate' else name, value) for name, value in values], counts,
         log_every=FLAGS.log_every, input_wait=job.input_wait, unit=job.setup.model.unit)
     metrics = MetricsHook(
-        log_values, counts, os.path.join(train_dir(), 'metrics.jsonl'), log_every=FLAGS.log_every,
+        values, counts, os.path.join(train_dir(), 'metrics.jsonl'), log_every=FLAGS.log_every,
         say=progress.write, input_wait=job.input_wait, unit=job.setup.model.unit)
     listeners, profiles = [progress, metrics], []
     if FLAGS.summary_steps:
-        listeners.append(SummaryHook(default_summaries(job.built, job.learning_rate), counts,
-                                     train_dir(), summary_steps=FLAGS.summary_steps))
+        listeners.append(_summaries(job))
     if FLAGS.profile_steps:
         profiles.append(ProfileHook(counts, os.path.join(train_dir(), 'profile'),
                                     *profiled_steps(FLAGS.profile_steps), say=progress.write))
-    fingerprint = [FingerprintHook(job.built.variables, counts.global_step, metrics.log)
-                   ] if FLAGS.fingerprint else []
     signals = StopOnSignalHook() if cluster is None else towers.StopTogetherHook(cluster, job.built)
     tested = job.evaluation
     if cluster is None:  # machines stop together, at a step
@@ -89,9 +89,89 @@ def make_hooks(job, cluster=None):
             of_cluster = [tf.train.StopAtStepHook(last_step=counts.last_step), end]
     newest = NewestCheckpoint(train_dir())
     first = ([StartInputHook(job.iterator, job.evaluation)]
-             + of_cluster + listeners + profiles + fingerprint + [evaluation])
-    return RunHooks(first, [hook.listener for hook in listeners] + [newest], progress, evaluation,
+             + [MinutesHook(FLAGS.max_minutes)] * bool(FLAGS.max_minutes)
+             + of_cluster + listeners + profiles + [evaluation])
+    saved = [hook.listener for hook in listeners] + [SaveOnSignal(), newest]
+    return RunHooks(first, saved, progress, evaluation,
                     signals, tested, end, newest, best)
+
+
+class MinutesHook(OccasionalHook):
+    """Stops the session after the step in which a number of minutes has passed since it was made.
+    """
+
+    def __init__(self, minutes):
+        self._seconds, self._end = 60 * minutes, None
+
+    def after_create_session(self, session, coord):
+        """Starts to count, once: not again where TensorFlow lost a session."""
+        if self._end is None:
+            self._end = time.monotonic() + self._seconds
+
+    def is_due(self):
+        """Whether the time is over."""
+        return time.monotonic() >= self._end
+
+    def after_run(self, run_context, run_values):
+        """Asks the session to stop."""
+        if self.is_due():
+            run_context.request_stop()
+
+
+class SaveOnSignal(tf.train.CheckpointSaverListener):
+    """Has the next step saved at SIGUSR1, and the run goes on.
+
+    Attributes:
+      wants_save: whether a signal has come since the last save.
+    """
+
+    def __init__(self):
+        self.wants_save, self._former = False, None
+
+    def begin(self):
+        """Installs the handler."""
+        def ask(number, unused_frame):
+            self.wants_save = True
+        self._former = signal.signal(signal.SIGUSR1, ask)
+
+    def after_save(self, session, global_step_value):
+        """The signal has been heeded."""
+        self.wants_save = False
+
+    def end(self, session, global_step_value):
+        """Puts the former handler back."""
+        signal.signal(signal.SIGUSR1, self._former)
+
+
+def _summaries(job):
+    """The `SummaryHook` of the flags: scalars, images of tower 0's shard, histograms, its graph."""
+    built, custom = job.built, []
+    with tf.device('/cpu:0'):
+        images = tf.nest.flatten(built.towers[0].inputs, expand_composites=True)[0]
+        if FLAGS.summary_images and not is_own_model() and images.shape.ndims == 4:
+            custom.append(tf.summary.image('input', images, FLAGS.summary_images, collections=[]))
+        for gradient, variable in built.gradients if FLAGS.histograms else ():
+            if gradient is not None:
+                custom += [tf.summary.histogram('%s/%s' % (name, variable.op.name), values,
+                                                collections=[])
+                           for name, values in (('weights', variable), (
+                               'gradients', getattr(gradient, 'values', gradient)))]
+    return SummaryHook(
+        default_summaries(built, job.learning_rate, custom=custom), job.counts, train_dir(),
+        summary_steps=FLAGS.summary_steps, graph=_graph_of_tower_0(job))
+
+
+def _graph_of_tower_0(job):
+    """The `tf.GraphDef` without other towers and the evaluation, and without large constants."""
+    drawn = tf.GraphDef()
+    left_out = job.built.towers[1:] + (job.evaluation.built.towers if job.evaluation else [])
+    for node in tf.get_default_graph().as_graph_def().node:
+        if not any(tower.has(node.name) for tower in left_out):
+            copied = drawn.node.add()
+            copied.CopyFrom(node)
+            if node.op == 'Const' and node.ByteSize() > _LARGE_CONSTANT:
+                copied.attr['value'].Clear()
+    return drawn
 
 
 class StartInputHook(OccasionalHook):

@@ -13,9 +13,7 @@ from towers.run.averages import WeightAverages
 from towers.run.evaluation import Evaluation
 from towers.tower.shards import checked_shares
 from towers.tower.stateless_random import make_initial_values_stateless
-from trainer.build_progress import BuildProgress
 from trainer.cluster import counted, examples_a_step, share, workers_a_step
-from trainer.fingerprint import ExamplesChecksum
 from trainer.flags import FLAGS
 from trainer.input_wait import timed_batch
 from trainer.own_model import OwnModel, is_own_model
@@ -26,7 +24,7 @@ from trainer.resources import memory_of_tower, session_config
 
 
 class Setup(collections.namedtuple('Setup', [
-        'model', 'dataset', 'batch_size', 'variable_device', 'stages'])):
+        'model', 'dataset', 'batch_size'])):
     """What a graph is built of.
 
     Attributes:
@@ -34,15 +32,13 @@ class Setup(collections.namedtuple('Setup', [
       dataset: the data set of --dataset.
       batch_size: examples a step on this machine, over all of its towers; or `'auto'`, to be
         replaced before anything is built.
-      variable_device: as `VariablePlacement` takes a device.
-      stages: as for `build_towers`: `'auto'` of towers of several devices, else None.
     """
     __slots__ = ()
 
 
 class Job(collections.namedtuple('Job', [
         'setup', 'built', 'train_op', 'evaluation', 'iterator', 'counts', 'last_example',
-        'learning_rate', 'checksum', 'input_wait'])):
+        'learning_rate', 'input_wait'])):
     """A training, built in the default graph.
 
     Attributes:
@@ -54,7 +50,6 @@ class Job(collections.namedtuple('Job', [
       counts: `StepCounts`; the batch size in it is of all machines together.
       last_example: int, the place in the stream of examples at which the run ends.
       learning_rate: scalar float32 tensor.
-      checksum: int64 scalar tensor, with --fingerprint; else None.
       input_wait: float64 scalar tensor, the seconds that a step waits for its batch; None with
         --deterministic.
     """
@@ -77,9 +72,9 @@ def make_setup(dataset):
         model = Classifier(
             registry.get_network(FLAGS.model), dataset.num_classes, FLAGS.image_size or None,
             weight_of_l2_loss(), FLAGS.aux_loss_weight,
-            None if FLAGS.batch_norm_decay < 0 else FLAGS.batch_norm_decay, dataset.image_shape)
-    return Setup(model, dataset, FLAGS.batch_size, FLAGS.variable_device or None,
-                 'auto' if '+' in FLAGS.devices else None)
+            None if FLAGS.batch_norm_decay < 0 else FLAGS.batch_norm_decay, dataset.image_shape,
+            FLAGS.label_smoothing, FLAGS.probabilities)
+    return Setup(model, dataset, FLAGS.batch_size)
 
 
 def build_job(setup, position=START, with_evaluation=True, cluster=None):
@@ -98,44 +93,27 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
       InvalidArgumentError: a batch that does not divide among the towers, a shift as large as the
         images, or flags of the learning rate that do not fit the data.
     """
-    model, dataset, batch_size, variable_device, stages = setup
-    step_size = examples_a_step(cluster, batch_size)
     epochs = epochs_of(setup, cluster)
-    train_steps, last_example = end_of_run(epochs, position)
+    last_step, last_example = end_of_run(epochs, position)
     devices = _devices()
-    num_towers = len(devices)
-    _check_batch(batch_size, num_towers)
+    _check_batch(setup.batch_size, len(devices))
     with tf.device('/cpu:0'):
         global_step = tf.train.get_or_create_global_step()
         # The place in the stream of examples, which batches and learning rate depend on.
         examples_seen = tf.get_variable('examples_seen', [], tf.int64, tf.zeros_initializer(),
                                         trainable=False)
-        batches = dataset.train_batches(
-            batch_size=batch_size, seed=FLAGS.seed, first_example=tf.identity(examples_seen),
-            shift=FLAGS.augment_shift, remainder=FLAGS.remainder, share=share(cluster),
-            **model.image_format)
+        batches = setup.dataset.train_batches(
+            batch_size=setup.batch_size, seed=FLAGS.seed,
+            first_example=tf.identity(examples_seen), shift=FLAGS.augment_shift,
+            remainder=FLAGS.remainder, share=share(cluster), **setup.model.image_format)
         iterator = tf.data.make_initializable_iterator(batches)
         # TensorFlow refuses to tell the time in a step whose operations are deterministic.
         batch, input_wait = ((iterator.get_next(), None) if FLAGS.deterministic
                              else timed_batch(iterator))
-    rate = make_learning_rate(batch_size, num_towers, epochs.length, last_example,
+    rate = make_learning_rate(setup.batch_size, len(devices), epochs.length, last_example,
                               workers_a_step(cluster))
     learning_rate = rate.tensor(tf.identity(examples_seen))
-    with BuildProgress('%d tower%s' % (num_towers, '' if num_towers == 1 else 's')):
-        built = towers.build_towers(
-            model.model_fn('train'), batch, towers.Objective(
-                make_optimizer(learning_rate),
-                transform_gradients=clip if FLAGS.clip_norm else None), devices, FLAGS.reduction,
-            remainder='error' if epochs.is_static else 'weight', shares=shares_of_towers(),
-            global_step=global_step, regularization=model.regularization,
-            update_ops=FLAGS.update_ops, batch_norm=FLAGS.batch_norm,
-            variables=towers.VariablePlacement(
-                variable_device, FLAGS.all_reduce if variable_device == 'replicated' else None),
-            numerics=towers.Numerics(FLAGS.precision, make_loss_scale(), FLAGS.xla,
-                                     FLAGS.check_numerics, stateless_random=True),
-            memory=memory_of_tower(),
-            pipeline=towers.Pipeline(FLAGS.micro_batches, FLAGS.schedule, stages),
-            cluster=cluster, copies=FLAGS.copies)
+    built = _build(setup, batch, devices, learning_rate, epochs.is_static, cluster)
     built = built._replace(plan=_with_rate(built.plan, rate))
     train_op, weights = built.train_op, contextlib.nullcontext()
     if FLAGS.average_decay:
@@ -145,26 +123,46 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
             train_op = averaged
         weights = averages.instead_of_weights()
     make_initial_values_stateless(built.variables, FLAGS.seed)
-    checksum = None
     with tf.control_dependencies([train_op]), tf.device('/cpu:0'):
         train_op = tf.assign_add(examples_seen, counted(
-            built, batch_size if epochs.is_static else tf.cast(
+            built, setup.batch_size if epochs.is_static else tf.cast(
                 tf.add_n([tower.size for tower in built.towers]), tf.int64))).op
-        if FLAGS.fingerprint:
-            checksum = ExamplesChecksum().update(*(tf.concat(parts, 0) for parts in zip(
-                *[tower.inputs for tower in built.towers])))
-            train_op = tf.group(train_op, checksum.op)
     evaluation = None
     if with_evaluation:
         with weights:
             evaluation = make_evaluation(setup, built)
-    counts = towers.StepCounts(global_step, step_size, epochs.length, train_steps, examples_seen)
+    counts = towers.StepCounts(global_step, examples_a_step(cluster, setup.batch_size),
+                               epochs.length, last_step, examples_seen)
     return Job(setup, built, train_op, evaluation, iterator, counts, last_example, learning_rate,
-               checksum, input_wait)
+               input_wait)
+
+
+def _build(setup, batch, devices, learning_rate, is_static, cluster):
+    """The `BuiltTowers` of the flags, on a batch; `is_static`: all are of one size."""
+    is_replicated = FLAGS.variable_device == 'replicated'
+    return towers.build_towers(
+        setup.model.model_fn('train'), batch,
+        towers.Objective(make_optimizer(learning_rate),
+                         transform_gradients=clip if FLAGS.clip_norm else None),
+        devices, FLAGS.reduction, remainder='error' if is_static else 'weight',
+        shares=shares_of_towers(), global_step=tf.train.get_global_step(),
+        regularization=setup.model.regularization, batch_norm=FLAGS.batch_norm,
+        variables=towers.VariablePlacement(FLAGS.variable_device or None,
+                                           FLAGS.all_reduce if is_replicated else None),
+        numerics=towers.Numerics(FLAGS.precision, make_loss_scale(), FLAGS.xla,
+                                 FLAGS.check_numerics, stateless_random=True),
+        memory=memory_of_tower(),
+        pipeline=towers.Pipeline(FLAGS.micro_batches, stages=_stages()),
+        cluster=cluster, copies=FLAGS.copies)
 
 
 def _devices():
     return towers.resolve_devices(FLAGS.devices or FLAGS.num_towers, check=not FLAGS.plan_only)
+
+
+def _stages():
+    """As `Pipeline` takes stages: cut by memory, for towers of several devices."""
+    return 'auto' if '+' in FLAGS.devices else None
 
 
 def _with_rate(plan, rate):
@@ -175,7 +173,8 @@ def _with_rate(plan, rate):
 
 def shares_of_towers():
     """--shares as whole numbers; None for equal parts."""
-    return [int(share) if share.isdecimal() else share for share in FLAGS.shares] or None
+    return [int(share) if share.isdecimal() else share
+            for share in filter(None, FLAGS.shares.split(','))] or None
 
 
 def parts_of_batch(num_towers):
@@ -205,15 +204,11 @@ def make_evaluation(setup, trained=None, mode='eval'):
     """
     batches = setup.dataset.eval_batches(batch_size=setup.batch_size,
                                          **setup.model.image_format)
-    with BuildProgress('the towers of the evaluation'):
-        return Evaluation(
-            setup.model.model_fn(mode), batches,
-            None if trained else _devices(), trained,
-            variables=towers.VariablePlacement(setup.variable_device), copies=FLAGS.copies,
-            precision=FLAGS.precision, regularization=setup.model.regularization,
-            shares=shares_of_towers(),
-            # where the variables are
-            pipeline=towers.Pipeline(stages=setup.stages))
+    return Evaluation(
+        setup.model.model_fn(mode), batches, None if trained else _devices(), trained,
+        variables=towers.VariablePlacement(FLAGS.variable_device or None), copies=FLAGS.copies,
+        precision=FLAGS.precision, regularization=setup.model.regularization,
+        shares=shares_of_towers(), pipeline=towers.Pipeline(stages=_stages()))
 
 
 def show(built):

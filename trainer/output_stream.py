@@ -3,14 +3,14 @@
 A long run then saves and ends in good order, instead of failing in the line that it prints.
 """
 
+import errno
 import os
+import signal
 import sys
-
-from towers.errors import OutputLostError
 
 
 class OutputStream:
-    """A text stream whose first failed write is reported once, and whose later text is discarded.
+    """A text stream whose text is discarded from the first write on that fails.
 
     All other attributes are those of the stream. Several of these may write to one stream, such as
     a bar and plain lines.
@@ -24,18 +24,14 @@ class OutputStream:
         Args:
           stream: a text stream; None, Python's value for a closed one, discards all text.
           on_lost: function that is called with the error of the write that failed, once; None: the
-            write raises `OutputLostError`.
+            process gets SIGHUP, as of a closed terminal, at which a run saves and ends.
         """
         self.lost = None
-        self._on_lost = on_lost
+        self._on_lost = on_lost or _stop
         self._stream = stream
 
     def __getattr__(self, name):
         return getattr(self._stream, name)
-
-    def tell_of_loss(self, on_lost):
-        """Calls this function in place of `on_lost` from now on."""
-        self._on_lost = on_lost
 
     def write(self, text):
         """Writes a text; returns its length, also where it is discarded.
@@ -69,19 +65,26 @@ class OutputStream:
             getattr(self._stream, method)(*arguments)
         except OSError as error:
             self.lost = error
-            self._send_nowhere()
-            if self._on_lost is None:
-                raise OutputLostError('standard output cannot be written: %s' % error.strerror)
+            try:  # since Python writes its buffer at exit
+                with open(os.devnull, 'w') as nowhere:
+                    os.dup2(nowhere.fileno(), self._stream.fileno())
+            except (OSError, ValueError):
+                pass  # no file of the operating system
             self._on_lost(error)
 
-    def _send_nowhere(self):
-        """Points the stream's descriptor at /dev/null, since Python writes its buffer at exit."""
-        try:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
-        except (OSError, ValueError):
-            pass  # no file of the operating system
+
+def _stop(error):
+    """Stops the process as a terminal that is closed does; says a reason that is not clear."""
+    if error.errno not in (errno.EPIPE, errno.EIO):
+        sys.stderr.write('train.py: standard output cannot be written: %s\n' % error.strerror)
+        sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+def make_output_lasting():
+    """Makes `sys.stdout` and `sys.stderr` `OutputStream`s."""
+    sys.stdout = OutputStream(sys.stdout)
+    sys.stderr = OutputStream(sys.stderr, on_lost=lambda error: None)
 
 
 def progress_stream():

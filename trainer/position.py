@@ -37,19 +37,10 @@ def find_position(cluster=None):
     with towers.hold_directory(train_dir()) if saves(cluster) else contextlib.nullcontext():
         newest = towers.newest_checkpoint(train_dir(), FLAGS.recover)
     # A checkpoint of another program is refused, by name, before anything is restored.
-    return START if newest is None else position_of(newest.prefix) or START
-
-
-def position_of(prefix):
-    """The `Position` of a checkpoint; None of one of another program."""
-    if not all(reader_of(prefix).has_tensor(name) for name in ('global_step', 'examples_seen')):
-        return None
-    return Position(counter_in(prefix, 'global_step'), counter_in(prefix, 'examples_seen'))
-
-
-def last_step(setup, cluster, position):
-    """The step with which a run ends that goes on from a `Position`, without building it."""
-    return end_of_run(epochs_of(setup, cluster), position)[0]
+    if newest is None or not all(reader_of(newest.prefix).has_tensor(name)
+                                 for name in ('global_step', 'examples_seen')):
+        return START
+    return Position(*(counter_in(newest.prefix, name) for name in ('global_step', 'examples_seen')))
 
 
 def epochs_of(setup, cluster):
@@ -63,8 +54,8 @@ def end_of_run(epochs, position):
 
     Counted from `position`: the steps before it may have had another batch size, and the batches
     from there on begin at its place. --train_epochs are passed over when each of their examples has
-    been given; the step that gives the last one is done whole, as in a run without a stop, so with
-    --remainder=carry it may take some of the next epoch.
+    been given; the step that gives the last one is done whole, as in a run without a stop, so where
+    an epoch's last batch is carried over it may take some of the next epoch.
     """
     # In floats 0.07 * 100 is more than 7, which would be a step more.
     end = math.ceil(round(FLAGS.train_epochs * epochs.length, 6))

@@ -1,7 +1,28 @@
-"""What the flags say of memory and threads: of a tower, of a device, of a session."""
+"""TensorFlow as train.py runs it: in graph mode, with the memory and threads of the flags."""
+
+import warnings
+
+import tensorflow.compat.v1 as tf
 
 import towers
+from towers import compat
 from trainer.flags import FLAGS
+
+
+def enter_graph_mode():
+    """Switches this process to graphs with resource variables, mends tf_slim, silences both.
+
+    With --deterministic it also switches operations to deterministic kernels.
+    """
+    tf.logging.set_verbosity(tf.logging.ERROR)
+    warnings.filterwarnings('ignore', module='tensorflow|tf_slim')  # about calls in tf_slim
+    # Of a record that is no tf.Example, which the error names.
+    warnings.filterwarnings('ignore', 'Unexpected end-group tag', RuntimeWarning)
+    tf.disable_v2_behavior()
+    if FLAGS.deterministic:
+        compat.enable_determinism()
+    tf.enable_resource_variables()
+    towers.mend_slim()
 
 
 def memory_of_tower():
@@ -12,7 +33,7 @@ def memory_of_tower():
 
 
 def memory_limit():
-    """--memory_limit in bytes, an int; None: the memory that the devices have."""
+    """The option memory_limit in bytes, an int; None: the memory that the devices have."""
     return int(FLAGS.memory_limit * 1e6) or None
 
 

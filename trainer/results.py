@@ -7,19 +7,45 @@ import json
 import tensorflow.compat.v1 as tf
 
 import towers
+from towers.errors import shown
 from towers.run.averages import averages_in
 from towers.run.export import export_saved_model
 from towers.safe_files import written_whole
 from trainer.best import SINCE_BEST
-from trainer.data import is_own
+from trainer.data import is_own, test_numbers
 from trainer.flags import FLAGS, train_dir
-from trainer.job import make_evaluation
+from trainer.job import make_evaluation, show
 from trainer.own_model import is_own_model, named, rows
 from trainer.resources import session_config
+from trainer.run_settings import check_classes
+
+
+def evaluate_or_predict(setup):
+    """Shows the plan of an evaluation; unless --plan_only, evaluates or predicts (--mode), and
+    exports.
+
+    Args:
+      setup: `Setup`.
+    """
+    check_classes(setup.dataset)
+    if not FLAGS.plan_only:
+        newest_or_refuse()  # before a network is built for nothing
+    with tf.Graph().as_default():
+        tf.set_random_seed(FLAGS.seed)
+        evaluation = make_evaluation(setup, mode='eval' if FLAGS.mode == 'eval' else 'infer')
+        show(evaluation.built)
+        if FLAGS.plan_only:
+            return
+        if FLAGS.mode == 'eval':
+            evaluate(evaluation, setup)
+        else:
+            predict(evaluation, setup)
+    if FLAGS.export_dir:
+        export(setup.model)
 
 
 def report(throughput, evaluation, setup):
-    """Prints the results of the test set, of a classifier its accuracy, and examples a second.
+    """Prints the results of the test set, of a classifier its hits, and examples a second.
 
     Args:
       throughput: `Throughput`; or None.
@@ -28,7 +54,7 @@ def report(throughput, evaluation, setup):
     """
     unit, said = setup.model.unit, setup.dataset.num_examples['test']
     names = sorted(set(evaluation) - {'examples', SINCE_BEST})
-    for name in names if is_own_model() else ['accuracy']:
+    for name in names if is_own_model() else [each for each in names if each != 'loss']:
         print('%-14s %.4f on %d %s' % (
             'test ' + name, evaluation[name], evaluation['examples'], unit))
     if is_own() and evaluation['examples'] < said:
@@ -54,34 +80,39 @@ def evaluate_in_graph(setup, prefix):
         return evaluate(make_evaluation(setup), setup, prefix)
 
 
-def predict(evaluation, numbers, unit):
-    """Writes --predictions: a row for each test example, with its number, label and predictions.
+def predict(evaluation, setup):
+    """Writes --predictions: a row for each test example, with its number, its file if it has one,
+    its label and its predictions.
 
     Args:
       evaluation: `Evaluation`.
-      numbers: those of its examples in the test set, in order; an iterable.
-      unit: the name of the examples, such as `'images'`.
+      setup: `Setup`.
 
     Raises:
       ModelFunctionError: predictions that are not one for each example.
     """
+    unit, where = setup.model.unit, getattr(setup.dataset, 'where', None)
     with restored_session(evaluation.built) as session, \
             written_whole(FLAGS.predictions, advice='Give another --predictions.',
                           may_be_stream=True, newline='') as table:
         lines = csv.writer(table)
-        count, numbers = 0, iter(numbers)
+        count, numbers = 0, iter(test_numbers(setup.dataset))
         for batch in evaluation.predict(session):
             told, predictions = batch if isinstance(batch, list) else ({}, batch)
-            names, columns = zip(*named(told, 'label') + named(predictions, 'prediction'))
+            names, columns = zip(*[
+                pair for pair in named(told, 'label') + named(predictions, 'prediction')
+                if not (FLAGS.unlabelled and pair[0] == 'label')])
             columns = [rows(column) for column in columns]
             if len(set(map(len, columns))) > 1:
                 raise towers.ModelFunctionError(
                     'the predictions %s of a batch have %s rows: expected one for each example, '
                     '[batch, …].' % (', '.join(names), ', '.join(map(str, map(len, columns)))))
             if not count:
-                lines.writerow([unit[:-1]] + list(names))
+                lines.writerow([unit[:-1]] + ['file'] * bool(where) + list(names))
             for row in zip(*columns):
-                lines.writerow([next(numbers)] + [_cell(value) for value in row])
+                number = next(numbers)
+                lines.writerow([number] + ([shown(where('test', number))] if where else [])
+                               + [_cell(value) for value in row])
                 count += 1
     print('predictions    %s, %d %s' % (FLAGS.predictions, count, unit))
 

@@ -1,25 +1,24 @@
-"""The steps of a training in its session, and what becomes of the run when they are done."""
+"""The part of a process in a training: it trains and saves, is a worker, serves, or evaluates."""
 
 import contextlib
-import signal
-import sys
 
 import tensorflow.compat.v1 as tf
 
 import towers
+from towers.checkpoint.files import step_of
+from towers.run.step_loop import LoopSession
 from towers.run.training_session import training_session
 from trainer.cluster import joined
-from trainer.data import data_ended
+from trainer.data import data_ended, data_ended_on_worker
+from trainer.evaluator import evaluate_run, say_ended
 from trainer.exit_status import status_of_signal
 from trainer.flags import FLAGS, train_dir
-from trainer.hooks import make_hooks, tell_end
-from trainer.output_stream import OutputStream
+from trainer.hooks import EndHook, StartInputHook, make_hooks, tell_end
 from trainer.resources import memory_limit, session_config
 from trainer.results import export, report
-from trainer.resuming import run_settings, settings_of_data, settings_of_workers
-from trainer.run_settings import SettingsHook
+from trainer.run_settings import SettingsHook, run_settings
 
-_MANY_OPERATIONS = 50000  # of a graph whose first step takes so long that it is announced
+_FOREVER = 10 ** 15  # steps of a worker, which ends when the chief does
 
 
 class Training:
@@ -40,8 +39,6 @@ class Training:
         self._job, self._cluster = job, cluster
         self._hooks = make_hooks(job, cluster)
         self._ended = None  # the `OwnDataError` of data that ended before the run
-        if isinstance(sys.stdout, OutputStream):  # a run whose output is lost saves before it ends
-            sys.stdout.tell_of_loss(lambda error: self._hooks.signals.stop(signal.SIGPIPE))
 
     @contextlib.contextmanager
     def session(self):
@@ -50,12 +47,13 @@ class Training:
         The last evaluation is made, and the last checkpoint saved, as it ends.
         """
         job, cluster, hooks = self._job, self._cluster, self._hooks
-        _announce_long_start()
         initial_values = (towers.init_from(FLAGS.init_from, job.built.variables)
                           if FLAGS.init_from else None)
         try:
             with joined(cluster, job) as member:
-                settings = SettingsHook(self._settings(), train_dir())
+                settings = SettingsHook(run_settings(
+                    job.setup.batch_size, job.setup.dataset,
+                    1 if cluster is None else cluster.num_workers), train_dir())
                 with training_session(
                         train_dir(), job.counts.global_step, [settings] + hooks.first,
                         session_config(job.built), last_hooks=[hooks.signals],
@@ -63,18 +61,13 @@ class Training:
                         listeners=hooks.save_listeners, recover=FLAGS.recover,
                         initial_values=initial_values, check=settings.check, built=job.built,
                         memory_limit=memory_limit(), member=member) as session:
+                    say_ended(train_dir(), None)
                     yield session
                 if self._ended is not None and cluster is not None and cluster.kind != 'horovod':
                     raise self._ended  # here, so that the other workers hear of it at once
         finally:
             hooks.progress.close()
             hooks.signals.restore()
-
-    def _settings(self):
-        """The `RunSettings` of the run."""
-        setup = self._job.setup
-        return run_settings(setup.batch_size, settings_of_workers(self._cluster, self._job)
-                            + settings_of_data(setup.dataset))
 
     def run_steps(self, session):
         """Runs the steps that are left, or those until a hook stops the session."""
@@ -101,6 +94,8 @@ class Training:
             print('best           %s' % hooks.best.text)
         if self._ended is not None or hooks.failure is not None:
             raise self._ended or hooks.failure
+        if stopped_by is None:
+            say_ended(train_dir(), step_of(hooks.newest.path))
         if FLAGS.export_dir and stopped_by is None:
             export(self._job.setup.model)
         return status_of_signal(stopped_by)
@@ -128,35 +123,73 @@ def run_steps(job, session, cluster=None):
         print('%s holds %d steps already, and %d were asked for: evaluating them. Another '
               '--train_dir starts anew.' % (train_dir(), step, last))
     try:
-        audits = FLAGS.audit_runtime
         # Again if TensorFlow lost the session: it then went back to the newest checkpoint.
         while step < last and not session.should_stop():
-            if audits:
-                audit_runtime(job, session)
-                audits = False
-            else:
-                session.run_steps(job.train_op, last - step)
+            session.run_steps(job.train_op, last - step)
             step = last if session.should_stop() else position()
     except tf.errors.OutOfRangeError:  # ends the session without an error, so that it saves
         return data_ended(position(), begin, last)
     return None
 
 
-def audit_runtime(job, session):
-    """Does one step and checks on which devices the runtime ran its operations.
+def serve_or_evaluate(setup, cluster):
+    """Does the part of a process that builds no towers.
+
+    A parameter server works until a signal ends it, and never returns. An evaluator evaluates the
+    chief's checkpoints.
+
+    Args:
+      setup: `Setup`.
+      cluster: `Cluster`; None: of an evaluator beside a run on one machine.
+
+    Returns:
+      The exit status.
+    """
+    if FLAGS.plan_only:
+        print('%s builds no towers: it has no plan' % (cluster.name if cluster else 'an evaluator'))
+        return 0
+    if cluster is not None and cluster.job == 'ps':
+        towers.serve(cluster)
+    return status_of_signal(evaluate_run(setup))
+
+
+def work(cluster, job):
+    """Trains as a worker that saves nothing, until the chief stops or a signal comes.
+
+    Args:
+      cluster: `Cluster`.
+      job: `Job`.
+
+    Returns:
+      The exit status: of the signal, to whichever worker it was sent; or 0.
 
     Raises:
-      AuditError: on another device than the plan says.
+      OwnDataError: the training data ended before the chief did.
+      ClusterError, WorkerLostError: as `towers.join`.
     """
-    metadata = tf.RunMetadata()
-    session.run(job.train_op, options=tf.RunOptions(output_partition_graphs=True),
-                run_metadata=metadata)
-    print(towers.audit(job.built, metadata).raise_if_broken(), flush=True)
-
-
-def _announce_long_start():
-    """Says that the first step of a large graph takes long, if this one is large."""
-    operations = len(tf.get_default_graph().get_operations())
-    if operations > _MANY_OPERATIONS:
-        print('starting       TensorFlow takes minutes for the first step of a graph of {:,d} '
-              'operations'.format(operations), flush=True)
+    signals = towers.StopTogetherHook(cluster, job.built)
+    end = EndHook(cluster, job, signals)
+    own_hooks = [StartInputHook(job.iterator), end]
+    if cluster.kind != 'ring' and job.built.machines.stops is None:
+        own_hooks.append(tf.train.StopAtStepHook(last_step=job.counts.last_step))
+    has_ended, ended = False, None
+    try:
+        with joined(cluster, job) as member:
+            print('%s joined' % cluster.name, flush=True)
+            with member.session(own_hooks + [signals], LoopSession) as session:
+                try:
+                    while not session.should_stop():
+                        session.run_steps(job.train_op, _FOREVER)
+                except tf.errors.OutOfRangeError:  # which ends the session without an error
+                    has_ended = True
+            if has_ended and not signals.is_told:  # the chief's end ends a step likewise
+                ended = data_ended_on_worker()
+            if ended is not None and cluster.kind != 'horovod':
+                raise ended  # here, so that the others hear of it at once
+    finally:
+        signals.restore()
+    print('%s ended' % cluster.name, flush=True)
+    if ended is not None:
+        raise ended
+    tell_end(end)
+    return status_of_signal(signals.stopping_signal)

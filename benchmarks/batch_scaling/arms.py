@@ -17,6 +17,7 @@ same time, so there `sync` is left out.
 """
 
 import collections
+import json
 import os
 
 from towers.errors import InvalidArgumentError
@@ -148,20 +149,24 @@ def train_flags(settings, arm, seed):
         ('model', settings.model), ('dataset', settings.dataset),
         ('data_dir', settings.data_dir), ('image_size', settings.image_size),
         ('num_towers', arm.towers), ('batch_size', arm.batch_size),
-        ('base_batch_size', settings.batch_size), ('base_learning_rate', settings.learning_rate),
+        ('base_learning_rate', settings.learning_rate),
         ('lr_scaling', arm.rule), ('warmup_epochs', arm.warmup_epochs),
         ('accumulate', arm.accumulate if arm.accumulate > 1 else None),
         ('batch_norm', arm.batch_norm if arm.batch_norm != 'shard' else None),
         ('optimizer', settings.optimizer), ('reduction', settings.reduction),
-        ('aux_loss_weight', settings.aux_loss_weight),
-        ('batch_norm_decay', None if settings.batch_norm_decay is None else
-         round(settings.batch_norm_decay ** scale, 6)),
         ('train_steps', settings.examples // arm.batch_size), ('seed', seed),
-        ('eval_steps', interval), ('save_steps', interval), ('keep', 1),
+        ('eval_steps', interval), ('save_steps', interval),
         ('log_every', settings.batch_size * factors_of(settings)[-1] // arm.batch_size),
         ('summary_steps', 0)])
+    options = collections.OrderedDict([
+        ('base_batch_size', settings.batch_size), ('keep', 1),
+        ('aux_loss_weight', settings.aux_loss_weight),
+        ('batch_norm_decay', None if settings.batch_norm_decay is None else
+         round(settings.batch_norm_decay ** scale, 6))])
     return ['--%s=%s' % (name, '%g' % value if isinstance(value, float) else value)
-            for name, value in flags.items() if value not in (None, '')] + ['--fingerprint']
+            for name, value in flags.items() if value not in (None, '')] + [
+                '--config=' + json.dumps(collections.OrderedDict(
+                    pair for pair in options.items() if pair[1] is not None))]
 
 
 def evaluation_interval(settings):

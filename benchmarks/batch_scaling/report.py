@@ -73,7 +73,8 @@ def starts(results):
     if odd:
         return ['NOT COMPARABLE: runs of one seed differ in their start.'] + odd
     lines = []
-    for seed in sorted({result.seed for result in results if result.points}):
+    for seed in sorted({result.seed for result in results
+                        if result.points and result.initial_weights}):
         of_seed = [r for r in results if r.seed == seed and r.points]
         orders = {r.examples_checksum for r in finished(of_seed)}
         lines.append('seed %d: initial weights %s and order of examples %s in all %d runs' % (

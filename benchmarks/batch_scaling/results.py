@@ -23,8 +23,8 @@ Fields:
   status, reason: as `runs.status` gives them.
   points: list of `Point`, by examples; empty where there was no evaluation.
   images_per_second: in training, or None.
-  initial_weights: checksum of the weights that it began with, or None.
-  examples_checksum: of the examples that it saw in their order, at its last line, or None.
+  initial_weights: checksum of the weights that it began with; None of later runs.
+  examples_checksum: of the examples that it saw in their order; None of later runs.
 """
 
 _COLUMNS = ['arm', 'towers', 'batch_size', 'rule', 'rate', 'warmup_epochs', 'seed', 'status',
@@ -143,7 +143,8 @@ def odd_starts(results):
 
     Returns:
       A list of lines, empty where for each seed all runs have one checksum of initial weights, and
-      all finished ones one checksum of the examples. A checksum that is missing counts as odd.
+      all finished ones one checksum of the examples; and where they have none, as those of later
+      versions of train.py.
     """
     lines = []
     started = [result for result in results if result.points]
@@ -153,7 +154,7 @@ def odd_starts(results):
             for result in of_seed:
                 if result.seed == seed:
                     values.setdefault(getattr(result, name), []).append(result.arm.label)
-            if len(values) > 1 or None in values:
+            if len(values) > 1:
                 lines.append('seed %d, %s: %s' % (seed, name, '; '.join(
                     '%s in %s' % (value, ', '.join(labels)) for value, labels in values.items())))
     return lines

@@ -108,7 +108,7 @@ def cell_flags(options, towers, batch_size):
     image_size = options.image_size
     if options.model == 'inception_resnet_v2' and image_size is None:
         image_size = 75  # which is too small for auxiliary logits
-        found.append('--aux_loss_weight=0')
+        found.append('--config={"aux_loss_weight": 0}')
     if image_size is not None:
         found.append('--image_size=%d' % image_size)
     return found + options.train_flags.split()

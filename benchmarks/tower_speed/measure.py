@@ -19,9 +19,8 @@ from benchmarks.tower_speed.trace_split import PARTS, split_trace  # noqa: E402
 import datasets  # noqa: E402
 from trainer.command_line import parse_flags  # noqa: E402
 from trainer.flags import FLAGS  # noqa: E402
-from trainer.graph_mode import enter_graph_mode  # noqa: E402
 from trainer.job import build_job, make_setup  # noqa: E402
-from trainer.resources import session_config  # noqa: E402
+from trainer.resources import enter_graph_mode, session_config  # noqa: E402
 
 _UNTIMED = 3  # steps that build kernels and optimise the graph
 

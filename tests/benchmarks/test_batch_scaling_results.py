@@ -66,4 +66,4 @@ def test_runs_that_began_otherwise_are_told():
             '0.002') in text
     assert 'seed 1, examples_checksum: 7 in 1 x 25 at 0.001, 4 x 25 at 0.002; 9 in' in text
     missing = [result('one', 1, [0.5], [1.], weights=None)]
-    assert results.odd_starts(missing) == ['seed 1, initial_weights: None in 1 x 25 at 0.001']
+    assert results.odd_starts(missing) == []

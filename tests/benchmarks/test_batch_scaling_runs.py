@@ -168,9 +168,6 @@ def test_the_whole_command_on_the_digits(tmp_path):
     found = results.read_csv(str(tmp_path / 'set' / 'batch_scaling.csv'))
     assert [each.arm.key for each in found] == ['one', 'sqrt']
     assert {each.status for each in found} == {'finished'}
-    assert len({each.initial_weights for each in found}) == 1 and found[0].initial_weights
-    assert len({each.examples_checksum for each in found}) == 1 and found[0].examples_checksum
     assert [[point.examples for point in each.points] for each in found] == [[300]] * 2
-    assert 'in all 2 runs' in done.stdout
     with open(str(tmp_path / 'set' / 'sqrt' / 'seed-1' / 'flags.json')) as opened:
         assert '--num_towers=2' in json.load(opened)

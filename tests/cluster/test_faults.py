@@ -14,8 +14,9 @@ import train_runs
 
 STEPS = 100
 FLAGS = ['--num_towers=1', '--batch_size=10', '--train_steps=%d' % STEPS, '--save_steps=20',
-         '--log_every=10', '--summary_steps=0', '--weight_decay=0.001', '--augment_shift=1']
-RING = FLAGS + ['--cluster=ring', '--dead_after=3']
+         '--log_every=10', '--summary_steps=0', '--weight_decay=0.001',
+         '--config={"augment_shift": 1}']
+RING = FLAGS + ['--cluster=ring', '--config={"dead_after": 3}']
 
 
 def values(folder, step=STEPS):
@@ -89,7 +90,8 @@ def test_with_parameter_servers_those_that_are_killed_join_again(tmp_path):
     and no gradient was counted twice. Of two, the order in which they are added up is no matter."""
     folder, unbroken = str(tmp_path / 'run'), str(tmp_path / 'unbroken')
     with Launch(folder, ['--workers=2', '--ps=1', '--restarts=1'],
-                FLAGS + ['--cluster=ps', '--train_dir=' + folder]) as launch:
+                FLAGS + ['--cluster=ps', '--config={"dead_after": 2}',
+                         '--train_dir=' + folder]) as launch:
         for step, name in ((20, 'worker 0'), (40, 'ps 0'), (70, 'worker 1')):
             launch.wait_for('step %d/' % step)
             launch.send(name, signal.SIGKILL)
@@ -109,7 +111,8 @@ def test_a_frozen_parameter_server_is_named(tmp_path):
     """By the workers whose step waits for it; when it goes on, so does the run."""
     folder = str(tmp_path / 'run')
     with Launch(folder, ['--workers=2', '--ps=2'],
-                FLAGS + ['--cluster=ps', '--dead_after=2', '--train_dir=' + folder]) as launch:
+                FLAGS + ['--cluster=ps', '--config={"dead_after": 2}',
+                         '--train_dir=' + folder]) as launch:
         launch.wait_for('step 50/')
         launch.send('ps 1', signal.SIGSTOP)
         launch.wait_for('takes connections and says nothing: its process is frozen')

@@ -95,9 +95,9 @@ def test_the_limit_of_cpus(monkeypatch):
 @pytest.mark.slow
 def test_train_py_says_where_memory_goes_and_fits_a_batch(runner, tmp_path):
     folder = tmp_path / 'run'
-    output = runner.run(folder, ['--mode=memory', '--batch_size=64', '--memory_limit=30']).stdout
+    output = runner.run(folder, ['--mode=memory', '--batch_size=64', '--config={"memory_limit": 30}']).stdout
     assert 'memory of a step, batch 64' in output and 'batch 128: predicted' in output
-    output = runner.run(folder, ['--batch_size=auto', '--memory_limit=40', '--train_steps=2',
+    output = runner.run(folder, ['--batch_size=auto', '--config={"memory_limit": 40}', '--train_steps=2',
                                  '--num_towers=1']).stdout
     assert ' MB predicted of 40.0 MB' in output and 'test accuracy' in output
 

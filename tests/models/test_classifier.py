@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -39,6 +40,34 @@ def test_the_second_loss_is_for_training_alone(mode, loss):
     Classifier(network, 2).model_fn(mode)(tf.zeros([3, 4, 4, 1]),
                                           tf.constant([1, 1, 1], tf.int64))
     assert network.asked[1]['create_aux_logits'] is False
+
+
+class Ranks:
+    """Logits 0, -1, -2, … of the classes 0, 1, 2, …."""
+    default_image_size, default_channels, options, keeps_images = 4, 1, (), False
+
+    def build(self, images, num_classes, is_training, **options):
+        return tf.tile(-tf.range(num_classes, dtype=tf.float32)[None], [tf.shape(images)[0], 1]), {}
+
+
+def test_top_5_accuracy_label_smoothing_and_all_probabilities():
+    labels, images = np.array([0, 3, 4, 5, 11]), tf.zeros([5, 4, 4, 1])
+    classifier = Classifier(Ranks(), 12, label_smoothing=.1, all_probabilities=True)
+    trained, evaluated = [classifier.model_fn(mode)(images, tf.constant(labels, tf.int64))
+                          for mode in ('train', 'eval')]
+    probabilities = np.exp(-np.arange(12.)) / np.exp(-np.arange(12.)).sum()
+    smoothed = .9 * np.eye(12)[labels] + .1 / 12
+    with tf.Session() as session:
+        metrics = session.run(evaluated.metrics)
+        assert metrics == {'accuracy': pytest.approx(.2), 'top_5_accuracy': pytest.approx(.6)}
+        assert session.run(trained.loss) == pytest.approx(
+            -(smoothed * np.log(probabilities)).sum(1).mean(), rel=1e-6)
+        assert session.run(evaluated.loss) == pytest.approx(
+            -np.log(probabilities)[labels].mean(), rel=1e-6)
+        found = session.run(evaluated.predictions)['probabilities']
+        np.testing.assert_allclose(found, np.tile(probabilities, [5, 1]), rtol=1e-5)
+    assert set(Classifier(Network(), 2).model_fn('eval')(
+        images, tf.constant([1] * 5, tf.int64)).metrics) == {'accuracy'}
 
 
 @pytest.mark.parametrize('name, image_size, image_shape, size, channels', [

@@ -98,6 +98,8 @@ def test_values_of_each_step(tmp_path, time):
     for step, values in found.items():
         left, before = 2 - step / 4., 2 - (step - 1) / 4.
         expected = {'loss': 62.5 * before, 'learning_rate': 0.1, 'half': 0.5,
+                    # Shards of mean 1.5 and 3.5: |G_k|^2 = 7.5^2 and 17.5^2, small = 181.25.
+                    'noise_scale': 4 * (181.25 - 156.25) / (2 * 156.25 - 181.25),
                     'gradient_norm': 12.5, 'weight_norm': 5 * left}
         if step > 2:  # there is no speed before the third step
             expected['images_per_second'] = 16.
@@ -117,6 +119,28 @@ def test_norm_of_a_sparse_gradient_adds_repeated_rows_first(tmp_path):
         session.run(tf.global_variables_initializer())
         assert session.run(summaries.scalars['gradient_norm']) == pytest.approx(math.sqrt(1.25))
         assert session.run(summaries.weights['weight_norm']) == pytest.approx(math.sqrt(10.))
+
+
+@pytest.mark.parametrize('reduction', ['mean', 'sum'])
+def test_the_noise_scale_is_that_of_plain_gradients(reduction):
+    """Of the papers' formulas, with gradients of the shards by numpy; L2 losses are no noise."""
+    x, y = np.random.RandomState(0).randn(12, 3), np.random.RandomState(1).randn(12)
+
+    def model_fn(x, y):
+        w = tf.get_variable('w', [3], tf.float64, tf.constant_initializer([.5, -1., 2.]),
+                            regularizer=lambda w: tf.reduce_sum(w * w))
+        return tf.reduce_mean(tf.square(tf.linalg.matvec(x, w) - y))
+    built = towers.build_towers(
+        model_fn, (tf.constant(x), tf.constant(y)), tf.train.GradientDescentOptimizer(0.5), 3,
+        reduction, regularization='add')
+    errors = x.dot([.5, -1., 2.]) - y
+    shards = [2 * (x[rows].T.dot(errors[rows])) / 4 for rows in np.split(np.arange(12), 3)]
+    small, big = np.mean([g.dot(g) for g in shards]), np.square(np.mean(shards, 0)).sum()
+    trace, square = (small - big) / (1 / 4 - 1 / 12), (12 * big - 4 * small) / (12 - 4)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        assert session.run(default_summaries(built).scalars['noise_scale']) == pytest.approx(
+            trace / square, rel=1e-10)
 
 
 def test_half_precision_norms_do_not_overflow():

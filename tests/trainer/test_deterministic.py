@@ -21,7 +21,7 @@ atexit.register(show)
 
 
 def test_deterministic_operations(runner, tmp_path):
-    flags = ['--train_steps=3', '--batch_size=20', '--augment_shift=1']
+    flags = ['--train_steps=3', '--batch_size=20', '--config={"augment_shift": 1}']
     run = runner.run(tmp_path / 'run', flags + ['--deterministic', '--export_dir=%s' % tmp_path],
                      before=SHOWN)
     assert 'input wait' not in run.stdout

@@ -1,18 +1,14 @@
-"""trainer.exit_status: of a program whose output is lost, whose run fails, that is interrupted."""
+"""trainer.exit_status: of a program whose run fails, that is interrupted."""
 
-import errno
 import signal
-import sys
 
 from absl.testing import flagsaver
 import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
-from gone_stream import Gone
 import towers
-from trainer import exit_status
-from trainer.exit_status import lasting_output, run, status_of_signal
+from trainer.exit_status import run, status_of_signal
 from trainer.flags import FLAGS
 
 
@@ -22,50 +18,6 @@ def parsed():
         FLAGS(['train.py'])
         yield
 
-
-def ended(action, number=errno.EPIPE, monkeypatch=None):
-    """Exit status and lines said, of a program whose output is lost with the second write."""
-    said, out = [], Gone(number)
-    monkeypatch.setattr(sys, 'stdout', out)
-    monkeypatch.setattr(exit_status, 'say', said.append)
-    with pytest.raises(SystemExit) as caught, lasting_output():
-        action()
-    assert sys.stdout is out
-    return caught.value.code, said
-
-
-def test_exit_statuses(monkeypatch):
-    def twice():
-        sys.stdout.write('a')
-        sys.stdout.write('b')
-
-    def exits(status):
-        def action():
-            sys.stdout.tell_of_loss(lambda error: None)
-            twice()
-            sys.exit(status)
-        return action
-    full = 'standard output cannot be written: No space left on device'
-    for action, number, expected in (
-            (lambda: sys.stdout.write('a'), errno.EPIPE, (0, [])),
-            (lambda: sys.exit(3), errno.EPIPE, (3, [])),
-            (twice, errno.EPIPE, (128 + signal.SIGPIPE, [])),
-            (twice, errno.EIO, (128 + signal.SIGPIPE, [])),
-            (twice, errno.ENOSPC, (1, [full])),
-            (exits(0), errno.EPIPE, (128 + signal.SIGPIPE, [])),
-            (exits(128 + signal.SIGPIPE), errno.ENOSPC, (1, [full])),
-            (exits(128 + signal.SIGHUP), errno.EIO, (128 + signal.SIGHUP, []))):
-        assert ended(action, number, monkeypatch) == expected
-
-
-def test_an_error_of_the_program_comes_through(monkeypatch):
-    former = sys.stdout
-    with pytest.raises(FloatingPointError), lasting_output():
-        raise FloatingPointError()
-    assert sys.stdout is former
-
-
-# ---- errors and signals --------------------------------------------------------------------------
 
 def raises(error):
     def main(unused_argv):
@@ -94,8 +46,7 @@ def test_a_users_mistake_is_one_line(error, status, said, parsed, capsys):
 
 
 def test_other_errors_come_through(parsed):
-    for error in (KeyError('w'), tf.errors.InternalError(None, None, 'of the model'),
-                  towers.OutputLostError('gone')):
+    for error in (KeyError('w'), tf.errors.InternalError(None, None, 'of the model')):
         with pytest.raises(type(error)) as caught:
             run(raises(error), [])
         assert caught.value is error

@@ -3,11 +3,11 @@
 import errno
 import io
 import os
+import signal
 
 import pytest
 
 from gone_stream import Gone
-from towers.errors import OutputLostError
 from trainer.output_stream import OutputStream
 
 
@@ -44,12 +44,16 @@ def test_a_loss_is_told_once_and_the_rest_goes_nowhere():
     assert errors == [output.lost] and output.lost.errno == errno.EPIPE
 
 
-def test_without_anybody_to_tell_it_is_an_error():
-    output = OutputStream(Gone(errno.ENOSPC))
-    output.write('a')
-    with pytest.raises(OutputLostError, match='cannot be written: No space left on device'):
-        output.write('b')
-    output.write('c')
+def test_without_anybody_to_tell_the_process_is_hung_up(monkeypatch, capsys):
+    sent = []
+    monkeypatch.setattr(os, 'kill', lambda pid, number: sent.append(number))
+    for number, said in ((errno.EPIPE, ''), (errno.ENOSPC, 'train.py: standard output cannot be '
+                                             'written: No space left on device\n')):
+        output = OutputStream(Gone(number))
+        for text in 'abc':
+            output.write(text)
+        assert capsys.readouterr().err == said
+    assert sent == [signal.SIGHUP] * 2
 
 
 def test_what_is_still_held_of_a_lost_stream_goes_nowhere():

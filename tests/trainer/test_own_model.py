@@ -163,7 +163,7 @@ def test_a_model_of_ones_own_takes_the_data_sets_that_are_known(started):
 @pytest.mark.parametrize('mode', ['memory', 'diagnose'])
 def test_steps_on_data_of_any_structure_are_measured(started, mode):
     started('measured', 'tag', '--mode=' + mode, *(
-        ['--memory_plot='] if mode == 'memory' else ['--diagnose_seconds=.1']))
+        ['--config={"diagnose_seconds": 0.1}'] if mode == 'diagnose' else []))
 
 
 @pytest.mark.parametrize('name, text', [

@@ -46,9 +46,9 @@ def test_flags_of_both_arms(command):
             (claim, 20, ['--num_towers=4', '--batch_size=400'])):
         assert set(towers_and_batch + [
             '--train_steps=%d' % steps, '--image_size=224', '--model=inception_resnet_v2',
-            '--base_batch_size=100', '--base_learning_rate=0.001']) <= set(flags)
-        assert not [flag for flag in flags if flag.startswith('--aux_loss_weight')]
-    assert '--lr_scaling=sqrt' in claim and '--batch_norm_decay=0.998801' in claim
+            '--base_learning_rate=0.001']) <= set(flags)
+        assert 'aux_loss_weight' not in flags[-1] and '"base_batch_size": 100' in flags[-1]
+    assert '--lr_scaling=sqrt' in claim and '"batch_norm_decay": 0.998801' in claim[-1]
 
 
 @pytest.mark.slow
@@ -78,3 +78,26 @@ def test_graph_and_plan_of_the_claim(command):
     assert stem.inputs[0].shape.as_list() == [100, 224, 224, 3]
     assert stem.device == '/device:CPU:3' or 'GPU:3' in stem.device
     assert not towers.audit(job.built).broken
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number, plan, rate', [(0, '1 tower, batch 100 = 1 x 100\n', '0.001\n'),
+                                                (1, '4 towers, batch 400 = 4 x 100\n',
+                                                 '0.002 = 0.001 x sqrt(4)\n')])
+def test_the_commands_of_the_page_run_on_small_records(runner, tmp_path, number, plan, rate):
+    """As pasted they show their plan; with fewer and smaller images they train."""
+    folder = tmp_path / 'imagenet'
+    folder.mkdir()
+    write_imagenet(folder)
+    commands = [command for block in pages.blocks('docs/training.md', 'console')
+                for command, _ in pages.commands(block) if 'inception_resnet_v2' in command]
+    flags = [flag for flag in commands[number].split()[2:] if '/data/imagenet' not in flag] + [
+        '--data_dir=%s' % folder]
+    shown = runner.run(tmp_path / 'plan', flags + ['--plan_only']).stdout
+    assert shown.startswith(plan) and '  learning rate    ' + rate in shown
+    towers_and_batch = int(plan[0])
+    run = runner.run(tmp_path / 'run', flags + [
+        '--image_size=75', '--batch_size=%d' % towers_and_batch, '--train_steps=2', '--log_every=1',
+        '--summary_steps=0', '--config={"aux_loss_weight": 0}'])
+    assert re.search(r'^step 2/2 .* lr %s ' % rate.split()[0], run.stdout, re.M), run.stdout
+    assert re.search(r'^test top_5_accuracy \d', run.stdout, re.M)

@@ -14,7 +14,7 @@ from trainer.contradictions import contradiction
 from trainer.flags import FLAGS
 from trainer.hooks import EndHook
 from trainer.job import build_job, make_setup
-from trainer.resuming import run_settings, settings_of_workers
+from trainer.run_settings import run_settings
 
 
 @pytest.fixture(autouse=True)
@@ -28,94 +28,52 @@ RING = json.dumps({'cluster': {'worker': ['a:1', 'b:2']}, 'task': {'type': 'work
 
 
 @pytest.mark.parametrize('given, expected', [
-    (dict(fingerprint=True), '--fingerprint sums up'),
-    (dict(audit_runtime=True), '--audit_runtime looks'),
     (dict(batch_size='auto'), '--batch_size=auto runs steps of one machine'),
     (dict(remainder='weight'), '--remainder=weight ends an epoch'),
-    (dict(mode='eval', cluster='ring'), '--cluster is of no use with --mode=eval'),
+    (dict(mode='eval'), '--cluster is of no use with --mode=eval'),
     (dict(backup_workers=1), '--backup_workers is of no use with --cluster=ring'),
-    (dict(synchronous=False), '--nosynchronous is of no use with --cluster=ring: it goes with ps'),
-    (dict(synchronous=True), '--synchronous is of no use with --cluster=ring: it goes with ps')])
-def test_what_does_not_go_with_a_cluster(given, expected):
+    (dict(synchronous=False), '--synchronous is of no use with --cluster=ring: it goes with ps')])
+def test_what_does_not_go_with_a_cluster(given, expected, monkeypatch):
+    monkeypatch.setenv('TF_CONFIG', RING)
     with flagsaver.flagsaver(**dict(given, cluster='ring')):
-        assert contradiction(set(given)).startswith(expected)
+        assert contradiction(set(given) | {'cluster'}).startswith(expected)
 
 
-def test_flags_of_a_cluster_without_one():
-    with flagsaver.flagsaver():
-        assert contradiction({'worker_hosts'}) == (
-            '--worker_hosts is of no use without --cluster')
+def test_options_of_a_cluster_without_one():
+    assert contradiction({'dead_after'}) == (
+        '--dead_after is of no use with --cluster=: it goes with ring or ps or horovod')
 
 
-@pytest.mark.parametrize('cluster, expected', [
-    ('', None), ('ring', '--cluster=ring does not say how many workers the run has'),
-    ('ps', '--cluster=ps does not say how many workers the run has, by which an evaluator knows '
-           'its last step: set TF_CONFIG, or give --worker_hosts and --ps_hosts')])
-def test_an_evaluator_needs_the_workers_of_its_run(cluster, expected, monkeypatch):
-    monkeypatch.delenv('TF_CONFIG', raising=False)
-    with flagsaver.flagsaver(job_name='evaluator', cluster=cluster):
-        why = contradiction({'job_name', 'cluster'})
-    assert why is None if expected is None else why.startswith(expected)
-
-
-@pytest.mark.parametrize('job, given, expected', [
-    ('ps', dict(cluster='ps', ps_hosts='c:1'), 'ps 0 of 1 builds no towers: it has no plan'),
-    ('evaluator', dict(cluster='ring'), 'evaluator 0 builds no towers: it has no plan'),
-    ('evaluator', dict(worker_hosts=''), 'an evaluator builds no towers: it has no plan')])
+@pytest.mark.parametrize('given, tf_config, expected', [
+    (dict(cluster='ps'), '{"cluster": {"worker": ["a:1"], "ps": ["c:1"]}, "task": {"type": "ps", '
+     '"index": 0}}', 'ps 0 of 1 builds no towers: it has no plan'),
+    (dict(cluster='ring'), '{"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator", '
+     '"index": 0}}', 'evaluator 0 builds no towers: it has no plan'),
+    (dict(cluster='ring', job_name='evaluator'), '',
+     'an evaluator builds no towers: it has no plan')])
 def test_who_builds_no_towers_has_no_plan_and_ends_without_an_error(
-        job, given, expected, monkeypatch, capsys):
-    monkeypatch.delenv('TF_CONFIG', raising=False)
-    given = dict(dict(worker_hosts='a:1,b:1', job_name=job, plan_only=True), **given)
-    with flagsaver.flagsaver(**given):
+        given, tf_config, expected, monkeypatch, capsys):
+    monkeypatch.setenv('TF_CONFIG', tf_config)
+    with flagsaver.flagsaver(plan_only=True, **given):
+        assert contradiction(set(given)) is None
         assert train.train(types.SimpleNamespace(batch_size=4, dataset=None)) == 0
     assert capsys.readouterr().out.strip() == expected
 
 
-def test_flags_override_tf_config(monkeypatch):
+def test_the_cluster_is_that_of_tf_config(monkeypatch):
     monkeypatch.setenv('TF_CONFIG', RING)
     with flagsaver.flagsaver(cluster='ring'):
         cluster = make_cluster()
         assert (cluster.workers, cluster.rank) == (('a:1', 'b:2'), 1)
-    with flagsaver.flagsaver(cluster='ps', worker_hosts='x:1, y:2', ps_hosts='z:3', job_name='ps',
-                             task_index=0, synchronous=False):
-        cluster = make_cluster()
-        assert (cluster.workers, cluster.ps, cluster.job, cluster.rank, cluster.synchronous) == (
-            ('x:1', 'y:2'), ('z:3',), 'ps', 0, False)
     with flagsaver.flagsaver():
         assert make_cluster() is None
-
-
-CHIEF = ('{"cluster": {"chief": ["a:1"], "worker": ["b:2"]}, "task": {"type": "worker", '
-         '"index": 0}}')
-
-
-@pytest.mark.parametrize('given, workers, rank', [
-    ({}, ('a:1', 'b:2'), 1), (dict(job_name='worker', task_index=0), ('a:1', 'b:2'), 1),
-    (dict(job_name='chief', task_index=0), ('a:1', 'b:2'), 0),
-    (dict(job_name='chief'), ('a:1', 'b:2'), 0),
-    (dict(job_name='worker', task_index=0, worker_hosts='x:1,y:2'), ('x:1', 'y:2'), 0)])
-def test_flags_name_the_task_as_the_list_in_force_does(given, workers, rank, monkeypatch):
-    monkeypatch.setenv('TF_CONFIG', CHIEF)
-    with flagsaver.flagsaver(cluster='ring', **given):
-        cluster = make_cluster()
-    assert (cluster.workers, cluster.job, cluster.rank) == (workers, 'worker', rank)
-
-
-@pytest.mark.parametrize('given, expected', [
-    (dict(worker_hosts='a:1,b:2', job_name='worker'),
-     'the cluster has 2 tasks of the job worker, and nothing says which of them this process is: '
-     'give --task_index, from 0, or an "index" in the "task" of TF_CONFIG.'),
-    (dict(worker_hosts='a:1,b:2,', job_name='worker', task_index=0),
-     '--worker_hosts=a:1,b:2, has a comma without an address: leave it out.'),
-    (dict(worker_hosts='a:1', job_name='ps', task_index=0),
-     "this process is ps 0, and its cluster has 0 of them: name one by --ps_hosts, or under 'ps' "
-     'of TF_CONFIG (of --cluster=ps), or give this process another job')])
-def test_what_the_flags_leave_open_is_refused(given, expected, monkeypatch):
-    monkeypatch.delenv('TF_CONFIG', raising=False)
-    with flagsaver.flagsaver(cluster='ring', **given):
-        with pytest.raises(towers.InvalidArgumentError) as error:
-            make_cluster()
-    assert in_flags(str(error.value)).startswith(expected)
+    monkeypatch.setenv('TF_CONFIG', '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": '
+                                    '"worker"}}')
+    with flagsaver.flagsaver(cluster='ring'), pytest.raises(towers.InvalidArgumentError) as error:
+        make_cluster()
+    assert in_flags(str(error.value)) == (
+        'the cluster has 2 tasks of the job worker, and nothing says which of them this process is: '
+        'give an "index" in the "task" of TF_CONFIG.')
 
 
 @pytest.mark.slow
@@ -131,37 +89,13 @@ def test_the_rate_sees_all_machines_and_the_step_counts_their_examples():
     assert '0.006 = 0.001 x 6, warm-up from 0.001' in job.built.plan.learning_rate
     assert job.built.machines.counted(10) == 30
     assert job.built.plan.all_towers == 6
-    assert settings_of_workers(cluster, job)[:2] == [
-        ('number of workers', 3), ('examples of all workers a step', 30)]
-    assert settings_of_workers(None, job)[0] == ('number of workers', 1)
 
 
-def test_a_run_on_another_number_of_workers_says_what_that_changes(tmp_path):
-    def settings(workers, rate, batch_size=10):
-        plan = types.SimpleNamespace(learning_rate=rate)
-        job = types.SimpleNamespace(counts=types.SimpleNamespace(batch_size=batch_size * workers),
-                                    built=types.SimpleNamespace(plan=plan))
-        cluster = towers.Cluster('ring', ['a:1', 'b:2', 'c:3'][:workers]) if workers > 1 else None
-        return run_settings(batch_size, settings_of_workers(cluster, job))
-    settings(2, '0.002 = 0.001 x 2').begin(str(tmp_path))
-    differences, _ = settings(3, '0.003 = 0.001 x 3').compare(str(tmp_path))
-    assert list(map(str, differences)) == [
-        'number of workers: 3, was 2: changes the run from here on',
-        'examples of all workers a step: 30, was 20: changes the run from here on',
-        "learning rate of all workers: 0.003 = 0.001 x 3, was 0.002 = 0.001 x 2: changes the run "
-        'from here on']
-    assert settings(2, '0.002 = 0.001 x 2').compare(str(tmp_path)) == ([], None)
-    differences, _ = settings(1, '0.001').compare(str(tmp_path))  # back on one machine
-    assert [each.text for each in differences] == [
-        'number of workers: 1, was 2', 'examples of all workers a step: 10, was 20',
-        'learning rate of all workers: 0.001, was 0.002 = 0.001 x 2']
-    settings(1, '0.001').begin(str(tmp_path))
-    differences, _ = settings(3, '0.003 = 0.001 x 3').compare(str(tmp_path))
-    assert [each.text for each in differences] == [
-        'number of workers: 3, was 1', 'examples of all workers a step: 30, was 10',
-        'learning rate of all workers: 0.003 = 0.001 x 3, was 0.001']
-    differences, _ = settings(1, '0.002', 20).compare(str(tmp_path))
-    assert [each.text for each in differences] == ['--batch_size=20, was 10']
+def test_a_run_on_another_number_of_workers_says_so(tmp_path):
+    run_settings(10, workers=2).begin(str(tmp_path))
+    assert run_settings(10, workers=2).compare(str(tmp_path)) == []
+    assert list(map(str, run_settings(10, workers=3).compare(str(tmp_path)))) == [
+        'number of workers: 3, was 2: changes the run from here on']
 
 
 def test_a_step_is_of_as_many_workers_as_it_waits_for():
@@ -176,7 +110,7 @@ def test_workers_compare_every_flag_that_changes_the_numbers():
     compared = set(compared_flags())
     assert {'momentum', 'warmup_epochs', 'decay_epochs', 'decay_rate', 'base_batch_size',
             'weight_decay', 'remainder', 'augment', 'dataset', 'image_size', 'optimizer',
-            'seed', 'update_ops', 'train_steps', 'train_epochs', 'stop_at_accuracy'} <= compared
+            'seed', 'train_steps', 'train_epochs', 'stop_at_accuracy'} <= compared
     # Each machine's own, or compared as what they come to.
     assert not compared & {'data_dir', 'train_dir', 'devices', 'batch_size', 'log_every', 'copies'}
 

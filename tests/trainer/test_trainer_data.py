@@ -1,5 +1,7 @@
 """`train.py` and its data: remainders, bad examples, the modes that look at data."""
 
+import csv
+import json
 import re
 
 from absl.testing import flagsaver
@@ -14,7 +16,7 @@ from trainer.data import input_failure, naming_failures
 from trainer.flags import FLAGS
 
 FOLDER = ['--dataset=folder', '--model=digits', '--image_size=8', '--batch_size=4', '--log_every=1',
-          '--summary_steps=0', '--save_steps=2', '--augment=crop']
+          '--summary_steps=0', '--save_steps=2', '--config={"augment": "crop"}']
 
 
 @pytest.fixture
@@ -50,7 +52,8 @@ def test_failures_of_the_input_are_named(parsed):
 def test_an_epoch_with_each_remainder(runner, tmp_path, remainder, steps, examples):
     # 1,437 images: an epoch is 14, or 14.37, or 15 batches of 100.
     done = runner.run(tmp_path / 'run', ['--batch_size=100', '--train_epochs=1', '--log_every=50',
-                                         '--summary_steps=0', '--remainder=' + remainder])
+                                         '--summary_steps=0',
+                                         '--config={"remainder": "%s"}' % remainder])
     values = values_of(done.train_dir, steps)
     assert (values['global_step'], values['examples_seen']) == (steps, examples)
 
@@ -79,7 +82,7 @@ def model_for_three_channels():
 @pytest.mark.slow
 def test_bad_images_are_listed_left_out_and_resumed(runner, tmp_path, model_for_three_channels):
     folder = images(tmp_path / 'data', BAD)
-    flags = FOLDER + ['--data_dir=' + folder, '--bad_examples=%s' % (tmp_path / 'bad')]
+    flags = FOLDER + ['--data_dir=' + folder, '--config={"bad_examples": "%s"}' % (tmp_path / 'bad')]
     run = runner.start(tmp_path / 'run', ['--mode=check_data'] + flags[:1] + flags[-2:])
     assert run.status() == 1
     assert 'train          8 images that can be used, 2 bad' in run.stdout
@@ -109,10 +112,10 @@ def test_a_bad_training_image_ends_the_run_by_name(runner, tmp_path, model_for_t
     flags = FOLDER + ['--data_dir=' + folder]
     runner.run(tmp_path / 'run', flags + ['--train_steps=2'], before=model_for_three_channels)
     assert newest(tmp_path / 'run') == 2
-    for options in (['--train_steps=3'], ['--mode=diagnose', '--diagnose_seconds=0.1']):
+    for options in (['--train_steps=3'], ['--mode=diagnose', '--config={"diagnose_seconds": 0.1}']):
         run = runner.start(tmp_path / 'run', flags + options, model_for_three_channels)
         assert run.status() == 1
-        assert re.search(r'train.py: \S+train/a/3.jpg is empty. --mode=check_data --bad_examples',
+        assert re.search(r'train.py: \S+train/a/3.jpg is empty. --mode=check_data with bad_examples of',
                          run.stderr), run.stderr
         assert 'Traceback' not in run.stderr
 
@@ -130,6 +133,32 @@ def test_a_bad_test_image_is_named_when_what_was_trained_is_saved(runner, tmp_pa
 
 @pytest.mark.slow
 def test_synthetic_images(runner, tmp_path):
-    run = runner.run(tmp_path / 'run', ['--dataset=synthetic', '--num_classes=10', '--image_size=8',
+    run = runner.run(tmp_path / 'run', ['--dataset=synthetic', '--image_size=8',
+                                        '--config={"num_classes": 10}',
                                         '--batch_size=8', '--train_steps=3', '--summary_steps=0'])
     assert 'test accuracy' in run.stdout
+
+
+@pytest.mark.slow
+def test_predictions_of_files_and_of_images_without_labels(runner, tmp_path,
+                                                           model_for_three_channels):
+    folder = images(tmp_path / 'data', ())
+    flags = FOLDER + ['--data_dir=' + folder]
+    runner.run(tmp_path / 'run', flags + ['--train_steps=2'], before=model_for_three_channels)
+    write_folder(tmp_path / 'new', {'b.jpg': jpeg(40), 'a/c.jpg': jpeg(200)})
+
+    def predicted(config):
+        table = str(tmp_path / 'table.csv')
+        runner.run(tmp_path / 'run', flags + [
+            '--mode=predict', '--predictions=' + table, '--config=' + json.dumps(config)],
+                   before=model_for_three_channels)
+        with open(table, newline='') as opened:
+            return list(csv.DictReader(opened))
+    rows = predicted({})
+    assert rows and all(row['file'].startswith(folder) and row['label'] for row in rows)
+    rows = predicted({'unlabelled': str(tmp_path / 'new'), 'probabilities': True})
+    assert [row['file'] for row in rows] == [str(tmp_path / 'new' / name)
+                                             for name in ('a/c.jpg', 'b.jpg')]
+    for row in rows:
+        assert 'label' not in row and sum(json.loads(row['probabilities'])) == pytest.approx(
+            1, abs=1e-4)

@@ -4,22 +4,16 @@ import json
 import os
 import signal
 
-from absl.testing import flagsaver
 import pytest
 import tensorflow.compat.v1 as tf
 
-import datasets
 import towers
 from trainer import evaluator
-from trainer.flags import FLAGS
-from trainer.job import make_setup
 
 
 @pytest.fixture
 def folder(tmp_path):
-    with flagsaver.flagsaver():
-        FLAGS(['train.py'])
-        yield str(tmp_path / 'run')
+    return str(tmp_path / 'run')
 
 
 class Chief:
@@ -59,10 +53,11 @@ def evaluated(folder, steps, last):
     def evaluate(prefix):
         found.append(int(prefix.rpartition('-')[2]))
         save_next()
+        if found[-1] == last:
+            evaluator.say_ended(folder, last)
         return {'accuracy': found[-1] / 100., 'examples': 360}
     save_next()
-    assert evaluator.evaluate_checkpoints(
-        evaluate, lambda prefix: prefix.endswith('-%d' % last), folder, pause=0.01) is None
+    assert evaluator.evaluate_checkpoints(evaluate, folder, pause=0.01) is None
     return found
 
 
@@ -77,23 +72,12 @@ def test_each_checkpoint_is_evaluated_once_and_the_last_one_ends_it(folder, caps
             folder, folder), 'evaluated      the last step, 30: ended']
 
 
-def test_a_run_that_stops_by_its_accuracy_ends_it(folder):
-    """It looks every 20 steps, so that the 0.9 of step 10 is no end."""
-    FLAGS(['train.py', '--stop_at_accuracy=0.8', '--eval_steps=20'])
-    chief, accuracies, found = Chief(folder), {10: .9, 20: .7, 40: .8}, []
-
-    def evaluate(prefix):
-        found.append(int(prefix.rpartition('-')[2]))
-        for step in sorted(accuracies):
-            if step > found[-1]:
-                chief.save(step)
-                break
-        return {'accuracy': accuracies[found[-1]]}
-    chief.save(10)
-    assert evaluator.evaluate_checkpoints(
-        evaluate, lambda prefix: False, folder, evaluator.reaches_accuracy,
-        pause=0.01) is None
-    assert found == [10, 20, 40]
+def test_a_run_that_goes_on_has_not_ended(folder):
+    Chief(folder).save(10)
+    evaluator.say_ended(folder, 10)
+    evaluator.say_ended(folder, None)
+    assert not os.path.exists(os.path.join(folder, evaluator.END))
+    evaluator.say_ended(folder, None)  # nothing to take back
 
 
 def test_those_that_come_meanwhile_are_passed_over_and_named(folder, capsys):
@@ -113,8 +97,8 @@ def test_one_that_is_replaced_while_it_is_read_is_passed_over(folder, capsys):
                 os.remove(name)
             raise tf.errors.NotFoundError(None, None, 'gone')
         return {'accuracy': 1.}
-    assert evaluator.evaluate_checkpoints(evaluate, lambda prefix: prefix.endswith('-20'),
-                                                folder, pause=0.01) is None
+    evaluator.say_ended(folder, 20)
+    assert evaluator.evaluate_checkpoints(evaluate, folder, pause=0.01) is None
     assert 'passed over    model.ckpt-10: replaced while it was read' in capsys.readouterr().out
     assert [line['step'] for line in lines(folder)] == [20]
 
@@ -125,13 +109,12 @@ def test_another_error_is_an_error(folder):
     def evaluate(unused_prefix):
         raise towers.CheckpointError('of another model')
     with pytest.raises(towers.CheckpointError, match='of another model'):
-        evaluator.evaluate_checkpoints(evaluate, lambda prefix: True, folder)
+        evaluator.evaluate_checkpoints(evaluate, folder)
 
 
 def test_started_again_it_adds_no_line_twice(folder):
     assert evaluated(folder, [[10], [20]], 20) == [10, 20]
-    again = evaluator.evaluate_checkpoints(
-        lambda prefix: {'accuracy': .2}, lambda prefix: True, folder)
+    again = evaluator.evaluate_checkpoints(lambda prefix: {'accuracy': .2}, folder)
     assert again is None and [line['step'] for line in lines(folder)] == [10, 20]
 
 
@@ -140,7 +123,8 @@ def test_the_file_of_an_earlier_run_is_kept_aside(folder, monkeypatch):
     with open(path, 'w') as log:
         log.write('{"step": 5}\n')
     monkeypatch.setattr(evaluator.time, 'sleep', lambda seconds: chief.save(10))
-    evaluator.evaluate_checkpoints(lambda prefix: {}, lambda prefix: True, folder)
+    evaluator.say_ended(folder, 10)
+    evaluator.evaluate_checkpoints(lambda prefix: {}, folder)
     assert [line['step'] for line in lines(folder)] == [10]
     assert os.path.exists(path + '.1')
 
@@ -153,38 +137,27 @@ def test_sigterm_ends_it_at_once(folder, has_checkpoint, monkeypatch):
     monkeypatch.setattr(evaluator.time, 'sleep',
                         lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
     assert evaluator.evaluate_checkpoints(
-        lambda prefix: os.kill(os.getpid(), signal.SIGTERM), lambda prefix: True,
-        folder) == signal.SIGTERM
+        lambda prefix: os.kill(os.getpid(), signal.SIGTERM), folder) == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is former
     assert not os.path.exists(os.path.join(folder, evaluator.FILE))
 
 
-@pytest.mark.parametrize('flags, workers, last', [
-    (dict(train_steps=30), 1, 30), (dict(train_steps=30), 2, 30),
-    (dict(train_epochs=2., batch_size=10), 2, 144),   # 1437 images, 20 a step
-    (dict(train_epochs=2., batch_size=20), 1, 144)])
-def test_the_last_step_is_that_of_the_flags(folder, flags, workers, last):
-    chief = Chief(folder)
-    with flagsaver.flagsaver(**flags):
-        setup = make_setup(datasets.get_dataset('digits'))
-        cluster = towers.Cluster('ring', ['a:1', 'b:2'][:workers], job='evaluator')
-        for step in (last - 1, last):
-            assert evaluator.is_last(setup, cluster, chief.save(step)) == (step == last)
-
-
 @pytest.mark.slow
-def test_an_evaluator_beside_a_run(runner, tmp_path):
-    """It is there before the run, has the chief's numbers, and ends by itself."""
-    folder, [port] = str(tmp_path / 'run'), towers.free_ports(1)
-    flags = ['--cluster=ring', '--worker_hosts=127.0.0.1:%d' % port, '--train_steps=40',
-             '--save_steps=20', '--keep=9', '--summary_steps=0', '--eval_steps=20']
+@pytest.mark.parametrize('end', [
+    [], ['--keep_best=-accuracy', '--stop_after=1'], ['--config={"stop_at_accuracy": 0.01}']])
+def test_an_evaluator_beside_a_run(runner, tmp_path, end):
+    """It is there before the run, has the run's numbers, and ends by itself."""
+    folder = str(tmp_path / 'run')
+    flags = ['--train_steps=40', '--save_steps=20', '--config={"keep": 9}', '--summary_steps=0',
+             '--eval_steps=20'] + end
     evaluator = runner.start(folder, flags + ['--job_name=evaluator'])
-    runner.run(folder, flags + ['--job_name=chief'])
+    runner.run(folder, flags)
     assert evaluator.status() == 0, evaluator.stdout + evaluator.stderr
-    assert 'evaluated      the last step, 40: ended' in evaluator.stdout
     with open(os.path.join(folder, 'metrics.jsonl')) as log:
-        of_chief = {line['step']: line['test_accuracy'] for line in map(json.loads, log)
-                    if 'test_accuracy' in line}
+        of_run = {line['step']: line['test_accuracy'] for line in map(json.loads, log)
+                  if 'test_accuracy' in line}
+    last = max(of_run)
+    assert 'evaluated      the last step, %d: ended' % last in evaluator.stdout
     found = {line['step']: line['test_accuracy'] for line in lines(folder)}
-    assert 40 in found and set(found) <= {0, 20, 40}
-    assert all(found[step] == of_chief[step] for step in set(found) - {0})
+    assert last in found and set(found) <= {0, 20, 40}
+    assert all(found[step] == of_run[step] for step in set(found) - {0})

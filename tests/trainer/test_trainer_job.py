@@ -14,7 +14,7 @@ from trainer.job import build_job
 from trainer.job import make_setup as setup_of_flags
 from trainer.position import START, Position, end_of_run, find_position
 from trainer.resources import session_config
-from trainer.resuming import check_classes, names_of_classes, run_settings, settings_of_data
+from trainer.run_settings import check_classes, run_settings
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def test_the_batch_of_the_setup_is_built_whatever_the_flag():
         job = build_job(make_setup(batch_size=40), with_evaluation=False)
     assert str(job.built.plan).startswith('2 towers, batch 40 = 2 x 20\n')
     assert '0.004 = 0.001 x 4' in job.built.plan.learning_rate
-    assert job.evaluation is None and job.checksum is None
+    assert job.evaluation is None
     counts = job.counts
     assert (counts.batch_size, counts.examples_per_epoch, counts.last_step) == (40, 1437, 72)
     assert [variable.op.name for variable in (counts.global_step, counts.examples)] == [
@@ -98,6 +98,8 @@ def test_a_worker_that_saves_nothing_knows_where_the_run_is(tmp_path):
 class OfFolders:
     """A data set with names of its classes."""
 
+    num_examples = {'train': 60}
+
     def __init__(self, *classes):
         self.classes = classes
 
@@ -105,8 +107,7 @@ class OfFolders:
 def test_other_classes_than_the_run_was_trained_on_are_refused(tmp_path):
     with flagsaver.flagsaver(train_dir=str(tmp_path), data_dir='flowers'):
         check_classes(OfFolders('daisy', 'rose'))  # no run
-        run_settings(60, names_of_classes(
-            OfFolders('daisy', 'rose', 'tulip'))).begin(str(tmp_path))
+        run_settings(60, OfFolders('daisy', 'rose', 'tulip')).begin(str(tmp_path))
         check_classes(OfFolders('rose'))  # a run that has saved nothing
         with tf.Session() as session:
             saved = tf.Variable(1.)
@@ -122,38 +123,21 @@ def test_other_classes_than_the_run_was_trained_on_are_refused(tmp_path):
             check_classes(OfFolders('daisy', 'rose', 'tulip', 'zinnia'))
 
 
-@pytest.mark.parametrize('name, effect', [
-    ('folder', 'other examples in another order from here on, not the run that it would be without '
-     'a stop'),
-    ('mine:data', 'changes the run from here on')])  # whose order is its own
-def test_another_number_of_training_examples_is_said(tmp_path, name, effect):
-    def settings(count):
-        return run_settings(20, settings_of_data(
-            types.SimpleNamespace(num_examples={'train': count, 'test': 1})))
-    with flagsaver.flagsaver(dataset=name):
-        settings(60).begin(str(tmp_path))
-        assert settings(60).compare(str(tmp_path)) == ([], None)
-        (difference,), _ = settings(90).compare(str(tmp_path))
-        assert str(difference) == 'number of training examples: 90, was 60: ' + effect
-
-
-def test_files_of_other_names_are_said(tmp_path):
-    def settings(digest):
-        return run_settings(20, settings_of_data(types.SimpleNamespace(
-            num_examples={'train': 60}, names_digest=lambda split: split + digest)))
-    with flagsaver.flagsaver(dataset='folder'):
-        settings('1a').begin(str(tmp_path))
-        assert settings('1a').compare(str(tmp_path)) == ([], None)
-        (difference,), _ = settings('2b').compare(str(tmp_path))
-    assert str(difference) == (
-        'digest of the names of training files: train2b, was train1a: other examples in another '
-        'order from here on, not the run that it would be without a stop')
+def test_other_training_files_are_said(tmp_path):
+    def settings(count, digest):
+        return run_settings(20, types.SimpleNamespace(
+            num_examples={'train': count, 'test': 1}, names_digest=lambda split: split + digest))
+    settings(60, '1a').begin(str(tmp_path))
+    assert settings(60, '1a').compare(str(tmp_path)) == []
+    assert list(map(str, settings(90, '2b').compare(str(tmp_path)))) == [
+        'number of training examples: 90, was 60: changes the run from here on',
+        'digest of the names of training files: train2b, was train1a: changes the run from here on']
 
 
 def test_a_line_break_in_the_name_of_a_class(tmp_path):
     classes = OfFolders('a\nb', 'caf\udce9')
     with flagsaver.flagsaver(train_dir=str(tmp_path), data_dir='flowers'):
-        run_settings(60, names_of_classes(classes)).begin(str(tmp_path))
+        run_settings(60, classes).begin(str(tmp_path))
         (tmp_path / 'checkpoint').write_text('model_checkpoint_path: "model.ckpt-1"\n')
         (tmp_path / 'model.ckpt-1.index').write_bytes(b'')
         check_classes(classes)

@@ -2,7 +2,6 @@
 
 import csv
 import os
-import shutil
 import subprocess
 import sys
 
@@ -14,9 +13,7 @@ import tf_slim as slim
 import datasets
 from models.digits import digits, digits_arg_scope
 from train_runs import metrics
-import towers
 from towers.slim_mend import mend_slim
-from trainer.hooks import NewestCheckpoint
 
 
 @pytest.fixture(scope='module')
@@ -121,27 +118,3 @@ def test_nothing_to_evaluate_and_nowhere_to_write(runner, tmp_path):
     assert run.stderr == ('train.py: %s/none holds no checkpoint: train first, or give the '
                           '--train_dir of a run.\n' % tmp_path)
     assert run.stdout == '' and not (tmp_path / 'none').exists()
-
-
-@pytest.mark.slow
-def test_predictions_have_to_have_a_folder(runner, reference, tmp_path):
-    shutil.copytree(reference.train_dir, str(tmp_path / 'run'))
-    path = tmp_path / 'none' / 'rows.csv'
-    run = runner.run(tmp_path / 'run', ['--mode=predict', '--predictions=%s' % path], status=1)
-    assert run.stderr == ('train.py: %s cannot be written: No such file or directory. Give another '
-                          '--predictions.\n' % path)
-
-
-def test_the_checkpoint_that_is_named_is_the_runs_own(tmp_path):
-    """Another run may have taken over the folder before the line is printed."""
-    ours, step = str(tmp_path), tf.train.get_or_create_global_step()
-    count, newest = tf.assign_add(step, 1), NewestCheckpoint(ours)
-    for steps in (3, 0):  # a run that has nothing to do names the one that it goes on from
-        with towers.training_session(ours, step, [], listeners=[newest],
-                                     save_steps=100, say=lambda line: None) as session:
-            if not steps:
-                assert newest.path == os.path.join(ours, 'model.ckpt-3')
-            for _ in range(steps):
-                session.run(count)
-        assert newest.path == tf.train.latest_checkpoint(ours) == os.path.join(
-            ours, 'model.ckpt-3')

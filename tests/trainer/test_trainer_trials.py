@@ -1,7 +1,6 @@
 """trainer.trials: what 'auto' comes to. (`--mode=diagnose` and `memory` run in test_trainer_data
 and tests/memory/test_report.)"""
 
-import inspect
 import types
 
 from absl.testing import flagsaver
@@ -12,7 +11,7 @@ import towers
 from trainer import diagnosis, trials
 from trainer.flags import FLAGS
 from trainer.job import Setup
-from trainer.resuming import run_settings
+from trainer.run_settings import run_settings
 
 
 @pytest.fixture(autouse=True)
@@ -23,42 +22,8 @@ def parsed(monkeypatch, tmp_path):
         yield
 
 
-STEPS = {  # what runs the steps of each
-    'choose_batch_size': (towers, 'fit_batch_size'),
-    'diagnose': (diagnosis, 'diagnose'),
-    'show_memory': (towers, 'memory_report')}
-
-
-def test_all_trials_see_to_bad_examples(monkeypatch):
-    """Each runs its steps within `trying`."""
-    assert sorted(STEPS) == sorted(
-        name for name, value in vars(trials).items() if not name.startswith('_')
-        and inspect.isfunction(value) and value.__module__ == trials.__name__)
-    within, runs = [], []
-
-    def trying(dataset, batch_size, trial, keep=False):
-        within.append(dataset)
-        trial(print)
-        raise KeyError  # what it returns is another matter
-
-    def steps(*arguments, **options):
-        assert within
-        runs.append(arguments)
-    monkeypatch.setattr(trials, 'trying', trying)
-    monkeypatch.setattr(trials, '_built', lambda *arguments, **options: (
-        types.SimpleNamespace(built=None, iterator=types.SimpleNamespace(initializer=None))))
-    monkeypatch.setattr(trials, 'session_config', lambda built: types.SimpleNamespace())
-    setup = SETUP._replace(batch_size=4)
-    for name, (module, function) in STEPS.items():
-        monkeypatch.setattr(module, function, steps)
-        del within[:], runs[:]
-        with pytest.raises(KeyError):
-            getattr(trials, name)(setup)
-        assert within == [SETUP.dataset] and len(runs) == 1, name
-
-
 SETUP = Setup(types.SimpleNamespace(unit='images'),
-              types.SimpleNamespace(num_examples={'train': 1437}), 'auto', None, None)
+              types.SimpleNamespace(num_examples={'train': 1437}), 'auto')
 
 
 def fitted(*arguments):
@@ -90,7 +55,7 @@ def test_diagnosis_measures_the_batches_of_the_run(monkeypatch):
     def stages(*unused, **arguments):
         asked.append(arguments)
     data = types.SimpleNamespace(train_batches=train_batches, stages=stages)
-    setup = Setup(types.SimpleNamespace(image_format={}, unit='images'), data, 1400, None, None)
+    setup = Setup(types.SimpleNamespace(image_format={}, unit='images'), data, 1400)
     built = []
     monkeypatch.setattr(trials, '_built', lambda setup, **unused: (
         built.append(setup.dataset.train_batches()), types.SimpleNamespace(built=None))[1])

@@ -48,7 +48,7 @@ class CheckpointHook(OccasionalHook):
             saver takes it too.
           listeners: list of `tf.train.CheckpointSaverListener`: their `before_save` and
             `after_save(session, step)` surround each save; one that returns True from `after_save`
-            stops the run.
+            stops the run. While an attribute `wants_save` of one is true, the next step is saved.
 
         Raises:
           InvalidArgumentError: `save_steps` or `keep` out of range.
@@ -141,6 +141,9 @@ class CheckpointHook(OccasionalHook):
 
     def _is_time(self, step):
         """Whether a checkpoint is due at this step."""
+        if step != self._saved_step and any(
+                getattr(listener, 'wants_save', False) for listener in self._listeners):
+            return True
         return step // self._save_steps > self._saved_step // self._save_steps
 
     def _save(self, session, step):

@@ -11,6 +11,7 @@ from towers.arguments import (check_count, check_flag, check_instance, check_num
                               scalar_tensors)
 from towers.errors import InvalidArgumentError
 from towers.placement.variable_device import only_device
+from towers.run.noise_scale import noise_scale
 from towers.run.step_clock import SaveListener, StepClock, StepCounts, rate
 from towers.run.step_loop import OccasionalHook
 from towers.tower.objectives import all_pairs, with_parts
@@ -37,6 +38,7 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None, norms
         gradient_norm             sqrt(sum_v |g_v|^2) of the gradients that the optimizer gets; rows
                                   of a sparse gradient that occur several times are summed first
         weight_norm               the same of the variables that have a gradient
+        noise_scale               of the towers' gradients, where they tell it, see `noise_scale`
 
     Args:
       built: `BuiltTowers`, of a training.
@@ -79,6 +81,9 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None, norms
                             in all_pairs(built.gradients) if gradient is not None}.values())
             weights['weight_norm'] = _norm([(variable, variable) for variable in trained],
                                            built.placement)
+            noise = noise_scale(built, _squared_norm_of_sum)
+            if noise is not None:
+                fetched['noise_scale'] = noise
         fetched.update(scalars)
         custom = list(custom) + [summary for summary in tf.get_collection(tf.GraphKeys.SUMMARIES)
                                  if built.towers[0].has(summary.op.name)]
@@ -117,14 +122,15 @@ class SummaryHook(OccasionalHook):
     """
 
     def __init__(self, summaries: Summaries, counts: StepCounts, logdir: str,
-                 summary_steps: int = 100, *, graph: typing.Optional[tf.Graph] = None):
+                 summary_steps: int = 100, *,
+                 graph: typing.Union[None, tf.Graph, tf.GraphDef] = None):
         """
         Args:
           summaries: `Summaries`.
           counts: `StepCounts`, whose `last_step`, if given, is written whatever its number.
           logdir: folder of the event files.
           summary_steps: steps from one summary to the next.
-          graph: a `tf.Graph` for TensorBoard to draw, written once; or None.
+          graph: a `tf.Graph` or `tf.GraphDef` for TensorBoard to draw, written once; or None.
 
         Raises:
           InvalidArgumentError: a number below 1, or missing; a `logdir` that is a file.
@@ -140,7 +146,7 @@ class SummaryHook(OccasionalHook):
             raise InvalidArgumentError('logdir=%r is a file: expected the name of a directory.'
                                        % logdir)
         if graph is not None:
-            check_instance('graph', graph, tf.Graph, 'a tf.Graph, or None')
+            check_instance('graph', graph, (tf.Graph, tf.GraphDef), 'a tf.Graph, or None')
         fetches = {'scalars': dict(summaries.scalars)}
         if summaries.custom is not None:
             fetches['custom'] = summaries.custom
@@ -168,7 +174,9 @@ class SummaryHook(OccasionalHook):
             self._writer = tf.summary.FileWriter(
                 self._logdir, filename_suffix='.from_%d.%d' % (step, os.getpid()))
             if self._graph is not None:
-                self._writer.add_graph(self._graph, step)
+                is_graph = isinstance(self._graph, tf.Graph)
+                self._writer.add_graph(self._graph if is_graph else None, step,
+                                       None if is_graph else self._graph)
         # From the next step on: the summaries of `step` itself were written before its checkpoint.
         self._writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), step + 1)
 
@@ -250,6 +258,14 @@ def _norm(pairs, placement):
             squares.append(_squared_norm(tensor))
     with only_device(placement.main):
         return tf.sqrt(tf.add_n(squares))
+
+
+def _squared_norm_of_sum(tensors):
+    """`_squared_norm` of the sum of tensors, or of the rows of `IndexedSlices` together."""
+    if all(isinstance(each, tf.IndexedSlices) for each in tensors):
+        return _squared_norm(tf.IndexedSlices(tf.concat([each.values for each in tensors], 0),
+                                              tf.concat([each.indices for each in tensors], 0)))
+    return _squared_norm(tf.add_n([tf.convert_to_tensor(each) for each in tensors]))
 
 
 def _squared_norm(tensor):
