@@ -151,8 +151,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         towers=tower_set.towers, regularization_loss=tower_set.losses.regularization_loss,
         global_step=global_step, devices=request.devices, placement=request.placement,
         direct_variables=tuple(recorded.direct),
-        plan=describe(tower_set, shards, request, update, combined,
-                      len(collections_before.updates)),
+        plan=describe(tower_set, shards, request, update, len(collections_before.updates)),
         replicas=request.replicas, precision=request.numerics.precision,
         scaled_losses=scaled_losses, xla=request.numerics.xla,
         variable_scope=request.full_scope_name, machines=machines,
@@ -238,12 +237,11 @@ def merge_outputs(tower_set, request, shards):
                                                    first), merged)
 
 
-CombinedTowers = collections.namedtuple('CombinedTowers', 'gradients joined on_towers')
+CombinedTowers = collections.namedtuple('CombinedTowers', 'gradients on_towers')
 """One gradient a variable.
 
 Fields:
   gradients: list of `(gradient, variable)`; empty without an optimizer.
-  joined: the variables whose gradient is one product for all towers, see `sufficient_factors`.
   on_towers: for replicated variables, their gradients on each tower, see `all_reduce`; or None.
 """
 
@@ -254,7 +252,7 @@ def combine_towers(tower_set, request, shards, behind):
     With several losses, a dict of `CombinedTowers` by name.
     """
     if not request.objectives:
-        return CombinedTowers([], [], None)
+        return CombinedTowers([], None)
     towers, late = tower_set.towers, tower_set.late.gradients
     gradients = [tower.gradients for tower in towers]
     if request.schedule is not None:
@@ -276,11 +274,10 @@ def _combine(tower_set, request, of_towers, of_behind, name):
             tower_set.losses.regularization_loss) + of_behind
         if request.replicas is None:
             check_no_replicas(tower_set.gradients.trainable)
-            gradients, joined = combine(of_towers, further)
-            return CombinedTowers(gradients, joined, None)
+            return CombinedTowers(combine(of_towers + further), None)
         gradients, on_towers = all_reduce(request.placement.all_reduce, of_towers, further,
                                           request.devices)
-        return CombinedTowers(gradients, [], on_towers)
+        return CombinedTowers(gradients, on_towers)
 
 
 def combine_machines(request, shards, combined, loss):
