@@ -113,7 +113,7 @@ def crossing_bytes(operations):
     return list(itertools.accumulate(change[:-1]))
 
 
-def pieces_of(mine, least, kept, variables_of, gradients):
+def pieces_of(mine, least, kept, variables_of):
     """The pieces that a line of operations may be cut into, with what they cost.
 
     Each has something to compute. Loops and branches of control flow v1 stay in one piece.
@@ -123,7 +123,6 @@ def pieces_of(mine, least, kept, variables_of, gradients):
       least: how many pieces there should be.
       kept: as `kept_bytes` returns; {} where there is no backward pass.
       variables_of: {operation's name: list of `variable_bytes` of those that it reads first}.
-      gradients: one of `GRADIENTS`.
 
     Returns:
       `(pieces, ends)`: list of `Piece`, and the place of the last operation of each.
@@ -135,21 +134,11 @@ def pieces_of(mine, least, kept, variables_of, gradients):
     for place in ends:
         own = mine[begin:place + 1]
         variables = [each for one in own for each in variables_of.get(one.name, ())]
-        sizes = [gradient for _, gradient in variables]
-        held, transient = sum(held for held, _ in variables), max(map(_transient, own))
-        if gradients != 'wait':
-            transient = max([transient] + sizes)
-            held += sum(sizes) * (gradients == 'add up')
         pieces.append(Piece(
-            held, sum(kept.get(one.name, 0) for one in own), sum(sizes) * (gradients == 'wait'),
-            transient, crossing[place]))
+            sum(held for held, _ in variables), sum(kept.get(one.name, 0) for one in own),
+            sum(gradient for _, gradient in variables), max(map(_transient, own)), crossing[place]))
         begin = place + 1
     return pieces, ends
-
-
-GRADIENTS = ('apply', 'wait', 'add up')
-"""What becomes of a variable's gradient: it is applied at once; it waits for others (of other
-towers, for their norm); it is added to the sum of earlier micro-batches, which is held."""
 
 
 def _ends(mine, inside):
