@@ -3,13 +3,13 @@
 import collections
 import contextlib
 import itertools
-import numbers
 import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.errors import InvalidArgumentError, ModelFunctionError
+from towers.arguments import check_count
+from towers.errors import ModelFunctionError
 from towers.graph.edit import colocate, is_free, names_beside
 from towers.graph.graph_walk import is_control_flow
 from towers.graph.library import Library
@@ -38,8 +38,7 @@ def stage(number: int) -> typing.Iterator[None]:
       InvalidArgumentError: no such number.
       ModelFunctionError: the tower has several devices, and fewer than this.
     """
-    if isinstance(number, bool) or not isinstance(number, numbers.Integral) or number < 0:
-        raise InvalidArgumentError('stage(%r): expected a whole number of at least 0.' % (number,))
+    check_count('number', number, least=0)
     device = None if tf.executing_eagerly() else current_tower_device(tf.get_default_graph())
     if device is None or len(device.stages) == 1:
         yield

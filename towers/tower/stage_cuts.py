@@ -10,8 +10,8 @@ from towers.graph.variable_access import read_from
 from towers.placement.devices import short_name
 from towers.placement.stages import move
 from towers.placement.tower_device import StageDevice, TowerDevice, stages_of
-from towers.tower.balanced_partition import StageCost, check_enough, cut_evenly
-from towers.tower.stage_costs import kept_bytes, pieces_of, variable_bytes
+from towers.tower.stage_costs import (StageCost, check_enough, cut_evenly, kept_bytes, pieces_of,
+                                      variable_bytes)
 
 StageCuts = collections.namedtuple('StageCuts', 'memory crossing names')
 """How a forward pass was cut.
