@@ -42,7 +42,7 @@ from towers.nonfinite import NonFiniteError
 from towers.placement.devices import resolve_devices, session_config, visible_gpus
 from towers.placement.precision import PRECISIONS, use_precision
 from towers.placement.stages import stage
-from towers.recompute.block import recompute
+from towers.recompute.rewrite import recompute
 from towers.reduce.combination import combine_gradients
 from towers.reduce.loss_scale import LossScale
 from towers.run.averages import WeightAverages
@@ -56,7 +56,6 @@ from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook, default_summaries
 from towers.run.training_session import training_session
 from towers.slim_mend import mend_slim
-from towers.tower.auto_stages import AutoStages, OperationTimes
 from towers.tower.batch_values import batch_concat, batch_mean, batch_sum
 from towers.tower.outputs import ModelOutput
 from towers.tower.cut_inputs import Shards

@@ -13,12 +13,13 @@ from towers.graph.nests import leaves_of
 from towers.graph.variable_access import metric_variables
 from towers.placement.devices import describe_config, session_config, short_name
 from towers.placement.xla import describe as describe_xla
+from towers.reduce.replicas import is_repeatable
 from towers.tower.batch_losses import whole_batch_line
-from towers.tower.objectives import GradientsOfModel, all_pairs, flat
+from towers.tower.objectives import GradientsOfModel, all_pairs
 from towers.tower.write_order import updates_that_write
 
 
-def describe(tower_set, shards, request, update, combined, num_before):
+def describe(tower_set, shards, request, update, num_before):
     """The `Plan` of what `build_towers` has just built.
 
     Args:
@@ -26,7 +27,6 @@ def describe(tower_set, shards, request, update, combined, num_before):
       shards: `CutBatch`.
       request: `Request`.
       update: `Update`.
-      combined: `CombinedTowers`, or a dict of them by loss.
       num_before: how many `UPDATE_OPS` from before the towers ride on the train op.
     """
     trains, towers = bool(request.objectives), tower_set.towers
@@ -42,7 +42,6 @@ def describe(tower_set, shards, request, update, combined, num_before):
         global_step='counted here, since the optimizer leaves it to its caller: do not add to it'
         if update.counts else None,
         loss_scale=None if request.loss_scale is None else request.loss_scale.describe(),
-        combination=_combination([each for part in flat(combined) for each in part.joined]),
         recomputation=_recomputation(tower_set.recomputed, request.recompute),
         regularization=tower_set.losses.description,
         batch_norm=_batch_norm(tower_set, request, num_before) if trains else None,
@@ -92,8 +91,10 @@ def _of_variables(tower_set, request, update):
               for variable in variables]
     return dict(
         variable_device=_placed(request, recorded) + (
-            '; updated once and sent to the replicas, since the optimizer cannot be repeated'
-            if update.is_sent else ''),
+            '; updated once and sent to the replicas, since the optimizer may look at more than '
+            'each gradient'
+            if roles.replicas is not None and update.train_op is not None and not all(
+                is_repeatable(each.optimizer) for each in request.objectives) else ''),
         num_variables=len(variables), num_trainable=len(trainable),
         parameters=sum(count for count, _ in counts),
         parameter_bytes=sum(count * size for count, size in counts),
@@ -113,12 +114,13 @@ def _placed(request, recorded):
     cluster = request.cluster if request.objectives else None
     if cluster is None or cluster.kind != 'ps':
         made = {variable.op.name for variable in recorded.created}
+        placed = request.placement.describe(recorded.variables)
         if request.placement.is_earlier_builds:
-            return request.placement.describe()
+            return placed
         devices = sorted({short_name(variable.device) or 'no device' for variable in
                           recorded.variables if variable.op.name not in made})
         before = '' if not devices else '; those from before the build on ' + ', '.join(devices)
-        return (request.placement.describe() if made else '') + before[0 if made else 2:]
+        return (placed if made else '') + before[0 if made else 2:]
     return 'the parameter servers, by size, once there is a session'
 
 
@@ -204,15 +206,6 @@ def _learning_rate(optimizer, request, num_towers):
     if kind in _IGNORES_SCALE:
         return '%s; %s steps on a sum (nearly) as on the mean' % (text, kind)
     return '%s; applied to a sum of %d' % (text, num_towers)
-
-
-def _combination(joined):
-    """The plan's line about gradients that `sufficient_factors` joins; None where it joins none."""
-    if not joined:
-        return None
-    size = sum(v.get_shape().num_elements() * v.dtype.base_dtype.size for v in joined)
-    return ("%d dense layer%s by one product of the towers' factors, which spares %.1f MB a tower"
-            % (len(joined), '' if len(joined) == 1 else 's', size / 1e6))
 
 
 def _recomputation(recomputed, asked):

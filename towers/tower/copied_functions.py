@@ -11,8 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import CloneError
-from towers.graph.colocation import group_of
-from towers.graph.function_writes import without_writes
+from towers.graph.edit import group_of, without_writes
 from towers.graph.graph_walk import has_seed
 from towers.graph.library import Library, renamed, with_callers
 from towers.placement.tower_device import follows_tower, moved, overlaps

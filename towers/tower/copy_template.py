@@ -4,7 +4,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import nonfinite
 from towers.errors import CloneError
-from towers.graph.colocation import group_in_node
+from towers.graph.edit import group_in_node
 from towers.graph.graph_walk import has_seed
 from towers.graph.library import functions_of, rename_functions
 from towers.tower.tower_seeds import seed_of_tower

@@ -5,8 +5,7 @@ import collections
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.placement.tower_device import (BackwardDevice, keep_off_resources, keep_reads_in_loops,
-                                           keep_with_tower)
+from towers.placement.tower_device import TowerDevice, keep_off_resources, keep_with_tower
 from towers.placement.xla import explained
 from towers.tower.objectives import all_pairs, tensors_of
 from towers.tower.outputs import fetches_of
@@ -50,11 +49,10 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
     gradients, of_shard, by_loss, recomputed = [], [], [], []
     start = len(graph.get_operations())
     if request.objectives:
-        with tf.device(BackwardDevice(device)), explained(request.numerics.xla):
+        with tf.device(TowerDevice(device)), explained(request.numerics.xla):
             gradients, of_shard, by_loss = gradients_of.of_tower(
                 number, losses.data_loss, scale, shards.inputs[number])
     backward = sum(by_loss, [])
-    keep_reads_in_loops(backward)
     if any(each.gradient_options.get('colocate_gradients_with_ops')
            for each in request.objectives):
         inside = {op.name for op in recorded.operations + backward}
@@ -65,7 +63,7 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
     keys = _give_seeds(request, recorded.operations, backward, fetches, number)
     with graph_walk.Recording(graph) as again:
         if request.objectives:
-            with tf.device(BackwardDevice(device)):
+            with tf.device(TowerDevice(device)):
                 gradients, recomputed = gradients_of.with_recomputation(
                     root, recorded.operations, by_loss, gradients)
     operations = [op for op in recorded.operations if op.name not in recorded.owned]

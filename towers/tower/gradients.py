@@ -11,7 +11,7 @@ from towers.nonfinite import checked_gradients
 from towers.placement.loop_state_devices import keep_stacks_with_loops
 from towers.placement.stages import place_backward
 from towers.placement.variable_device import only_device
-from towers.recompute.rewrite import recompute
+from towers.recompute.rewrite import rewrite
 from towers.tower.objectives import GradientsOfModel
 from towers.tower.optimizer_gradients import OwnGradients, computed, has_own
 from towers.tower.optimizer_minimize import has_own_minimize
@@ -99,7 +99,7 @@ class TowerGradients:
         Returns:
           The gradients, shaped as the losses are; and a list of `Recomputed`, one for each loss.
         """
-        return gradients, [recompute(self._request.recompute, forward, operations, root)
+        return gradients, [rewrite(self._request.recompute, forward, operations, root)
                            for operations in backward]
 
     def made_by_optimizer(self, objective, loss, combined):
