@@ -153,13 +153,6 @@ def test_statistics_and_counters_live_once_on_the_main_device():
     assert not towers.audit(built).broken
 
 
-def test_regularization_is_computed_where_the_weights_are():
-    built = build(samples.slim_layers,
-                  devices=towers.resolve_devices(['/gpu:1', '/gpu:0'], check=False),
-                  regularization='add')
-    assert built.regularization_loss.device == '/device:GPU:1'
-
-
 @pytest.mark.slow
 def test_partitioned_variables(kind_of_variables):
     def model_fn(x, y):

@@ -278,20 +278,22 @@ def test_jobs_around_the_towers_and_devices_inside(graph):
 
 
 @pytest.mark.skipif(not IS_V2, reason='control flow v2')
-def test_what_the_model_puts_on_a_device_in_a_branch_stays_there(graph):
-    """In the function of the branch, where the first tower's device and that look alike."""
+def test_in_a_branch_what_is_on_the_first_towers_device_is_on_the_copys(graph):
     def model_fn(x):
         def branch():
-            with tf.device('/cpu:0'):
+            with tf.device('/cpu:3'):
                 pinned = tf.tanh(x * weight(), name='pinned')
             return tf.reduce_mean(tf.sin(pinned, name='follows'))
         return tf.cond(tf.reduce_sum(x) > 0., branch, lambda: tf.reduce_mean(x * weight(2.)))
     with samples.switched('control_flow_v2', True), tf.variable_scope('', reuse=tf.AUTO_REUSE):
-        build(model_fn, X, ['/cpu:0', '/cpu:1'])
+        built = build(model_fn, X, ['/cpu:0', '/cpu:1'])
     places = {(node.name, node.device) for function in graph.as_graph_def().library.function
               for node in function.node_def if function.signature.name.endswith('__tower_1')
               and node.name in ('pinned', 'follows')}
-    assert places == {('pinned', '/device:CPU:0'), ('follows', '/device:CPU:1')}
+    assert places == {('pinned', '/device:CPU:3'), ('follows', '/device:CPU:1')}
+    with tf.Session(config=towers.session_config(4)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
 
 
 def test_towers_need_not_be_on_devices_of_one_type():
@@ -316,29 +318,15 @@ def test_what_is_not_finite_is_named_by_its_tower():
 
 # ---- what cannot be copied -----------------------------------------------------------------------
 
-def with_a_device(device_of):
-    def model_fn(x):
-        with tf.device(device_of(x)):
-            placed = tf.identity(x, name='placed')
-        return tf.reduce_mean(placed * weight())
-    return model_fn
-
-
 def with_a_placeholder_in_a_branch(x):
     return tf.reduce_mean(x * weight()) * tf.cond(
         x[0] > 0., lambda: tf.placeholder_with_default(np.float64(1.), []), lambda: x[0])
 
 
-PLACED = '^operation placed was put on /device:CPU:0 by a device function, or by the name of an op'
-
-
-@pytest.mark.parametrize('model_fn, text', [
-    (with_a_device(lambda x: lambda op: '/device:CPU:0'), PLACED),
-    (with_a_device(lambda x: x.op.device), PLACED),
-    (with_a_placeholder_in_a_branch, r'^operation cond\S* \(PlaceholderW.*, which the model')])
-def test_what_cannot_be_copied_is_named(model_fn, text):
-    with samples.switched('control_flow_v2', False):
-        with pytest.raises(towers.CloneError, match=text + ".*pass copies='reuse'"):
-            build(model_fn, X, ['/cpu:0', '/cpu:1'])
+def test_what_cannot_be_copied_is_named():
+    model_fn, text = with_a_placeholder_in_a_branch, (
+        r"^operation cond\S* \(PlaceholderW.*, which the model.*pass copies='reuse'")
+    with samples.switched('control_flow_v2', False), pytest.raises(towers.CloneError, match=text):
+        build(model_fn, X, ['/cpu:0', '/cpu:1'])
     with tf.Graph().as_default():
         assert build(model_fn, X, 1).plan.how_built == '1 call of the model function'

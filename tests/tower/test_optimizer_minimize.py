@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from sample_models import objective
 from towers.errors import GradientError, InvalidArgumentError
-from towers.tower.optimizer_minimize import has_own_minimize
+from towers.tower.optimizer_gradients import has_own_minimize
 
 RATE = .5
 
@@ -113,11 +113,6 @@ def test_it_is_called_once_for_the_whole_batch(make_optimizer, w, v, options, gr
     np.testing.assert_allclose(trained(make_optimizer, **options), [w, v, 1], rtol=1e-12)
 
 
-def test_only_what_is_in_var_list_is_trained(graph):
-    found = trained(Clipping, var_list=lambda variables: variables[:1])
-    np.testing.assert_allclose(found, [1. - RATE, 1., 1], rtol=1e-12)
-
-
 def patched(how):
     """An optimizer that has the `minimize` of `Clipping` in another way."""
     optimizer = Plain()
@@ -133,27 +128,6 @@ def patched(how):
 @pytest.mark.parametrize('how', ['wraps', 'partial'])
 def test_however_it_comes_to_its_own(how, graph):
     np.testing.assert_allclose(trained(lambda: patched(how)), [*BY_HAND[0][1:], 1], rtol=1e-12)
-
-
-def curved(x):
-    """Its gradients are others after a step."""
-    return tf.reduce_mean(tf.square(weight() * x + weight('v') - 1.))
-
-
-class Average(Plain):
-    """A moving average of the weights after the update."""
-
-    def minimize(self, loss, global_step=None, var_list=None):
-        done = super(Average, self).minimize(loss, global_step, var_list)
-        with tf.control_dependencies([done]):
-            return tf.train.ExponentialMovingAverage(.5).apply(var_list)
-
-
-@pytest.mark.slow
-def test_check_towers_takes_the_gradients_of_before_the_update():
-    report = towers.check_towers(curved, np.array([.1, .2, .3, .4]), steps=2,
-                                 make_optimizer=lambda: Average())
-    assert report.equal, report
 
 
 @pytest.mark.parametrize('minimize, expected', [

@@ -10,73 +10,17 @@ import tensorflow.compat.v1 as tf
 import tf_slim as slim
 
 import towers
-from sample_models import (check_against_one_device, keras, linear, momentum, names, run, sgd,
-                           slope, two_layers)
+from sample_models import keras, linear, momentum, names, run, sgd, slope, two_layers
 
 needs_tf_layers = pytest.mark.skipif(not samples.HAS_TF_LAYERS, reason='tf.layers is gone here')
 
 slow = pytest.mark.slow
 
-# ---- model functions that add their own regularization -------------------------------------------
 
-def _hidden(x, y, regularizer):
-    return samples.mean_squared_error(slim.fully_connected(
-        x, 3, activation_fn=tf.tanh, weights_regularizer=regularizer), y)
-
+# ---- registered losses ---------------------------------------------------------------------------
 
 def _l2(w):
     return samples.DECAY * tf.reduce_sum(tf.square(w))
-
-
-def adds_total_loss(x, y):
-    tf.losses.add_loss(_hidden(x, y, _l2))
-    return tf.losses.get_total_loss()
-
-
-def adds_beside_a_registered_one(x, y):
-    """Registers L2 losses that it adds, and some that it adds by hand."""
-    return (_hidden(x, y, _l2) + tf.losses.get_regularization_loss()
-            + _l2(tf.get_variable('extra', [3], tf.float64)))
-
-
-def adds_in_a_mean(x, y):
-    """Not a sum that can be taken apart: then it is computed in every tower."""
-    return tf.reduce_mean([_hidden(x, y, None), _l2(tf.trainable_variables()[0])])
-
-
-@pytest.mark.parametrize('model_fn', [
-    adds_total_loss, pytest.param(adds_in_a_mean, marks=slow),
-    pytest.param(adds_beside_a_registered_one, marks=slow)],
-                         ids=lambda model_fn: model_fn.__name__)
-def test_regularization_in_the_models_own_loss(model_fn):
-    ours = check_against_one_device(model_fn, samples.vectors(5), remainder='weight')
-    if model_fn is not adds_in_a_mean:  # with clones once per step, not once per tower
-        squares = [op for op in samples.step_operations([ours.built.train_op])
-                   if op.type == 'Square' and op.inputs[0].op.type in (
-                       'Identity', 'ReadVariableOp')]
-        assert len(squares) == len({op.inputs[0].name for op in squares}) > 0
-        assert not any(op.name.startswith('tower_1/') for op in squares)
-        assert 'own loss' in ours.built.plan.regularization
-
-
-@pytest.mark.slow
-def test_keras_activity_regularizers():
-    """Keras divides what they come to by the size of the batch: a mean over examples."""
-    def make(adds):
-        def model_fn(x, y):
-            layer = keras.layers.Dense(3, activity_regularizer=keras.regularizers.l2(
-                samples.DECAY), dtype='float64', name='output')
-            out = layer(x)
-            loss = samples.mean_squared_error(out, y)
-            # What one device computes, written by hand.
-            return loss + (samples.DECAY * tf.reduce_mean(
-                tf.reduce_sum(tf.square(out), 1)) if adds else 0.)
-        return model_fn
-    arrays = samples.vectors(7)
-    ours = samples.on_towers(make(False), arrays, momentum, 2, remainder='weight',
-                             regularization='add')
-    plain = samples.one_device(make(True), arrays, momentum, ours.initial, factor=2)
-    samples.assert_equal_runs(ours, plain)
 
 
 def registers_by_hand(x):
@@ -182,47 +126,7 @@ def test_loss_and_updates_run_before_the_weights_change():
 
 # ---- dropout -------------------------------------------------------------------------------------
 
-def test_dropout_draws_a_mask_for_each_tower_and_step():
-    def model_fn(x):
-        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
-        dropped = tf.nn.dropout(x * w, rate=0.5)
-        return {'loss': tf.reduce_mean(dropped), 'predictions': dropped}
-    built = towers.build_towers(model_fn, np.ones([2, 200], 'float32'), sgd(0.), 2)
-    with tf.Session(config=towers.session_config(built.devices)) as session:
-        session.run(tf.global_variables_initializer())
-        one, other = session.run(built.predictions)
-        again, _ = session.run(built.predictions)
-        gradient, loss = session.run([built.gradients[0][0], built.loss])
-    assert set(one) == set(other) == {0., 2.}
-    assert one.tolist() != other.tolist() and one.tolist() != again.tolist()
-    assert gradient == pytest.approx(2 * loss)  # of the sum of two towers
-
-
 # ---- scopes and sharing --------------------------------------------------------------------------
-
-
-def weight_norm_getter(x, y):
-    """A getter that makes two variables for one."""
-    def normed(getter, name, shape=None, **kwargs):
-        direction = getter(name + '/v', shape=shape, **kwargs)
-        length = getter(name + '/g', shape=[shape[-1]], **kwargs)
-        return length * direction / tf.norm(direction, axis=0)
-    with tf.variable_scope('net', custom_getter=normed):
-        return linear(x, y)
-
-
-@pytest.mark.slow
-def test_a_getter_that_makes_two_variables_for_one():
-    check_against_one_device(weight_norm_getter, samples.vectors(6))
-
-
-def test_a_scope_for_the_variables_as_in_the_recipe():
-    def in_a_scope(x, y):
-        with tf.variable_scope('tower'):
-            return linear(x, y)
-    built = towers.build_towers(in_a_scope, samples.vectors(4), momentum(), 2)
-    assert names(built.variables) == ['tower/kernel']
-    assert names(built.slots) == ['tower/kernel/Momentum']
 
 
 def test_inside_scopes_of_the_caller():

@@ -7,8 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import (check_choice, check_graph_mode, check_instance, check_step_variable)
 from towers.api.built import BuiltTowers, check_same_graph
-from towers.api.objective import checked_objectives
-from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement
+from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement, checked_objectives
 from towers.placement.other_combiners import check_alone
 from towers.errors import InvalidArgumentError, ModelFunctionError
 from towers.graph.scopes import full_scope_name, scope_to_enter
@@ -19,18 +18,17 @@ from towers.placement.variable_device import Placement
 from towers.reduce.all_reduce import check_all_reduce
 from towers.reduce.pipeline import kept_at_once
 from towers.reduce.replicas import Replicas
-from towers.tower.refused_builds import check_no_failed_build
+from towers.tower.build_context import check_no_failed_build
 from towers.tower.shards import checked_shares
-from towers.tower.optimizer_minimize import has_own_minimize
+from towers.tower.optimizer_gradients import has_own_minimize
 from towers.tower.stage_costs import number_of_slots
 from towers.tower.stage_cuts import Cutting
 from towers.tower.stateless_random import NamesOnOneMachine
 
-COPIES = ('clone', 'reuse')
 REDUCTIONS = ('sum', 'mean')
-REGULARIZATIONS = ('none', 'add')
-UPDATE_TOWERS = ('first', 'all', 'none')
-BATCH_NORMS = ('shard', 'sync')
+_CHOICES = dict(reduction=REDUCTIONS, regularization=('none', 'add'),
+                update_ops=('first', 'all', 'none'), batch_norm=('shard', 'sync'),
+                copies=('clone', 'reuse'))
 
 
 class Request(collections.namedtuple('Request', [
@@ -128,12 +126,10 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
     shares = checked_shares(shares, len(devices), 'towers')
     check_no_failed_build(tf.get_default_graph())
     check_graph_mode('what build_towers makes')
-    for argument, given, expected in (
-            ('reduction', reduction, REDUCTIONS),
-            ('regularization', regularization, REGULARIZATIONS),
-            ('update_ops', update_ops, UPDATE_TOWERS), ('copies', copies, COPIES),
-            ('batch_norm', batch_norm, BATCH_NORMS)):
-        check_choice(argument, given, expected)
+    for argument, given in dict(
+            reduction=reduction, regularization=regularization, update_ops=update_ops,
+            batch_norm=batch_norm, copies=copies).items():
+        check_choice(argument, given, _CHOICES[argument])
     check_model_fn(model_fn)
     objectives = checked_objectives(optimizer)
     _check_goes_with_several(objectives, regularization, numerics)
@@ -141,20 +137,15 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
     earlier, variable_scope = _checked_reuse(reuse)
     accumulate, schedule = _checked_micro_batches(memory, pipeline, objectives, devices)
     _check_recompute(memory.recompute, objectives, numerics)
-    no_batch_values = _no_batch_values(accumulate, cluster)
-    if batch_norm == 'sync' and no_batch_values is not None:
-        raise InvalidArgumentError("batch_norm='sync': %s." % no_batch_values)
+    no_batch_values = _no_batch_values(accumulate, cluster, batch_norm)
     name, parts = _named_parts(tf.get_default_graph(), devices, accumulate, copies)
-    placement, replicas = _checked_placement(variables, devices, objectives, earlier)
-    if copies == 'reuse' and (replicas is not None or pipeline.stages is not None):
-        raise InvalidArgumentError("copies='reuse' goes with neither VariablePlacement("
-                                   "'replicated') nor stages=: pass copies='clone'.")
+    placement, replicas = _checked_placement(variables, devices, objectives, earlier, cluster)
+    _check_copies(copies, replicas, pipeline, regularization)
     loss_scale = numerics.scale_of_loss() if objectives else None
     _check_minimize(objectives, loss_scale, replicas)
     if cluster is not None:
         _check_cluster(cluster, objectives, placement.all_reduce, loss_scale)
     elif objectives:
-        placement.leaves_servers = '/job:ps' not in ' '.join(placement.devices() or ['/job:ps'])
         check_alone([each.optimizer for each in objectives], placement.leaves_servers,
                     tf.global_variables())
     waits = len(devices) > 1 or loss_scale is not None or cluster is not None
@@ -195,15 +186,15 @@ def _check_step(global_step, numerics):
         raise InvalidArgumentError('stateless_random=True needs a global_step to draw by.')
 
 
-def _checked_placement(variables, devices, objectives, earlier):
+def _checked_placement(variables, devices, objectives, earlier, cluster):
     """`(Placement, Replicas)`; the replicas are None where there is one set of variables."""
     placement = Placement(variables.device, devices, variables.all_reduce, bool(objectives),
-                          devices.checked)
-    if devices.checked:
+                          devices.checked, alone=bool(objectives) and cluster is None,
+                          earlier=None if earlier is None or variables.device is not None
+                          else earlier.placement)
+    if devices.checked and not placement.is_earlier_builds:
         for device in placement.devices() or ():
             check_variable_device(device, devices)
-    if earlier is not None and variables.device is None:
-        placement.share(earlier.placement)
     if variables.all_reduce is not None:
         check_all_reduce(variables.all_reduce, devices)
     if placement.all_reduce is None:
@@ -334,14 +325,26 @@ def _cutting(stages, placement, devices, schedule, micro_batches, objectives, wa
                    slots if placement.by_stage else None)
 
 
-def _no_batch_values(accumulate, cluster):
+def _no_batch_values(accumulate, cluster, batch_norm):
     """Why the parts of a batch cannot exchange values in a build; or None."""
+    reason = None
     if accumulate > 1:
-        return ('a tower has %d micro-batches, which are not there at the same time: build without '
-                'micro-batches (Memory, Pipeline)' % accumulate)
-    if cluster is not None:
-        return 'the batch is on several machines, which do not exchange it: build without cluster='
-    return None
+        reason = ('a tower has %d micro-batches, which are not there at the same time: build '
+                  'without micro-batches (Memory, Pipeline)' % accumulate)
+    elif cluster is not None:
+        reason = ('the batch is on several machines, which do not exchange it: build without '
+                  'cluster=')
+    if batch_norm == 'sync' and reason is not None:
+        raise InvalidArgumentError("batch_norm='sync': %s." % reason)
+    return reason
+
+
+def _check_copies(copies, replicas, pipeline, regularization):
+    if copies == 'reuse' and (replicas is not None or pipeline.stages is not None
+                              or regularization == 'add'):
+        raise InvalidArgumentError(
+            "copies='reuse' goes with none of VariablePlacement('replicated'), stages= and "
+            "regularization='add': pass copies='clone'.")
 
 
 def _check_recompute(recompute, objectives, numerics):

@@ -5,7 +5,7 @@ import collections
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.api.objective import check_var_list, checked_objectives
+from towers.api.options import check_var_list, checked_objectives
 from towers.api.build import build_towers
 from towers.errors import GradientError, InputError, InvalidArgumentError
 from towers.graph import graph_walk
@@ -18,7 +18,7 @@ from towers.tower.keras_calls import record_keras_calls
 from towers.tower.objectives import all_pairs, flat, tensors_of
 from towers.tower.outputs import call_model_fn, to_model_output
 from towers.tower.optimizer_gradients import times
-from towers.tower.optimizer_minimize import Minimizing, has_own_minimize, minimized
+from towers.tower.optimizer_gradients import Minimizing, has_own_minimize, minimized
 from towers.tower.variables import without_numbers
 
 Traits = collections.namedtuple('Traits', 'coarsest random batch_norm updated')

@@ -29,7 +29,8 @@ class Placement:
       bytes_on: dict from device to the bytes of variables put there (known sizes only).
     """
 
-    def __init__(self, device, devices, all_reduce=None, trains=True, checks=False):
+    def __init__(self, device, devices, all_reduce=None, trains=True, checks=False, alone=False,
+                 earlier=None):
         """
         Args:
           device: None (the CPU; the one GPU when there is just one), a device name,
@@ -44,6 +45,10 @@ class Placement:
           all_reduce: for `'replicated'`: one of `all_reduce.METHODS`; None for `'copy'`.
           trains: whether there is an optimizer.
           checks: whether a device of this process has to exist if a device function returns it.
+          alone: whether no other machines train with this one, so that no variable is to be on
+            their servers.
+          earlier: `Placement` of an earlier build, whose variables stay where it says; or None.
+            New ones are where this placement says.
 
         Raises:
           DeviceError, InvalidArgumentError: a name that cannot be parsed; replicas for towers of
@@ -72,17 +77,11 @@ class Placement:
             raise InvalidArgumentError(
                 "VariablePlacement('replicated') goes with towers of one device each, and these "
                 "have %s: use 'stage', or None for the CPU." % short_name(devices[0]))
-        self._earlier, self.leaves_servers = None, False
+        self._earlier = earlier
         self.bytes_on = dict.fromkeys(
             all_devices(devices) if self.balanced else
             stages_of(devices[0]) if self.by_stage else (), 0)
-
-    def share(self, earlier):
-        """Notes that variables are those of an earlier build, and stay where its `Placement` says.
-
-        New ones are where this placement says.
-        """
-        self._earlier = earlier
+        self.leaves_servers = alone and '/job:ps' not in ' '.join(self.devices() or ['/job:ps'])
 
     @property
     def is_earlier_builds(self):

@@ -108,10 +108,6 @@ class KerasCalls(object):
         """
         return [(layer, op) for layer, op, _ in self._updates]
 
-    def losses(self):
-        """`weight_losses()` and `activity_losses()` together: all that belongs to the loss."""
-        return self.weight_losses() + self.activity_losses()
-
     def weight_losses(self):
         """The regularization losses of the weights of `layers`: the same for every tower.
 
@@ -157,11 +153,6 @@ class KerasCalls(object):
                     'expected. Give it the mean or the sum.' % (layer.name, loss.shape))
             losses.append(loss)
         return _unique(losses)
-
-    def trainable_variables(self):
-        """The trainable `tf.Variable`s of `layers`, each once; of a Keras 3 variable, its value."""
-        return _unique(variable for layer in self.layers
-                       for variable in compat.keras_variables(layer, trainable=True))
 
     def states(self):
         """The `tf.Variable`s in which stateful RNNs among `layers` keep their state, each once."""
