@@ -132,9 +132,6 @@ CALLS = {
     'memory_account': lambda given: (towers.memory_account, dict(built=given.built)),
     'measure_memory': lambda given: (towers.measure_memory, dict(
         built=given.built, session=Session())),
-    'operation_times': lambda given: (towers.operation_times, dict(
-        built=given.built, warm_up=1, steps=1)),
-    'AutoStages': lambda given: (towers.AutoStages, {}),
     'memory_report': lambda given: (towers.memory_report, dict(build=reached, batch_size=4)),
     'draw_memory': lambda given: (towers.draw_memory, dict(
         accounts=[Account(4, [], None, [], [], False, False)],
@@ -165,7 +162,7 @@ CALLS = {
 OTHERS = {
     'what calls return, made by nobody else': [
         'Audit', 'BuiltTowers', 'FittedBatch', 'MeasuredMemory', 'Member', 'MemoryAccount',
-        'MemoryReport', 'OperationTimes', 'Plan', 'StagedInputs', 'Tower', 'TowersReport'],
+        'MemoryReport', 'Plan', 'StagedInputs', 'Tower', 'TowersReport'],
     'called in model functions, with a tensor': ['batch_concat', 'batch_mean', 'batch_sum'],
     'checked when a model function returns it': ['ModelOutput'],
     'checked by the hooks that it is given to': ['StepCounts'],

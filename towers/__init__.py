@@ -52,14 +52,12 @@ from towers.run.export import export_saved_model
 from towers.run.input_watch import InputWatch, InputWatchHook
 from towers.run.learning_rate import LearningRate, scale_learning_rate
 from towers.run.long_steps import LongStepHook
-from towers.run.operation_times import operation_times
 from towers.run.run_lock import hold_directory
 from towers.run.step_clock import StepCounts
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook, default_summaries
 from towers.run.training_session import training_session
 from towers.slim_mend import mend_slim
-from towers.tower.auto_stages import AutoStages, OperationTimes
 from towers.tower.batch_values import batch_concat, batch_mean, batch_sum
 from towers.tower.outputs import ModelOutput
 from towers.tower.cut_inputs import Shards, StagedInputs, staged

@@ -95,7 +95,7 @@ def _of_the_schedule():
 
 
 def _of_what_runs_steps(given):
-    """Of flags that time, measure or sum up steps of training: 'auto', stages, the fingerprint."""
+    """Of flags that time, measure or sum up steps of training: 'auto', the fingerprint."""
     without_steps = ('--plan_only' if FLAGS.plan_only else '--mode=%s' % FLAGS.mode
                      if FLAGS.mode != 'train' else None)
     if FLAGS.variable_device == 'auto' and without_steps:
@@ -105,13 +105,6 @@ def _of_what_runs_steps(given):
                 'batch that fits with the variables in their place: give one of the two')
     if FLAGS.remainder == 'weight' and FLAGS.fingerprint:
         return '--fingerprint takes batches of one size: not --remainder=weight'
-    if FLAGS.stages in ('time', 'both'):
-        for has, other in ((FLAGS.plan_only, '--plan_only'), (FLAGS.cluster, '--cluster'),
-                           (FLAGS.mode in ('memory', 'diagnose'), '--mode=' + FLAGS.mode),
-                           (FLAGS.batch_size == 'auto', '--batch_size=auto')):
-            if has:
-                return ('--stages=%s times steps of training on one machine, before the run, and '
-                        '%s does not go with that: give --stages=auto' % (FLAGS.stages, other))
     if FLAGS.batch_size == 'auto' and without_steps:
         return '--batch_size=auto runs steps of training, and %s does not train: give a number' % (
             without_steps)

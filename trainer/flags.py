@@ -29,7 +29,7 @@ GROUPS = collections.OrderedDict([
     ('Data', ['dataset', 'data_dir', 'num_classes', 'background_class', 'augment', 'augment_shift',
               'convert_colors', 'remainder', 'skip_bad', 'diagnose_seconds']),
     ('Towers', ['num_towers', 'devices', 'batch_size', 'accumulate', 'recompute', 'micro_batches',
-                'schedule', 'stages', 'reduction', 'variable_device', 'all_reduce',
+                'schedule', 'reduction', 'variable_device', 'all_reduce',
                 'shares', 'copies', 'update_ops', 'batch_norm', 'precision', 'loss_scale', 'xla']),
     ('Memory and threads', ['memory_limit', 'memory_plot', 'memory_fraction', 'allow_growth',
                             'intra_op_threads', 'inter_op_threads']),
@@ -126,9 +126,6 @@ flags.DEFINE_integer('micro_batches', 1, 'micro-batches that go through the stag
                      lower_bound=1, upper_bound=MOST_TOWERS)
 flags.DEFINE_enum('schedule', 'one_forward_one_backward',
                   ['one_forward_one_backward', 'all_forward'], 'of the micro-batches in a stage')
-flags.DEFINE_enum('stages', 'auto', ['auto', 'time', 'both'], 'how the network is cut into as many '
-                  "stages as a tower has devices: 'auto' of as much memory each; 'time' of as much "
-                  "time each, measured in some steps before the first run; 'both'")
 flags.DEFINE_enum('reduction', 'sum', ['sum', 'mean'], "gradient applied: the towers' sum, or that "
                   'of the mean loss of the whole batch')
 flags.DEFINE_string('variable_device', '', "where variables live: a device, 'balanced', "

@@ -34,8 +34,7 @@ class Setup(collections.namedtuple('Setup', [
       batch_size: examples a step on this machine, over all of its towers; or `'auto'`, to be
         replaced before anything is built.
       variable_device: as `VariablePlacement` takes a device; or `'auto'`, likewise.
-      stages: as for `build_towers`; None without towers of several devices; while --stages=time or
-        both is not measured, `'auto'`.
+      stages: as for `build_towers`; None without towers of several devices.
     """
     __slots__ = ()
 

@@ -13,11 +13,8 @@ from towers.placement.devices import short_name
 from towers.safe_files import read_json, written_whole
 
 CHOICE = 'variable_device.json'
-TIMES = 'operation_times.json'
 
 _CHOICE_FORM = {'variable_device': str, 'devices': [str], 'reason': str, 'timings': list}
-_TIMES_FORM = {'about': dict, 'times': dict.fromkeys(towers.OperationTimes._fields,
-                                                     {str: (int, float)})}
 
 
 def recorded_choice(directory, devices, choose):
@@ -49,32 +46,6 @@ def recorded_choice(directory, devices, choose):
                       'reason': choice.reason, 'timings': [timing._asdict() for timing
                                                            in choice.timings]})
     return choice.variable_device, str(choice)
-
-
-def recorded_times(directory, about, measure):
-    """The `OperationTimes` of the run in a directory: those that it began with, else new ones.
-
-    Args:
-      directory: of the checkpoints; made if need be, and held while this runs.
-      about: dict of what the times depend on; where the record has another, it is made anew.
-      measure: called without arguments where there is nothing to go by; returns `OperationTimes`.
-
-    Returns:
-      `(OperationTimes, text)`: text is to be shown.
-
-    Raises:
-      RunLockedError, CheckpointError, LogFileError: as for `recorded_choice`.
-    """
-    path = os.path.join(directory, TIMES)
-    with towers.hold_directory(directory):
-        record = read_json(path, _TIMES_FORM, 'delete it to measure anew')
-        if record is not None and record['about'] == about:
-            times = towers.OperationTimes(**record['times'])
-            text = 'as this run began, see %s' % path
-        else:
-            times, text = measure(), 'measured now'
-            _write(path, {'about': about, 'times': times._asdict()})
-    return times, 'times of operations: %.1f ms a step, %s' % (1e3 * times.seconds, text)
 
 
 def _write(path, record):

@@ -19,7 +19,7 @@ RESUMING = collections.OrderedDict([
             'memory_limit', 'memory_plot', 'memory_fraction', 'allow_growth', 'intra_op_threads',
             'inter_op_threads', 'worker_hosts', 'ps_hosts', 'job_name', 'task_index',
             'start_timeout', 'dead_after']),
-    (HARMLESS, ['copies', 'recompute', 'schedule', 'stages', 'train_steps', 'train_epochs',
+    (HARMLESS, ['copies', 'recompute', 'schedule', 'train_steps', 'train_epochs',
                 'stop_at_accuracy', 'stop_after', 'eval_steps',
                 'save_steps', 'keep', 'keep_best', 'check_numerics', 'log_every', 'summary_steps']),
     (CHANGES, ['augment', 'convert_colors', 'remainder', 'weight_decay', 'batch_norm_decay',

@@ -3,35 +3,29 @@
 They read the data: whatever runs a step does so within `trying`, which sees to bad examples.
 """
 
-import tensorflow.compat.v1 as tf
-
 from datasets.epochs import Epochs
 import towers
 from towers.memory.report import count_on_cpus
-from towers.placement.tower_device import stages_of
 from towers.run.choose_placement import Trial
 from trainer import diagnosis
 from trainer.bad_examples import leave_out_first_bad, trying
 from trainer.flags import FLAGS, MOST_EXAMPLES, train_dir
 from trainer.job import build_job, parts_of_batch
-from trainer.records import recorded_choice, recorded_times
+from trainer.records import recorded_choice
 from trainer.resources import memory_limit, session_config
 from trainer.run_settings import recorded_setting
 
 
 def choose_placement(setup, position):
-    """`setup` with the placement of variables and the stages that --variable_device=auto and
-    --stages ask for.
+    """`setup` with the placement of variables that --variable_device=auto asks for.
 
     Args:
       setup: `Setup`.
       position: `Position` that the run goes on from.
     """
-    if FLAGS.plan_only:  # which runs no step
+    if FLAGS.plan_only or setup.variable_device != 'auto':  # the plan runs no step
         return setup
-    if setup.variable_device == 'auto':
-        setup = setup._replace(variable_device=choose_variable_device(setup, position))
-    return setup._replace(stages=choose_stages(setup, position))
+    return setup._replace(variable_device=choose_variable_device(setup, position))
 
 
 def choose_variable_device(setup, position):
@@ -54,33 +48,6 @@ def choose_variable_device(setup, position):
             build, towers.placement_candidates(devices))))
     print(text, flush=True)
     return chosen
-
-
-def choose_stages(setup, position):
-    """`AutoStages` for --stages=time and both, with times as recorded in --train_dir, else measured
-    now, in stages that are cut by memory. Prints which. The stages of `setup` for anything else.
-
-    Args:
-      setup: `Setup`.
-      position: `Position` that the run goes on from.
-    """
-    devices = towers.resolve_devices(FLAGS.devices or FLAGS.num_towers)
-    names = [name for each in devices for name in stages_of(each)]
-    if FLAGS.stages not in ('time', 'both') or len(names) == len(devices):
-        return setup.stages
-
-    def measure(say):
-        with tf.Graph().as_default():
-            job = _built(setup, position, with_evaluation=False)
-            config = session_config(job.built)
-            config.inter_op_parallelism_threads = 1
-            return towers.operation_times(job.built, start=[job.iterator.initializer],
-                                          config=config)
-    times, text = recorded_times(train_dir(), dict(
-        model=FLAGS.model, image_size=FLAGS.image_size, batch_size=setup.batch_size,
-        devices=names), lambda: trying(setup.dataset, setup.batch_size, measure))
-    print(text, flush=True)
-    return towers.AutoStages(FLAGS.stages, times)
 
 
 def show_memory(setup):

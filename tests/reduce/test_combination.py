@@ -265,7 +265,7 @@ def test_a_gradient_that_is_no_tensor(gradient):
 @pytest.mark.parametrize('names', [
     ('net/tower_0/w', 'net/tower_1/w'), ('first/w', 'second/w'), ('Variable', 'Variable_2')])
 def test_towers_that_share_no_variable(names):
-    own = [[variable(name, [2]), variable(name + '_bias', [1])] for name in names]
+    own = [[variable(name, [2]), variable(name + '_0', [1])] for name in names]
     everyones = variable('unused', [2])
     gradients = [[(dense([1.] * v.shape.as_list()[0], tower), v) for v in own[tower]]
                  + [(None, everyones)] for tower in range(2)]

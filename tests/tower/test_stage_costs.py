@@ -73,12 +73,10 @@ def test_pieces(gradients, held, waiting, transient):
         one = tf.tanh(tf.placeholder(tf.float32, [2, 6], name='x'), name='one')
         tf.concat([one, tf.zeros([2, 4])], 1, name='two')
     mine = [op for op in made.operations if op.type != 'Placeholder']
-    pieces, ends = pieces_of(mine, 2, {'one': 7}, {'two': [(100, 400)]},
-                             lambda op: {'one': 1., 'two': 2.}.get(op.name, 0), gradients)
+    pieces, ends = pieces_of(mine, 2, {'one': 7}, {'two': [(100, 400)]}, gradients)
     assert [mine[end].name for end in ends] == ['one', 'two']
     assert [each.held for each in pieces] == held
     assert [each.gradients for each in pieces] == waiting
     assert [each.transient for each in pieces] == transient
     assert [each.kept for each in pieces] == [7, 0]
-    assert [each.seconds for each in pieces] == [1, 2]
     assert [each.crossing for each in pieces] == [48, 0]

@@ -178,92 +178,10 @@ def test_a_tied_embedding_and_averages_of_weights():
         np.testing.assert_allclose(found[name], one[name], rtol=0, atol=1e-12, err_msg=name)
 
 
-def products_of(shares):
-    """The numbers of the layers' products on each device, for the model's first eight layers."""
-    devices = [op.device for op in tf.get_default_graph().get_operations()
-               if op.type == 'MatMul' and op.name.startswith('MatMul')]
-    assert len(devices) == 8 and devices == sorted(devices)
-    return [devices.count(device) for device in CPUS[:shares]]
-
-
-def layers(seconds):
-    """`OperationTimes` of eight layers; a layer's product has its name from its number."""
-    return towers.OperationTimes({'MatMul' + ('_%d' % number if number else ''): each
-                                  for number, each in enumerate(seconds)}, {})
-
-
-@pytest.mark.slow
-def test_both_are_balanced():
-    """With times the plan shows both; 5 of 8 layers and 7 of 12 seconds are least for 'both'."""
-    built = build(
-        [CPUS[:2]],
-        pipeline=towers.Pipeline(stages=towers.AutoStages('both', layers([1.] * 6 + [3.] * 2))))
-    assert built.plan.stages.count('% of the time') == 2
-    assert products_of(2) == [5, 3]
-
-
-def test_a_time_of_a_variables_update_is_where_it_is_read_first():
-    times = layers([1.] * 8)._replace(variables={'w7': 4.})
-    build([CPUS[:2]], pipeline=towers.Pipeline(stages=towers.AutoStages('time', times)))
-    assert products_of(2) == [6, 2]
-
-
-def test_times_of_another_model():
-    with pytest.raises(towers.InvalidArgumentError, match='for 0% of the measured time; it knows '
-                       'no conv1. Measure the times of this model'):
-        build([CPUS[:2]],
-              pipeline=towers.Pipeline(
-                  stages=towers.AutoStages('time', towers.OperationTimes({'conv1': 1.}, {}))))
-
-
-@pytest.mark.parametrize('given, text', [
-    (('time',), "AutoStages\\('time'\\) needs times="), (('fast',), "balance='fast'"),
-    (('both', {'MatMul': 1.}), 'what operation_times returned')])
-def test_what_cannot_be_balanced(given, text):
-    with pytest.raises(towers.InvalidArgumentError, match=text):
-        towers.AutoStages(*given)
-
-
-@pytest.mark.parametrize('operations, variables, text', [
-    ({'a': float('nan')}, {}, r"times.operations\['a'\]=nan: expected seconds"),
-    ({'a': 1., 'b': -1.}, {}, r"times.operations\['b'\]=-1.0: expected seconds"),
-    ({'a': 1.}, {'w': float('inf')}, r"times.variables\['w'\]=inf: expected seconds"),
-    ({1: 1.}, {}, 'expected the name of an operation'),
-    ({'a': 1.}, None, 'times.variables=None of type NoneType: expected a dict'),
-    ([1.], {}, 'times.operations=')])
-def test_times_that_are_none(operations, variables, text):
-    with pytest.raises(towers.InvalidArgumentError, match=text):
-        towers.AutoStages('time', towers.OperationTimes(operations, variables))
-
-
-def test_no_time_at_all():
-    with pytest.raises(towers.InvalidArgumentError, match='times of all operations are 0'):
-        build([CPUS[:2]], pipeline=towers.Pipeline(stages=towers.AutoStages(
-            'time', towers.OperationTimes({'MatMul': 0.}, {}))))
-
-
-@pytest.mark.slow
-def test_stages_of_equal_times_and_an_evaluation_cut_where_the_variables_are():
-    """Six layers take a second each, two take three. The evaluation's own costs would cut it
-    elsewhere: nothing is kept, and nothing is trained."""
-    built = build(
-        [CPUS[:2]],
-        pipeline=towers.Pipeline(stages=towers.AutoStages('time', layers([1.] * 6 + [3.] * 2))))
-    assert products_of(2) == [6, 2]
-    assert '/cpu:0 50% of the time, ' in built.plan.stages, built.plan.stages
-    assert '/cpu:1 50% of the time, ' in built.plan.stages
-    assert built.plan.stages.count('% of the memory') == 2
-    before = {variable.op.name: variable.device for variable in built.variables}
-    evaluated = towers.build_towers(model,
-                                    tf.constant(X),
-                                    None,
-                                    towers.resolve_devices([CPUS[:2]], allow_repeated=True),
-                                    reuse=built,
-                                    pipeline=towers.Pipeline(stages='auto'))
-    assert {variable.op.name: variable.device for variable in built.variables} == before
-    products = [op.device for op in tf.get_default_graph().get_operations()
-                if op.type == 'MatMul' and op.name in evaluated.towers[0].forward]
-    assert products == [CPUS[0]] * 6 + [CPUS[1]] * 2, evaluated.plan.stages
+@pytest.mark.parametrize('given', [2, 'time', ['stem', 'head']])
+def test_stages_that_are_not_cut_by_themselves(given):
+    with pytest.raises(towers.InvalidArgumentError, match="expected 'auto', for as many as"):
+        towers.Pipeline(stages=given)
 
 
 def test_an_initial_value_that_reads_another_variable():

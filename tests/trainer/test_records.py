@@ -10,7 +10,7 @@ import towers
 from towers.errors import CheckpointError, LogFileError, RunLockedError
 from towers.run.choose_placement import PlacementChoice, Timing
 from towers.run.run_lock import hold_directory
-from trainer.records import recorded_choice, recorded_times
+from trainer.records import recorded_choice
 
 CPUS = ('/device:CPU:0', '/device:CPU:1')
 
@@ -74,17 +74,3 @@ def test_a_record_that_cannot_be_written(tmp_path):
         return chosen('balanced')()
     with pytest.raises(LogFileError, match='variable_device.json cannot be written: No such file'):
         recorded_choice(str(tmp_path), CPUS, chosen_while_it_goes)
-
-
-def test_a_run_goes_on_with_the_times_that_it_began_with(tmp_path):
-    first, second = (towers.OperationTimes({'a': seconds}, {'w': .5}) for seconds in (1.5, 2.5))
-    times, text = recorded_times(str(tmp_path), {'batch_size': 4}, lambda: first)
-    assert times == first and text == 'times of operations: 2000.0 ms a step, measured now'
-    times, text = recorded_times(str(tmp_path), {'batch_size': 4}, lambda: second)
-    assert times == first and 'as this run began' in text
-    assert recorded_times(str(tmp_path), {'batch_size': 8}, lambda: second)[0] == second
-    for wrong in ('{', '[]', '{"about": {}, "times": {"operations": {}}}',
-                  '{"about": {}, "times": {"operations": {"a": "b"}, "variables": {}}}'):
-        (tmp_path / 'operation_times.json').write_text(wrong)
-        with pytest.raises(towers.CheckpointError, match='delete it to measure anew'):
-            recorded_times(str(tmp_path), {}, lambda: second)

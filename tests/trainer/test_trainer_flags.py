@@ -83,10 +83,6 @@ def refusal(capsys, *argv):
     ('--mode=diagnose --plan_only', '--mode=diagnose makes no plan: leave out --plan_only'),
     ('--plan_only --export_dir=a', '--plan_only runs nothing, so there is nothing for --export_dir '
      'to write'),
-    ('--stages=time --plan_only', '--stages=time times steps of training on one machine, before '
-     'the run, and --plan_only does not go with that: give --stages=auto'),
-    ('--stages=both --batch_size=auto', '--stages=both times steps of training on one machine, '
-     'before the run, and --batch_size=auto does not go with that: give --stages=auto'),
     ('--variable_device=auto --batch_size=auto', '--variable_device=auto times steps of a batch, '
      'and --batch_size=auto finds the batch that fits with the variables in their place: give one '
      'of the two'),

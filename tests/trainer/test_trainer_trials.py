@@ -24,7 +24,6 @@ def parsed(monkeypatch, tmp_path):
 
 STEPS = {  # what runs the steps of each
     'choose_batch_size': (towers, 'fit_batch_size'),
-    'choose_stages': (towers, 'operation_times'),
     'choose_variable_device': (towers, 'choose_variable_device'),
     'diagnose': (diagnosis, 'diagnose'),
     'show_memory': (towers, 'memory_report')}
@@ -35,7 +34,7 @@ def test_all_trials_see_to_bad_examples(monkeypatch):
     assert sorted(STEPS) == sorted(
         name for name, value in vars(trials).items() if not name.startswith('_')
         and inspect.isfunction(value) and value.__module__ == trials.__name__
-        and name != 'choose_placement')  # which calls two of them
+        and name != 'choose_placement')  # which calls one of them
     within, runs = [], []
 
     def trying(dataset, batch_size, trial, keep=False):
@@ -51,7 +50,7 @@ def test_all_trials_see_to_bad_examples(monkeypatch):
         types.SimpleNamespace(built=None, iterator=types.SimpleNamespace(initializer=None))))
     monkeypatch.setattr(trials, 'session_config', lambda built: types.SimpleNamespace())
     setup = SETUP._replace(batch_size=4)
-    with flagsaver.flagsaver(devices='cpu:0+cpu:1', stages='time'):
+    with flagsaver.flagsaver(devices='cpu:0+cpu:1'):
         for name, (module, function) in STEPS.items():
             monkeypatch.setattr(module, function, steps)
             del within[:], runs[:]

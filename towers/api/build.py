@@ -145,8 +145,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         variables=recorded.variables, slots=update.slots + list(tower_set.slots),
         towers=tower_set.towers, global_step=global_step, devices=request.devices,
         placement=request.placement, direct_variables=tuple(recorded.direct),
-        plan=describe(tower_set, shards, request, update, combined,
-                      len(collections_before.updates)),
+        plan=describe(tower_set, shards, request, update, len(collections_before.updates)),
         replicas=request.replicas, precision=request.numerics.precision,
         scaled_losses=update.scaled_losses, xla=request.numerics.xla,
         variable_scope=request.full_scope_name, machines=machines,
@@ -231,12 +230,11 @@ def merge_outputs(tower_set, request, shards):
                                                    first), merged)
 
 
-CombinedTowers = collections.namedtuple('CombinedTowers', 'gradients joined on_towers')
+CombinedTowers = collections.namedtuple('CombinedTowers', 'gradients on_towers')
 """One gradient a variable.
 
 Fields:
   gradients: list of `(gradient, variable)`; empty without an optimizer.
-  joined: the variables whose gradient is one product for all towers, see `sufficient_factors`.
   on_towers: for replicated variables, their gradients on each tower, see `all_reduce`; or None.
 """
 
@@ -247,7 +245,7 @@ def combine_towers(tower_set, request):
     With several losses, a dict of `CombinedTowers` by name.
     """
     if not request.objectives:
-        return CombinedTowers([], [], None)
+        return CombinedTowers([], None)
     towers, late = tower_set.towers, tower_set.late.gradients
     gradients = [tower.gradients for tower in towers]
     if request.schedule is not None:
@@ -260,10 +258,10 @@ def combine_towers(tower_set, request):
         with tf.name_scope('combine_gradients'), of_loss(objective.name):
             if request.replicas is None:
                 check_no_replicas(tower_set.gradients.trainable)
-                return CombinedTowers(*combine(of_towers), on_towers=None)
+                return CombinedTowers(combine(of_towers), None)
             summed, on_towers = all_reduce(request.placement.all_reduce, of_towers, (),
                                            request.devices)
-            return CombinedTowers(summed, [], on_towers)
+            return CombinedTowers(summed, on_towers)
     return request.objectives.shaped(combined(each) for each in request.objectives)
 
 

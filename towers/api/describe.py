@@ -14,11 +14,11 @@ from towers.graph.variable_access import metric_variables
 from towers.placement.devices import describe_config, session_config, short_name
 from towers.placement.xla import describe as describe_xla
 from towers.tower.losses import whole_batch_line
-from towers.tower.objectives import GradientsOfModel, all_pairs, flat
+from towers.tower.objectives import GradientsOfModel, all_pairs
 from towers.tower.write_order import updates_that_write
 
 
-def describe(tower_set, shards, request, update, combined, num_before):
+def describe(tower_set, shards, request, update, num_before):
     """The `Plan` of what `build_towers` has just built.
 
     Args:
@@ -26,7 +26,6 @@ def describe(tower_set, shards, request, update, combined, num_before):
       shards: `CutBatch`.
       request: `Request`.
       update: `Update`.
-      combined: `CombinedTowers`, or a dict of them by loss.
       num_before: how many `UPDATE_OPS` from before the towers ride on the train op.
     """
     trains, towers = bool(request.objectives), tower_set.towers
@@ -42,7 +41,6 @@ def describe(tower_set, shards, request, update, combined, num_before):
         global_step='counted here, since the optimizer leaves it to its caller: do not add to it'
         if update.counts else None,
         loss_scale=None if request.loss_scale is None else request.loss_scale.describe(),
-        combination=_combination([each for part in flat(combined) for each in part.joined]),
         recomputation=_recomputation(tower_set.recomputed, request.recompute),
         regularization=tower_set.losses.description,
         batch_norm=_batch_norm(tower_set, request, num_before) if trains else None,
@@ -202,15 +200,6 @@ def _learning_rate(optimizer, request, num_towers):
     if kind in _IGNORES_SCALE:
         return '%s; %s steps on a sum (nearly) as on the mean' % (text, kind)
     return '%s; applied to a sum of %d' % (text, num_towers)
-
-
-def _combination(joined):
-    """The plan's line about gradients that `sufficient_factors` joins; None where it joins none."""
-    if not joined:
-        return None
-    size = sum(v.get_shape().num_elements() * v.dtype.base_dtype.size for v in joined)
-    return ("%d dense layer%s by one product of the towers' factors, which spares %.1f MB a tower"
-            % (len(joined), '' if len(joined) == 1 else 's', size / 1e6))
 
 
 def _recomputation(recomputed, asked):

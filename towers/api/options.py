@@ -17,7 +17,6 @@ from towers.placement.variable_device import BALANCED, BY_STAGE, REPLICATED
 from towers.reduce.all_reduce import METHODS
 from towers.reduce.loss_scale import LossScale
 from towers.reduce.pipeline import SCHEDULES
-from towers.tower.auto_stages import checked_stages
 from towers.tower.objectives import Objectives
 
 
@@ -94,17 +93,20 @@ class Pipeline(collections.namedtuple('Pipeline', 'micro_batches schedule stages
       schedule: of the micro-batches: `'one_forward_one_backward'`, or `'all_forward'`, see
         `stage_order`.
       stages: `'auto'`: the first tower's graph is cut into as many stages as a tower has devices,
-        each with about the same memory; `AutoStages`: the same, with as much time each, say; see
-        `cut_into_stages`. None: by the model's own `stage`s.
+        each with about the same memory, see `cut_into_stages`. None: by the model's own `stage`s.
     """
     __slots__ = ()
 
     def __new__(cls, micro_batches: int = 1, schedule: str = 'one_forward_one_backward',
-                stages: typing.Any = None):
+                stages: typing.Optional[str] = None):
         check_count('micro_batches', micro_batches)
         check_choice('schedule', schedule, SCHEDULES)
-        return super(Pipeline, cls).__new__(cls, int(micro_batches), schedule,
-                                            checked_stages(stages))
+        if stages is not None and not (isinstance(stages, str) and stages == 'auto'):
+            raise InvalidArgumentError(
+                "stages=%.80r: expected 'auto', for as many as a tower has devices, or None. Where "
+                'they are cut by hand, the model function says, by towers.stage(number).' % (
+                    stages,))
+        return super(Pipeline, cls).__new__(cls, int(micro_batches), schedule, stages)
 
 
 class Numerics(collections.namedtuple('Numerics', [

@@ -18,8 +18,8 @@ class Plan(collections.namedtuple('Plan', [
         'towers', 'batch_size', 'remainder', 'shares', 'reduction', 'gradient', 'optimizer',
         'global_step', 'learning_rate', 'variable_device', 'num_variables', 'num_trainable',
         'parameters', 'parameter_bytes', 'shared_by_order', 'whole_batch', 'regularization',
-        'batch_norm', 'without_gradient', 'how_built', 'combination', 'stages', 'accumulation',
-        'recomputation', 'precision', 'loss_scale', 'xla', 'owners', 'own_state',
+        'batch_norm', 'without_gradient', 'how_built', 'stages', 'accumulation', 'recomputation',
+        'precision', 'loss_scale', 'xla', 'owners', 'own_state',
         'initial_of_first', 'inline_updates', 'session', 'all_towers', 'cluster',
         'cluster_warning'])):
     """What `build_towers` built, in words; `print(plan)` fits a screen.
@@ -45,7 +45,6 @@ class Plan(collections.namedtuple('Plan', [
       batch_norm: one line; None without an optimizer.
       without_gradient: names of trainable variables that no tower has a gradient of.
       how_built: one line: calls of the model function, and copies.
-      combination: one line about gradients that are not simply added up, or None.
       stages: one line about a model on several devices a tower, or None.
       accumulation: one line about the micro-batches of each tower, or None.
       recomputation: one line about operations that the backward pass recomputes, or None.
@@ -112,7 +111,6 @@ class Plan(collections.namedtuple('Plan', [
             ('optimizer', self.optimizer),
             ('global step', self.global_step),
             ('reduction', self.gradient),
-            ('combination', self.combination),
             ('stages', self.stages),
             ('accumulation', self.accumulation),
             ('recomputation', self.recomputation),

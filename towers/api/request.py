@@ -321,8 +321,7 @@ def _cutting(stages, placement, devices, schedule, micro_batches, objectives, wa
     slots = max([number_of_slots(each.optimizer) for each in objectives], default=None)
     waits = waits or any(each.transform_gradients is not None for each in objectives)
     gradients = 'add up' if micro_batches > 1 else 'wait' if waits else 'apply'
-    return Cutting(stages.balance, stages.times, copies, gradients, bool(objectives),
-                   slots if placement.by_stage else None)
+    return Cutting(copies, gradients, bool(objectives), slots if placement.by_stage else None)
 
 
 def _no_batch_values(accumulate, cluster, batch_norm):

@@ -288,7 +288,7 @@ class OptimizerCalls(GradientsOfModel):
         if any(gradient is not None for pairs in others for gradient, _ in pairs):
             with tf.name_scope('combine_gradients'):
                 own = {variable.op.name: gradient
-                       for gradient, variable in combine(others).gradients}
+                       for gradient, variable in combine(others)}
         else:
             own = {}
         listed = collections.OrderedDict(

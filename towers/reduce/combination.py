@@ -1,6 +1,5 @@
 """One gradient per variable from those of all towers."""
 
-import collections
 import re
 import typing
 
@@ -10,16 +9,6 @@ from towers.arguments import check_graph_mode
 from towers.errors import GradientError
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once, parts_of_lookups
-from towers.reduce.sufficient_factors import join_products, products_of
-
-Combined = collections.namedtuple('Combined', 'gradients joined')
-"""What `combine` returns.
-
-Fields:
-  gradients: list of `(gradient, variable)`, as `combine_gradients` returns them.
-  joined: list of the variables whose gradient is one product for all towers, see
-    `sufficient_factors`.
-"""
 
 
 def combine_gradients(tower_gradients: typing.Sequence) -> list:
@@ -31,10 +20,9 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
     added, and never stacked: a stack would write and read each of them once more. `IndexedSlices`
     are concatenated, rows with their values, and stay sparse; the gradient of a lookup that takes
     each id once (`embedding_lookup_sparse`) has each row once, as on one device. Where one tower's
-    gradient is sparse and another's is dense, the sum is dense. Gradients of large dense layers
-    with few examples a tower are not added up but made once for all towers, the same but for
-    rounding, see `sufficient_factors`. Where only some towers have a gradient of a variable, their
-    gradients are summed; a variable without a gradient in any tower is left out.
+    gradient is sparse and another's is dense, the sum is dense. Where only some towers have a
+    gradient of a variable, their gradients are summed; a variable without a gradient in any tower
+    is left out.
 
     Args:
       tower_gradients: list, one entry a tower (K), of lists of `(gradient, variable)` as
@@ -57,36 +45,19 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
         tower_gradients = [list(_listed(pairs, tower)) for tower, pairs in
                            enumerate(tower_gradients)]
     _check_shared(align(tower_gradients), len(tower_gradients))
-    return combine(tower_gradients).gradients
+    return combine(tower_gradients)
 
 
-def combine(tower_gradients, others=()):
-    """As `combine_gradients`, with further gradients, and the variables whose products were joined.
-
-    Args:
-      tower_gradients: as for `combine_gradients`.
-      others: list of further lists of pairs that belong to no tower, such as the regularization's:
-        added, and never joined.
-
-    Returns:
-      `Combined`.
+def combine(tower_gradients):
+    """`combine_gradients` for lists that may belong to no tower, such as the regularization's.
 
     Raises:
       GradientError: as `combine_gradients`.
     """
-    combined = Combined([], [])
-    for variable, present in align(list(tower_gradients) + list(others) if others
-                                   else tower_gradients):
-        gradients = [gradient for _, gradient in present]
-        products = products_of([gradient for place, gradient in present
-                                if place < len(tower_gradients)], variable)
+    combined = []
+    for variable, present in align(tower_gradients):
         with only_device(variable.device or None):
-            if products:
-                combined.joined.append(variable)
-                gradients = [join_products(products)] + [
-                    gradient for gradient in gradients
-                    if not any(gradient is product.gradient for product in products)]
-            combined.gradients.append((add_up(gradients, variable), variable))
+            combined.append((add_up([gradient for _, gradient in present], variable), variable))
     return combined
 
 
@@ -146,42 +117,24 @@ def dense(gradient, variable):
 
 
 def _check_shared(aligned, num_towers):
-    """Raises where towers share no variable, and their variables are the same but for the names."""
-    own = [{} for _ in range(num_towers)]
+    """Raises where towers share no variable, and their variables end alike, as `t0/w` and `t1/w`.
+    """
+    own = [[] for _ in range(num_towers)]
     for variable, present in aligned:
         if len(present) > 1:
             return
-        own[present[0][0]][variable.op.name] = variable
+        own[present[0][0]].append(variable)
     own = [(tower, variables) for tower, variables in enumerate(own) if variables]
-    if len(own) < 2:
-        return
-    for without in _WITHOUT_TOWER:
-        kinds = [sorted((without(name), str(variable.dtype.base_dtype), str(variable.get_shape()))
-                        for name, variable in variables.items()) for _, variables in own]
-        if all(kind == kinds[0] for kind in kinds):
-            break
-    else:
+    kinds = [sorted((re.sub(r'_?\d+', '', each.op.name.split('/')[-1]), str(each.get_shape()))
+                    for each in variables) for _, variables in own]
+    if len(own) < 2 or any(kind != kinds[0] for kind in kinds):
         return
     (first, ones), (second, others) = own[:2]
-    one = next(iter(ones))
-    other = next(name for name in others if without(name) == without(one))
     raise GradientError(
         'tower %d has gradients of %r and tower %d of %r, and no variable has one in both: each '
         'tower trains a model of its own. Make the variables with tf.get_variable under the same '
         'names in every tower, with reuse from the second one on, or let build_towers share them.'
-        % (first, one, second, other))
-
-
-def _without_element(position):
-    def without(name):
-        elements = name.split('/')
-        return elements[:position] + elements[position + 1:] if len(elements) > 1 else elements
-    return without
-
-
-_DEPTH = 4  # the tower's part is among so many first elements of a name
-_WITHOUT_TOWER = [lambda name: re.sub(r'_?\d+', '', name)] + [
-    _without_element(position) for position in range(_DEPTH)]
+        % (first, ones[0].op.name, second, others[0].op.name))
 
 
 def _listed(pairs, tower):

@@ -113,7 +113,7 @@ def crossing_bytes(operations):
     return list(itertools.accumulate(change[:-1]))
 
 
-def pieces_of(mine, least, kept, variables_of, seconds_of, gradients):
+def pieces_of(mine, least, kept, variables_of, gradients):
     """The pieces that a line of operations may be cut into, with what they cost.
 
     Each has something to compute. Loops and branches of control flow v1 stay in one piece.
@@ -123,7 +123,6 @@ def pieces_of(mine, least, kept, variables_of, seconds_of, gradients):
       least: how many pieces there should be.
       kept: as `kept_bytes` returns; {} where there is no backward pass.
       variables_of: {operation's name: list of `variable_bytes` of those that it reads first}.
-      seconds_of: function from an operation to its seconds.
       gradients: one of `GRADIENTS`.
 
     Returns:
@@ -143,7 +142,7 @@ def pieces_of(mine, least, kept, variables_of, seconds_of, gradients):
             held += sum(sizes) * (gradients == 'add up')
         pieces.append(Piece(
             held, sum(kept.get(one.name, 0) for one in own), sum(sizes) * (gradients == 'wait'),
-            transient, sum(map(seconds_of, own)), crossing[place]))
+            transient, crossing[place]))
         begin = place + 1
     return pieces, ends
 

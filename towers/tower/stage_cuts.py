@@ -3,33 +3,30 @@
 import collections
 
 from towers import compat
-from towers.errors import InvalidArgumentError
 from towers.graph.colocation import group_of, is_free, names_beside
 from towers.graph.op_types import HAND_ON, VARIABLE_OPS
 from towers.graph.variable_access import read_from
 from towers.placement.devices import short_name
 from towers.placement.function_devices import MovedFunctions
 from towers.placement.tower_device import StageDevice, TowerDevice, stages_of
-from towers.tower.balanced_partition import StageCost, check_enough, cut_between, cut_evenly
+from towers.tower.balanced_partition import StageCost, check_enough, cut_evenly
 from towers.tower.stage_costs import kept_bytes, pieces_of, variable_bytes
 
-StageCuts = collections.namedtuple('StageCuts', 'memory times crossing names')
+StageCuts = collections.namedtuple('StageCuts', 'memory crossing names')
 """How a forward pass was cut.
 
 Fields:
   memory: for each stage, its part of the sum of the bytes that all stages have at their worst
     moments, an estimate.
-  times: for each stage, its part of the measured time; None where none was measured.
   crossing: for each cut, bytes of the tensors that later stages take from earlier ones; where the
     batch is not static, for 16 examples.
   names: for each cut, the last operation before it.
 """
 
-Cutting = collections.namedtuple('Cutting', 'balance times copies gradients trains slots')
+Cutting = collections.namedtuple('Cutting', 'copies gradients trains slots')
 """How to cut.
 
 Fields:
-  balance, times: as of `AutoStages`.
   copies: for each stage, micro-batches whose activations it keeps at the same time.
   gradients: one of `GRADIENTS`.
   trains: whether there is a backward pass.
@@ -39,21 +36,17 @@ Fields:
 
 def describe(cuts, device):
     """One line for the plan."""
-    shares = ['%s%.0f%%%s' % ('' if cuts.times is None else '%.0f%% of the time, ' % (
-        100 * cuts.times[number]), 100 * share, '' if cuts.times is None else ' of the memory')
-              for number, share in enumerate(cuts.memory)]
-    names = [short_name(name) for name in stages_of(device)]
-    text = '%s %s' % (names[0], shares[0])
-    for name, share, size, operation in zip(names[1:], shares[1:], cuts.crossing, cuts.names):
-        text += ', after %s (%.1f MB cross) %s %s' % (operation, size / 1e6, name, share)
-    return text
+    (first, *names), (share, *shares) = [short_name(name) for name in stages_of(device)], [
+        '%.0f%%' % (100 * share) for share in cuts.memory]
+    return '%s %s' % (first, share) + ''.join(
+        ', after %s (%.1f MB cross) %s %s' % (operation, size / 1e6, name, share)
+        for name, share, size, operation in zip(names, shares, cuts.crossing, cuts.names))
 
 
 def cut_into_stages(operations, variables, owned, device, movable, cutting):
     """Puts the operations of a forward pass, made for one device, on the devices of their tower.
 
-    The operations are cut in the order in which they were made, see `cut_evenly`. Where no variable
-    may be moved and all are on stages already, the cuts are between those that they are on.
+    The operations are cut in the order in which they were made, see `cut_evenly`.
 
     Args:
       operations: the operations of the model function's call, in order.
@@ -68,51 +61,38 @@ def cut_into_stages(operations, variables, owned, device, movable, cutting):
 
     Raises:
       ModelFunctionError: there are too few operations to cut.
-      InvalidArgumentError: the times are those of another model.
     """
     stages = stages_of(device)
     mine = [op for op in operations if op.name not in owned and _may_move(op, stages)]
     check_enough(len(mine), len(stages))
-    leaders = _leaders(variables)
+    leaders, by_name = _leaders(variables), {each.op.name: each for each in variables}
     first_reader = _first_readers(
         [op for op in operations if op.name not in owned], mine, leaders)
-    by_name = {variable.op.name: variable for variable in variables}
-    beside = collections.defaultdict(list)
+    sizes = collections.defaultdict(list)
     for name, leader in leaders.items():
-        beside[leader].append(by_name[name])
-    read_first = {reader: [each for name in names for each in beside[name]]
-                  for reader, names in first_reader.items()}
-    check_times(cutting.times, operations)
+        sizes[leader].append(variable_bytes(by_name[name], cutting.slots))
     pieces, ends = pieces_of(
         mine, len(stages), _kept(operations, mine, stages[0]) if cutting.trains else {},
-        {reader: [variable_bytes(each, cutting.slots) for each in found]
-         for reader, found in read_first.items()},
-        lambda op: _seconds(cutting.times, op, read_first), cutting.gradients)
+        {reader: [size for name in names for size in sizes[name]]
+         for reader, names in first_reader.items()}, cutting.gradients)
     check_enough(len(pieces), len(stages))
-    cuts = None
-    if variables and not movable:
-        cuts = _as_variables_are(mine, pieces, ends, read_first, stages)
-    if cuts is None:
-        cuts = cut_evenly(pieces, cutting.copies, cutting.balance)
+    cuts = cut_evenly(pieces, cutting.copies)
     bounds = [-1] + [ends[cut] for cut in cuts] + [len(mine) - 1]
     functions = MovedFunctions(mine[0].graph)
     companions = _companions(mine[0].graph) if movable else {}
-    for stage, (before, last) in enumerate(zip(bounds, bounds[1:])):
+    for stage, before, last in zip(stages, bounds, bounds[1:]):
         for op in mine[before + 1:last + 1]:
-            compat.set_device(op, stages[stage])
-            functions.move(op, stages[0], stages[stage])
+            compat.set_device(op, stage)
+            functions.move(op, stages[0], stage)
             for name in first_reader.get(op.name, ()):
                 if name in movable:
-                    _move_variable(functions, companions, name, by_name[name].device,
-                                   stages[stage])
+                    _move_variable(functions, companions, name, by_name[name].device, stage)
     _bring_along(operations, mine, stages[0])
-    costs = [StageCost(copies, pieces[first:last]) for copies, first, last in zip(
+    memory = [StageCost(copies, pieces[first:last]).memory for copies, first, last in zip(
         cutting.copies, [0] + [cut + 1 for cut in cuts], [cut + 1 for cut in cuts] + [None])]
-    return StageCuts(
-        _parts([cost.memory for cost in costs]),
-        None if cutting.times is None else _parts([cost.seconds for cost in costs]),
-        [pieces[cut].crossing for cut in cuts],
-        [mine[ends[cut]].name for cut in cuts])
+    return StageCuts([each / (sum(memory) or 1.) for each in memory],
+                     [pieces[cut].crossing for cut in cuts],
+                     [mine[ends[cut]].name for cut in cuts])
 
 
 def _kept(operations, mine, first):
@@ -125,51 +105,6 @@ def _kept(operations, mine, first):
         elif op.device == first:
             waiting += kept[op.name]
     return kept
-
-
-def _parts(costs):
-    return [cost / (sum(costs) or 1.) for cost in costs]
-
-
-def check_times(times, operations):
-    """Raises `InvalidArgumentError` unless the times are of these operations, by their names."""
-    if times is None:
-        return
-    if not sum(times.operations.values()):
-        raise InvalidArgumentError('stages=AutoStages(…, times): the times of all operations are '
-                                   '0. Measure those of this model, by operation_times.')
-    names = {op.name for op in operations}
-    known = sum(seconds for name, seconds in times.operations.items() if name in names)
-    if known < _LEAST_KNOWN * sum(times.operations.values()):
-        raise InvalidArgumentError(
-            'stages=AutoStages(…, times): the model has operations for %.0f%% of the measured '
-            'time; it knows no %s. Measure the times of this model, by operation_times.' % (
-                100 * known / sum(times.operations.values()),
-                next(name for name in times.operations if name not in names)))
-
-
-_LEAST_KNOWN = .5
-
-
-def _seconds(times, op, read_first):
-    return 0 if times is None else times.operations.get(op.name, 0) + sum(
-        times.variables.get(variable.op.name, 0) for variable in read_first.get(op.name, ()))
-
-
-def _as_variables_are(mine, pieces, ends, read_first, stages):
-    """Cuts between variables that are on the stages already; None where they are on others."""
-    place_of, piece = {}, 0
-    for place, op in enumerate(mine):
-        place_of[op.name] = piece
-        piece += place == ends[min(piece, len(ends) - 1)]
-    found = [set() for _ in pieces]
-    for reader, variables in read_first.items():
-        for variable in variables:
-            if variable.device not in stages:
-                return None
-            found[place_of[reader]].add(stages.index(variable.device))
-    cuts = cut_between(pieces, found)
-    return cuts if cuts is not None and len(cuts) == len(stages) - 1 else None
 
 
 def _may_move(op, stages):
