@@ -139,8 +139,8 @@ def _named_losses(losses, names, where):
                 "such as 'generator'; leave 'loss' out where there is none." % (where, losses))
     if not isinstance(losses, dict) or set(losses) != set(names):
         raise ModelFunctionError(
-            "%s returned the losses %.200s, and the optimizers are for %s: return one loss for each "
-            "optimizer and no other, {'loss': {%s}}." % (
+            "%s returned the losses %.200s, and the optimizers are for %s: return one loss for "
+            "each optimizer and no other, {'loss': {%s}}." % (
                 where, ', '.join(map(repr, losses)) if isinstance(losses, dict) else losses,
                 ', '.join(map(repr, names)), ', '.join('%r: …' % name for name in names)))
     return collections.OrderedDict(
