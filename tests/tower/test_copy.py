@@ -6,7 +6,7 @@ import sample_models as samples
 import tensorflow.compat.v1 as tf
 
 import towers
-from sample_models import SAMPLES, check_against_one_device, linear, mean_squared_error, run, sgd
+from sample_models import SAMPLES, linear, mean_squared_error, run, sgd
 
 slow = pytest.mark.slow
 IS_V2 = tf.version.VERSION > '2'
@@ -86,12 +86,6 @@ def test_tower_0_is_the_program_itself_and_copies_are_under_names_of_their_own(s
             each.name for each in of_first.outputs]
     assert [str(each.shape) for each, _ in built.towers[1].gradients] == [
         str(variable.shape) for variable in built.variables if variable.trainable]
-
-
-def test_each_tower_reads_its_own_shard_and_is_fed_by_it():
-    built = build(samples.slope, np.arange(6.), 3)
-    assert run(built, [tower.loss for tower in built.towers],
-               {built.towers[1].inputs: [100., 100.]}) == [1., 200., 9.]  # mean(2 x)
 
 
 def outputs_of_every_kind(x, y):
@@ -197,39 +191,12 @@ def test_copies_are_one_device_in_numbers(sample, options):
     assert report.equal, str(report)
 
 
-def test_of_fewer_examples_than_towers_the_last_one_is_padded():
-    check_against_one_device(linear, samples.vectors(2), num_towers=3, reduction='mean',
-                             remainder='weight')
-
-
-@slow
-def test_shards_of_a_size_known_when_the_step_runs():
-    x, y = samples.vectors(5)
-    fed = tf.placeholder_with_default(x, [None, 6]), tf.placeholder_with_default(y, [None, 3])
-    built = build(linear, fed, 3, reduction='mean', remainder='weight')
-    ours = samples._train(tf.Session(config=towers.session_config(3)), built.loss,
-                          built.gradients, built.train_op, 2, {}, built)
-    samples.assert_equal_runs(ours, samples.one_device(linear, (x, y), sgd, ours.initial))
-
-
 def test_a_sparse_batch_and_none_in_the_nest():
     x = tf.SparseTensorValue([[i, i % 5] for i in range(6)], np.arange(6) + 1., [6, 5])
     report = towers.check_towers(lambda x, y: mean_squared_error(tf.sparse.sparse_dense_matmul(
         x['sparse'], tf.get_variable('w', [5, 3], tf.float64)), y), (
             {'sparse': x, 'none': None}, np.ones([6, 3])), sgd, steps=1)
     assert report.equal, str(report)
-
-
-def test_it_waits_for_its_own_shard_and_for_what_is_outside(graph):
-    tf.no_op(name='around')
-
-    def model_fn(x):
-        with tf.control_dependencies([graph.get_operation_by_name('around'), x.op]):
-            two = tf.constant(2., tf.float64, name='waits')
-        return tf.reduce_mean(x * two * weight())
-    built = build(model_fn, X)
-    waits_for = graph.get_operation_by_name('tower_1/waits').control_inputs
-    assert {op.name for op in waits_for} == {'around', built.towers[1].inputs.op.name}
 
 
 @CONTROL_FLOW

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 import tf_slim as slim
 
 import towers
-from sample_models import keras, momentum, sgd, switched
+from sample_models import keras, sgd, switched
 
 slow = pytest.mark.slow
 LOCAL = [tf.GraphKeys.LOCAL_VARIABLES]
@@ -258,10 +258,3 @@ def test_state_that_the_step_does_not_write_is_refused():
             'operation Assign.*, which the step does not run, writes state of a tower, and there '
             'are 2 towers: return it in updates, or put it into UPDATE_OPS')):
         towers.build_towers(model_fn, tf.constant(BATCH), sgd(), 2)
-
-
-def test_an_evaluation_goes_on_with_the_same_state():
-    model_fn = goes_on(by_get_variable)
-    built = towers.build_towers(model_fn, tf.constant(BATCH), momentum(), 2)
-    towers.build_towers(model_fn, tf.constant(BATCH), None, 2, reuse=built)
-    assert [v.op.name for v in tf.local_variables()] == ['state', 'state_tower_1']

@@ -1,7 +1,5 @@
 """Optimizers with a `minimize` of their own, which clips, gathers or decays: numbers by hand."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -111,23 +109,6 @@ def trained(make_optimizer, steps=1, **options):
         BY_HAND[0] + (dict(memory=towers.Memory(accumulate=2), devices=1),)])
 def test_it_is_called_once_for_the_whole_batch(make_optimizer, w, v, options, graph):
     np.testing.assert_allclose(trained(make_optimizer, **options), [w, v, 1], rtol=1e-12)
-
-
-def patched(how):
-    """An optimizer that has the `minimize` of `Clipping` in another way."""
-    optimizer = Plain()
-    if how == 'wraps':
-        @functools.wraps(tf.train.Optimizer.minimize)
-        def minimize(self, *args, **options):
-            return Clipping.minimize(self, *args, **options)
-        return type('Wrapped', (Plain,), {'minimize': minimize})()
-    optimizer.minimize = functools.partial(Clipping.minimize, optimizer)
-    return optimizer
-
-
-@pytest.mark.parametrize('how', ['wraps', 'partial'])
-def test_however_it_comes_to_its_own(how, graph):
-    np.testing.assert_allclose(trained(lambda: patched(how)), [*BY_HAND[0][1:], 1], rtol=1e-12)
 
 
 @pytest.mark.parametrize('minimize, expected', [

@@ -244,16 +244,6 @@ def test_initial_values_depend_on_seed_and_names_alone():
     assert not np.array_equal(values[0], initial_values(1, stateless=False)[0])
 
 
-def test_ops_of_two_dtypes_with_equal_seeds_have_keys_of_their_own(graph):
-    draws = [tf.random_uniform([2], dtype=dtype, seed=3) for dtype in (
-        tf.float32, tf.float64, tf.float32)]
-    keys = {}
-    assert make_stateless(graph.get_operations(), [tf.identity(each) for each in draws],
-                          tf.constant(0), 1, keys) == (3, 0)
-    names = list(keys.values())
-    assert len(names) == 3 and len(set(names)) == 2  # those of one dtype draw the same
-
-
 def masks_of_machine(cluster, num_towers, stateless):
     """The masks of a dropout of a machine's towers, one after the other: [2 x towers, 64] of 0, 1.
 

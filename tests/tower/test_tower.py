@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 import tf_slim as slim
 
 import towers
-from sample_models import keras, linear, momentum, names, run, sgd, slope, two_layers
+from sample_models import keras, momentum, sgd, slope
 
 needs_tf_layers = pytest.mark.skipif(not samples.HAS_TF_LAYERS, reason='tf.layers is gone here')
 
@@ -129,41 +129,6 @@ def test_loss_and_updates_run_before_the_weights_change():
 # ---- scopes and sharing --------------------------------------------------------------------------
 
 
-def test_inside_scopes_of_the_caller():
-    with tf.variable_scope('net'), tf.name_scope('train'), tf.device('/cpu:0'):
-        built = towers.build_towers(plain_and_linear, samples.vectors(4), momentum(),
-                                    ['/cpu:1', '/cpu:2'])
-    with tf.Graph().as_default():
-        with tf.variable_scope('net'), tf.name_scope('train'):
-            loss = plain_and_linear(*[tf.constant(array) for array in samples.vectors(4)])
-            momentum().minimize(loss)
-        expected = names(tf.global_variables())
-    assert names(built.variables + built.slots) == expected
-    assert not towers.audit(built).broken
-
-
-def plain_and_linear(x, y):
-    return linear(x, y) + tf.reduce_mean(tf.Variable(np.ones([3]), name='plain') * y)
-
-
-def test_a_keras_model_from_around_the_model_function():
-    model = keras.Sequential([keras.layers.Dense(4, 'tanh', name='a'),
-                              keras.layers.Dense(3, name='b')])
-    x, y = samples.vectors(6, 'float32')
-    built = towers.build_towers(lambda x, y: samples.mean_squared_error(model(x), y), (x, y),
-                                sgd(), 2, reduction='mean')
-    assert len(built.gradients) == 4
-    gradients = {v.op.name.split('/')[-2] + '/' + v.op.name.split('/')[-1]: (gradient, v)
-                 for gradient, v in built.gradients}
-    values, loss = run(built, [gradients, built.loss])
-    hidden = np.tanh(x @ values['a/kernel'][1] + values['a/bias'][1])
-    error = hidden @ values['b/kernel'][1] + values['b/bias'][1] - y
-    assert loss == pytest.approx(np.mean(error ** 2), rel=1e-5)
-    for name, expected in (('b/bias', error.sum(0)), ('b/kernel', hidden.T @ error)):
-        # Absolute too: the terms of a sum near 0 are not, and each has float32's rounding.
-        np.testing.assert_allclose(values[name][0], 2 * expected / error.size, rtol=1e-4, atol=1e-6)
-
-
 # ---- a graph for GPUs, built and not run ---------------------------------------------------------
 
 def conv_net(x, y):
@@ -209,45 +174,6 @@ def test_every_operation_of_a_graph_for_gpus_is_on_its_device():
             assert op.device in ('/device:CPU:0', ''), op.name
             assert op.device or not op.outputs or 'Assign' in op.type, op.name
     assert not towers.audit(built).broken
-
-
-def test_one_gpu_holds_the_variables_several_leave_them_to_the_cpu():
-    built = towers.build_towers(linear, samples.vectors(2), momentum(),
-                                towers.resolve_devices(['/gpu:1'], check=False))
-    assert {v.device for v in built.variables + built.slots} == {'/device:GPU:1'}
-    assert not towers.audit(built).broken
-    with tf.Graph().as_default():
-        named = towers.build_towers(linear, samples.vectors(4), momentum(),
-                                    towers.resolve_devices(['/gpu:1', '/gpu:0'], check=False),
-                                    variables=towers.VariablePlacement('/gpu:3'))
-    assert {v.device for v in named.variables + named.slots} == {'/device:GPU:3'}
-    assert not towers.audit(named).broken
-
-
-def test_balanced_variables_and_their_slots():
-    def model_fn(x):
-        made = [tf.get_variable('v%d' % i, [size]) for i, size in enumerate([8, 2, 3, 2, 1])]
-        made.append(tf.Variable(tf.zeros([4]), name='plain'))
-        return tf.reduce_mean(x) * tf.add_n([tf.reduce_sum(each) for each in made])
-    built = towers.build_towers(model_fn, np.zeros(4, 'float32'), momentum(),
-                                towers.resolve_devices(['/gpu:0', '/gpu:1'], check=False),
-                                variables=towers.VariablePlacement('balanced'))
-    # 8 | 2, 3, 2, 1 = 8, then a tie: 4 goes to the first
-    assert [(v.op.name, v.device[-1]) for v in built.variables] == [
-        ('v0', '0'), ('v1', '1'), ('v2', '1'), ('v3', '1'), ('v4', '1'), ('plain', '0')]
-    assert {slot.op.name: slot.device for slot in built.slots} == {
-        v.op.name + '/Momentum': v.device for v in built.variables}
-    for gradient, variable in built.gradients:
-        assert gradient.device == variable.device
-    assert not towers.audit(built).broken
-
-
-def test_a_device_function_places_the_variables():
-    setter = tf.train.replica_device_setter(ps_tasks=2, worker_device='/job:worker/task:0')
-    built = towers.build_towers(two_layers, samples.vectors(4), momentum(), 2,
-                                variables=towers.VariablePlacement(setter))
-    assert [v.device for v in built.variables] == ['/job:ps/task:0', '/job:ps/task:1']
-    assert {slot.device for slot in built.slots} == {'/job:ps/task:0', '/job:ps/task:1'}
 
 
 def test_a_device_inside_the_model_function_keeps_the_variables_pinned():

@@ -27,7 +27,7 @@ def noise(seed):
 
 
 def drawn(cluster, num_towers, seed, graph_seed=5, **options):
-    """{kind: [2, 64] for each tower of this machine, or micro-batch}: what it draws in two steps."""
+    """{kind: [2, 64] for each tower of this machine, or micro-batch}: its draws in two steps."""
     with tf.Graph().as_default():
         tf.set_random_seed(graph_seed)
         step = tf.train.get_or_create_global_step()

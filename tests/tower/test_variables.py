@@ -187,24 +187,6 @@ def test_a_getter_that_reads_the_moving_average():
         assert session.run(built.loss) == 9.
 
 
-def test_counters_of_metrics_are_shared_and_atomic():
-    def model_fn(x):
-        with tf.name_scope('metrics'):
-            return {'loss': mean(x), 'metrics': {'mean': tf.metrics.mean(x * weight('v'))}}
-    built = build(model_fn)
-    total, count = tf.local_variables()
-    assert [total.op.name, count.op.name] == ['metrics/mean_1/total', 'metrics/mean_1/count']
-    # Towers add to them at the same time; that of a reference variable may lose one.
-    assert {v.op.type for v in (total, count)} == {'VarHandleOp'}
-    assert {v.device for v in (total, count)} == {'/device:CPU:0'}
-    with tf.Session(config=session_config(2)) as session:
-        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        for _ in range(3):
-            session.run(built.metrics['mean'][1])
-        # 3 x both shards
-        assert session.run([built.metrics['mean'][0], total, count]) == [3., 36., 12.]
-
-
 @pytest.mark.parametrize('made_by', [
     'get_variable', 'slot_creator', pytest.param('Variable', marks=pytest.mark.slow)])
 def test_variables_colocated_with_an_activation_are_where_variables_are(made_by):
@@ -281,18 +263,6 @@ def test_a_variable_that_reuse_finds_in_another_shape():
     assert text.startswith("variable 'w' cannot be shared: Trying to share variable w, ")
     assert text.endswith('Give it the same shape, dtype and partitions as the variable that reuse= '
                          'found.')
-
-
-@pytest.mark.parametrize('reuse', [True, tf.AUTO_REUSE])
-def test_a_caller_inside_a_scope_with_reuse(reuse):
-    with tf.variable_scope('m'):
-        existing = weight()
-    with tf.variable_scope('m', reuse=reuse):
-        built = build(mean, optimizer=tf.train.MomentumOptimizer(1., 0.9))
-        assert tf.get_variable_scope().reuse == reuse  # as it was
-    assert built.variables == [existing]
-    # TF's own name for a slot under a scope
-    assert values_after(built.train_op) == {'m/w': -5., 'm/m/w/Momentum': 6.}
 
 
 # ---- reuse by a later build ----------------------------------------------------------------------

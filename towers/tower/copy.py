@@ -166,12 +166,13 @@ class Copies:
 
     def _leader(self, name, node):
         """The operation on whose device TensorFlow has put this one: a variable's, say; or None."""
+        leader = next((each for each in group_in_node(node) if each != name), None)
         op = self._made[name]
-        leads_on = op.type in CONTROL_FLOW or functions_of(node)  # to what reads it
-        for tensor in op.inputs if not leads_on else ():
-            if tensor.dtype == tf.resource:
-                return tensor.op.name
-        return next((each for each in group_in_node(node) if each != name), None)
+        if leader is None and op.type not in CONTROL_FLOW and not functions_of(node):
+            # Others hand a resource on, to what reads it.
+            leader = next((tensor.op.name for tensor in op.inputs if tensor.dtype == tf.resource),
+                          None)
+        return leader
 
     def _device_of(self, name, device, substitution):
         said = self._devices.get(name, ('moved', self._tower.device))
