@@ -44,6 +44,18 @@ def test_it_is_one_device_in_numbers(options):
     assert not tf.get_variable_scope().reuse
 
 
+def test_registered_losses_are_added_once():
+    """The variable's own, which only the first call registers, and one that each call does."""
+    def model_fn(x):
+        w = weight(regularizer=lambda w: 10. * w)
+        tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, 5. * w)
+        tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, 2. * tf.reduce_mean(x * w))
+        return tf.reduce_mean(x * w)
+    built = built_of(model_fn, devices=2, regularization='add')
+    assert run(built, [built.loss, built.gradients[0][0]]) == [3. + 15. + 6.] * 2
+    assert built.plan.regularization == '3 registered losses added, counted once'
+
+
 def test_updates_are_the_first_towers():
     def model_fn(x):
         size = tf.get_variable('size', [], tf.float64, tf.zeros_initializer(), trainable=False)
@@ -101,12 +113,12 @@ def test_what_the_recipe_cannot_carry_is_refused(model_fn, error, text):
 
 
 @pytest.mark.parametrize('options', [
-    dict(variables=towers.VariablePlacement('replicated')), dict(regularization='add'),
+    dict(variables=towers.VariablePlacement('replicated')),
     dict(pipeline=towers.Pipeline(stages='auto'),
          devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']])
 ],
                          ids=str)
 def test_replicas_and_cuts_are_refused(options, graph):
-    with pytest.raises(towers.InvalidArgumentError, match="^copies='reuse' goes with none of"):
+    with pytest.raises(towers.InvalidArgumentError, match="^copies='reuse' goes with neither"):
         built_of(mean, **options)
     assert not graph.get_operations()

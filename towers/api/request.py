@@ -140,7 +140,9 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
     no_batch_values = _no_batch_values(accumulate, cluster, batch_norm)
     name, parts = _named_parts(tf.get_default_graph(), devices, accumulate, copies)
     placement, replicas = _checked_placement(variables, devices, objectives, earlier, cluster)
-    _check_copies(copies, replicas, pipeline, regularization)
+    if copies == 'reuse' and (replicas is not None or pipeline.stages is not None):
+        raise InvalidArgumentError("copies='reuse' goes with neither VariablePlacement("
+                                   "'replicated') nor stages=: pass copies='clone'.")
     loss_scale = numerics.scale_of_loss() if objectives else None
     _check_minimize(objectives, loss_scale, replicas)
     if cluster is not None:
@@ -336,14 +338,6 @@ def _no_batch_values(accumulate, cluster, batch_norm):
     if batch_norm == 'sync' and reason is not None:
         raise InvalidArgumentError("batch_norm='sync': %s." % reason)
     return reason
-
-
-def _check_copies(copies, replicas, pipeline, regularization):
-    if copies == 'reuse' and (replicas is not None or pipeline.stages is not None
-                              or regularization == 'add'):
-        raise InvalidArgumentError(
-            "copies='reuse' goes with none of VariablePlacement('replicated'), stages= and "
-            "regularization='add': pass copies='clone'.")
 
 
 def _check_recompute(recompute, objectives, numerics):

@@ -23,7 +23,7 @@ class Placement:
     Attributes:
       main: the device for operations that belong to no single variable: the loss over all towers,
         merged predictions; and for statistics where trainable variables are replicated.
-      of_weights: the device for operations that depend on the weights alone: the regularization.
+      of_weights: the device of the trainable variables, where one device has them all.
       all_reduce: how replicated variables' gradients are combined; None where none are replicated.
       leaves_servers: whether a variable that the program puts on a server is refused.
       bytes_on: dict from device to the bytes of variables put there (known sizes only).

@@ -95,16 +95,20 @@ def registered_losses():
 
 def _registered(recorded):
     """`(inside, outside)`: the losses that belong to the model, in its own loss or not."""
-    registered = _of_before(recorded) + _tensors(recorded.registered)
+    registered = _tensors(recorded.registered)
+    # A call of the recipe may register anew what the one before has registered, or not.
+    registered += [each for each in _of_before(recorded) if not is_computed_from(registered, each)]
     of_weights, of_activations = recorded.keras_losses
     # A program may itself have registered a loss that its Keras layers hold.
     registered += [each for each in of_weights if not is_computed_from(registered, each)]
     losses, inside, outside = flat(recorded.output.loss), [], []
     known = graph_walk.ancestors(losses)
-    for each in registered:
-        (inside if is_computed_from(losses, each) else outside).append(each)
-    for each in of_activations:  # another loss may have the same formula
-        (inside if each.op.name in known else outside).append(each)
+    # Of a tensor, another loss may have the same formula; other objects make tensors at each use.
+    tensors = set(map(id, recorded.registered + recorded.registered_before + of_activations))
+    for each in registered + of_activations:
+        is_inside = each.op.name in known or (
+            id(each) not in tensors and is_computed_from(losses, each))
+        (inside if is_inside else outside).append(each)
     return inside, outside
 
 
