@@ -155,7 +155,7 @@ class Copies:
         """
         devices = {}
         for name, node in self._nodes.items():
-            leader = self._leader(name, node)
+            leader = self._leader(name, node) if node.device else None
             if leader is not None:
                 devices[name] = ('like', leader)
             elif not node.device or not overlaps(node.device, self._tower.device):
