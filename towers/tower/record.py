@@ -15,7 +15,7 @@ from towers.placement.stages import place_forward, says_stages
 from towers.placement.tower_device import TowerDevice, keep_reads_in_loops, stages_of
 from towers.placement.xla import compiled
 from towers.tower.batch_values import is_batch_value
-from towers.tower.keras_calls import record_keras_calls
+from towers.tower.keras_calls import record_keras_calls, unique
 from towers.tower.losses import registered_losses
 from towers.tower.build_context import call_of_model_fn
 from towers.tower.outputs import call_model_fn, to_model_output
@@ -92,7 +92,7 @@ def record(request, shards, number, around=contextlib.nullcontext):
             [op for op in made.operations if not is_batch_value(op)]),
         created=made_variables.created, direct=made_variables.direct, owned=made_variables.owned,
         variables=made_variables.created + [each for each in read if each.op.name not in names],
-        updates=_unique(_new(_updates(graph), before) + keras_updates + list(output.updates or ())),
+        updates=unique(_new(_updates(graph), before) + keras_updates + list(output.updates or ())),
         registered=_new(registered_losses(), registered_before),
         registered_before=registered_before, keras_losses=keras_losses,
         keras_states=keras.states(), opened_scopes=made_variables.opened_scopes, in_sync=in_sync)
@@ -147,8 +147,3 @@ def _updates(graph):
 def _new(entries, before):
     known = set(map(id, before))
     return [entry for entry in entries if id(entry) not in known]
-
-
-def _unique(entries):
-    seen = set()
-    return [entry for entry in entries if not (id(entry) in seen or seen.add(id(entry)))]
