@@ -145,16 +145,6 @@ def test_a_second_build_that_reuses_the_weights_has_their_losses(options):
         3. + 2.5, 6. + 2.5, 6. + 5.]
 
 
-def test_a_registered_loss_that_draws_anew_at_each_use_is_refused():
-    def noisy(x):
-        w = tf.get_variable('w', [3, 1], x.dtype, regularizer=lambda w: tf.reduce_sum(
-            w * tf.random_normal([3, 1], dtype=w.dtype)))
-        return tf.reduce_mean(tf.matmul(x, w))
-    if tf.__version__ >= '2':  # TF 1 registers a tensor
-        with pytest.raises(towers.ModelFunctionError, match='draws random numbers anew'):
-            towers.build_towers(noisy, X, sgd(), 2, 'mean', regularization='add')
-
-
 # ---- what a model function draws itself ----------------------------------------------------------
 
 @pytest.mark.parametrize('source', ['iterator', 'py_func'])

@@ -1,7 +1,7 @@
 """Whether two tensors compute the same value: by the same operations from the same variables.
 
-Keras, and `get_variable(regularizer=)` of TF 2, make the loss of a weight anew each time that a
-program asks for it. So two tensors may be the same loss under different names.
+Keras makes the loss of a weight anew each time that a program asks for a layer's losses. So two
+tensors may be the same loss under different names.
 """
 
 from towers.graph.graph_walk import ancestors, behind
@@ -18,9 +18,12 @@ def is_computed_from(tensors, part):
       part: a tensor of the same graph.
     """
     known = ancestors(tensors)
-    return part.op.name in known or any(
-        _is_same(part, op.outputs[part.value_index])
-        for op in map(part.graph.get_operation_by_name, sorted(known)) if op.type == part.op.type)
+    if part.op.name in known:
+        return True
+    candidates = [op.outputs[part.value_index] for op in map(
+        part.graph.get_operation_by_name, sorted(known)) if op.type == part.op.type]
+    return any(each.shape.ndims == part.shape.ndims and _is_same(part, each)
+               for each in candidates)
 
 
 def _is_same(one, other):

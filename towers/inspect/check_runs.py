@@ -15,6 +15,7 @@ from towers.placement.devices import session_config
 from towers.tensorflow_errors import failing_on
 from towers.reduce.update import free_initial_values, transformed_pairs
 from towers.tower.keras_calls import record_keras_calls
+from towers.tower.losses import registered_losses
 from towers.tower.objectives import all_pairs, flat, tensors_of
 from towers.tower.outputs import call_model_fn, to_model_output
 from towers.tower.optimizer_gradients import times
@@ -156,10 +157,7 @@ def _registering_tensors(getter, *args, **kwargs):
     whether a loss has it in it.
     """
     variable = getter(*args, **kwargs)
-    listed = tf.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
-    with tf.control_dependencies(None):
-        listed[:] = [each if isinstance(each, tf.Tensor) or each is None
-                     else tf.convert_to_tensor(each) for each in listed]
+    registered_losses()
     return variable
 
 

@@ -63,10 +63,6 @@ def make_losses(recorded, request, number):
             raise ModelFunctionError(
                 "regularization='add', and the model function returned several losses (%s): which "
                 'of them it belongs to is not known here.' % ', '.join(loss))
-        if adds and any(map(graph_walk.is_random, made.so_far())):
-            raise ModelFunctionError(
-                "regularization='add', and a registered loss draws random numbers anew at each "
-                'use: register the tensor, tf.convert_to_tensor(loss), or add it to the loss.')
         if adds and outside:
             loss = tf.add_n([loss] + [tf.cast(each, loss.dtype) for each in outside])
         if request.numerics.check_numerics:
@@ -88,27 +84,34 @@ def _check_depends_on_shard(recorded):
 
 
 def registered_losses():
-    """The entries of `REGULARIZATION_LOSSES`: a list of tensors, or objects that TF 2 registers."""
-    return [loss for loss in tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)
-            if loss is not None]
+    """The losses in `REGULARIZATION_LOSSES`, as tensors: a list.
+
+    TF 2 registers objects for `get_variable(regularizer=)`, which make new operations at each use,
+    so that it cannot be told whether a loss has one in it. They are exchanged for tensors, as TF 1
+    registers them; the collection of the graph then has these.
+    """
+    listed = tf.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
+    for place, loss in enumerate(listed):
+        if loss is not None and not isinstance(loss, tf.Tensor):
+            with tf.control_dependencies(None):
+                listed[place] = tf.convert_to_tensor(loss)
+    return [loss for loss in listed if loss is not None]
 
 
 def _registered(recorded):
     """`(inside, outside)`: the losses that belong to the model, in its own loss or not."""
-    registered = _tensors(recorded.registered)
+    registered = list(recorded.registered)
     # A call of the recipe may register anew what the one before has registered, or not.
     registered += [each for each in _of_before(recorded) if not is_computed_from(registered, each)]
     of_weights, of_activations = recorded.keras_losses
     # A program may itself have registered a loss that its Keras layers hold.
-    registered += [each for each in of_weights if not is_computed_from(registered, each)]
+    of_weights = [each for each in of_weights if not is_computed_from(registered, each)]
     losses, inside, outside = flat(recorded.output.loss), [], []
     known = graph_walk.ancestors(losses)
-    # Of a tensor, another loss may have the same formula; other objects make tensors at each use.
-    tensors = set(map(id, recorded.registered + recorded.registered_before + of_activations))
-    for each in registered + of_activations:
-        is_inside = each.op.name in known or (
-            id(each) not in tensors and is_computed_from(losses, each))
-        (inside if is_inside else outside).append(each)
+    for each in registered + of_activations:  # another loss may have the same formula
+        (inside if each.op.name in known else outside).append(each)
+    for each in of_weights:
+        (inside if is_computed_from(losses, each) else outside).append(each)
     return inside, outside
 
 
@@ -118,13 +121,8 @@ def _of_before(recorded):
     Losses of activations from before the towers belong to an earlier build, and are left out.
     """
     names = {variable.op.name for variable in recorded.variables}
-    return [loss for loss in _tensors(recorded.registered_before)
+    return [loss for loss in recorded.registered_before
             if graph_walk.ancestors([loss]) & names and not _depends_on_a_batch(loss)]
-
-
-def _tensors(losses):
-    with tf.control_dependencies(None):
-        return [tf.convert_to_tensor(loss) for loss in losses]
 
 
 def _depends_on_a_batch(loss):

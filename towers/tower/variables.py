@@ -16,6 +16,7 @@ from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.op_types import VARIABLE_OPS
+from towers.tower.losses import registered_losses
 
 DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variable')
 """A variable that was not made by `get_variable`, and the name that was asked for."""
@@ -104,7 +105,10 @@ class NewVariables:
     def _getter(self, getter, *args, **kwargs):
         self._by_name += 1
         try:
-            return getter(*args, **kwargs)
+            variable = getter(*args, **kwargs)
+            if tf.get_default_graph() is self._graph:
+                registered_losses()  # is a tensor before the model adds it to its loss
+            return variable
         finally:
             self._by_name -= 1
 
