@@ -600,12 +600,6 @@ def differentiated_operation(op):
     return op._original_op  # pylint: disable=protected-access
 
 
-def device_scope_places(op):
-    """`(file, line)` of the scopes of `device_scopes(op)`, in the same order."""
-    scopes = op._device_assignments  # pylint: disable=protected-access
-    return [(scope.filename, scope.lineno) for scope in scopes]
-
-
 def set_device(op, device):
     """Puts a finished operation on a device, whatever scopes it was made in."""
     op._set_device(device)  # pylint: disable=protected-access

@@ -205,7 +205,7 @@ def diagnose(trial, batches, devices, batch_size, stages=None, *, seconds=5., tr
     Raises:
       NonFiniteError: a step found a NaN or an infinity (`Numerics(check_numerics=True)`).
     """
-    devices = resolve_devices(devices, says_how=False)
+    devices = resolve_devices(devices)
     upto = collections.OrderedDict()
     names = []
     if stages is not None:

@@ -3,6 +3,8 @@
 They read the data: whatever runs a step does so within `trying`, which sees to bad examples.
 """
 
+import tensorflow.compat.v1 as tf
+
 from datasets.epochs import Epochs
 import towers
 from towers.memory.report import count_on_cpus
@@ -111,7 +113,7 @@ def _mean_batch_size(setup):
     if epochs.is_static:
         return setup.batch_size
     parts = parts_of_batch(len(
-        towers.resolve_devices(FLAGS.devices or FLAGS.num_towers, says_how=False)))
+        towers.resolve_devices(FLAGS.devices or FLAGS.num_towers)))
     return min(setup.batch_size, -(-count // (epochs.steps(0, epochs.length) * parts)) * parts)
 
 

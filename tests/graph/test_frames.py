@@ -46,20 +46,3 @@ def test_what_is_run_once_after_an_operation(frames):
         assert found.ends(by_name[name]) == [leaves]
     for name in ('x', 'result'):
         assert found.ends(by_name[name]) == [by_name[name]]
-
-
-def test_without_control_flow_all_is_outside():
-    with tf.Graph().as_default():
-        op = tf.constant(1.).op
-        frames = Frames([op])
-        assert frames.is_outside(op) and frames.always_runs(op) and frames.ends(op) == [op]
-
-
-def test_what_takes_something_from_a_branch_and_something_else_is_in_the_branch():
-    """As in a branch by hand, where nothing leads a constant in."""
-    x = tf.placeholder(tf.float32, [], 'x')
-    taken = tf.raw_ops.Switch(data=x, pred=x > 0.).output_true
-    ops = [tf.add(taken, x).op, tf.add(x, taken).op]
-    frames = Frames(step_operations(ops))
-    for op in ops:
-        assert not frames.always_runs(op)

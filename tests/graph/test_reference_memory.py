@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from sample_models import kind_of_variables, of_kinds  # noqa: F401, a fixture
 from towers import session_config
-from towers.graph.reference_memory import COMPUTES, takers_of_memory
+from towers.graph.variable_access import COMPUTES, takers_of_memory
 
 pytestmark = pytest.mark.usefixtures('kind_of_variables')
 

@@ -33,12 +33,6 @@ def test_variables_and_their_values(v):
         'parts/part_0', 'parts/part_1'}
 
 
-def test_several_variables_that_are_handed_on_together():
-    variables = [tf.get_variable(name, [], initializer=ONE, use_resource=True) for name in 'ab']
-    handed_on = tf.identity_n([variable.op.outputs[0] for variable in variables])
-    assert [variable_op(each) for each in handed_on] == [variable.op for variable in variables]
-
-
 @of_kinds('reference', 'resource')
 def test_variables_read(graph, kind_of_variables):  # noqa: F811
     owned = {op.name for op in made_by(lambda: [
@@ -53,16 +47,3 @@ def test_variables_read(graph, kind_of_variables):  # noqa: F811
     with tf.name_scope('used/'):
         operations = made_by(lambda: unused + 1.)
     assert variables_read(operations) == [unused]
-
-
-@of_kinds('reference', 'resource')
-def test_a_cached_value_is_read_from_its_variable(kind_of_variables):  # noqa: F811
-    cached = tf.get_variable('cached', [], initializer=ONE, caching_device='/cpu:1')
-    assert variables_read(made_by(lambda: cached + 1.)) == [cached]
-
-
-def test_a_variable_in_no_collection():
-    hidden = tf.get_variable('hidden', [], initializer=ONE, collections=['mine'], trainable=False)
-    operations = made_by(lambda: hidden + 1.)
-    assert variables_read(operations) == []
-    assert variables_read(operations, others=[hidden]) == [hidden]

@@ -210,7 +210,8 @@ def test_the_runtime_moved_a_tower():
     """Soft placement hides a device that is not there: all of tower 1 runs on the first CPU."""
     built = towers.build_towers(two_layers, VECTORS, sgd(), ['/cpu:0', '/cpu:5'])
     assert towers.audit(built).broken == []
-    config = towers.session_config(2, soft_placement=True)
+    config = towers.session_config(2)
+    config.allow_soft_placement = True
     (broken,) = towers.audit(built, metadata_of_a_step(built, config)).broken
     assert broken.startswith('the runtime moved ') and 'of tower 1 off /cpu:5: tower_1/' in broken
     assert ' to /cpu:0' in broken
@@ -219,7 +220,8 @@ def test_the_runtime_moved_a_tower():
 def test_the_runtime_moved_the_variables():
     built = towers.build_towers(two_layers, VECTORS, sgd(), towers.resolve_devices(2, check=False),
                                 variables=towers.VariablePlacement('/cpu:7'))
-    config = towers.session_config(2, soft_placement=True)
+    config = towers.session_config(2)
+    config.allow_soft_placement = True
     broken = towers.audit(built, metadata_of_a_step(built, config)).broken
     assert 'variable body is on /cpu:0, not on /cpu:7' in broken
 

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers import compat
 from towers.errors import InvalidArgumentError
-from towers.reduce.accumulation import check_order
+from towers.reduce.micro_batches import check_order
 
 X = np.random.RandomState(0).randn(12, 4)
 

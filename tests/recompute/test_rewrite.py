@@ -1,6 +1,5 @@
 """The backward pass with recomputation: the same numbers, run once and later, of less memory."""
 
-import collections
 import contextlib
 import os
 import subprocess
@@ -271,27 +270,6 @@ def test_a_marked_block_outside_of_towers_is_the_block():
         towers.recompute(3)
 
 
-def two_losses(images):
-    output = deep(images)
-    return {'loss': {'one': output['loss'], 'two': tf.reduce_mean(tf.exp(output['predictions']))}}
-
-
-@pytest.mark.slow
-def test_each_of_several_losses_computes_again_for_itself():
-    def optimizers():
-        return {'one': tf.train.GradientDescentOptimizer(.1), 'two': tf.train.AdamOptimizer(.1)}
-
-    def check(built):
-        for name, other in (('one', 'two'), ('two', 'one')):
-            ran = {op.name for op in step_operations([built.train_ops[name]])}
-            assert built.towers[0].loss[other].op.name not in ran
-            assert any(each.startswith('recompute') for each in ran)
-    one, _ = numbers(two_losses, None, optimizer=optimizers())
-    other, _ = numbers(two_losses, 'auto', optimizer=optimizers(), check=check)
-    for a, b in zip(one, other):
-        np.testing.assert_array_equal(a, b)
-
-
 def of_one_block(images):
     with tf.name_scope('block3'):
         return tf.reduce_mean(convolution(images, 'first'))
@@ -354,15 +332,6 @@ def test_memory_grows_as_the_root_of_the_depth():
     assert deep_[1] < .4 * deep_[0]
     # Four times as deep, twice as much (and the weights, and what an operation needs to run).
     assert deep_[1] < 2.6 * shallow[1]
-
-
-def test_a_cut_is_in_the_second_half_of_its_segment():
-    line = segments.Line(collections.OrderedDict(), ())
-    line.weight, line.crossing = [4] * 6, [1, 9, 3, 9, 9, 9]
-    # Above 12 with the fourth: of the last two of the four the third has less to be kept.
-    assert line.cuts_at(12) == ([2], 3 + 12)
-    line.weight = [4, 0, 4, 8, 0, 4]  # half of them comes with the third
-    assert line.cuts_at(12) == ([3], 9 + 16)
 
 
 @pytest.mark.parametrize('resource, trainable', [
@@ -470,24 +439,3 @@ def test_each_operation_is_run_again_on_its_stage(options):
                     and tower.has(tensor.op.name) and tensor.op.type != 'ReadVariableOp'}
         assert len(crossing) == 1, crossing
     assert not towers.audit(built).broken
-
-
-@slow
-def test_a_model_that_leaves_the_name_scope_of_its_tower():
-    def model(x):
-        for layer in range(8):
-            w = variable('w%d' % layer, [16, 16])
-            with tf.name_scope(None):
-                x = tf.tanh(tf.matmul(x, w))
-        return tf.reduce_mean(tf.square(x))
-    x = np.random.RandomState(1).rand(64, 16).astype(np.float32)
-    losses = []
-    for recompute in (None, 'auto'):
-        with tf.Graph().as_default():
-            built = towers.build_towers(model, x, tf.train.GradientDescentOptimizer(.1), 1,
-                                        memory=towers.Memory(recompute=recompute))
-            with tf.Session() as session:
-                session.run(tf.global_variables_initializer())
-                losses.append([session.run([built.loss, built.train_op])[0] for _ in range(3)])
-    assert 'are run again' in built.plan.recomputation
-    assert losses[0] == losses[1]

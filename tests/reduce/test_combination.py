@@ -62,16 +62,6 @@ def test_dense_gradients_are_added_where_the_variable_lives():
     assert pair[0].device == v.device == '/device:CPU:3'
 
 
-def test_scopes_around_the_call_do_not_move_the_sum():
-    on_no_device = variable('anywhere', [1], device=None)
-    on_gpu = variable('gpu', [1], device='/gpu:1')
-    with tf.device('/job:worker/task:3/cpu:2'), tf.name_scope('outside'):
-        combined = combine_gradients([[(dense([1.]), on_no_device), (dense([2.]), on_gpu)],
-                                      [(dense([3.], 1), on_no_device), (dense([4.], 1), on_gpu)]])
-    assert [gradient.device for gradient, _ in combined] == ['', '/device:GPU:1']
-    assert combined[0][0].op.name.startswith('outside/')
-
-
 def test_alignment_is_by_variable_and_not_by_place():
     a, b, c = [variable(name, []) for name in 'abc']
     combined = combine_gradients([
@@ -170,21 +160,6 @@ def test_the_hand_written_recipe_around_it():
         assert session.run(w) == 1. - 0.5 * (1.5 + 4.)  # the sum of the shards' means
 
 
-def test_a_gradient_of_unknown_shape_fits():
-    v = variable('v', [2])
-    fed = tf.placeholder(tf.float32)
-    (gradient, _), = combine_gradients([[(fed, v)], [(dense([1., 2.]), v)]])
-    with tf.Session(config=session_config(4)) as session:
-        assert session.run(gradient, {fed: [10., 10.]}).tolist() == [11., 12.]
-
-
-def test_pairs_may_be_tuples_lists_or_an_iterator():
-    a, b = variable('a', []), variable('b', [])
-    combined = combine_gradients(([[dense(1.), a], (dense(2.), b)],
-                                  zip([dense(4.), dense(8.)], [a, b])))
-    assert run([gradient for gradient, _ in combined]) == [5., 10.]
-
-
 # ---- errors: the text says what, where and what to do -------------------------------------------
 
 def error_of(tower_gradients):
@@ -221,17 +196,6 @@ def test_shapes_that_do_not_fit():
     text = error_of([[(dense([1., 2.]), v)], [(dense([1., 2., 3.]), v)]])
     assert text.startswith("the gradient of 'v' in tower 1 is ")
     assert text.endswith("which does not fit the variable's shape (2,).")
-
-
-def test_sparse_rows_that_do_not_fit():
-    table = variable('table', [4, 2])
-    text = error_of([[(rows([[1., 2.]], [0]), table)], [(rows([[1., 2., 3.]], [0]), table)]])
-    assert "'table' in tower 1" in text and text.endswith("the variable's shape (4, 2).")
-
-
-@pytest.mark.parametrize('given', [None, [], (), 3, 'ab', {}])
-def test_no_list_of_towers(given):
-    assert 'expects a list with one list of (gradient, variable) pairs a tower' in error_of(given)
 
 
 def test_gradients_and_variables_of_another_graph():
@@ -307,9 +271,3 @@ def test_no_pairs_at_all():
     assert str(caught.value) == (
         'no tower has a (gradient, variable) pair, all 2 lists are empty: pass for each tower what '
         'its optimizer.compute_gradients(loss) returned.')
-
-
-@pytest.mark.parametrize('pairs', ['ab', b'ab', {'a': 1}, 3, None])
-def test_what_is_no_list_of_pairs(pairs):
-    with pytest.raises(GradientError, match='^the gradients of tower 1 are a '):
-        combine_gradients([[(dense([1.]), variable('w', [1]))], pairs])

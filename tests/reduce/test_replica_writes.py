@@ -1,4 +1,4 @@
-"""VariablePlacement('replicated'), and updates that write trained variables: replicas follow."""
+"""VariablePlacement('replicated'), and what writes trained variables beside one gradient each."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import kind_of_variables  # noqa: F401, a fixture
-from towers.reduce.replica_updates import replicas_follow
+from test_update import BertOptimizer
 
 VECTORS = samples.vectors(8)
 
@@ -59,8 +59,8 @@ def losses_of(built, steps=4, train_op=None):
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         losses = [session.run([built.loss, train_op or built.train_op])[0] for _ in range(steps)]
         assert built.replicas.variables
-        for replica in built.replicas.variables:
-            own, theirs = session.run([built.replicas.original(replica), replica])
+        for variable in built.variables:
+            own, theirs = session.run([variable, built.replicas.replica_of(variable, 1)])
             assert own.tobytes() == theirs.tobytes()
         return losses
 
@@ -73,24 +73,6 @@ def test_replicas_get_what_an_update_writes(way, options, kind_of_variables):  #
     built = build(way, **options)
     np.testing.assert_allclose(losses_of(built), plain_losses(), rtol=1e-5)
     assert not towers.audit(built).broken
-
-
-def test_each_replica_is_written_on_its_tower(kind_of_variables):  # noqa: F811
-    built = build('collection', 4)
-    writes = replicas_follow(built.replicas, tf.get_collection(tf.GraphKeys.UPDATE_OPS), [])
-    assert [op.device for op in writes] == ['/device:CPU:%d' % tower for tower in (1, 2, 3)]
-
-
-def test_what_depends_on_the_batch_leaves_replicas_equal(kind_of_variables):  # noqa: F811
-    def by_batch(unused_way):
-        def model(features, targets):
-            weights = tf.get_variable('w', [features.shape[1], 1])
-            mean = tf.reduce_mean(features, 0)[:, tf.newaxis]
-            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(weights, mean))
-            return tf.reduce_mean(tf.square(tf.matmul(features, weights) - targets))
-        return model
-    # In which order towers read and write is not said; `losses_of` compares the replicas.
-    losses_of(build(None, 3, model=by_batch, update_ops='all', remainder='weight'))
 
 
 def test_each_train_op_of_several_losses_clips_every_replica():
@@ -123,27 +105,73 @@ def test_a_write_of_the_forward_pass_is_refused(update_ops, kind_of_variables): 
         build('inline', update_ops=update_ops)
 
 
-def test_a_write_of_the_forward_pass_that_is_left_out_is_not():
-    losses = losses_of(build('inline', update_ops='none'))
-    np.testing.assert_allclose(losses, plain_losses(way=None), rtol=1e-5)
-    assert abs(losses[1] - plain_losses()[1]) > 0.01  # which is clipped
+# ---- optimizers that are not TensorFlow's own: the model's variables are updated, and sent -------
+
+class Changed(tf.train.MomentumOptimizer):
+    """Changes its gradients before it applies them."""
+
+    def __init__(self, change):
+        super(Changed, self).__init__(0.1, 0.9)
+        self._change = change
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        return super(Changed, self).apply_gradients(
+            self._change(list(grads_and_vars)), global_step, name)
 
 
-def test_one_that_cannot_be_left_out_is_refused():
-    """update_ops='none', and the loss is computed from what the write gives."""
-    def in_use(unused_way):
-        def model(features, targets):
-            weights = tf.get_variable('w', [features.shape[1], 1])
-            new = tf.identity(tf.assign(weights, tf.clip_by_value(weights, -.1, .1)))
-            return tf.reduce_mean(tf.square(tf.matmul(features, new) - targets))
-        return model
-    with pytest.raises(towers.SharedVariableError, match='writes the trainable variable w '):
-        build(None, model=in_use, update_ops='none')
+def by_list(pairs):
+    own = [v.op.name for v in tf.trainable_variables()]
+    return [(g + v if v.op.name in own else g, v) for g, v in pairs]
 
 
-def test_without_such_an_update_nothing_follows():
-    def untouched(unused_way):
-        return lambda features, targets: clipped(None)(features, targets)['loss']
-    built = build(None, model=untouched)
-    made = [op.type for op in built.loss.graph.get_operations() if op.name.startswith('replicas/')]
-    assert 'Assign' not in made and 'AssignVariableOp' not in made
+def by_another_rate(pairs):
+    return [(g * (2. if v.op.name == 'body' else 3.), v) for g, v in pairs]
+
+
+def by_the_norm_of_all(pairs):
+    clipped, _ = tf.clip_by_global_norm([g for g, _ in pairs], 0.1)
+    return list(zip(clipped, [v for _, v in pairs]))
+
+
+class Clips(tf.train.GradientDescentOptimizer):
+    """Clips what tf.trainable_variables() lists after a step, which replicas are not in."""
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        applied = super(Clips, self).apply_gradients(grads_and_vars, global_step, name)
+        with tf.control_dependencies([applied]):
+            return tf.group(*[tf.assign(v, tf.clip_by_value(v, -.1, .1))
+                              for v in tf.trainable_variables()])
+
+
+@pytest.mark.parametrize('optimizer', [
+    lambda: Changed(by_the_norm_of_all), lambda: Clips(0.1)] + [
+        pytest.param(each, marks=pytest.mark.slow) for each in (
+            lambda: Changed(by_list), lambda: Changed(by_another_rate), BertOptimizer)])
+def test_an_optimizer_of_ones_own_updates_the_models_variables(
+        optimizer, kind_of_variables):  # noqa: F811
+    data = samples.vectors(12)
+    built = samples.check_against_one_device(
+        samples.two_layers, data, optimizer, 2, reduction='mean',
+        variables=towers.VariablePlacement('replicated')).built
+    assert built.plan.variable_device.endswith(
+        'updated once and sent to the replicas, since the optimizer may look at more than each '
+        'gradient')
+    assert len(built.replicas.variables) == 2 and not built.replicas.slots
+
+
+@pytest.mark.parametrize('change, scale', [
+    (list, None), pytest.param(by_another_rate, 8, marks=pytest.mark.slow)])
+def test_replicas_of_ones_own_optimizer_are_equal_bit_for_bit(change, scale):
+    def with_noise(pairs):
+        return [(g + tf.random_normal(g.shape, dtype=g.dtype), v) for g, v in change(pairs)]
+    built = towers.build_towers(
+        samples.two_layers, samples.vectors(12), Changed(with_noise), 2, 'mean',
+        variables=towers.VariablePlacement('replicated'),
+        numerics=towers.Numerics(loss_scale=scale and towers.LossScale(initial=scale)))
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(built.replicas.refresh())
+        session.run(built.train_op)
+        for variable in built.variables:
+            own, other = session.run([variable, built.replicas.replica_of(variable, 1)])
+            assert (own == other).all()

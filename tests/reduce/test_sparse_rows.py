@@ -11,20 +11,10 @@ IDS = np.array([[0, 1], [1, 1], [2, 0], [1, 2], [0, 1], [1, 1], [2, 0], [1, 2]])
 TARGETS = np.arange(8.)[:, None]
 
 
-def slices(values, indices):
-    return tf.IndexedSlices(tf.constant(values), tf.constant(indices))
-
-
 def run(nest):
     with tf.Session(config=towers.session_config(2)) as session:
         session.run(tf.global_variables_initializer())
         return session.run(nest)
-
-
-def test_each_row_once():
-    once = run(sparse_rows.each_row_once(slices([[1.], [2.], [4.], [8.]], [3, 0, 3, 0])))
-    np.testing.assert_array_equal(once.indices, [3, 0])
-    np.testing.assert_array_equal(once.values, [[5.], [10.]])
 
 
 @pytest.mark.parametrize('make, is_unique', [
@@ -46,17 +36,6 @@ def test_which_indices_are_of_different_rows(make, is_unique):
     part, = sparse_rows.parts_of_lookups(tf.IndexedSlices(tf.ones([1]), make(tf.constant([1, 1,
         2]))))
     assert part.is_unique == is_unique
-
-
-def test_lookups_in_one_variable_are_told_apart():
-    ids = tf.constant([1, 1, 2])
-    indices = tf.concat([tf.unique(ids)[0], ids], 0)
-    first, second = sparse_rows.parts_of_lookups(
-        tf.IndexedSlices(tf.constant([[1.], [2.], [3.], [4.], [5.]]), indices))
-    assert first.is_unique and not second.is_unique
-    values = run([first.slices.values, second.slices.values])
-    np.testing.assert_array_equal(values[0], [[1.], [2.]])
-    np.testing.assert_array_equal(values[1], [[3.], [4.], [5.]])
 
 
 def test_towers_with_other_numbers_of_lookups_keep_all_their_rows():
@@ -132,9 +111,3 @@ def test_rows_of_a_plain_gather_repeat_as_on_one_device():
     built = towers.build_towers(model_fn, tf.constant(IDS), tf.train.GradientDescentOptimizer(0.1),
                                 2, 'mean')
     assert run(built.gradients[0][0].indices).tolist() == IDS.ravel().tolist()
-
-
-def test_scaled():
-    assert run(sparse_rows.scaled(tf.constant([2.]), 0.5)).tolist() == [1.]
-    halved = run(sparse_rows.scaled(slices([[2.], [4.]], [1, 0]), tf.constant(0.5)))
-    assert halved.values.tolist() == [[1.], [2.]] and halved.indices.tolist() == [1, 0]

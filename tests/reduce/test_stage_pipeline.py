@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.graph.graph_walk import reachable_from
-from towers.reduce.pipeline import stage_order
+from towers.reduce.micro_batches import stage_order
 
 X, Y = np.random.RandomState(0).rand(12, 6), np.random.RandomState(1).rand(12, 2)
 slow = pytest.mark.slow
@@ -139,21 +139,6 @@ def test_a_stage_adds_up_gradients_before_its_next_pass():
     after = reachable_from(sums[:1], operations, control=True)
     assert built.towers[2].loss.op.name in after
     assert built.towers[1].loss.op.name not in after
-
-
-def test_constants_of_the_sums_wait_for_nothing():
-    """Such as the axis along which rows of a lookup are joined: TensorFlow folds them."""
-    def model(x, ids):
-        with towers.stage(0):
-            x = x + tf.nn.embedding_lookup(variable('rows', [3, 6]), ids)
-        with towers.stage(1):
-            return tf.reduce_mean(tf.square(dense(x, 'out', 2)))
-    towers.build_towers(model, (tf.constant(X), tf.constant(np.arange(12) % 3)),
-                        tf.train.GradientDescentOptimizer(.1), ONE,
-                        pipeline=towers.Pipeline(micro_batches=3))
-    constants = [op for op in tf.get_default_graph().get_operations()
-                 if 'accumulate_gradients' in op.name and op.type == 'Const']
-    assert constants and not any(op.control_inputs for op in constants)
 
 
 def test_the_row_of_each_stage():

@@ -116,28 +116,6 @@ def test_one_step_of_an_optimizer_that_forgets_the_global_step(resource):
         [1. - 1.25, 1. - 2.5], [1. - 2.5, 1. - 5.], [0.75, 1.5], [1.5, 3.], 2]
 
 
-def test_an_optimizer_that_counts_is_not_helped(resource):
-    placement = Placement(None, CPUS)
-    variables = two_variables(placement)
-    global_step = tf.train.get_or_create_global_step()
-    step, _ = update(tf.train.GradientDescentOptimizer(1.), placement, variables, global_step)
-    assert run(step, [global_step] + variables, times=3) == [3, [-2., -5.], [-5., -11.]]
-
-
-def test_the_step_is_counted_after_the_update(resource):
-    # A rate that depends on the step is that of the step before it is counted.
-    placement = Placement(None, CPUS)
-    variables = two_variables(placement)
-    global_step = tf.train.get_or_create_global_step()
-    step, _ = update(BertOptimizer(), placement, variables, global_step)
-    count = [op for op in step_operations([step]) if op.type in ('AssignAdd',
-                                                                 'AssignAddVariableOp')]
-    assert len(count) == 1
-    written = {op.name for op in step_operations(count) if op.type in ('Assign',
-                                                                       'AssignVariableOp')}
-    assert len(written) == 4  # all the optimizer's
-
-
 def test_what_comes_first_reads_the_weights_of_before(resource):
     placement = Placement(None, CPUS)
     variables = two_variables(placement)
@@ -178,16 +156,6 @@ def test_under_a_scope_whose_reuse_is_on(resource, optimizer, reuse):
     assert run(step, variables) == [[1. - rate, 1. - 2. * rate], [1. - 2. * rate, 1. - 4. * rate]]
 
 
-def test_two_optimizers_of_one_kind_do_not_share_their_slots(resource):
-    placement = Placement(None, CPUS)
-    variables = two_variables(placement)
-    with tf.variable_scope('m'):
-        _, first = update(tf.train.MomentumOptimizer(1., 0.9), placement, variables)
-        _, second = update(tf.train.MomentumOptimizer(1., 0.9), placement, variables)
-    assert [slot.op.name for slot in first + second] == [
-        'm/a/Momentum', 'm/b/kernel/Momentum', 'm/a/Momentum_1', 'm/b/kernel/Momentum_1']
-
-
 # ---- the user's transformation ------------------------------------------------------------------
 
 
@@ -212,13 +180,6 @@ def test_clipping_by_the_global_norm(resource):
     assert run([], [again[0][0]]) == [[1., 2.]]
 
 
-def test_a_transformation_may_leave_some_out_and_return_lists(resource):
-    placement = Placement(None, CPUS)
-    variables = two_variables(placement)
-    pairs = checked_transform(lambda pairs: [list(pairs[1])], gradients_of(variables), placement)
-    assert len(pairs) == 1 and type(pairs[0]) is tuple and pairs[0][1] is variables[1]
-
-
 def test_what_a_transformation_must_not_return(resource):
     placement = Placement(None, CPUS)
     variables = two_variables(placement)
@@ -230,7 +191,7 @@ def test_what_a_transformation_must_not_return(resource):
             checked_transform(lambda unused, wrong=wrong: wrong, gradients, placement)
         assert str(caught.value).startswith('transform_gradients returned ')
         assert str(caught.value).endswith('expected a list of (gradient, variable) pairs with '
-                                          'variables among those it was given.')
+                                          'variables among those it was given, each once.')
 
 
 def test_gradients_that_no_optimizer_takes(resource):
@@ -239,31 +200,18 @@ def test_gradients_that_no_optimizer_takes(resource):
     (of_v, _), of_w = gradients_of(variables)
     with tf.Graph().as_default():
         foreign = tf.ones([2])
-    for given, text in (
-            ('x', "'x' of type str as the gradient of 'a': expected a tensor"),
-            (tf.ones([3]), 'shape (3,) and dtype float32 for'),
-            (np.ones([2, 2], np.float32), 'shape (2, 2) and dtype float32 for'),
-            (tf.ones([2], tf.int32), 'dtype int32 for'),
-            (tf.IndexedSlices(tf.ones([1], tf.float64), tf.constant([0])), 'dtype float64 for'),
-            (foreign, "gradient of 'a' from another graph")):
-        with pytest.raises(InvalidArgumentError) as caught:
+    for given in ('x', np.ones([2], np.float32), tf.ones([3]), tf.ones([2], tf.int32), foreign,
+                  tf.IndexedSlices(tf.ones([1], tf.float64), tf.constant([0]))):
+        with pytest.raises(InvalidArgumentError, match="as the gradient of 'a': expected a tensor "
+                           r'or an IndexedSlices of this graph, of shape \(2,\) and dtype float32'):
             checked_transform(lambda pairs, given=given: [(given, v), of_w], [(of_v, v), of_w],
                               placement)
-        assert text in str(caught.value)
-    for pairs, text in (([(of_v, v), (of_v, v)], "returned 'a' twice"),
+    for pairs, text in (([(of_v, v), (of_v, v)], 'each once'),
                         ([(None, v), (None, w)], 'None for every gradient')):
         with pytest.raises(InvalidArgumentError, match=text):
             checked_transform(lambda unused, pairs=pairs: pairs, [(of_v, v), of_w], placement)
-    fine = [(np.ones([2], np.float32), v), (None, w)]
+    fine = [(tf.ones([2]), v), (None, w)]
     assert checked_transform(lambda unused: fine, [(of_v, v), of_w], placement) == fine
-
-
-def test_the_train_op_of_two_towers_steps_once(resource):
-    global_step = tf.train.get_or_create_global_step()
-    built = build_towers(
-        lambda x: tf.reduce_mean(x * tf.get_variable('w', [], initializer=tf.ones_initializer())),
-        tf.constant([1., 2., 3., 6.]), BertOptimizer(), 2, global_step=global_step)
-    assert run(built.train_op, built.variables + built.slots + [global_step]) == [-2., 3., 1]
 
 
 # ---- who counts the steps -----------------------------------------------------------------------

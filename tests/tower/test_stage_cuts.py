@@ -61,7 +61,6 @@ def test_stages_are_even_and_cut_between_layers():
             of_stage.setdefault(variable.device, []).append(variable.op.name)
         assert list(of_stage) == CPUS[:2]
         assert [len(names) for names in of_stage.values()] == [4, 4]
-        assert list(built.placement.bytes_on.values()) == [4 * 6 * 6 * 8] * 2
         assert {slot.device for slot in built.slots} == set(CPUS[:2])
         # A layer is a product, a tanh and a sum; TF 1.15 calls the sums add, and so does 2.
         assert built.plan.stages.count(', after add') == 1

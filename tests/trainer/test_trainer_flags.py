@@ -257,11 +257,10 @@ WHAT_THERE_IS_NOT = [
     ('--augment_shift=8', '--augment_shift=8 moves images of 8 x 8 pixels out of sight: give less'),
     ('--decay=cosine --decay_epochs=1e-9', '--decay_epochs=1e-09 is less than one of the 1437 '
      'examples of an epoch: give more'),
-    ('--devices=/job:worker/task:0/cpu:0,/cpu:1', '/job:worker/task:0/cpu:0 does not exist: this '
-     'program has no cluster (TF_CONFIG is not set), so its one job is localhost. Name /cpu:0, or '
-     'see its plan with --plan_only.'),
-    ('--variable_device=/job:ps/cpu:0', '/job:ps/cpu:0 does not exist: this program has no '
-     'cluster'),
+    ('--devices=/job:worker/task:0/cpu:0,/cpu:1', '/job:worker/task:0/cpu:0 does not exist: '
+     'without a cluster the one job of this program is localhost. Name another device, or see its '
+     'plan with --plan_only.'),
+    ('--variable_device=/job:ps/cpu:0', '/job:ps/cpu:0 does not exist: without a cluster'),
     ('--variable_device=/gpu:0', '/gpu:0 does not exist: TensorFlow sees no GPU here'),
     ('--devices=/cpu:0,/cpu:0', '/cpu:0 is named 2 times in --devices=/cpu:0,/cpu:0: give each '
      'tower a device of its own.'),

@@ -15,12 +15,10 @@ from towers.api.train_ops import update_variables
 from towers.errors import InputError
 from towers.graph.variable_access import metric_variables
 from towers.placement.variable_device import only_device
-from towers.reduce.accumulation import accumulate as accumulate_gradients
-from towers.reduce.accumulation import check_order
 from towers.reduce.all_reduce import all_reduce
 from towers.reduce.combination import combine
 from towers.reduce.loss_scale import ScaledLosses
-from towers.reduce.pipeline import pipeline
+from towers.reduce.micro_batches import add_up_micro_batches, check_order
 from towers.reduce.replicas import check_no_replicas
 from towers.tower.batch_inputs import check_nothing_is_trained_behind, with_sparse_tensors
 from towers.tower.metric_counters import leave_out_padding, put_in_order, weigh_additions
@@ -134,9 +132,11 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
                                   collections_before, machines)
         if request.accumulate > 1:
             check_order([update.train_op])
+        replicas = tower_set.roles.replicas and tower_set.roles.replicas._replace(
+            slots=list(update.slots_of_replicas))
         train_op = update.train_op if machines is None else machines.train_op(
             update.train_op, update.before,
-            request.replicas.names() if request.replicas is not None else ())
+            () if replicas is None else tuple(replicas.of_variable))
         collections_before.keep_updates_from_later_builds()
     recorded = tower_set.recorded
     built = BuiltTowers(
@@ -146,7 +146,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         towers=tower_set.towers, global_step=global_step, devices=request.devices,
         placement=request.placement, direct_variables=tuple(recorded.direct),
         plan=describe(tower_set, shards, request, update, len(collections_before.updates)),
-        replicas=request.replicas, precision=request.numerics.precision,
+        replicas=replicas, precision=request.numerics.precision,
         scaled_losses=update.scaled_losses, xla=request.numerics.xla,
         variable_scope=request.full_scope_name, machines=machines,
         own_state=tower_set.roles.own_state.of_all_towers(),
@@ -248,15 +248,13 @@ def combine_towers(tower_set, request):
         return CombinedTowers([], None)
     towers, late = tower_set.towers, tower_set.late.gradients
     gradients = [tower.gradients for tower in towers]
-    if request.schedule is not None:
-        gradients = pipeline(towers, request.accumulate, request.schedule, late)
-    elif request.accumulate > 1:
-        gradients = accumulate_gradients(towers, request.accumulate, late)
+    if request.accumulate > 1:
+        gradients = add_up_micro_batches(towers, request.accumulate, request.schedule, late)
 
     def combined(objective):
         of_towers = [request.objectives.of(objective, each) for each in gradients]
         with tf.name_scope('combine_gradients'), of_loss(objective.name):
-            if request.replicas is None:
+            if request.placement.all_reduce is None:
                 check_no_replicas(tower_set.gradients.trainable)
                 return CombinedTowers(combine(of_towers), None)
             summed, on_towers = all_reduce(request.placement.all_reduce, of_towers, (),

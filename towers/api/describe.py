@@ -13,6 +13,7 @@ from towers.graph.nests import leaves_of
 from towers.graph.variable_access import metric_variables
 from towers.placement.devices import describe_config, session_config, short_name
 from towers.placement.xla import describe as describe_xla
+from towers.reduce.replicas import is_repeatable
 from towers.tower.losses import whole_batch_line
 from towers.tower.objectives import GradientsOfModel, all_pairs
 from towers.tower.write_order import updates_that_write
@@ -88,8 +89,10 @@ def _of_variables(tower_set, request, update):
               for variable in variables]
     return dict(
         variable_device=_placed(request, recorded) + (
-            '; updated once and sent to the replicas, since the optimizer cannot be repeated'
-            if update.is_sent else ''),
+            '; updated once and sent to the replicas, since the optimizer may look at more than '
+            'each gradient'
+            if roles.replicas is not None and update.train_op is not None and not all(
+                is_repeatable(each.optimizer) for each in request.objectives) else ''),
         num_variables=len(variables), num_trainable=len(trainable),
         parameters=sum(count for count, _ in counts),
         parameter_bytes=sum(count * size for count, size in counts),
@@ -109,12 +112,13 @@ def _placed(request, recorded):
     cluster = request.cluster if request.objectives else None
     if cluster is None or cluster.kind != 'ps':
         made = {variable.op.name for variable in recorded.created}
+        placed = request.placement.describe(recorded.variables)
         if request.placement.is_earlier_builds:
-            return request.placement.describe()
+            return placed
         devices = sorted({short_name(variable.device) or 'no device' for variable in
                           recorded.variables if variable.op.name not in made})
         before = '' if not devices else '; those from before the build on ' + ', '.join(devices)
-        return (request.placement.describe() if made else '') + before[0 if made else 2:]
+        return (placed if made else '') + before[0 if made else 2:]
     return 'the parameter servers, by size, once there is a session'
 
 

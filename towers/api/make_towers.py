@@ -22,6 +22,7 @@ from towers.errors import ModelFunctionError, SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.nests import leaves_of
 from towers.graph.variable_writes import Writes
+from towers.reduce.replicas import make_replicas
 from towers.tower.batch_values import exchange, is_batch_value
 from towers.tower.copy import Copies
 from towers.tower.copy_template import Substitution
@@ -61,7 +62,8 @@ def call_once_and_copy(request, shards, scaled_losses):
     cuts = put_on_devices(recorded, request, request.parts[0].device)
     if of_model is None:
         check_no_own_optimizer(recorded, request.objectives)
-    roles = ownership(recorded, request, shards.sizes[0], taken)
+    roles = ownership(recorded, request, shards.sizes[0], taken, None if (
+        request.placement.all_reduce is None) else make_replicas)
     losses = make_losses(recorded, request, 0)
     gradients = TowerGradients(request, scaled_losses)
     first = differentiate(recorded, losses, gradients, request, shards, 0, scales[0], taken)

@@ -16,7 +16,7 @@ from towers.placement.precision import check_precision
 from towers.placement.variable_device import BALANCED, BY_STAGE, REPLICATED
 from towers.reduce.all_reduce import METHODS
 from towers.reduce.loss_scale import LossScale
-from towers.reduce.pipeline import SCHEDULES
+from towers.reduce.micro_batches import SCHEDULES
 from towers.tower.objectives import Objectives
 
 

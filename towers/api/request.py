@@ -16,8 +16,7 @@ from towers.placement.precision import rewrite_field, try_precision
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import Placement
 from towers.reduce.all_reduce import check_all_reduce
-from towers.reduce.pipeline import kept_at_once
-from towers.reduce.replicas import Replicas
+from towers.reduce.micro_batches import kept_at_once
 from towers.tower.build_context import check_no_failed_build
 from towers.tower.shards import checked_shares
 from towers.tower.optimizer_gradients import has_own_minimize
@@ -35,7 +34,7 @@ class Request(collections.namedtuple('Request', [
         'model_fn', 'objectives', 'devices', 'reduction', 'remainder', 'shares', 'global_step',
         'regularization', 'update_ops', 'batch_norm', 'numerics', 'recompute', 'cluster', 'copies',
         'reuse', 'earlier', 'variable_scope', 'full_scope_name', 'name', 'names', 'parts',
-        'accumulate', 'schedule', 'cutting', 'placement', 'replicas', 'loss_scale',
+        'accumulate', 'schedule', 'cutting', 'placement', 'loss_scale',
         'no_batch_values', 'precision_text'])):
     """The checked arguments of a call; arguments under their own names, and:
 
@@ -57,7 +56,6 @@ class Request(collections.namedtuple('Request', [
       schedule: the order of micro-batches in the stages; None for one after the other.
       cutting: `Cutting`; None where the model is not cut into stages.
       placement: `Placement`.
-      replicas: `Replicas`, or None where there is one set of variables.
       loss_scale: `LossScale` or None: the given one, or the default for the precision.
       no_batch_values: why the parts of the batch cannot exchange values in this build; or None.
       precision_text: the plan's line about the precision, or None for float32.
@@ -139,18 +137,17 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
     _check_recompute(memory.recompute, objectives, numerics)
     no_batch_values = _no_batch_values(accumulate, cluster, batch_norm)
     name, parts = _named_parts(tf.get_default_graph(), devices, accumulate, copies)
-    placement, replicas = _checked_placement(variables, devices, objectives, earlier, cluster)
-    if copies == 'reuse' and (replicas is not None or pipeline.stages is not None):
+    placement = _checked_placement(variables, devices, objectives, earlier, cluster)
+    if copies == 'reuse' and (placement.all_reduce is not None or pipeline.stages is not None):
         raise InvalidArgumentError("copies='reuse' goes with neither VariablePlacement("
                                    "'replicated') nor stages=: pass copies='clone'.")
     loss_scale = numerics.scale_of_loss() if objectives else None
-    _check_minimize(objectives, loss_scale, replicas)
+    _check_minimize(objectives, loss_scale, placement.all_reduce is not None)
     if cluster is not None:
         _check_cluster(cluster, objectives, placement.all_reduce, loss_scale)
     elif objectives:
         check_alone([each.optimizer for each in objectives], placement.leaves_servers,
                     tf.global_variables())
-    waits = len(devices) > 1 or loss_scale is not None or cluster is not None
     return Request(
         model_fn=model_fn, objectives=objectives, devices=devices, reduction=reduction,
         remainder=remainder, shares=tuple(each for each in shares for _ in range(accumulate)),
@@ -161,8 +158,8 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
         names=NamesOnOneMachine(_before(cluster, len(devices)), name, _before(cluster, len(parts))),
         parts=parts, accumulate=accumulate, schedule=schedule,
         cutting=_cutting(pipeline.stages, placement, stages_of(devices[0]), schedule, accumulate,
-                         objectives, waits),
-        placement=placement, replicas=replicas, loss_scale=loss_scale,
+                         objectives),
+        placement=placement, loss_scale=loss_scale,
         no_batch_values=no_batch_values,
         precision_text=_precision_text(numerics.precision, devices))
 
@@ -189,7 +186,7 @@ def _check_step(global_step, numerics):
 
 
 def _checked_placement(variables, devices, objectives, earlier, cluster):
-    """`(Placement, Replicas)`; the replicas are None where there is one set of variables."""
+    """The `Placement` of the variables; checks that their replicas can be kept equal."""
     placement = Placement(variables.device, devices, variables.all_reduce, bool(objectives),
                           devices.checked, alone=bool(objectives) and cluster is None,
                           earlier=None if earlier is None or variables.device is not None
@@ -199,14 +196,13 @@ def _checked_placement(variables, devices, objectives, earlier, cluster):
             check_variable_device(device, devices)
     if variables.all_reduce is not None:
         check_all_reduce(variables.all_reduce, devices)
-    if placement.all_reduce is None:
-        return placement, None
-    if earlier is not None and earlier.train_op is not None and earlier.replicas is None:
+    if placement.all_reduce is not None and earlier is not None and (
+            earlier.train_op is not None and earlier.replicas is None):
         raise InvalidArgumentError(
             "VariablePlacement('replicated'), but reuse= is a build that trains the same variables "
             "without replicas, so that its updates would not reach this build's replicas: pass "
             "VariablePlacement('replicated') to that build, too, on several towers.")
-    return placement, Replicas(devices)
+    return placement
 
 
 def _checked_reuse(reuse):
@@ -249,9 +245,9 @@ def _check_cluster(cluster, objectives, all_reduce, loss_scale):
     cluster.check_build(objectives[0].optimizer, all_reduce, loss_scale is not None)
 
 
-def _check_minimize(objectives, loss_scale, replicas):
+def _check_minimize(objectives, loss_scale, has_replicas):
     for each in objectives:
-        if has_own_minimize(each.optimizer) and (loss_scale is not None or replicas is not None):
+        if has_own_minimize(each.optimizer) and (loss_scale is not None or has_replicas):
             raise InvalidArgumentError(
                 '%s has a minimize of its own, and there is %s: what it does between the gradients '
                 'and their update would be done to %s. Put it into apply_gradients, or into '
@@ -313,7 +309,7 @@ def _checked_micro_batches(memory, pipeline, objectives, devices):
     return count, pipeline.schedule if is_pipeline else None
 
 
-def _cutting(stages, placement, devices, schedule, micro_batches, objectives, waits):
+def _cutting(stages, placement, devices, schedule, micro_batches, objectives):
     """`Cutting` into stages; None where the model is not cut."""
     if stages is None:
         return None
@@ -321,9 +317,7 @@ def _cutting(stages, placement, devices, schedule, micro_batches, objectives, wa
         kept_at_once(schedule, stage, len(devices), micro_batches)
         for stage in range(len(devices))]
     slots = max([number_of_slots(each.optimizer) for each in objectives], default=None)
-    waits = waits or any(each.transform_gradients is not None for each in objectives)
-    gradients = 'add up' if micro_batches > 1 else 'wait' if waits else 'apply'
-    return Cutting(copies, gradients, bool(objectives), slots if placement.by_stage else None)
+    return Cutting(copies, bool(objectives), slots if placement.by_stage else None)
 
 
 def _no_batch_values(accumulate, cluster, batch_norm):

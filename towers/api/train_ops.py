@@ -10,18 +10,17 @@ from towers.graph.nests import fetches_in
 from towers.graph.variable_access import metric_variables
 from towers.nonfinite import checked_at_least_scale
 from towers.placement.variable_device import only_device
-from towers.reduce.early_writes import hold_update
-from towers.reduce.replica_updates import replicas_follow
-from towers.reduce.update_gates import held_back
+from towers.reduce.replicas import follow_updates
 from towers.reduce.update import apply_update, checked_transform
+from towers.reduce.update_order import hold_back, hold_update
 from towers.tower.closure_tensors import check_of_no_tower, check_of_no_worker
 from towers.tower.objectives import GradientsOfModel, flat, map_shaped, tensors_of
 from towers.tower.optimizer_gradients import Minimizing, has_own_minimize
 from towers.tower.write_order import updates_that_write
 
 Update = collections.namedtuple(
-    'Update', 'train_op train_ops slots gradients rides counts before is_sent redirect '
-    'scaled_losses', defaults=(False, (), False, None, None))
+    'Update', 'train_op train_ops slots gradients rides slots_of_replicas counts before redirect '
+    'scaled_losses', defaults=((), False, (), None, None))
 """The operations of the update, as `update_variables` returns them.
 
 Fields:
@@ -32,11 +31,11 @@ Fields:
   gradients: the combined and transformed gradients: list of pairs, or dict of lists by loss.
   rides: dict from the name of a loss to the number of updates, such as batch norm's, that ride on
     its train op; empty with one loss.
+  slots_of_replicas: the variables that they made for replicas.
   counts: whether the global step is counted here, since the optimizer leaves it to its caller.
   before: tuple of the tensors and operations that the optimizer waits for: the loss, and the
     updates that ride on the train op; with several losses ().
-  is_sent: whether the variables' new values are sent to replicas, see `Applied`.
-  redirect: as `held_back` returns it; or None.
+  redirect: as `hold_back` returns it; or None.
   scaled_losses: `ScaledLosses` that watch the gradients; or None.
 """
 
@@ -121,11 +120,12 @@ def _of_one_loss(tower_set, request, outputs, gradients, combined, updates, mach
             on_skip = functools.partial(checked_at_least_scale, combined.gradients, scaled_losses)
     loss = outputs.loss
     updates_here = machines is None or machines.updates_here
-    updates += replicas_follow(request.replicas, updates, [loss] + _read_for(gradients, combined))
+    updates += follow_updates(tower_set.roles.replicas, updates,
+                              [loss] + _read_for(gradients, combined))
     gates, computed = machines.gates if machines is not None else [], _computed(outputs, towers)
     redirect = None
     if machines is not None and updates_here:
-        updates, redirect = held_back(updates, gates, request.cluster.active, computed)
+        updates, redirect = hold_back(updates, gates, request.cluster.active, computed)
     after = [loss] + updates
     applied, operations = _apply(
         tower_set, request, request.objectives[0], loss, gradients, combined, after,
@@ -136,8 +136,9 @@ def _of_one_loss(tower_set, request, outputs, gradients, combined, updates, mach
     if updates_here:
         hold_update(applied.train_op, _all_of(combined), after, computed, gates)
     return Update(train_op=applied.train_op, train_ops={}, slots=applied.slots,
-                  gradients=gradients, rides={}, counts=applied.counts, before=tuple(after),
-                  is_sent=applied.is_sent, redirect=redirect, scaled_losses=scaled_losses)
+                  gradients=gradients, rides={}, slots_of_replicas=applied.slots_of_replicas,
+                  counts=applied.counts, before=tuple(after), redirect=redirect,
+                  scaled_losses=scaled_losses)
 
 
 def _apply(tower_set, request, objective, loss, gradients, combined, after, **further):
@@ -148,7 +149,8 @@ def _apply(tower_set, request, objective, loss, gradients, combined, after, **fu
     with graph_walk.Recording(tf.get_default_graph()) as made:
         applied = apply_update(
             optimizer, gradients, placement=request.placement,
-            variables=tower_set.recorded.variables, after=after, replicas=request.replicas,
+            variables=tower_set.recorded.variables, after=after,
+            replicas=tower_set.roles.replicas,
             on_towers=combined.on_towers, **further)
     return applied, made.operations
 
@@ -167,15 +169,15 @@ def _of_several(tower_set, request, outputs, gradients, combined, updates, made,
     """
     towers, losses = tower_set.towers, outputs.loss
     riding, computed = _riding(updates, losses, towers), _computed(outputs, towers)
-    train_ops, slots, applied = collections.OrderedDict(), [], []
+    train_ops, slots, of_replicas, applied = collections.OrderedDict(), [], [], []
     joint_after = flat(losses) + updates + [
         tensor for pairs in flat(gradients) for tensor in tensors_of(pairs)]
-    joint_after += replicas_follow(request.replicas, updates, joint_after + [
+    joint_after += follow_updates(tower_set.roles.replicas, updates, joint_after + [
         tensor for each in flat(combined) for tensor in _read_for([], each)])
     for each in request.objectives:
         after = [losses[each.name]] + riding[each.name]
-        after += replicas_follow(
-            request.replicas, riding[each.name],
+        after += follow_updates(
+            tower_set.roles.replicas, riding[each.name],
             after + _read_for(gradients[each.name], combined[each.name]))
         one, operations = _apply(
             tower_set, request, each, losses[each.name], gradients[each.name],
@@ -183,7 +185,7 @@ def _of_several(tower_set, request, outputs, gradients, combined, updates, made,
         train_ops[each.name], made = one.train_op, made + operations
         check(made, [one.train_op], after)
         hold_update(train_ops[each.name], _all_of(combined[each.name]), after, computed)
-        slots += one.slots
+        slots, of_replicas = slots + one.slots, of_replicas + one.slots_of_replicas
     for each in request.objectives:
         joint, operations = _apply(
             tower_set, request, each, losses[each.name], gradients[each.name],
@@ -191,6 +193,7 @@ def _of_several(tower_set, request, outputs, gradients, combined, updates, made,
         made = made + operations
         check(made, [joint.train_op], joint_after)
         train_op, slots = joint.train_op, slots + joint.slots
+        of_replicas += joint.slots_of_replicas
         applied = [train_op]
     hold_update(applied[-1], [pair for part in flat(combined) for pair in _all_of(part)],
                 flat(losses) + updates, computed)
@@ -199,8 +202,8 @@ def _of_several(tower_set, request, outputs, gradients, combined, updates, made,
             train_op = tf.group(*(applied + [tf.assign_add(
                 request.global_step, tf.ones([], request.global_step.dtype.base_dtype)).op]))
     return Update(train_op=train_op, train_ops=train_ops, slots=slots, gradients=gradients,
-                  rides={name: len(ops) for name, ops in riding.items()}, counts=one.counts,
-                  is_sent=joint.is_sent)
+                  rides={name: len(ops) for name, ops in riding.items()},
+                  slots_of_replicas=of_replicas, counts=one.counts)
 
 
 def _read_for(gradients, combined):

@@ -29,7 +29,7 @@ class Machines:
         worker's own.
       begin: operation to be run when a session has begun, without which no step is made; or None.
       redirect: function to be called when the program has made all of its operations, see
-        `reduce.update_gates`; or None.
+        `reduce.update_order`; or None.
       update: `signature_of_update` where each worker makes the update; else None.
     """
     kinds, combined, gates, begin, redirect = (), (), (), None, None

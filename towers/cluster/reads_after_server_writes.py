@@ -13,7 +13,7 @@ from towers import compat
 from towers.errors import ClusterError
 from towers.graph.frames import Frames
 from towers.graph.op_types import LEAD_IN, RESHAPES
-from towers.graph.reference_memory import REFERENCE_VARIABLES
+from towers.graph.variable_access import REFERENCE_VARIABLES
 from towers.graph.variable_writes import Writes
 
 # They pass on the value of their first input as it is, or in another shape.

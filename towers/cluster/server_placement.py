@@ -16,7 +16,7 @@ from towers import compat
 from towers.cluster.parameter_servers import tasks_by_size
 from towers.cluster.reads_after_server_writes import read_after_writes
 from towers.errors import ClusterError
-from towers.graph.colocation import group_of
+from towers.graph.edit import group_of
 from towers.graph.graph_walk import behind, step_operations
 from towers.graph.nests import bytes_of
 from towers.graph.op_types import LEAD_IN, VARIABLE_OPS

@@ -24,7 +24,7 @@ from towers import compat
 from towers.cluster.signature import ADDED_UP
 from towers.errors import ClusterError
 from towers.graph.op_types import VARIABLE_OPS
-from towers.graph.operation_copies import copied_operations, take_instead
+from towers.graph.edit import copied_operations, take_instead
 from towers.graph.frames import Frames
 from towers.graph.graph_walk import ancestors, is_control_flow, reachable_from, step_operations
 from towers.graph.variable_access import is_variable, read_from, variable_op

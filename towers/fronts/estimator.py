@@ -95,7 +95,7 @@ def replicate_model_fn(model_fn: typing.Callable,
                                    'mode and of what was built, or None.' % (on_built,))
     function = ModelFunction(model_fn)
     is_empty = isinstance(devices, (list, tuple)) and not devices
-    names = resolve_devices(None if is_empty else devices, says_how=False)
+    names = resolve_devices(None if is_empty else devices)
     check_one_stage('replicate_model_fn', names)
     is_sum = loss_reduction == tf.losses.Reduction.SUM
 

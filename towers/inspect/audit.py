@@ -8,13 +8,12 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import check_instance
 from towers.api.built import BuiltTowers
 from towers.errors import AuditError, InvalidArgumentError
-from towers.graph.colocation import beside
+from towers.graph.edit import beside
 from towers.graph.graph_walk import operation_named, step_operations
 from towers.graph.nests import leaves_of
 from towers.placement.devices import is_gpu, short_name
-from towers.placement.operation_device import ModelsChoices, operation_device, resolved
 from towers.placement.precision import converted_operations
-from towers.placement.tower_device import stages_of
+from towers.placement.tower_device import operation_device, resolved, stages_of, was_chosen
 from towers.placement.xla import clusters
 from towers.tower.objectives import flat
 from towers.tower.variables import owner_by_name
@@ -157,7 +156,6 @@ def _check_operations(built, operations, broken, notes):
     by_name = {variable.op.name for variable in built.variables}
     if built.replicas is not None:
         by_name |= {replica.op.name for replica in built.replicas.variables}
-    choices = ModelsChoices(built)
     for tower in built.towers:
         stray, with_variable, chosen = [], [], []
         for op in operations:
@@ -168,7 +166,7 @@ def _check_operations(built, operations, broken, notes):
                     op.type == 'NoOp'):  # it only waits for others
                 continue
             (with_variable if _touches_variable(op, by_name) else
-             chosen if choices.include(op, tower) else stray).append((op, device))
+             chosen if was_chosen(op, tower, built.towers[0]) else stray).append((op, device))
         if stray:
             broken.append('%s of tower %d off %s: %s' % (
                 _operations(stray), tower.index, short_name(tower.device),

@@ -1,6 +1,5 @@
 """Which devices the towers run on, and the session config that such a graph wants."""
 
-import json
 import numbers
 import os
 import typing
@@ -9,7 +8,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import check_flag, check_number
+from towers.arguments import check_count, check_flag, check_number
 from towers.errors import DeviceError, InvalidArgumentError
 from towers.placement.tower_device import StagedDevices, TowerDevice, all_devices, stages_of
 
@@ -42,8 +41,7 @@ class Devices(tuple):
 
 
 def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = None,
-                    check: bool = True, allow_repeated: bool = False,
-                    says_how: bool = True) -> Devices:
+                    check: bool = True, allow_repeated: bool = False) -> Devices:
     """The device of each tower, in TF's canonical spelling.
 
     >>> built = towers.build_towers(model_fn, inputs, optimizer, towers.resolve_devices(
@@ -55,14 +53,10 @@ def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = Non
         `['/gpu:0', '/gpu:2']`, `'/cpu:0,/cpu:1'`, `'/job:worker/task:1/gpu:0'`. A tower may have
         several devices, one for each stage of its model: `[['/gpu:0', '/gpu:1'],
         ['/gpu:2', '/gpu:3']]`, `'/gpu:0+/gpu:1,/gpu:2+/gpu:3'`; see `stage`.
-      check: whether a named GPU has to exist here, and the job and task of a name have to be in
-        the cluster of `TF_CONFIG` (without one there is just `localhost`); a GPU of another job's
-        machine cannot be looked for from here. CPUs beyond the first are virtual: the session makes
-        them, with the config of `session_config`. False lets a graph for another machine, or for a
-        cluster that the program itself makes, be built.
+      check: whether a named GPU has to exist here, and no name may have another job or task than
+        this process. CPUs beyond the first are virtual: the session makes them, with the config of
+        `session_config`. False lets a graph for another machine, or for a cluster, be built.
       allow_repeated: whether two towers may run on one device.
-      says_how: whether errors tell of `check=` and `allow_repeated=`; False for a caller that does
-        not have them.
 
     Returns:
       `Devices`, a tuple of strings such as `'/device:GPU:0'`, one a tower; for a tower with several
@@ -76,10 +70,10 @@ def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = Non
     check_flag('allow_repeated', allow_repeated)
     if isinstance(devices, Devices):
         return devices
-    return Devices(_resolved(devices, check, allow_repeated, says_how), check)
+    return Devices(_resolved(devices, check, allow_repeated), check)
 
 
-def _resolved(devices, check, allow_repeated, says_how):
+def _resolved(devices, check, allow_repeated):
     gpus = visible_gpus()
     if devices is None:
         return gpus or ('/device:CPU:0',)
@@ -104,14 +98,11 @@ def _resolved(devices, check, allow_repeated, says_how):
     repeated = sorted(name for name in set(every) if every.count(name) > 1)
     if repeated and not allow_repeated:
         raise DeviceError('%s is named %d times in devices=%r: give each tower a device of its '
-                          'own%s.' % (
-                              short_name(repeated[0]), every.count(repeated[0]), devices,
-                              ', or pass resolve_devices(…, allow_repeated=True) to put several '
-                              'on one'
-                              if says_how else ''))
+                          'own, or pass resolve_devices(…, allow_repeated=True) to put several on '
+                          'one.' % (short_name(repeated[0]), every.count(repeated[0]), devices))
     if check:
         for name in every:
-            _check_exists(name, gpus, says_how)
+            _check_exists(name, gpus)
     return resolved
 
 
@@ -147,49 +138,6 @@ def canonical_device(name):
     if spec.job == 'localhost' and not spec.task and not spec.replica:
         spec = tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
     return spec.to_string()
-
-
-def check_job(name, says_how=True):
-    """Raises `DeviceError` for a device of a job or task that this program has no session of.
-
-    Without a cluster, TensorFlow has one job, `localhost`, with one task. The cluster is read from
-    `TF_CONFIG` in the environment; one that the program makes itself cannot be seen from here.
-
-    Args:
-      name: a device, as `canonical_device` gives it.
-      says_how: as for `resolve_devices`.
-    """
-    spec = tf.DeviceSpec.from_string(name)
-    if spec.job is None and not spec.task and not spec.replica:
-        return
-    cluster = _cluster()
-    if cluster is None:
-        problem = 'this program has no cluster (TF_CONFIG is not set), so its one job is localhost'
-        instead = tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
-        advice = 'Name %s' % instead.to_string().replace('/device:', '/').lower()
-    else:
-        if not spec.replica and (spec.job is None or (spec.task or 0) in cluster.get(spec.job, ())):
-            return
-        problem = "TF_CONFIG's cluster has %s" % ', '.join(
-            '%d task%s of job %r' % (len(tasks), '' if len(tasks) == 1 else 's', job)
-            for job, tasks in sorted(cluster.items()))
-        advice = 'Name a device of one of them'
-    raise DeviceError(
-        '%s does not exist: %s. %s%s.' % (
-            name.replace('/device:GPU:', '/gpu:').replace('/device:CPU:', '/cpu:'), problem, advice,
-            ', or pass resolve_devices(…, check=False) to build the graph for a session '
-            'that has it'
-            if says_how else ''))
-
-
-def _cluster():
-    """{job: numbers of its tasks} of `TF_CONFIG`, or None."""
-    try:
-        jobs = json.loads(os.environ.get('TF_CONFIG') or '{}')['cluster']
-        return {job: [int(task) for task in tasks] if isinstance(tasks, dict)
-                else range(len(tasks)) for job, tasks in jobs.items()} or None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
 
 
 def check_variable_device(name, devices):
@@ -258,10 +206,14 @@ def default_variable_device(devices):
 def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None,
                    allow_growth: bool = True, intra_op_threads: typing.Optional[int] = None,
                    inter_op_threads: typing.Optional[int] = None,
-                   soft_placement: typing.Optional[bool] = None,
-                   quick_start: typing.Optional[bool] = None,
                    memory_fraction: typing.Optional[float] = None) -> tf.ConfigProto:
     """The `ConfigProto` for sessions of a graph with towers on these devices.
+
+    With GPUs TF may move an op that has no kernel for its device (integers, strings); with CPUs
+    alone a misplaced op is an error instead of a silent move. With CPUs alone the graph is
+    optimised once instead of twice, and without the memory optimizer, whose time grows faster than
+    the number of towers: that halves the time of the first run of 8 InceptionResNet-v2 towers and
+    costs no speed and no memory; with GPUs that was not measured.
 
     Args:
       devices: as for `build_towers`; or the `devices` of what it returned.
@@ -270,13 +222,6 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
         two or more CPU towers, the cores divided among them (at least 1), since towers already
         run side by side; else TF's own choice (0).
       inter_op_threads: ops that may run at once. None: TF's own choice (0).
-      soft_placement: may TF move an op to a device that has a kernel for it? None: with GPUs
-        only, where integer and string ops have no kernel. With CPUs alone a misplaced op is
-        then an error instead of a silent move.
-      quick_start: optimise the graph once instead of twice, and without the memory optimizer, whose
-        time grows faster than the number of towers. None: with CPUs alone, where it halves the time
-        of the first run of 8 InceptionResNet-v2 towers and costs no speed and no memory; with GPUs
-        that was not measured.
       memory_fraction: the most of each GPU's memory that the process takes, above 0 and up to 1
         (`per_process_gpu_memory_fraction`). None: all of it.
 
@@ -290,34 +235,25 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
     names = all_devices(resolve_devices(devices, check=False, allow_repeated=True))
     for flag, value in (('intra_op_threads', intra_op_threads),
                         ('inter_op_threads', inter_op_threads)):
-        if value is not None and (isinstance(value, (bool, np.bool_))
-                                  or not isinstance(value, numbers.Integral)
-                                  or not 0 <= value < 2 ** 31):
-            raise InvalidArgumentError('%s=%r: expected a number of threads, 0 for TF\'s own '
-                                       'choice.' % (flag, value))
-    check_flag('allow_growth', allow_growth)
-    for flag, value in (('soft_placement', soft_placement), ('quick_start', quick_start)):
         if value is not None:
-            check_flag(flag, value, 'True, False or None')
+            check_count(flag, value, least=0)
+    check_flag('allow_growth', allow_growth)
     if memory_fraction is not None:
         check_number('memory_fraction', memory_fraction, above=0, most=1,
                      expected="a part of a GPU's memory, above 0 and up to 1, or None")
-    if soft_placement is None:
-        soft_placement = any(is_gpu(name) for name in names)
+    has_gpus = any(is_gpu(name) for name in names)
     cpus = [tf.DeviceSpec.from_string(name).device_index for name in names if not is_gpu(name)]
     if intra_op_threads is None:
         intra_op_threads = _default_intra_op_threads(len(set(cpus)))
     config = tf.ConfigProto(
         device_count={'CPU': max(cpus + [0]) + 1},
-        allow_soft_placement=bool(soft_placement),
+        allow_soft_placement=has_gpus,
         intra_op_parallelism_threads=int(intra_op_threads),
         inter_op_parallelism_threads=int(inter_op_threads or 0))
     config.gpu_options.allow_growth = bool(allow_growth)
     if memory_fraction is not None:
         config.gpu_options.per_process_gpu_memory_fraction = float(memory_fraction)
-    if quick_start is None:
-        quick_start = not any(is_gpu(name) for name in names)
-    if quick_start:
+    if not has_gpus:
         rewrites = config.graph_options.rewrite_options
         rewrites.meta_optimizer_iterations = rewrites.ONE
         rewrites.memory_optimization = rewrites.NO_MEM_OPT
@@ -400,18 +336,20 @@ def _first_devices(count, gpus, check):
     return tuple('/device:GPU:%d' % index for index in range(count))
 
 
-def _check_exists(name, gpus, says_how=True):
+def _check_exists(name, gpus):
     spec = tf.DeviceSpec.from_string(name)
-    check_job(name, says_how)
-    if spec.device_type == 'CPU' or spec.job is not None:
+    if spec.job is not None or spec.task or spec.replica:
+        exists, there = False, 'without a cluster the one job of this program is localhost'
+    elif spec.device_type == 'CPU':
         return
-    exists = name in gpus if is_gpu(name) else spec.device_index < len(
-        tf.config.experimental.list_physical_devices(spec.device_type))
+    else:
+        exists = name in gpus if is_gpu(name) else spec.device_index < len(
+            tf.config.experimental.list_physical_devices(spec.device_type))
+        there = _what_there_is(spec.device_type, gpus)
     if not exists:
-        raise DeviceError('%s does not exist: %s. Name another device%s.' % (
-            short_name(name), _what_there_is(spec.device_type, gpus),
-            ', or pass resolve_devices(…, check=False) to build the graph for another machine'
-            if says_how else ''))
+        raise DeviceError(
+            '%s does not exist: %s. Name another device, or pass resolve_devices(…, check=False) '
+            'to build the graph for another machine.' % (short_name(name), there))
 
 
 def _what_there_is(kind, gpus):

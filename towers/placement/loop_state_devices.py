@@ -5,7 +5,7 @@ An array or a stack has to be on the device of the operations that use it: else 
 """
 
 from towers import compat
-from towers.graph.colocation import beside, colocate, is_free
+from towers.graph.edit import beside, colocate, is_free
 from towers.graph.op_types import HAND_ON
 from towers.placement.tower_device import stages_of
 

@@ -28,8 +28,6 @@ _FIELDS = {
     ('bf16', False): ('auto_mixed_precision_onednn_bfloat16', 'auto_mixed_precision_mkl'),
     ('bf16', True): (),
 }
-_INSTEAD = {('fp16', True): '', ('fp16', False): ', or bf16 with TensorFlow 2.15 or later',
-            ('bf16', True): ' or fp16', ('bf16', False): ', or TensorFlow 2.15 or later'}
 _DTYPES = {'fp16': tf.float16, 'bf16': tf.bfloat16}
 # Flags of /proc/cpuinfo for instructions that multiply in bfloat16, on x86 and on ARM.
 _BF16_INSTRUCTIONS = ('avx512_bf16', 'amx_bf16', 'bf16')
@@ -77,10 +75,10 @@ def rewrite_field(precision, devices):
     for field in _FIELDS[precision, on_gpus]:
         if field in known:
             return field
-    raise PrecisionError('precision=%r: TensorFlow %s has no rewrite to it %son %s. Use '
-                         'float32%s.' % (
-        precision, tf.version.VERSION, 'that works ' if precision == 'fp16' else '',
-        'GPUs' if on_gpus else 'CPUs', _INSTEAD[precision, on_gpus]))
+    raise PrecisionError(
+        'precision=%r: TensorFlow %s has no rewrite to it that works on %s. Use float32; or fp16 '
+        'on GPUs, bf16 on CPUs with TensorFlow 2.15 or later.' % (
+            precision, tf.version.VERSION, 'GPUs' if on_gpus else 'CPUs'))
 
 
 def try_precision(precision, devices):

@@ -2,18 +2,18 @@
 
 import collections
 import contextlib
-import numbers
+import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.errors import InvalidArgumentError, ModelFunctionError
-from towers.graph.colocation import colocate, is_free, names_beside
-from towers.graph.graph_walk import ancestors, is_control_flow
+from towers.arguments import check_count
+from towers.errors import ModelFunctionError
+from towers.graph.edit import colocate, is_free, names_beside
+from towers.graph.graph_walk import is_control_flow
+from towers.graph.library import Library
 from towers.graph.variable_access import read_from
-from towers.placement.devices import short_name
-from towers.placement.function_devices import MovedFunctions
 from towers.placement.tower_device import StageDevice, TowerDevice, current_tower_device, stages_of
 
 
@@ -38,8 +38,7 @@ def stage(number: int) -> typing.Iterator[None]:
       InvalidArgumentError: no such number.
       ModelFunctionError: the tower has several devices, and fewer than this.
     """
-    if isinstance(number, bool) or not isinstance(number, numbers.Integral) or number < 0:
-        raise InvalidArgumentError('stage(%r): expected a whole number of at least 0.' % (number,))
+    check_count('number', number, least=0)
     device = None if tf.executing_eagerly() else current_tower_device(tf.get_default_graph())
     if device is None or len(device.stages) == 1:
         yield
@@ -68,8 +67,7 @@ def place_forward(operations, device):
     stages = stages_of(device)
     if len(stages) == 1:
         return
-    placed = {}
-    functions = MovedFunctions(operations[0].graph) if operations else None
+    placed, library = {}, Library(tf.get_default_graph())
     for op in operations:
         scope = next((each for each in compat.device_scopes(op) if isinstance(each, TowerDevice)),
                      None)
@@ -87,8 +85,28 @@ def place_forward(operations, device):
         known = [placed[tensor.op.name] for tensor in op.inputs if tensor.op.name in placed]
         placed[op.name] = max(known, key=stages.index) if known else stages[0]
         if known:
-            compat.set_device(op, placed[op.name])
-            functions.move(op, stages[0], placed[op.name])
+            move(op, placed[op.name], library)
+
+
+def move(op, device, library):
+    """Puts an operation on the device of another stage.
+
+    Args:
+      op: an operation.
+      device: where it goes.
+      library: `Library` of its graph.
+
+    Raises:
+      ModelFunctionError: it calls a function whose operations are on a device of their own.
+    """
+    if op.device != device:
+        for name, function in library.reached_from([op.node_def]).items():
+            if any(node.device not in ('', device) for node in function.node_def):
+                raise ModelFunctionError(
+                    'operation %s of another stage than the first calls the function %s, which '
+                    'stays where it was made: call tf.disable_control_flow_v2() before the model '
+                    'is made, and no tf.function or Defun in stages.' % (op.name, name))
+        compat.set_device(op, device)
 
 
 def _stages_of_loops(graph, backward, stages):
@@ -149,33 +167,22 @@ def remarks_on_stages(operations, variables, device):
       variables: the model's variables.
       device: `StagedDevices`.
     """
-    names = {variable.op.name for variable in variables}
     stages, readers, remarks = stages_of(device), collections.OrderedDict(), []
     for op in operations:
         # A read alone may be where the variable is: what takes its value counts.
         is_taken = op.device in stages and op.type != 'ReadVariableOp'
         for tensor in op.inputs if is_taken else ():
             for variable in read_from(tensor):
-                readers.setdefault(variable, set()).add(stages.index(op.device))
-    shared = [(variable, sorted(found)) for variable, found in readers.items()
-              if len(found) > 1 and variable.name in names]
-    for variable, found in shared[:_MOST_NAMED]:
-        remarks.append('%s is read in stages %s and is on %s' % (
-            variable.name, ' and '.join(map(str, found)), short_name(variable.device)))
-    if len(shared) > _MOST_NAMED:
-        more = len(shared) - _MOST_NAMED
-        remarks.append('so %s more' % ('is 1 variable' if more == 1 else
-                                       'are %d variables' % more))
-    back = collections.OrderedDict()
-    for op, tensor in _against_the_order(operations, stages):
-        back.setdefault((stages.index(op.device), stages.index(tensor.op.device)), tensor)
-    for (stage, later), tensor in list(back.items())[:_MOST_NAMED]:
+                readers.setdefault(variable.name, set()).add(op.device)
+    names = {variable.op.name for variable in variables}
+    shared = [name for name, found in readers.items() if len(found) > 1 and name in names]
+    if shared:
+        remarks.append('read in several stages: %s%s' % (
+            ', '.join(shared[:3]), ' and %d more' % (len(shared) - 3) if shared[3:] else ''))
+    for op, tensor in itertools.islice(_against_the_order(operations, stages), 1):
         remarks.append('stage %d takes %s of stage %d: they wait for each other' % (
-            stage, tensor.op.name, later))
+            stages.index(op.device), tensor.op.name, stages.index(tensor.op.device)))
     return remarks
-
-
-_MOST_NAMED = 3
 
 
 def place_backward(operations, loss, device):
@@ -195,8 +202,7 @@ def place_backward(operations, loss, device):
         return
     placed = {}
     of_loops = _stages_of_loops(loss.graph, operations, stages)
-    forward = ancestors([loss])
-    functions = MovedFunctions(loss.graph)
+    library = Library(loss.graph)
     for op in operations:
         groups, of = names_beside(op), compat.differentiated_operation(op)
         if op.type == 'NoOp' and not groups and op.control_inputs:
@@ -214,14 +220,9 @@ def place_backward(operations, loss, device):
             known = [placed.get(tensor.op.name, tensor.op.device) for tensor in op.inputs
                      if tensor.op.type != 'Const']
             known = [each for each in known if each in stages]
-            # The gradient of a loop of control flow v2 makes the forward loop anew.
-            choose = max if op.name in forward else min
-            there = choose(known, key=stages.index) if known else loss.op.device
+            there = min(known, key=stages.index) if known else loss.op.device
         if op.device in stages and there in stages:
             placed[op.name] = there
-            compat.set_device(op, there)
-            functions.move(op, stages[0], there)
-            if of is not None and of.device in stages:  # what the gradient has added to its body
-                functions.move(of, stages[0], of.device)
+            move(op, there, library)
             if groups:  # TensorFlow colocates a gradient with its source, which is a stage later
                 colocate(op, [op.name])

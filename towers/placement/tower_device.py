@@ -1,4 +1,4 @@
-"""Tells operations that the tower put on its device from those that the model put there itself.
+"""The devices of towers, and the operations that follow a tower to its device.
 
 A model that says `tf.device('/cpu:0')` around its embedding wants it there in every tower. In the
 finished graph of a first tower on `/cpu:0`, operations of the embedding look like all others. But
@@ -9,7 +9,9 @@ tower is a `TowerDevice`.
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.graph.colocation import colocate, group_of, names_beside
+from towers.errors import SharedVariableError
+from towers.graph.edit import beside, colocate, group_of, names_beside
+from towers.graph.graph_walk import behind, operation_named
 from towers.graph.variable_access import variable_op
 
 
@@ -57,45 +59,6 @@ class TowerDevice(str):
 
 class StageDevice(TowerDevice):
     """A `TowerDevice` around one stage of the model."""
-
-
-class BackwardDevice(TowerDevice):
-    """A `TowerDevice` around `compute_gradients`: a `tf.device` in it is not the model's."""
-
-
-def chosen_inside(op, is_models_place=lambda place: False):
-    """Whether a `tf.device` of the model's own, inside the tower's, decides about an op's device.
-
-    False for operations that are colocated with others, and so have the device of those.
-
-    Args:
-      op: an operation of a tower that is no copy.
-      is_models_place: called with the place `(file, line)` of a `with tf.device` around an
-        operation of the backward pass; returns whether it is the model's. The scope of an
-        optimizer is not; but a model function that runs again for its gradient (`recompute_grad`)
-        passes the same places as in the forward pass.
-    """
-    places, tower = _inside(op)
-    return bool(places) and (
-        not isinstance(tower, BackwardDevice) or all(map(is_models_place, places)))
-
-
-def places_inside(op):
-    """The places `(file, line)` of the model's own `tf.device`s around an op of the forward pass.
-    """
-    places, tower = _inside(op)
-    return [] if tower is None or isinstance(tower, BackwardDevice) else places
-
-
-def _inside(op):
-    """`(places, tower)`: the places of all `tf.device`s in the innermost `TowerDevice`; and that.
-    """
-    places = []
-    for scope, place in zip(compat.device_scopes(op), compat.device_scope_places(op)):
-        if isinstance(scope, TowerDevice):
-            return places, scope
-        places.append(place)
-    return places, None
 
 
 def follows_tower(op):
@@ -215,38 +178,92 @@ def overlaps(device, tower_device):
                for other in map(tf.DeviceSpec.from_string, stages_of(tower_device)))
 
 
-def keep_reads_in_loops(operations):
-    """Puts operations within a loop that take a reference variable itself on its device.
+def check_reads_in_loops(operations, devices):
+    """Refuses operations within a loop (v1) that take a reference variable itself.
 
-    `v.read_value()` in a loop of control flow v1 takes the variable from a `RefEnter`. On another
-    device than the variable's it would wait for ever: in a loop a value is sent from device to
-    device, a reference is not. TensorFlow lets operations of the backward pass take the variable
-    instead of the value that was read, so these are moved, too.
+    `v.read_value()` in a loop takes the variable from a `RefEnter`. On another device than the
+    variable's it would wait for ever: in a loop a value is sent from device to device, a reference
+    is not.
 
     Args:
-      operations: the operations that a model function made, or those of its gradients.
+      operations: the operations that a model function made.
+      devices: the towers' devices.
+
+    Raises:
+      SharedVariableError: names the operation and the variable.
     """
-    moved_to = {}
     for op in operations:
-        names = names_beside(op)
-        for tensor in op.inputs if not names else ():
-            if tensor.dtype != tensor.dtype.base_dtype and _comes_from_loop(tensor):
-                variable = variable_op(tensor)
-                if variable is not None:
-                    colocate(op, [variable.name])
-                    moved_to[op.name] = variable.device
-        for name in names:
-            if name in moved_to:  # which TensorFlow has put with one of those
-                moved_to[op.name] = moved_to[name]
-        if op.name in moved_to:
-            compat.set_device(op, moved_to[op.name])
+        for tensor in op.inputs if not op.type.startswith('Ref') else ():
+            tensor = behind(tensor, ('RefIdentity', 'RefMerge', 'RefSwitch'))
+            variable = variable_op(tensor) if tensor.op.type == 'RefEnter' else None
+            if variable is not None and set(devices) != {variable.device}:
+                raise SharedVariableError(
+                    'operation %s, within a loop, reads the reference variable %s, which is on '
+                    'another device: make that with use_resource=True, or in the model function, '
+                    'or read it before the loop.' % (op.name, variable.name))
 
 
-def _comes_from_loop(tensor):
-    seen = set()
-    while tensor.op.inputs and tensor.op.name not in seen:
-        if tensor.op.type == 'RefEnter':
-            return True
-        seen.add(tensor.op.name)
-        tensor = tensor.op.inputs[0]
-    return False
+def operation_device(op):
+    """The canonical device that an operation asks for.
+
+    An operation that asks for none goes where the runtime has to put it: to the resource that it
+    reads; to the operation that it is colocated with; to the operation that takes its resource (a
+    TensorArray of an RNN, which TF leaves without a device until the first write); a constant, to
+    the operation that takes it.
+    """
+    decides = _decides_device_of(op, set())
+    return '' if decides is None else resolved(decides.device)
+
+
+def _decides_device_of(op, seen):
+    """The operation whose device `op` has: itself, or one that it has to be with; or None."""
+    if op.device:
+        return op
+    if op.name in seen:
+        return None
+    seen.add(op.name)
+    near = [tensor.op for tensor in op.inputs if tensor.dtype == tf.resource]
+    near += beside(op)
+    near += [taker for tensor in op.outputs if tensor.dtype == tf.resource or op.type == 'Const'
+             for taker in tensor.consumers()]
+    found = (_decides_device_of(other, seen) for other in near)
+    return next((decides for decides in found if decides is not None), None)
+
+
+def resolved(device):
+    """`'/job:localhost/replica:0/task:0/device:CPU:0'` as `'/device:CPU:0'`, '' as ''."""
+    if not device:
+        return ''
+    spec = tf.DeviceSpec.from_string(device)
+    if spec.job == 'localhost':
+        spec = tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
+    return spec.to_string()
+
+
+def was_chosen(op, tower, first):
+    """Whether a `tf.device` of the program's own has put an operation of a tower on its device.
+
+    Args:
+      op: the operation.
+      tower: its `Tower`.
+      first: the `Tower` of which the others are copies.
+    """
+    device = operation_device(op)
+    decides = _decides_device_of(op, set()) or op
+    scopes = compat.device_scopes(decides)
+    if any(isinstance(scope, TowerDevice) for scope in scopes[1:]) and (
+            not isinstance(scopes[0], TowerDevice)):
+        return True
+    # Those that it is put with: a lookup, with its variable, was put nowhere by the model.
+    near = beside(decides) + [compat.differentiated_operation(decides)] + [
+        tensor.op for tensor in decides.inputs if decides.type == 'Identity']
+    if any(other is not None and tower.has(other.name) and operation_device(other) == device
+           and was_chosen(other, tower, first) for other in near):
+        return True
+    if tower is first or not tower.has(decides.name):
+        return False
+    original = operation_named(
+        op.graph, first.name_scope + decides.name[len(tower.name_scope):])
+    return original is not None and device in (
+        operation_device(original), moved(operation_device(original), first.device, tower.device)
+    ) and was_chosen(original, first, first)

@@ -25,8 +25,9 @@ class Placement:
         merged predictions; and for statistics where trainable variables are replicated.
       of_weights: the device of the trainable variables, where one device has them all.
       all_reduce: how replicated variables' gradients are combined; None where none are replicated.
+      by_stage: whether each variable is on the device of its stage.
       leaves_servers: whether a variable that the program puts on a server is refused.
-      bytes_on: dict from device to the bytes of variables put there (known sizes only).
+      is_earlier_builds: whether an earlier build's variables are shared, where it has put them.
     """
 
     def __init__(self, device, devices, all_reduce=None, trains=True, checks=False, alone=False,
@@ -54,52 +55,40 @@ class Placement:
           DeviceError, InvalidArgumentError: a name that cannot be parsed; replicas for towers of
             several devices.
         """
-        self._devices = devices
-        self._device_function = None
+        self._devices, self._earlier = devices, earlier
+        self._device_function = functools.partial(
+            _checked_device, device, devices if checks else None) if callable(device) else None
         self.by_stage = device == BY_STAGE or (
             device is None and len(devices) == 1 and len(stages_of(devices[0])) > 1)
-        if self.by_stage:
-            device = None
-        self.balanced = device == BALANCED
-        self.replicated = device == REPLICATED
-        if device is None or self.balanced or self.replicated:
-            self.main = default_variable_device(devices)
-        elif callable(device):
-            self._device_function = functools.partial(
-                _checked_device, device, devices if checks else None)
-            self.main = default_variable_device(devices)
-        else:
-            self.main = canonical_device(device)
-        self.of_weights = str(devices[0]) if self.replicated else self.main
-        has_replicas = self.replicated and trains and len(devices) > 1
+        self._used = dict.fromkeys(all_devices(devices), 0) if device == BALANCED else None
+        self._replicated = device == REPLICATED
+        self.main = default_variable_device(devices) if callable(device) or device in (
+            None, BALANCED, REPLICATED, BY_STAGE) else canonical_device(device)
+        self.of_weights = str(devices[0]) if self._replicated else self.main
+        has_replicas = self._replicated and trains and len(devices) > 1
         self.all_reduce = (all_reduce or 'copy') if has_replicas else None
-        if self.replicated and len(stages_of(devices[0])) > 1:
+        self.is_earlier_builds = earlier is not None
+        self.leaves_servers = alone and '/job:ps' not in ' '.join(self.devices() or ['/job:ps'])
+        if self._replicated and len(stages_of(devices[0])) > 1:
             raise InvalidArgumentError(
                 "VariablePlacement('replicated') goes with towers of one device each, and these "
                 "have %s: use 'stage', or None for the CPU." % short_name(devices[0]))
-        self._earlier = earlier
-        self.bytes_on = dict.fromkeys(
-            all_devices(devices) if self.balanced else
-            stages_of(devices[0]) if self.by_stage else (), 0)
-        self.leaves_servers = alone and '/job:ps' not in ' '.join(self.devices() or ['/job:ps'])
 
-    @property
-    def is_earlier_builds(self):
-        """Whether an earlier build's variables are shared, where it has put them."""
-        return self._earlier is not None
-
-    def describe(self):
+    def describe(self, variables=()):
         """`'/cpu:0'`, or how variables are spread."""
         if self._earlier is not None:
-            return self._earlier.describe()
-        if self.balanced or self.by_stage:
-            sizes = ['%s (%.1f MB)' % (short_name(device), used / 1e6)
-                     for device, used in self.bytes_on.items()]
-            if len(sizes) > 3:
-                sizes = ['%d devices (%.1f to %.1f MB)' % (
-                    len(sizes), min(self.bytes_on.values()) / 1e6,
-                    max(self.bytes_on.values()) / 1e6)]
-            return ('balanced over ' if self.balanced else 'their stage, ') + ', '.join(sizes)
+            return self._earlier.describe(variables)
+        if self._used is not None or self.by_stage:
+            sizes = dict.fromkeys(self._used or stages_of(self._devices[0]), 0)
+            for variable in variables:
+                if variable.device in sizes:
+                    sizes[variable.device] += bytes_of(variable)
+            texts = ['%s (%.1f MB)' % (short_name(device), used / 1e6)
+                     for device, used in sizes.items()]
+            if len(texts) > 3:
+                texts = ['%d devices (%.1f to %.1f MB)' % (
+                    len(texts), min(sizes.values()) / 1e6, max(sizes.values()) / 1e6)]
+            return ('their stage, ' if self.by_stage else 'balanced over ') + ', '.join(texts)
         if self._device_function is not None:
             return 'placed by a device function'
         if self.all_reduce is not None:
@@ -111,27 +100,20 @@ class Placement:
         """The device scope in which to create a variable; then `note` it."""
         if self.leaves_servers:
             check_alone()
-        if self.replicated and trainable:
+        if self._replicated and trainable:
             return only_device(self.of_weights)
         if self._device_function is not None:
             return only_device(self._device_function)
         if self.by_stage:
             return only_device(str(current_tower_device(tf.get_default_graph()) or self.main))
-        if self.balanced:  # the first one among equals
-            return only_device(min(self.bytes_on, key=self.bytes_on.get))
+        if self._used is not None:  # the first one among equals
+            return only_device(min(self._used, key=self._used.get))
         return only_device(self.main)
 
     def note(self, variable):
         """Counts the bytes of a new variable where it is: with another one, if it is colocated."""
-        if variable.device in self.bytes_on:
-            self.bytes_on[variable.device] += bytes_of(variable)
-
-    def note_moved(self, variable, before):
-        """Counts the bytes of a variable on its device, and no longer on its device before."""
-        if variable.device != before:
-            if before in self.bytes_on:
-                self.bytes_on[before] -= bytes_of(variable)
-            self.note(variable)
+        if self._used is not None and variable.device in self._used:
+            self._used[variable.device] += bytes_of(variable)
 
     def devices(self):
         """The devices that variables may be on, or None where a device function decides."""
@@ -140,11 +122,11 @@ class Placement:
             return None if theirs is None else tuple(dict.fromkeys((self.main,) + theirs))
         if self._device_function is not None:
             return None
-        if self.replicated:
+        if self._replicated:
             return tuple(sorted({self.main, self.of_weights}))
         if self.by_stage:
-            return tuple(dict.fromkeys((self.main,) + tuple(self.bytes_on)))
-        return tuple(self.bytes_on) if self.balanced else (self.main,)
+            return tuple(dict.fromkeys((self.main,) + stages_of(self._devices[0])))
+        return (self.main,) if self._used is None else tuple(self._used)
 
     def scope_of(self, variable):
         """The device scope for the sum of a variable's gradients and for its slots."""

@@ -10,35 +10,76 @@ numbers, writes or counts runs once.
 """
 
 import collections
-import difflib
+import functools
+import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import InvalidArgumentError
+from towers.graph.graph_walk import Recording
 from towers.graph.op_types import SIZES
 from towers.placement.tower_device import current_tower_device, follows_tower
 from towers.recompute import segments as cutting
-from towers.recompute.block import blocks_among
+
+MARK = '_recomputed_block'
+"""The attribute that marks the operations of a block: the name of the block's first operation.
+TensorFlow ignores attributes whose name begins with an underscore."""
+
 
 Recomputed = collections.namedtuple('Recomputed', 'segments operations')
 """How many segments of a tower's forward pass are recomputed, and how many operations in them."""
 
 
-def recompute(keep, forward, backward, root):
+def recompute(block: typing.Callable) -> typing.Callable:
+    """Wraps `block` so that the backward pass of `build_towers` computes it again.
+
+    Only the block's inputs, and the tensors that other operations take from the block, are kept in
+    memory until the backward pass. Weights, updates, random numbers and results stay the same: see
+    this module. Variables may be new or reused. The wrapper changes nothing outside of
+    a model function of `build_towers`, nor where `recompute=` of the build says for the whole model
+    what to keep.
+
+    >>> for width in widths:
+    ...     images = towers.recompute(residual_block)(images, width)
+
+    Args:
+      block: a function that makes a part of a graph.
+
+    Returns:
+      A function with the same arguments and results.
+
+    Raises:
+      InvalidArgumentError: `block` cannot be called.
+    """
+    if not callable(block):
+        raise InvalidArgumentError('recompute(%.80r): expected a function that makes a part of a '
+                                   'model.' % (block,))
+
+    @functools.wraps(block, assigned=[name for name in functools.WRAPPER_ASSIGNMENTS
+                                      if hasattr(block, name)])
+    def marked(*args, **kwargs):
+        with Recording(tf.get_default_graph()) as made:
+            result = block(*args, **kwargs)
+        for op in made.operations:
+            compat.set_attribute(op, MARK, tf.AttrValue(s=made.operations[0].name.encode()))
+        return result
+    return marked
+
+
+def rewrite(keep, forward, backward, root):
     """Rewrites the backward pass of one tower: `Recomputed`.
 
     Args:
       keep: `'auto'`; or list of names of operations and scopes of the model whose results are kept,
-        while the rest is recomputed; None to recompute the blocks that the model marks, see
-        `block`.
+        while the rest is recomputed; None to recompute the blocks that the model marks.
       forward, backward: lists of operations of the tower, in the order in which they were made.
       root: the tower's name scope.
 
     Raises:
       InvalidArgumentError: `keep` has a name that no operation or scope of the tower has.
     """
-    blocks = blocks_among(forward) if keep is None else []
+    blocks = _blocks_among(forward) if keep is None else []
     if keep is None and not blocks:
         return Recomputed(0, 0)
     takers = _takers(backward, {op.name for op in forward})
@@ -59,6 +100,15 @@ def recompute(keep, forward, backward, root):
                          stages)
                 for number, part in enumerate(parts))
     return Recomputed(len(parts), count)
+
+
+def _blocks_among(forward):
+    """The operations of each marked block: list of lists, in the order of `forward`."""
+    found = collections.OrderedDict()
+    for op in forward:
+        if MARK in op.node_def.attr:
+            found.setdefault(op.get_attr(MARK), []).append(op)
+    return list(found.values())
 
 
 def _takers(backward, forward):
@@ -91,22 +141,12 @@ def _cuts_after(keep, line, forward, root):
             raise InvalidArgumentError(
                 'recompute=%r has %r, and the model has no operation or scope of this name: '
                 "expected names as in the graph, without the tower's %r, such as %s." % (
-                    keep, name, root, ' or '.join(
-                        repr(each) for each in _alike(name, line.operations or forward, root))))
+                    keep, name, root, ', '.join(list(dict.fromkeys(
+                        repr(op.name[len(root):].split('/')[0]) for op in line.operations or forward
+                        if op.name.startswith(root)))[:3])))
         places = [index for index, op in enumerate(line.operations) if op.name in own]
         cuts.update(places[-1:])
     return sorted(cut for cut in cuts if cut + 1 < len(line.operations))
-
-
-def _alike(name, operations, root):
-    """Up to three scopes of the model with names similar to this one; else its first scopes."""
-    scopes = collections.OrderedDict()
-    operations = [op for op in operations if op.name.startswith(root)]  # without variables'
-    for op in operations:
-        parts = op.name[len(root):].split('/')[:-1]
-        scopes.update(('/'.join(parts[:end + 1]), None) for end in range(len(parts)))
-    return (difflib.get_close_matches(name, scopes, 3) or list(scopes)[:3]
-            or [op.name[len(root):] for op in operations[:3]])
 
 
 class _Backward:

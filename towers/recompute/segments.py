@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 from towers.graph import graph_walk
 from towers.graph.library import functions_of
 from towers.graph.op_types import RESHAPES
-from towers.graph.reference_memory import REFERENCE_VARIABLES, may_be_of_reference_variable
+from towers.graph.variable_access import REFERENCE_VARIABLES, may_be_of_reference_variable
 
 # Python, which may draw or count whatever its caller says of state.
 _PYTHON = frozenset(['PyFunc', 'PyFuncStateless', 'EagerPyFunc'])

@@ -177,13 +177,14 @@ def _check_alike(variable, present):
                                 'cast them to one.' % (
                                     variable.op.name, first.dtype.base_dtype.name, present[0][0],
                                     gradient.dtype.base_dtype.name, tower))
-        if not _fits(gradient, variable.get_shape()):
+        if not fits(gradient, variable.get_shape()):
             raise GradientError('the gradient of %r in tower %d is %s, which does not fit the '
                                 "variable's shape %s." % (variable.op.name, tower, gradient,
                                                           variable.get_shape()))
 
 
-def _fits(gradient, shape):
+def fits(gradient, shape):
+    """Whether a gradient may be that of a variable of some shape."""
     if isinstance(gradient, tf.IndexedSlices):  # rows of the variable; TF 1.15 gives it no shape
         return shape.ndims is None or gradient.values.shape[1:].is_compatible_with(shape[1:])
     return gradient.shape.is_compatible_with(shape)

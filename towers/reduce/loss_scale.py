@@ -2,11 +2,10 @@
 
 import collections
 import copy
-import numbers
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
+from towers.arguments import check_count, check_number
 from towers.errors import GradientError, InvalidArgumentError
 from towers.placement.variable_device import only_device
 
@@ -37,21 +36,12 @@ class LossScale(collections.namedtuple('LossScale', 'initial growth_steps factor
         """Raises `InvalidArgumentError` unless 0 < least <= initial <= most, factor > 1."""
         for name, value in (('initial', initial), ('factor', factor), ('least', least),
                             ('most', most)):
-            if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-                raise InvalidArgumentError('LossScale(%s=%.80r): expected a number.'
-                                           % (name, value))
-        if not 0 < least <= initial <= most <= _LARGEST:
+            check_number(name, value, above=0, most=_LARGEST, expected='a positive float32')
+        check_count('growth_steps', growth_steps, least=0)
+        if not least <= initial <= most or factor <= 1:
             raise InvalidArgumentError(
-                'LossScale(initial=%r, least=%r, most=%r): expected 0 < least <= initial <= most '
-                'in float32.'
-                % (initial, least, most))
-        if not factor > 1:
-            raise InvalidArgumentError('LossScale(factor=%r): expected more than 1, such as 2.'
-                                       % (factor,))
-        if (isinstance(growth_steps, (bool, np.bool_))
-                or not isinstance(growth_steps, numbers.Integral) or growth_steps < 0):
-            raise InvalidArgumentError('LossScale(growth_steps=%r): expected a number of steps, 0 '
-                                       'for a scale that never grows.' % (growth_steps,))
+                'LossScale(initial=%r, factor=%r, least=%r, most=%r): expected least <= initial <= '
+                'most, and a factor above 1, such as 2.' % (initial, factor, least, most))
         return super(LossScale, cls).__new__(cls, float(initial), int(growth_steps), float(factor),
                                              float(least), float(most))
 

@@ -5,8 +5,13 @@ its checkpoints. Tower k > 0 reads a replica, `<name>_replica_<k>/<name>`, on it
 replica is a local variable: neither saved nor in any list of trainable variables. Its initial value
 is what the model's variable holds, so `tf.local_variables_initializer`, which `MonitoredSession`
 runs after it has restored a checkpoint, makes all replicas equal to the model's variable. The
-slots of replicas are such local variables, too. Each update gives every replica the same combined
-gradient, so that they stay equal, bit for bit.
+slots of replicas are such local variables, too.
+
+An optimizer of TensorFlow's own updates every replica by the same combined gradient, so that they
+stay equal, bit for bit (`is_repeatable`). Any other may look at names or at a norm over variables:
+it updates the model's own variables, whose values are then sent to the replicas, as are those that
+an update which rides on the train op (`UPDATE_OPS`), such as the clipping of weights, has written.
+A write of the forward pass itself is refused, see `inline_updates`.
 """
 
 import collections
@@ -15,66 +20,42 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import DeviceError, InvalidArgumentError, NameScopeError
+from towers.graph.graph_walk import step_operations
 from towers.graph.nests import bytes_of
+from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once
 from towers.tower.variables import owner_by_name
 
+_REPEATABLE = (
+    tf.train.AdadeltaOptimizer, tf.train.AdagradOptimizer, tf.train.AdamOptimizer,
+    tf.train.FtrlOptimizer, tf.train.GradientDescentOptimizer, tf.train.MomentumOptimizer,
+    tf.train.ProximalAdagradOptimizer, tf.train.ProximalGradientDescentOptimizer,
+    tf.train.RMSPropOptimizer)
 
-class Replicas:
+
+def is_repeatable(optimizer):
+    """Whether an optimizer does to a replica exactly what it does to its variable.
+
+    These go by the gradient and the slots of each variable alone. A subclass may do more.
+    """
+    return type(optimizer) in _REPEATABLE
+
+
+class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
     """The replicas of the model's trainable variables on towers 1, 2, …
 
     Attributes:
       devices: the towers' devices.
-      variables: list of the replicas, by variable and then by tower.
+      of_variable: dict from the name of a variable to `(variable, [its replica on tower 1, …])`.
       slots: list of the slots that the optimizer made for the replicas.
     """
+    __slots__ = ()
 
-    def __init__(self, devices):
-        """
-        Args:
-          devices: the towers' devices.
-        """
-        self.devices = tuple(devices)
-        self.variables = []
-        self.slots = []
-        self._origins_of_slots = []
-        self._replicas = {}  # name of the model's variable -> [its replica on tower 1, tower 2, …]
-        self._origin = {}  # name of a replica -> the model's variable
-
-    def make(self, variables):
-        """Makes the replicas of those variables that are trainable, or finds those there are.
-
-        Replicas that an earlier build in this graph made for the same towers are shared, since an
-        update by either build has to reach them.
-
-        Args:
-          variables: list of the model's variables; those that are not trainable (statistics,
-            counters) live once.
-
-        Raises:
-          DeviceError: there are replicas on other devices.
-          NameScopeError: the graph has another operation of a replica's name.
-        """
-        there = {variable.op.name: variable for variable in tf.local_variables()}
-        for variable in variables:
-            if not variable.trainable or variable.op.name in there or (
-                    variable.op.name in self._replicas):
-                continue
-            names = [replica_name(variable, tower) for tower in range(1, len(self.devices))]
-            replicas = [there.get(name) for name in names]
-            if all(replica is None for replica in replicas):
-                replicas = _make_replicas(variable, names, self.devices[1:])
-            elif [each is not None and each.device for each in replicas] != list(self.devices[1:]):
-                raise DeviceError(
-                    'variable %s has replicas on %s already, of an earlier build, and is to have '
-                    'some on %s: build both for the same towers.' % (
-                        variable.op.name,
-                        ', '.join(replica.device for replica in replicas if replica is not None),
-                        ', '.join(self.devices[1:])))
-            self._replicas[variable.op.name] = replicas
-            self._origin.update((replica.op.name, variable) for replica in replicas)
-            self.variables.extend(replicas)
+    @property
+    def variables(self):
+        """List of the replicas, by variable and then by tower."""
+        return [each for _, replicas in self.of_variable.values() for each in replicas]
 
     def replica_of(self, variable, tower):
         """What tower number `tower` reads for a variable of the model.
@@ -82,28 +63,12 @@ class Replicas:
         That is the tower's replica; for anything without a replica, such as a statistic, the
         variable itself.
         """
-        if not tower:
-            return variable
-        replicas = self._replicas.get(variable.op.name)
-        return replicas[tower - 1] if replicas else variable
-
-    def names(self):
-        """The names of the model's variables that have replicas: a frozenset."""
-        return frozenset(name for name, replicas in self._replicas.items() if replicas)
+        return self.in_tower(tower).get(variable.op.name, variable)
 
     def in_tower(self, tower):
         """{name of the model's variable: its replica} on a tower; empty for tower 0."""
         return {} if not tower else {name: replicas[tower - 1]
-                                     for name, replicas in self._replicas.items()}
-
-    def original(self, variable):
-        """The model's own variable of a replica; any other variable as it is."""
-        return self._origin.get(variable.op.name, variable)
-
-    def counterparts(self):
-        """`(replica, variable)` of all replicas, and `(slot, slot of the model's variable)`."""
-        return [(replica, self._origin[replica.op.name]) for replica in self.variables] + list(
-            zip(self.slots, self._origins_of_slots))
+                                     for name, (_, replicas) in self.of_variable.items()}
 
     def pairs(self, gradients, on_towers):
         """The `(gradient, variable)` pairs of all replicas, for one `apply_gradients`.
@@ -118,24 +83,20 @@ class Replicas:
         """
         ready = []
         for gradient, variable in gradients:
-            if gradient is None:
-                ready.append(((None,), variable))
-                continue
             every = on_towers.get(variable.op.name, (None,))
-            if gradient is not every[0]:  # it was transformed, once, and goes to every tower
+            if gradient is None or gradient is not every[0]:  # transformed, once for all towers
                 every = [gradient] * len(self.devices)
-            if isinstance(gradient, tf.IndexedSlices) and variable.op.name in self._replicas:
-                every = [_without_repeated_rows(gradient)] * len(self.devices)
-            ready.append((every, variable))
-        pairs = [(every[0], variable) for every, variable in ready]
-        for tower in range(1, len(self.devices)):
-            pairs += [(_own_tensor(every, tower, self.devices[tower]),
-                       self.replica_of(variable, tower))
-                      for every, variable in ready
-                      if variable.op.name in self._replicas and every[0] is not None]
-        return pairs
+            if isinstance(gradient, tf.IndexedSlices) and variable.op.name in self.of_variable:
+                # Repeated rows are added up once, so that no replica adds them in another order.
+                with tf.name_scope('replicas/'), only_device(gradient.values.device or None):
+                    every = [each_row_once(gradient)] * len(self.devices)
+            ready.append((variable, every))
+        return [(every[0], variable) for variable, every in ready] + [
+            (every[tower], self.replica_of(variable, tower))
+            for tower in range(1, len(self.devices)) for variable, every in ready
+            if variable.op.name in self.of_variable and every[tower] is not None]
 
-    def slot_creator(self, variables):
+    def slot_creator(self, variables, created):
         """A creator for `tf.variable_creator_scope` around `apply_gradients`.
 
         A replica's slots become local variables. The n-th slot of a replica begins with the value
@@ -143,45 +104,61 @@ class Replicas:
 
         Args:
           variables: the variables that are trained, replicas included.
+          created: list that each slot of a replica is appended to.
         """
         by_name = {variable.op.name: variable for variable in variables}
+        origin = {replica.op.name: name for name, (_, replicas) in self.of_variable.items()
+                  for replica in replicas}
         values = collections.defaultdict(list)  # of the slots of the model's own variables
         count = collections.Counter()
 
         def create(next_creator, **kwargs):
             owner = owner_by_name(kwargs.get('name') or '', by_name)
-            if owner is None:
-                return next_creator(**kwargs)
-            origin = self.original(owner)
-            if origin is owner:
+            name = None if owner is None else owner.op.name
+            if name not in origin:
                 slot = next_creator(**kwargs)
-                if owner.op.name in self._replicas:
-                    values[owner.op.name].append((slot, _value_or_initial_value(slot)))
+                if name in self.of_variable:
+                    values[name].append((slot, _value_or_initial_value(slot)))
                 return slot
-            number = count[owner.op.name]
-            count[owner.op.name] += 1
-            if number >= len(values[origin.op.name]):
+            if count[name] >= len(values[origin[name]]):
                 raise InvalidArgumentError(
                     'the optimizer makes slot %s for a replica of %s, which has no slot to take '
-                    'the value of: use a new optimizer, and one that makes the same slots for '
-                    "every variable, or another VariablePlacement than 'replicated'."
-                    % (kwargs['name'].rstrip('/'), origin.op.name))
-            first, value = values[origin.op.name][number]
+                    'the value of: use a new optimizer, or another VariablePlacement than '
+                    "'replicated'." % (kwargs['name'].rstrip('/'), origin[name]))
+            first, value = values[origin[name]][count[name]]
+            count[name] += 1
             kwargs.update(initial_value=_any_value(first), dtype=first.dtype.base_dtype,
                           trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES])
             slot = next_creator(**kwargs)
             compat.initialize_with(slot, value)
-            self.slots.append(slot)
-            self._origins_of_slots.append(first)
+            created.append(slot)
             return slot
         return create
 
-    def forget_slots(self):
-        """Takes the slots of replicas out of the graph's collections: no update writes them."""
-        gone = set(map(id, self.slots))
-        listed = tf.get_default_graph().get_collection_ref(tf.GraphKeys.LOCAL_VARIABLES)
-        listed[:] = [each for each in listed if id(each) not in gone]
-        self.slots, self._origins_of_slots = [], []
+    def follow(self, names, after):
+        """Operations that give the replicas of variables what these hold.
+
+        Args:
+          names: names of variables; of those that have no replicas nothing is to be done.
+          after: list of the operations or tensors to wait for: what writes the variables, and what
+            reads the replicas in a step.
+
+        Returns:
+          List of operations, one for each replica.
+        """
+        operations = []
+        with tf.name_scope('replicas/'), tf.control_dependencies(after):
+            for name, (variable, replicas) in self.of_variable.items():
+                if name not in names:
+                    continue
+                with only_device(variable.device):
+                    value = variable.read_value()
+                for replica in replicas:
+                    with only_device(replica.device):
+                        operations.append(tf.assign(
+                            replica, value,
+                            validate_shape=replica.get_shape().is_fully_defined()).op)
+        return operations
 
     def refresh(self):
         """An operation that sets every replica and its slots to the values of the model's own.
@@ -196,15 +173,60 @@ class Replicas:
         return sum(map(bytes_of, self.variables + self.slots))
 
 
-def replica_name(variable, tower):
-    """The name of tower `tower`'s replica.
+def follow_updates(replicas, updates, after):
+    """Operations that write into the replicas what updates of the step write into their variables.
 
-    It begins and ends as the variable's own name, since optimizers choose variables by the
-    beginning (a rate for each layer) or the end (weight decay for kernels) of a name. It sorts
-    after the variable's own name with `:0`, because Adam puts its powers of beta on the device of
-    the variable that is first by name: that has to be the model's own.
+    Args:
+      replicas: `Replicas`, or None.
+      updates: list of operations or tensors.
+      after: tensors or operations that read the replicas in a step: losses and gradients.
+
+    Returns:
+      List of operations, which the optimizer has to wait for.
     """
-    return '%s_replica_%d/%s' % (variable.op.name, tower, variable.op.name)
+    if replicas is None or not updates:
+        return []
+    finder = Writes(tf.get_default_graph())
+    written = {name for op in step_operations(updates) for name in finder.of(op)}
+    return replicas.follow(written, list(updates) + list(after))
+
+
+def make_replicas(variables, devices):
+    """Makes the replicas of those variables that are trainable, or finds those there are.
+
+    Replicas that an earlier build in this graph made for the same towers are shared, since an
+    update by either build has to reach them.
+
+    Args:
+      variables: list of the model's variables; those that are not trainable (statistics, counters)
+        live once.
+      devices: the towers' devices.
+
+    Returns:
+      `Replicas`, without slots.
+
+    Raises:
+      DeviceError: there are replicas on other devices.
+      NameScopeError: the graph has another operation of a replica's name.
+    """
+    there = {variable.op.name: variable for variable in tf.local_variables()}
+    found, devices = {}, tuple(devices)
+    for variable in variables:
+        if not variable.trainable or variable.op.name in there:
+            continue
+        names = [_replica_name(variable, tower) for tower in range(1, len(devices))]
+        replicas = [there.get(name) for name in names]
+        if all(replica is None for replica in replicas):
+            replicas = _new_replicas(variable, names, devices[1:])
+        elif [each is not None and each.device for each in replicas] != list(devices[1:]):
+            raise DeviceError(
+                'variable %s has replicas on %s already, of an earlier build, and is to have some '
+                'on %s: build both for the same towers.' % (
+                    variable.op.name,
+                    ', '.join(replica.device for replica in replicas if replica is not None),
+                    ', '.join(devices[1:])))
+        found[variable.op.name] = variable, replicas
+    return Replicas(devices, found, [])
 
 
 def check_no_replicas(variables):
@@ -215,14 +237,23 @@ def check_no_replicas(variables):
     """
     there = {variable.op.name for variable in tf.local_variables()}
     for variable in variables:
-        if replica_name(variable, 1) in there:
+        if _replica_name(variable, 1) in there:
             raise InvalidArgumentError(
                 "variable %s has replicas on several towers, of an earlier build with "
                 "VariablePlacement('replicated'), which this build's updates would not reach: "
                 "build this one with VariablePlacement('replicated'), too." % variable.op.name)
 
 
-def _make_replicas(variable, names, devices):
+def _replica_name(variable, tower):
+    """The name of tower `tower`'s replica.
+
+    It sorts after the variable's own name with `:0`, because Adam puts its powers of beta on the
+    device of the variable that is first by name: that has to be the model's own.
+    """
+    return '%s_replica_%d/%s' % (variable.op.name, tower, variable.op.name)
+
+
+def _new_replicas(variable, names, devices):
     value = _value_or_initial_value(variable)
     replicas = []
     for name, device in zip(names, devices):
@@ -269,21 +300,3 @@ def _value_or_initial_value(variable):
         merged = tf.raw_ops.Merge(inputs=[initial, value]).output
         merged.set_shape(variable.get_shape())
         return merged
-
-
-def _own_tensor(every, tower, device):
-    """A replica's gradient as a tensor of its own: `replica_updates` tells by it who reads it."""
-    gradient = every[tower]
-    if gradient is not every[0] or not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
-        return gradient
-    with tf.name_scope('replicas/'), only_device(device):
-        if isinstance(gradient, tf.Tensor):
-            return tf.identity(gradient)
-        return tf.IndexedSlices(tf.identity(gradient.values), gradient.indices,
-                                gradient.dense_shape)
-
-
-def _without_repeated_rows(slices):
-    """The gradient with repeated rows added up, so that no replica adds them in another order."""
-    with tf.name_scope('replicas/'), only_device(slices.values.device or None):
-        return each_row_once(slices)

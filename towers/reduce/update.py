@@ -3,28 +3,28 @@
 import collections
 import contextlib
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.errors import InvalidArgumentError, SharedVariableError
+from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
 from towers.graph.scopes import like_current_scope
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
-from towers.reduce.replica_updates import check_updates_alike
+from towers.reduce.combination import fits
+from towers.reduce.replicas import is_repeatable
 from towers.tower.optimizer_gradients import listed_pairs
 from towers.tower.variables import slot_creator
 
 
-Applied = collections.namedtuple('Applied', 'train_op slots counts is_sent')
+Applied = collections.namedtuple('Applied', 'train_op slots slots_of_replicas counts')
 """An update of the variables.
 
 Fields:
   train_op: the operation of one step.
   slots: the variables that the optimizer made, without those of replicas.
+  slots_of_replicas: those that it made for replicas.
   counts: whether the step is counted here, since the optimizer leaves it to its caller.
-  is_sent: whether the new values are sent to replicas, since the optimizer cannot be repeated.
 """
 
 
@@ -42,7 +42,8 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
       variables: the model's variables.
       after: tensors and operations to run before the first variable changes: the loss, which reads
         the weights, and the batch-norm updates.
-      replicas: `Replicas`, which are updated in the same call; or None.
+      replicas: `Replicas`, which are updated in the same call, or get the variables' new values
+        where the optimizer is not `is_repeatable`; or None.
       on_towers: the gradients that the replicas get, see `Replicas.pairs`.
       scaled_losses: `ScaledLosses` that has checked the gradients: if they are not finite, the
         optimizer does nothing, and yet the step is counted, since its batch is used up; or None.
@@ -53,84 +54,37 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
 
     Raises:
       InvalidArgumentError: the optimizer returned no operation.
-      SharedVariableError: the optimizer treats replicas otherwise than the model's variables, and
-        cannot be called once more for these alone.
     """
-    slots, is_sent = [], False
-
-    def apply(pairs):
+    is_repeated = replicas is not None and is_repeatable(optimizer)
+    pairs = replicas.pairs(gradients, on_towers) if is_repeated else gradients
+    known, slots, of_replicas = variables + [v for _, v in pairs], [], []
+    with only_device(placement.main), _scope_without_reuse(), contextlib.ExitStack() as scopes:
+        if is_repeated:  # the outer one is the last to see a creation
+            scopes.enter_context(tf.variable_creator_scope(
+                replicas.slot_creator(known, of_replicas)))
+        scopes.enter_context(tf.variable_creator_scope(slot_creator(placement, known, slots)))
+        scopes.enter_context(tf.control_dependencies(after))
         with graph_walk.Recording(tf.get_default_graph()) as made:
-            if scaled_losses is None:
-                applied = optimizer.apply_gradients(pairs, global_step=global_step)
-            else:
-                applied = _apply_if_finite(optimizer, pairs, global_step, scaled_losses, on_skip,
-                                           replicas is not None)
-        free_initial_values(slots, made.operations, after)
+            applied = optimizer.apply_gradients(pairs, global_step=global_step) if (
+                scaled_losses is None) else _apply_if_finite(
+                    optimizer, pairs, global_step, scaled_losses, on_skip)
+        made = made.operations
+        free_initial_values(slots, made, after)
         if not isinstance(applied, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES):
             raise InvalidArgumentError('apply_gradients of %r returned %.80r: expected the '
                                        'operation that updates the variables.'
                                        % (optimizer, applied))
-        return applied, made.operations
-    pairs = gradients if replicas is None else replicas.pairs(gradients, on_towers)
-    known = variables + [v for _, v in pairs]
-    with only_device(placement.main), _scope_without_reuse(), contextlib.ExitStack() as scopes:
-        if replicas is not None:  # the outer one is the last to see a creation
-            scopes.enter_context(tf.variable_creator_scope(replicas.slot_creator(known)))
-        scopes.enter_context(tf.variable_creator_scope(slot_creator(placement, known, slots)))
-        scopes.enter_context(tf.control_dependencies(after))
-        applied, made = apply(pairs)
-        if replicas is not None:
-            try:
-                check_updates_alike(replicas, pairs, applied, made)
-            except SharedVariableError as error:
-                is_sent, (applied, made) = True, _of_variables_alone(
-                    apply, replicas, pairs[:len(gradients)], error)
-        is_left = False
-        if global_step is not None:
-            uncounted, is_left = _uncounted(applied, made, global_step, scaled_losses)
-            if uncounted is not None:
-                with tf.control_dependencies([applied]), only_device(global_step.device or None):
-                    applied = tf.group(applied, tf.assign_add(global_step, uncounted).op)
-    if replicas is not None:
-        of_replicas = {slot.op.name for slot in replicas.slots}
-        slots = [slot for slot in slots if slot.op.name not in of_replicas]
-    return Applied(applied if isinstance(applied, tf.Operation) else tf.group(applied), slots,
-                   is_left, is_sent)
-
-
-def _of_variables_alone(apply, replicas, pairs, error):
-    """Updates the model's own variables once more, alone, and sends their values to the replicas.
-
-    An optimizer that goes by names, or by a norm over all variables, does not do to a replica what
-    it does to its variable. What it has made for replicas is left out of the step.
-
-    Args:
-      apply: function of pairs that returns `(applied, operations made)`.
-      replicas: `Replicas`.
-      pairs: the pairs of the model's own variables.
-      error: the error to raise where the optimizer cannot be called again.
-
-    Returns:
-      As `apply`.
-    """
-    replicas.forget_slots()
-    try:
-        applied, made = apply(pairs)
-    except ValueError:  # it makes variables by get_variable, which are there already
-        raise error from None
-    with tf.control_dependencies([applied]), tf.name_scope('replicas/'):
-        values = {}
-        for _, variable in pairs:
-            with only_device(variable.device):
-                values[variable.op.name] = variable.read_value()
-    with tf.control_dependencies(None), tf.name_scope('replicas/'):
-        sent = []
-        for replica in replicas.variables:
-            value = values.get(replicas.original(replica).op.name)
-            if value is not None:
-                with only_device(replica.device):
-                    sent.append(tf.assign(replica, value).op)
-        return tf.group(applied, *sent), made
+        if replicas is not None and not is_repeated:
+            applied = tf.group(applied, *replicas.follow(
+                {variable.op.name for _, variable in pairs}, [applied]))
+        uncounted, is_left = (None, False) if global_step is None else _uncounted(
+            applied, made, global_step, scaled_losses)
+        if uncounted is not None:
+            with tf.control_dependencies([applied]), only_device(global_step.device or None):
+                applied = tf.group(applied, tf.assign_add(global_step, uncounted).op)
+    names = {slot.op.name for slot in of_replicas}
+    return Applied(applied if isinstance(applied, tf.Operation) else tf.group(applied),
+                   [slot for slot in slots if slot.op.name not in names], of_replicas, is_left)
 
 
 def free_initial_values(created, made, after):
@@ -168,7 +122,7 @@ def _uncounted(applied, made, global_step, scaled_losses):
     return tf.ones([], dtype), True
 
 
-def _apply_if_finite(optimizer, gradients, global_step, scaled_losses, on_skip, replicated):
+def _apply_if_finite(optimizer, gradients, global_step, scaled_losses, on_skip):
     is_finite = tf.identity(scaled_losses.is_finite)  # after what has to come first
     outside = tf.get_default_graph().get_name_scope()
 
@@ -183,8 +137,7 @@ def _apply_if_finite(optimizer, gradients, global_step, scaled_losses, on_skip, 
         with tf.control_dependencies([on_skip()] if on_skip is not None else []):
             return tf.constant(False)
     references = any(variable.op.type != 'VarHandleOp' for _, variable in gradients)
-    # The check of replicas cannot look into functions (control flow v2).
-    with compat.control_flow_v1() if references or replicated else contextlib.nullcontext():
+    with compat.control_flow_v1() if references else contextlib.nullcontext():
         applied = tf.cond(is_finite, apply, skip)
     with tf.control_dependencies([applied]):
         return scaled_losses.update()
@@ -230,45 +183,23 @@ def transformed_pairs(transform, gradients, of_loss=None):
     transformed = listed_pairs(returned)
     called = 'transform_gradients' + (' for %r' % of_loss if of_loss is not None else '')
     names = {variable.op.name for _, variable in gradients}
-    if not transformed or not all(hasattr(variable, 'op') and variable.op.name in names
-                                  for _, variable in transformed):
+    found = [getattr(getattr(variable, 'op', None), 'name', None)
+             for _, variable in transformed or ()]
+    if not found or not names.issuperset(found) or len(set(found)) < len(found):
         raise InvalidArgumentError(
             '%s returned %.200r: expected a list of (gradient, variable) pairs with variables '
-            'among those it was given.' % (called, returned))
-    seen = set()
+            'among those it was given, each once.' % (called, returned))
     for gradient, variable in transformed:
-        _check_transformed(gradient, variable, called)
-        if variable.op.name in seen:
-            raise InvalidArgumentError('%s returned %r twice: expected one pair a variable.'
-                                       % (called, variable.op.name))
-        seen.add(variable.op.name)
+        kind, shape = variable.dtype.base_dtype, variable.get_shape()
+        if gradient is not None and not (
+                isinstance(gradient, (tf.Tensor, tf.IndexedSlices))
+                and gradient.graph is variable.graph and gradient.dtype.base_dtype == kind
+                and fits(gradient, shape)):
+            raise InvalidArgumentError(
+                '%s returned %.80r as the gradient of %r: expected a tensor or an IndexedSlices of '
+                'this graph, of shape %s and dtype %s, or None.' % (
+                    called, gradient, variable.op.name, shape, kind.name))
     if all(gradient is None for gradient, _ in transformed):
         raise InvalidArgumentError('%s returned None for every gradient: there is nothing left to '
                                    'apply.' % called)
     return transformed
-
-
-def _check_transformed(gradient, variable, called):
-    """Raises for a value that no optimizer takes as a gradient of that variable."""
-    kind = variable.dtype.base_dtype
-    if gradient is None:
-        return
-    if isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
-        graph, dtype = gradient.graph, gradient.dtype.base_dtype
-        shape = gradient.shape if isinstance(gradient, tf.Tensor) else None
-        if graph is not variable.graph:
-            raise InvalidArgumentError('%s returned a gradient of %r from another graph: make it '
-                                       'of those it was given.' % (called, variable.op.name))
-    elif isinstance(gradient, np.ndarray):
-        dtype, shape = tf.as_dtype(gradient.dtype), tf.TensorShape(gradient.shape)
-    else:
-        raise InvalidArgumentError(
-            '%s returned %.80r of type %s as the gradient of %r: expected a tensor, an '
-            'IndexedSlices or None.' % (
-                called, gradient, type(gradient).__name__, variable.op.name))
-    if dtype != kind or shape is not None and not variable.shape.is_compatible_with(shape):
-        raise InvalidArgumentError(
-            '%s returned a gradient of shape %s and dtype %s for %r, which has shape %s and dtype '
-            '%s: expected the same.' % (
-                called, 'unknown' if shape is None else shape, dtype.name, variable.op.name,
-                variable.shape, kind.name))

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import CloneError
 from towers.graph import graph_walk
-from towers.graph.colocation import colocate, group_in_node
+from towers.graph.edit import colocate, group_in_node
 from towers.graph.library import functions_of
 from towers.graph.nests import fetches_in, leaves_of, map_leaves
 from towers.graph.op_types import CONTROL_FLOW, PLACEHOLDERS

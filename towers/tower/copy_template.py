@@ -10,8 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import nonfinite
 from towers.errors import CloneError, SharedVariableError
-from towers.graph.colocation import group_in_node
-from towers.graph.function_writes import without_writes
+from towers.graph.edit import group_in_node, without_writes
 from towers.graph.graph_walk import has_seed
 from towers.graph.library import Library, functions_of, rename_functions, renamed, with_callers
 from towers.graph.variable_access import read_from, variable_op

@@ -10,10 +10,9 @@ from towers.graph import graph_walk
 from towers.nonfinite import checked_gradients
 from towers.placement.loop_state_devices import keep_stacks_with_loops
 from towers.placement.stages import place_backward
-from towers.placement.tower_device import (BackwardDevice, keep_off_resources, keep_reads_in_loops,
-                                           keep_with_tower)
+from towers.placement.tower_device import TowerDevice, keep_off_resources, keep_with_tower
 from towers.placement.xla import explained
-from towers.recompute.rewrite import recompute
+from towers.recompute.rewrite import rewrite
 from towers.tower.objectives import all_pairs, tensors_of
 from towers.tower.optimizer_gradients import OwnGradients, computed, has_own_minimize
 from towers.tower.outputs import fetches_of
@@ -54,10 +53,9 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
     gradients, by_loss, recomputed = [], [], []
     start = len(graph.get_operations())
     if request.objectives:
-        with tf.device(BackwardDevice(device)), explained(request.numerics.xla):
+        with tf.device(TowerDevice(device)), explained(request.numerics.xla):
             gradients, by_loss = gradients_of.of_tower(number, losses.data_loss, scale)
     backward = sum(by_loss, [])
-    keep_reads_in_loops(backward)
     if any(each.gradient_options.get('colocate_gradients_with_ops')
            for each in request.objectives):
         inside = {op.name for op in recorded.operations + backward}
@@ -68,8 +66,8 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
     keys = _give_seeds(request, recorded.operations, backward, fetches, number)
     with graph_walk.Recording(graph) as again:
         if request.objectives:
-            with tf.device(BackwardDevice(device)):
-                recomputed = [recompute(request.recompute, recorded.operations, operations, root)
+            with tf.device(TowerDevice(device)):
+                recomputed = [rewrite(request.recompute, recorded.operations, operations, root)
                               for operations in by_loss]
     operations = [op for op in recorded.operations if op.name not in recorded.owned]
     operations += list(losses.operations) + graph.get_operations()[start:]

@@ -20,7 +20,7 @@ from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.frames import left_branches
-from towers.graph.function_writes import without_writes
+from towers.graph.edit import without_writes
 from towers.graph.nests import fetches_in
 from towers.graph.op_types import CONTROL_FLOW_V2
 from towers.graph.variable_access import initializers, is_variable, variable_op
@@ -56,7 +56,7 @@ class InlineUpdates(collections.namedtuple('InlineUpdates', [
         return sorted(others - used), sorted(used)
 
 
-def inline_updates(operations, fetches, ignored, request):
+def inline_updates(operations, fetches, ignored, request, replicated=()):
     """Leaves out or shares the first tower's writes, before gradients are taken: `InlineUpdates`.
 
     Args:
@@ -64,6 +64,7 @@ def inline_updates(operations, fetches, ignored, request):
       fetches: the tensors that a step needs: loss, predictions, metrics; not the updates.
       ignored: names of variables that are each tower's own, or counters of metrics.
       request: `Request`.
+      replicated: names of the variables that have replicas.
 
     Raises:
       SharedVariableError: a write that can neither be left out nor be shared, or that would not
@@ -75,7 +76,7 @@ def inline_updates(operations, fetches, ignored, request):
     if not writes or alone and update_ops != 'none':
         return found
     used = writes_used(writes, fetches, {op.name for op in operations})
-    replicated = frozenset() if request.replicas is None else request.replicas.names()
+    replicated = frozenset(replicated)
     for write in writes:
         if replicated.intersection(write.variables) and (
                 update_ops != 'none' or write.op.name in used):

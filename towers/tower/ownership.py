@@ -76,27 +76,28 @@ class Roles(collections.namedtuple('Roles', [
             row[2] for row in rows[1:]) else None
 
 
-def ownership(recorded, request, size, taken=()):
+def ownership(recorded, request, size, taken=(), make_replicas=None):
     """Finds what each variable is to the towers; makes their replicas and state: `Roles`.
 
     Args:
       recorded: `Recorded`.
-      request: `Request`; the replicas are made here.
+      request: `Request`.
       size: examples in tower 0's shard: an int, or a tensor.
       taken: what a step runs besides what the model function returned.
+      make_replicas: the function that makes `Replicas` of variables; None where there are none.
 
     Raises:
       SharedVariableError: a write that no tower can make for all.
     """
-    graph, output, replicas = tf.get_default_graph(), recorded.output, request.replicas
+    graph, output = tf.get_default_graph(), recorded.output
     scalars, pairs = metrics_by_kind(output.metrics)
     fetches = fetches_of(output._replace(metrics=scalars)) + list(taken)
     step, counted = [{op.name for op in graph_walk.step_operations(each)} for each in (
         fetches + recorded.updates, [update for _, update in pairs])]
     state = own_state(recorded, step, counted, request.parts_a_call)
-    if replicas is not None:
-        own = set(map(id, state.variables))
-        replicas.make([each for each in recorded.variables if id(each) not in own])
+    own = set(map(id, state.variables))
+    replicas = None if make_replicas is None else make_replicas(
+        [each for each in recorded.variables if id(each) not in own], request.devices)
     ignored = set(metric_variables()).union(
         variable.op.name for variable in state.variables + state.of_other_towers)
     finder = Writes(graph)
@@ -109,8 +110,9 @@ def ownership(recorded, request, size, taken=()):
     of_every_tower = written_by_every_tower(recorded, size, runs, ignored, of_cluster) if (
         request.update_ops == 'first' and (
             request.parts_a_call > 1 or of_cluster == 'servers')) else []
-    return Roles(state, inline_updates(recorded.operations, fetches, ignored.union(of_every_tower),
-                                       request), replicas, of_every_tower, written)
+    updates = inline_updates(recorded.operations, fetches, ignored.union(of_every_tower), request,
+                             replicas.of_variable if replicas is not None else ())
+    return Roles(state, updates, replicas, of_every_tower, written)
 
 
 class OwnState(collections.namedtuple('OwnState', 'variables of_towers of_one_tower')):

@@ -12,7 +12,7 @@ from towers.graph.nests import leaves_of, map_leaves
 from towers.graph.variable_access import variables_read
 from towers.placement.loop_state_devices import keep_arrays_with_readers, keep_stacks_with_loops
 from towers.placement.stages import place_forward, says_stages
-from towers.placement.tower_device import TowerDevice, keep_reads_in_loops, stages_of
+from towers.placement.tower_device import TowerDevice, check_reads_in_loops, stages_of
 from towers.placement.xla import compiled
 from towers.tower.batch_values import is_batch_value
 from towers.tower.keras_calls import record_keras_calls, unique
@@ -111,17 +111,14 @@ def put_on_devices(recorded, request, device):
     """
     cuts, operations, placement = None, recorded.operations, request.placement
     if request.cutting is not None and len(stages_of(device)) > 1:
-        made_on = [variable.device for variable in recorded.variables]
         # Variables of an earlier build stay where its towers have them.
         movable = {variable.op.name for variable in recorded.created
                    } if placement.by_stage else ()
         cuts = cut_into_stages(operations, recorded.variables, recorded.owned, device, movable,
                                request.cutting)
-        for variable, before in zip(recorded.variables, made_on):
-            placement.note_moved(variable, before)
     if cuts is None or says_stages(operations):
         place_forward(operations, device)
-    keep_reads_in_loops(operations)
+    check_reads_in_loops(operations, [part.device for part in request.parts])
     keep_stacks_with_loops(operations)  # of gradients that the model function takes itself
     keep_arrays_with_readers(operations, device)
     return cuts

@@ -3,14 +3,15 @@
 import collections
 
 from towers import compat
-from towers.graph.colocation import group_of, is_free, names_beside
+from towers.graph.edit import group_of, is_free, names_beside
+from towers.graph.library import Library
 from towers.graph.op_types import HAND_ON, VARIABLE_OPS
 from towers.graph.variable_access import read_from
 from towers.placement.devices import short_name
-from towers.placement.function_devices import MovedFunctions
+from towers.placement.stages import move
 from towers.placement.tower_device import StageDevice, TowerDevice, stages_of
-from towers.tower.balanced_partition import StageCost, check_enough, cut_evenly
-from towers.tower.stage_costs import kept_bytes, pieces_of, variable_bytes
+from towers.tower.stage_costs import (StageCost, check_enough, cut_evenly, kept_bytes, pieces_of,
+                                      variable_bytes)
 
 StageCuts = collections.namedtuple('StageCuts', 'memory crossing names')
 """How a forward pass was cut.
@@ -23,12 +24,11 @@ Fields:
   names: for each cut, the last operation before it.
 """
 
-Cutting = collections.namedtuple('Cutting', 'copies gradients trains slots')
+Cutting = collections.namedtuple('Cutting', 'copies trains slots')
 """How to cut.
 
 Fields:
   copies: for each stage, micro-batches whose activations it keeps at the same time.
-  gradients: one of `GRADIENTS`.
   trains: whether there is a backward pass.
   slots: as of `number_of_slots`; None where stages have no variables that are trained.
 """
@@ -74,19 +74,18 @@ def cut_into_stages(operations, variables, owned, device, movable, cutting):
     pieces, ends = pieces_of(
         mine, len(stages), _kept(operations, mine, stages[0]) if cutting.trains else {},
         {reader: [size for name in names for size in sizes[name]]
-         for reader, names in first_reader.items()}, cutting.gradients)
+         for reader, names in first_reader.items()})
     check_enough(len(pieces), len(stages))
     cuts = cut_evenly(pieces, cutting.copies)
     bounds = [-1] + [ends[cut] for cut in cuts] + [len(mine) - 1]
-    functions = MovedFunctions(mine[0].graph)
+    library = Library(mine[0].graph)
     companions = _companions(mine[0].graph) if movable else {}
     for stage, before, last in zip(stages, bounds, bounds[1:]):
         for op in mine[before + 1:last + 1]:
-            compat.set_device(op, stage)
-            functions.move(op, stages[0], stage)
+            move(op, stage, library)
             for name in first_reader.get(op.name, ()):
                 if name in movable:
-                    _move_variable(functions, companions, name, by_name[name].device, stage)
+                    _move_variable(library, companions, name, by_name[name].device, stage)
     _bring_along(operations, mine, stages[0])
     memory = [StageCost(copies, pieces[first:last]).memory for copies, first, last in zip(
         cutting.copies, [0] + [cut + 1 for cut in cuts], [cut + 1 for cut in cuts] + [None])]
@@ -190,11 +189,11 @@ def _scopes_of(name):
     return {'/'.join(parts[:count]) for count in range(1, len(parts) + 1)}
 
 
-def _move_variable(functions, companions, name, there, device):
+def _move_variable(library, companions, name, there, device):
     """Puts a variable, with its parts and the operations colocated with it, on another device.
 
     Args:
-      functions: `MovedFunctions`.
+      library: `Library`.
       companions: `_companions`.
       name: the name of the variable's operation.
       there: the device that it is on.
@@ -202,8 +201,7 @@ def _move_variable(functions, companions, name, there, device):
     """
     moved = [op for op in companions[name] if op.device == there]
     for op in moved:
-        compat.set_device(op, device)
-        functions.move(op, there, device)
+        move(op, device, library)
     for op in moved:  # a moving average's initial value is with that
         if op.type in VARIABLE_OPS and op.name != name:
-            _move_variable(functions, companions, op.name, there, device)
+            _move_variable(library, companions, op.name, there, device)

@@ -1,0 +1,250 @@
+"""Several micro-batches a tower for one update: one after the other, or through stages.
+
+A tower's shard is cut into k micro-batches, and each has a forward and a backward pass of its own,
+whose operations are built already. Here each pass is made to wait for the one before it, so that
+memory is free again, and the gradients are added up: a tower holds one sum a variable and the
+activations of one micro-batch, whatever k is.
+
+    sum_j = sum_(j-1) + gradient_j
+
+In a pipeline a tower has several stages, each on a device of its own: while a stage works on a
+micro-batch, the stage before works on the next. Each stage has one thing to do at a time, in the
+order of `stage_order`; for tensors of other stages a pass waits by its data.
+
+The loss of a micro-batch is weighted by its size, as the loss of a tower is, so that the plain sum
+is the tower's gradient.
+"""
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import InvalidArgumentError
+from towers.graph import graph_walk
+from towers.graph.frames import BACK, Frames, before, in_order
+from towers.graph.variable_writes import Writes
+from towers.placement.stages import check_stages
+from towers.placement.tower_device import stages_of
+from towers.placement.variable_device import only_device
+from towers.reduce.combination import add_up, align
+from towers.tower.objectives import tensors_of
+
+SCHEDULES = ('one_forward_one_backward', 'all_forward')
+
+
+def add_up_micro_batches(parts, micro_batches, schedule=None, late=()):
+    """Runs each tower's micro-batches in order, and adds up their gradients.
+
+    Args:
+      parts: list of `Tower`, one a micro-batch: the first tower's, then the next tower's.
+      micro_batches: k, how many each tower has.
+      schedule: one of `SCHEDULES`, for the stages of the towers; None: one micro-batch after the
+        other, through all stages.
+      late: operations that the first tower's whole sum waits for, but no micro-batch: writes of
+        variables that all micro-batches read.
+
+    Returns:
+      List, one entry a tower, of lists of `(gradient, variable)`. Sums of dense gradients are
+      dense; `IndexedSlices` are joined and stay sparse.
+
+    Raises:
+      ModelFunctionError: a stage takes a tensor of a later stage, for which there is no schedule.
+    """
+    totals, to_begin = [], _needed_to_begin(tf.get_default_graph())
+    for start in range(0, len(parts), micro_batches):
+        of_tower = parts[start:start + micro_batches]
+        stages = (str(of_tower[0].device),) if schedule is None else stages_of(of_tower[0].device)
+        rows = [stage_order(schedule, stage, len(stages), micro_batches)
+                for stage in range(len(stages))]
+        groups = [_by_stage(part, stages, to_begin) for part in of_tower]
+        frames = Frames(graph_walk.step_operations(
+            [tensor for part in of_tower for tensor in tensors_of(part.pairs) + [part.data_loss]]))
+        # In the order of the backward passes, which is the same in all stages.
+        first, *others = [number for what, number in rows[0] if what == 'backward']
+        total = of_tower[first].gradients
+        for number in others:
+            waited = late if start == 0 and number == others[-1] else ()
+            with tf.name_scope('accumulate_gradients'), tf.control_dependencies(waited), \
+                    graph_walk.Recording(tf.get_default_graph()) as made:
+                total = [(_added(present, variable, stages), variable)
+                         for variable, present in align([total, of_tower[number].gradients])]
+            for op in made.operations:
+                stage = _stage_of(op, stages)
+                if stage is not None and _may_wait(op, to_begin):
+                    groups[number]['backward', stage].append(op)
+        for stage, row in enumerate(rows):
+            order = [operations for operations in (
+                groups[number][what, stage] for what, number in row) if operations]
+            with tf.name_scope('micro_batches'), only_device(stages[stage]):
+                for earlier, later in zip(order, order[1:]):
+                    _follow(earlier, later, frames)
+        totals.append(total)
+    return totals
+
+
+def stage_order(schedule, stage, num_stages, micro_batches):
+    """The passes of a stage, in order: list of `('forward' or 'backward', micro-batch)`.
+
+    `'all_forward'`: all forward passes, then all backward passes, the last micro-batch's first. The
+    activations of all micro-batches are kept at the same time (Huang et al. 2019, GPipe).
+    `'one_forward_one_backward'`: backward and forward passes take turns, as soon as a micro-batch's
+    gradient arrives. Stage s of K keeps the activations of at most K - s micro-batches
+    (Narayanan et al. 2019, PipeDream). Both keep each of K stages waiting for
+    (K - 1) / (M + K - 1) of the time, for M micro-batches and stages of equal length.
+    """
+    if schedule == 'all_forward':
+        return ([('forward', each) for each in range(micro_batches)]
+                + [('backward', each) for each in reversed(range(micro_batches))])
+    ahead = kept_at_once(schedule, stage, num_stages, micro_batches)
+    order = [('forward', each) for each in range(ahead)]
+    for each in range(micro_batches):
+        order.append(('backward', each))
+        if ahead + each < micro_batches:
+            order.append(('forward', ahead + each))
+    return order
+
+
+def kept_at_once(schedule, stage, num_stages, micro_batches):
+    """How many micro-batches' activations a stage keeps at the same time, at the most."""
+    return micro_batches if schedule == 'all_forward' else min(num_stages - stage, micro_batches)
+
+
+def _stage_of(op, stages):
+    """The number of an operation's stage; None where it is elsewhere, with a variable, say."""
+    if len(stages) == 1:
+        return 0
+    return stages.index(op.device) if op.device in stages else None
+
+
+def _by_stage(part, stages, to_begin):
+    """{('forward' or 'backward', stage): operations of a micro-batch that a step runs there}."""
+    groups = {(what, stage): [] for what in ('forward', 'backward') for stage in range(len(stages))}
+    # Without other fetches (metrics that are counted): only a fetch of them may run them.
+    step = graph_walk.step_operations(tensors_of(part.pairs) + [part.data_loss])
+    forward = _needed_by(part.data_loss.op)
+    for op in step:
+        stage = _stage_of(op, stages)
+        if stage is not None and part.has(op.name) and _may_wait(op, to_begin):
+            is_backward = op.name not in forward and op.name in part.backward
+            groups['backward' if is_backward else 'forward', stage].append(op)
+    if len(stages) > 1:
+        check_stages([op for (what, _), each in groups.items() if what == 'forward' for op in each],
+                     part.device)
+    return groups
+
+
+def _needed_by(end):
+    """The names of the operations that have to run before one can, itself included.
+
+    The stacks on which a loop keeps values for its gradient are among them, though the gradient has
+    made them: the loop pushes in every turn.
+    """
+    names, stack = {end.name}, [end]
+    while stack:
+        for name in _waits_for(stack.pop()) - names:
+            names.add(name)
+            stack.append(end.graph.get_operation_by_name(name))
+    return names
+
+
+def _added(present, variable, stages):
+    gradient = present[-1][1]
+    device = stages[0] if len(stages) == 1 else getattr(gradient, 'values', gradient).device
+    with only_device(device or None):
+        return add_up([each for _, each in present], variable)
+
+
+def _follow(earlier, later, frames):
+    """Makes the operations of a pass wait for those of another one.
+
+    Only operations without an input from within the pass need a control edge. No operation waits
+    for one within a loop or a branch (v1), since an operation in a branch that is not taken never
+    runs; it waits for the operations that leave the loop or the branch.
+    """
+    inside, names = {op.name for op in earlier}, {op.name for op in later}
+    earlier = [op for op in earlier if frames.always_runs(op)]
+    taken = {name for op in earlier for name in _waits_for(op)}
+    ends = [op for op in earlier if op.name in inside - taken]
+    if not ends:
+        return
+    with tf.control_dependencies(ends):
+        gate = tf.no_op('next')
+    for op in later:
+        if names.isdisjoint(_waits_for(op)) and frames.is_outside(op):
+            compat.add_control_inputs(op, [gate])
+
+
+def _may_wait(op, to_begin):
+    """Whether an operation of a micro-batch may be made to wait for other operations of a step.
+
+    Constants may not, since they are folded. What only names a variable, a table or a queue may
+    not, since it runs outside of steps, too: to initialize it, to fill it, to look at it.
+
+    Args:
+      op: an operation.
+      to_begin: `_needed_to_begin`.
+    """
+    names_state = not op.inputs and op.outputs and all(
+        tensor.dtype == tf.resource or tensor.dtype != tensor.dtype.base_dtype  # a reference
+        for tensor in op.outputs)
+    return op.type != 'Const' and not names_state and op.name not in to_begin
+
+
+def _needed_to_begin(graph):
+    """Names of what a session runs before the first step: initializers, and all that they need."""
+    holders = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) + graph.get_collection(
+        tf.GraphKeys.LOCAL_VARIABLES)
+    initializers = graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS) + [
+        getattr(holder, 'initializer', None) for holder in holders]
+    return {op.name for op in graph_walk.step_operations(
+        [each for each in initializers if isinstance(each, (tf.Operation, tf.Tensor))])}
+
+
+def check_order(fetches):
+    """Raises if operations would wait for each other, so that the step would never end.
+
+    Each micro-batch waits for the one before it. A model may make an earlier one wait for a later
+    one, too: the first writes a variable in its forward pass, after all have read it.
+
+    Args:
+      fetches: the tensors and operations that a step runs.
+
+    Raises:
+      InvalidArgumentError: names an operation in the circle.
+    """
+    operations = graph_walk.step_operations(fetches)
+    runs = {op.name for op in in_order(operations, _waits_for)}
+    if len(runs) < len(operations):
+        raise InvalidArgumentError(
+            'the micro-batches of a tower run one after the other, and the model makes an earlier '
+            'one wait for a later one (operation %s): its forward pass writes a variable that it '
+            'reads. Put the update into the collection UPDATE_OPS, or return it in '
+            "'updates'; or train without accumulate= and micro_batches=." % _write_among(
+                [op for op in operations if op.name not in runs]))
+
+
+def _write_among(stuck):
+    """Of operations that never run, the first that was made and writes, for the text of an error.
+
+    The optimizer's, which wait for it, were made later.
+    """
+    graph, names = stuck[0].graph, {op.name for op in stuck}
+    writes = Writes(graph)
+    for op in graph.get_operations():
+        for variable in writes.of(op) if op.name in names else ():
+            return '%s, which writes variable %s' % (op.name, variable)
+    return min(names)
+
+
+def _waits_for(op):
+    """Names of the operations that an operation waits for, without the back edges of a loop.
+
+    An operation that leads out of a loop waits for all that leads into the next turn: no turn
+    begins before all of the one `parallel_iterations` earlier is over, pushes onto stacks included.
+    """
+    names = before(op)
+    if op.type in ('Exit', 'RefExit') and len(op.inputs[0].op.inputs) == 2:
+        condition = op.inputs[0].op.inputs[1]  # of the Switch that the loop is left by
+        for switch in condition.consumers():
+            names.update(tensor.op.name for tensor in switch.inputs[0].op.inputs
+                         if tensor.op.type in BACK)
+    return names
