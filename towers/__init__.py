@@ -10,8 +10,7 @@ Importing this package changes nothing in the program that imports it.
 
 from towers.api.build import build_towers
 from towers.api.built import BuiltTowers
-from towers.api.objective import Objective
-from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement
+from towers.api.options import Memory, Numerics, Objective, Pipeline, VariablePlacement
 from towers.api.plan import Plan
 from towers.checkpoint.files import newest_checkpoint
 from towers.checkpoint.match import check_fits, init_from
@@ -58,9 +57,8 @@ from towers.run.training_session import training_session
 from towers.slim_mend import mend_slim
 from towers.tower.batch_values import batch_concat, batch_mean, batch_sum
 from towers.tower.outputs import ModelOutput
-from towers.tower.cut_inputs import Shards
+from towers.tower.cut_inputs import Shards, StagedInputs, staged
 from towers.tower.shards import split_batch
-from towers.tower.staged import StagedInputs, staged
 from towers.tower.tower import Tower
 
 __version__ = '0.1.0'

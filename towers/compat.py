@@ -627,13 +627,6 @@ def set_control_inputs(op, others):
     op._add_control_inputs(others)  # pylint: disable=protected-access
 
 
-def function_operations(graph, name):
-    """{name: operation} of the body of a function of the graph; empty where TF does not keep it."""
-    function = graph._get_function(name)  # pylint: disable=protected-access
-    body = getattr(function, 'graph', None)
-    return {} if body is None else {op.name: op for op in body.get_operations()}
-
-
 def call_in_session(session, function):
     """Calls a function of `session.make_callable`; its errors look as `Session.run`'s do."""
     return session._do_call(function)  # pylint: disable=protected-access

@@ -57,20 +57,6 @@ def test_fewer_examples_than_towers_put_no_nan_into_gradients(static):
     assert (combined, of_towers, loss) == (16., [6., 10., 0., 0.], 8.)
 
 
-def test_regularization_is_counted_once_by_hand():
-    def model_fn(x):
-        w = tf.get_variable('w', [], tf.float64, tf.constant_initializer(2.),
-                            regularizer=lambda w: 0.5 * w * w)
-        return tf.reduce_mean(w * x)
-    for reduction, gradient in (('mean', 2.5 + 2.), ('sum', 3 * (2.5 + 2.))):
-        with tf.Graph().as_default():
-            built = towers.build_towers(model_fn, np.array([0., 1., 2., 3., 4., 5.]), sgd(), 3,
-                                        reduction, regularization='add')
-            assert run(built, [built.gradients[0][0], built.loss, built.regularization_loss,
-                               [tower.data_loss for tower in built.towers]]) == [
-                gradient, 5. + 2., 2., [1., 5., 9.]]
-
-
 # ---- the gradient, against one device ------------------------------------------------------------
 
 @pytest.mark.parametrize('name', [
@@ -164,21 +150,6 @@ def test_inputs_of_any_structure():
     assert gradient.ravel().tolist() == [10. / 4, 1. / 4, 0.]
 
 
-def test_a_tower_can_be_fed_by_hand():
-    built = towers.build_towers(slope, np.array([1., 2., 3., 4.]), sgd(), 2, 'mean')
-    shard = built.towers[1].inputs
-    losses, gradient = run(built, [[tower.loss for tower in built.towers],
-                                   built.gradients[0][0]], {shard: [100., 200.]})
-    assert losses == [3., 300.] and gradient == (1.5 + 150.) / 2
-
-
-def test_a_dynamic_batch_that_does_not_divide_is_an_error_when_it_runs():
-    x = tf.placeholder(tf.float64, [None])
-    built = towers.build_towers(slope, x, sgd(), 2)
-    with pytest.raises(tf.errors.InvalidArgumentError, match='does not divide among 2 towers'):
-        run(built, built.train_op, {x: [1., 2., 3.]})
-
-
 # ---- which variables, which gradients ------------------------------------------------------------
 
 def test_var_list_as_a_function_and_as_a_list():
@@ -247,12 +218,6 @@ def test_a_variable_with_a_gradient_in_some_towers_only():
     np.testing.assert_allclose(run(built, [gradients['w'], gradients['extra']]), [2., 2. / 3])
 
 
-@pytest.mark.slow
-def test_layers_without_names_are_shared_by_calls_as_in_the_recipe():
-    check_against_one_device(samples.slim_layers, samples.vectors(7), copies='reuse',
-                             remainder='weight')
-
-
 # ---- optimizers and the global step --------------------------------------------------------------
 
 class AdamWeightDecayOptimizer(tf.train.Optimizer):
@@ -294,14 +259,6 @@ def test_optimizers_step_as_on_one_device(make_optimizer, dtype):
     """On an embedding, so that dense and sparse gradients are applied, and slots of both kinds."""
     check_against_one_device(samples.embedding, samples.tokens(6, dtype), make_optimizer,
                              reduction='mean', tolerance=1e-5 if dtype == 'float32' else 1e-11)
-
-
-@pytest.mark.slow
-def test_an_optimizer_that_makes_slots_with_get_variable():
-    ours = check_against_one_device(
-        two_layers, samples.vectors(6), lambda: AdamWeightDecayOptimizer(0.01), reduction='mean')
-    assert names(ours.built.slots) == ['body/adam_m', 'body/adam_v', 'head/adam_m', 'head/adam_v']
-    assert {slot.device for slot in ours.built.slots} == {'/device:CPU:0'}
 
 
 @pytest.mark.parametrize('make_optimizer, counts', [
@@ -379,20 +336,6 @@ def test_predictions_come_back_in_batch_order_for_any_batch():
     assert evaluated.predictions['logits'].device == '/device:CPU:0'
 
 
-def test_padding_does_not_show_in_the_predictions_of_training():
-    built = towers.build_towers(classifier, np.array([[1., 2.]], 'float32'), sgd(), 3,
-                                remainder='weight')
-    assert run(built, built.predictions['logits']).tolist() == [[6., 6., 6.]]
-
-
-def test_prediction_without_a_loss():
-    built = towers.build_towers(lambda x: {'predictions': x * tf.get_variable('w', [1])},
-                                np.ones([4, 1], 'float32'), None, 2)
-    assert built.loss is None and built.predictions.shape.as_list() == [4, 1]
-    assert not towers.audit(built).broken
-    assert str(built.plan).startswith('2 towers')
-
-
 def test_evaluation_may_use_part_of_the_variables_and_counters_of_its_own():
     def model_fn(x, training):
         main = tf.Variable(2., name='main')
@@ -452,10 +395,6 @@ def with_scopes_that_count_calls():
     return model_fn
 
 
-def vector_loss(x, y):
-    return tf.reduce_mean(tf.square(tf.matmul(x, tf.get_variable('w', [6, 3], x.dtype)) - y), 1)
-
-
 VECTORS = samples.vectors(4)
 MISUSES = [
     ('batch 10 on 4 towers', towers.InputError,
@@ -463,26 +402,12 @@ MISUSES = [
      dict(inputs=samples.vectors(10), devices=4)),
     ('absent gpu', towers.DeviceError, '/gpu:7 does not exist.*check=False',
      dict(devices=['/gpu:7', '/cpu:0'])),
-    ('device twice', towers.DeviceError, '/cpu:1 is named 2 times.*allow_repeated=True',
-     dict(devices=['/cpu:1', '/cpu:1'])),
-    ('no device', towers.DeviceError, 'names no device', dict(devices=[])),
     ('a tf.Variable a call', towers.SharedVariableError,
      "tower 1 makes variable 'a'.*copies='clone'",
      dict(model_fn=lambda: makes_a_variable, copies='reuse')),
     ('names that count calls', towers.SharedVariableError,
      "tower 1 makes variable 'call_2/kernel'.*copies='clone'",
      dict(model_fn=with_scopes_that_count_calls, copies='reuse')),
-    ('loss [batch]', towers.ModelFunctionError, r'loss of shape \(2,\).*tf.reduce_mean',
-     dict(model_fn=lambda: vector_loss)),
-    ('None', towers.ModelFunctionError, 'returned None', dict(model_fn=lambda: lambda x, y: None)),
-    ('a tuple', towers.ModelFunctionError, 'returned a tuple',
-     dict(model_fn=lambda: lambda x, y: (linear(x, y), x))),
-    ('integer loss', towers.ModelFunctionError, 'loss of dtype int32',
-     dict(model_fn=lambda: lambda x, y: tf.shape(x)[0])),
-    ('no loss', towers.ModelFunctionError, 'returned no loss.*optimizer=None',
-     dict(model_fn=lambda: lambda x, y: {'predictions': x})),
-    ('unknown key', towers.ModelFunctionError, "key 'los'",
-     dict(model_fn=lambda: lambda x, y: {'los': linear(x, y)})),
     ('wrong arguments', towers.ModelFunctionError, 'cannot take the inputs',
      dict(model_fn=lambda: lambda x: tf.reduce_mean(x))),
     ('no model function', towers.ModelFunctionError, 'cannot be called',
@@ -499,12 +424,6 @@ MISUSES = [
      dict(optimizer=lambda: towers.Objective(sgd(), ['kernel']))),
     ('var_list returns None', towers.InvalidArgumentError, 'var_list returned None',
      dict(optimizer=lambda: towers.Objective(sgd(), lambda every: None))),
-    ('first dimensions differ', towers.InputError, r'inputs\[0\] has 4, inputs\[1\] has 6',
-     dict(inputs=(VECTORS[0], samples.vectors(6)[1]))),
-    ('a scalar', towers.InputError, 'is a scalar', dict(inputs=(VECTORS[0], 1.))),
-    ('a data set', towers.InputError, 'one batch',
-     dict(inputs=lambda: tf.data.Dataset.from_tensor_slices(VECTORS).batch(2))),
-    ('no inputs', towers.InputError, 'holds no tensor', dict(inputs=())),
     ('loss without the shard', towers.ModelFunctionError, 'does not depend on its shard',
      dict(model_fn=lambda: lambda x, y: linear(tf.constant(VECTORS[0]), tf.constant(VECTORS[1])))),
     ('Keras optimizer', towers.InvalidArgumentError, 'tf.train.Optimizer.*Keras',
@@ -540,16 +459,6 @@ def test_misuse_is_one_typed_line_and_leaves_no_trace(error, text, misuse):
     assert tf.global_variables() == before and not tf.trainable_variables()
 
 
-def test_arguments_are_checked_before_the_graph_is_touched():
-    for misuse in (dict(devices=['/gpu:7']), dict(reduction='avg'),
-                   dict(optimizer=3), dict(remainder='pad'), dict(inputs=samples.vectors(5))):
-        arguments = dict(model_fn=linear, inputs=VECTORS, optimizer=None, devices=2)
-        arguments.update(misuse)
-        with pytest.raises(towers.TowersError):
-            towers.build_towers(**arguments)
-        assert not tf.get_default_graph().get_operations()
-
-
 def test_a_second_build_has_name_scopes_of_its_own():
     scopes = [towers.build_towers(linear, VECTORS, sgd(), 2, reuse=reuse).towers[1].name_scope
               for reuse in (None, True)]
@@ -559,27 +468,12 @@ def test_a_second_build_has_name_scopes_of_its_own():
     assert scopes == ['tower_1/', 'build_2/tower_1/', 'around/tower_1/']
 
 
-def test_variables_that_exist_already():
-    towers.build_towers(linear, VECTORS, sgd(), 2)
-    with pytest.raises(towers.SharedVariableError, match="'kernel' exists already.*reuse=True"):
-        towers.build_towers(linear, VECTORS, sgd(), 2)
-
-
 def test_eager_mode():
     with tf.init_scope():  # out of the graph of this test
         if not tf.executing_eagerly():
             pytest.skip('TF 1.15 runs eagerly only for the whole process')
         with pytest.raises(towers.InvalidArgumentError, match=r'tf\.Graph\(\)\.as_default'):
             towers.build_towers(linear, VECTORS, sgd(), 2)
-
-
-def test_an_earlier_builds_variables_that_do_not_fit():
-    def larger(x, y):
-        return tf.reduce_sum(tf.Variable(tf.zeros([5], tf.float64), name='a')) * tf.reduce_mean(x)
-    built = towers.build_towers(makes_a_variable, VECTORS, sgd(), 2)
-    with pytest.raises(towers.SharedVariableError,
-                       match=r"asks for 'a' .*shape \(5,\).*earlier build made it of shape \(2,\)"):
-        towers.build_towers(larger, VECTORS, None, 1, reuse=built)
 
 
 def test_one_tower_is_one_device():

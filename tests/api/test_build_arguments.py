@@ -95,14 +95,6 @@ def test_every_tower_gets_them_and_the_gradients_are_the_same(
     assert of_towers == [options] * (2 if copies == 'reuse' else 1)
 
 
-@pytest.mark.parametrize('device', ['replicated', '/cpu:1'])
-@pytest.mark.slow
-def test_colocated_gradients_with_variables_anywhere(monkeypatch, device):
-    expected, _, _ = gradients(monkeypatch, gathers, 1, 'clone', None)
-    got, _, _ = gradients(monkeypatch, gathers, 2, 'clone', COLOCATED, device)
-    np.testing.assert_allclose(got[0], expected[0], rtol=1e-5)
-
-
 @pytest.mark.parametrize('options, message', [
     (dict(colocate=True), "gradient_options has 'colocate': expected some of aggregation_method, "
      'colocate_gradients_with_ops, gate_gradients.'),

@@ -19,7 +19,7 @@ def model_fn(x):
 
 @pytest.mark.parametrize('scope', [None, 'model'])
 def test_scopes_without_a_name_are_numbered_as_in_the_earlier_build(scope):
-    x = unnamed(tf.ones([4, 2]), 3)  # before the model, and of its names
+    x = tf.stop_gradient(unnamed(tf.ones([4, 2]), 3))  # before the model, and of its names
     with tf.variable_scope(scope) if scope else contextlib.nullcontext():
         built = towers.build_towers(model_fn, (x,), towers.Objective(
             tf.train.GradientDescentOptimizer(0.1), var_list=lambda made: made[1:]), 2)

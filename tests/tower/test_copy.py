@@ -6,7 +6,7 @@ import sample_models as samples
 import tensorflow.compat.v1 as tf
 
 import towers
-from sample_models import SAMPLES, check_against_one_device, linear, mean_squared_error, run, sgd
+from sample_models import SAMPLES, linear, mean_squared_error, run, sgd
 
 slow = pytest.mark.slow
 IS_V2 = tf.version.VERSION > '2'
@@ -86,12 +86,6 @@ def test_tower_0_is_the_program_itself_and_copies_are_under_names_of_their_own(s
             each.name for each in of_first.outputs]
     assert [str(each.shape) for each, _ in built.towers[1].gradients] == [
         str(variable.shape) for variable in built.variables if variable.trainable]
-
-
-def test_each_tower_reads_its_own_shard_and_is_fed_by_it():
-    built = build(samples.slope, np.arange(6.), 3)
-    assert run(built, [tower.loss for tower in built.towers],
-               {built.towers[1].inputs: [100., 100.]}) == [1., 200., 9.]  # mean(2 x)
 
 
 def outputs_of_every_kind(x, y):
@@ -197,39 +191,12 @@ def test_copies_are_one_device_in_numbers(sample, options):
     assert report.equal, str(report)
 
 
-def test_of_fewer_examples_than_towers_the_last_one_is_padded():
-    check_against_one_device(linear, samples.vectors(2), num_towers=3, reduction='mean',
-                             remainder='weight')
-
-
-@slow
-def test_shards_of_a_size_known_when_the_step_runs():
-    x, y = samples.vectors(5)
-    fed = tf.placeholder_with_default(x, [None, 6]), tf.placeholder_with_default(y, [None, 3])
-    built = build(linear, fed, 3, reduction='mean', remainder='weight')
-    ours = samples._train(tf.Session(config=towers.session_config(3)), built.loss,
-                          built.gradients, built.train_op, 2, {}, built)
-    samples.assert_equal_runs(ours, samples.one_device(linear, (x, y), sgd, ours.initial))
-
-
 def test_a_sparse_batch_and_none_in_the_nest():
     x = tf.SparseTensorValue([[i, i % 5] for i in range(6)], np.arange(6) + 1., [6, 5])
     report = towers.check_towers(lambda x, y: mean_squared_error(tf.sparse.sparse_dense_matmul(
         x['sparse'], tf.get_variable('w', [5, 3], tf.float64)), y), (
             {'sparse': x, 'none': None}, np.ones([6, 3])), sgd, steps=1)
     assert report.equal, str(report)
-
-
-def test_it_waits_for_its_own_shard_and_for_what_is_outside(graph):
-    tf.no_op(name='around')
-
-    def model_fn(x):
-        with tf.control_dependencies([graph.get_operation_by_name('around'), x.op]):
-            two = tf.constant(2., tf.float64, name='waits')
-        return tf.reduce_mean(x * two * weight())
-    built = build(model_fn, X)
-    waits_for = graph.get_operation_by_name('tower_1/waits').control_inputs
-    assert {op.name for op in waits_for} == {'around', built.towers[1].inputs.op.name}
 
 
 @CONTROL_FLOW
@@ -278,20 +245,22 @@ def test_jobs_around_the_towers_and_devices_inside(graph):
 
 
 @pytest.mark.skipif(not IS_V2, reason='control flow v2')
-def test_what_the_model_puts_on_a_device_in_a_branch_stays_there(graph):
-    """In the function of the branch, where the first tower's device and that look alike."""
+def test_in_a_branch_what_is_on_the_first_towers_device_is_on_the_copys(graph):
     def model_fn(x):
         def branch():
-            with tf.device('/cpu:0'):
+            with tf.device('/cpu:3'):
                 pinned = tf.tanh(x * weight(), name='pinned')
             return tf.reduce_mean(tf.sin(pinned, name='follows'))
         return tf.cond(tf.reduce_sum(x) > 0., branch, lambda: tf.reduce_mean(x * weight(2.)))
     with samples.switched('control_flow_v2', True), tf.variable_scope('', reuse=tf.AUTO_REUSE):
-        build(model_fn, X, ['/cpu:0', '/cpu:1'])
+        built = build(model_fn, X, ['/cpu:0', '/cpu:1'])
     places = {(node.name, node.device) for function in graph.as_graph_def().library.function
               for node in function.node_def if function.signature.name.endswith('__tower_1')
               and node.name in ('pinned', 'follows')}
-    assert places == {('pinned', '/device:CPU:0'), ('follows', '/device:CPU:1')}
+    assert places == {('pinned', '/device:CPU:3'), ('follows', '/device:CPU:1')}
+    with tf.Session(config=towers.session_config(4)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
 
 
 def test_towers_need_not_be_on_devices_of_one_type():
@@ -316,29 +285,15 @@ def test_what_is_not_finite_is_named_by_its_tower():
 
 # ---- what cannot be copied -----------------------------------------------------------------------
 
-def with_a_device(device_of):
-    def model_fn(x):
-        with tf.device(device_of(x)):
-            placed = tf.identity(x, name='placed')
-        return tf.reduce_mean(placed * weight())
-    return model_fn
-
-
 def with_a_placeholder_in_a_branch(x):
     return tf.reduce_mean(x * weight()) * tf.cond(
         x[0] > 0., lambda: tf.placeholder_with_default(np.float64(1.), []), lambda: x[0])
 
 
-PLACED = '^operation placed was put on /device:CPU:0 by a device function, or by the name of an op'
-
-
-@pytest.mark.parametrize('model_fn, text', [
-    (with_a_device(lambda x: lambda op: '/device:CPU:0'), PLACED),
-    (with_a_device(lambda x: x.op.device), PLACED),
-    (with_a_placeholder_in_a_branch, r'^operation cond\S* \(PlaceholderW.*, which the model')])
-def test_what_cannot_be_copied_is_named(model_fn, text):
-    with samples.switched('control_flow_v2', False):
-        with pytest.raises(towers.CloneError, match=text + ".*pass copies='reuse'"):
-            build(model_fn, X, ['/cpu:0', '/cpu:1'])
+def test_what_cannot_be_copied_is_named():
+    model_fn, text = with_a_placeholder_in_a_branch, (
+        r"^operation cond\S* \(PlaceholderW.*, which the model.*pass copies='reuse'")
+    with samples.switched('control_flow_v2', False), pytest.raises(towers.CloneError, match=text):
+        build(model_fn, X, ['/cpu:0', '/cpu:1'])
     with tf.Graph().as_default():
         assert build(model_fn, X, 1).plan.how_built == '1 call of the model function'

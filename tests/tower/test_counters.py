@@ -82,26 +82,6 @@ def test_updates_by_the_counters_value_come_in_the_towers_order(devices, copies)
     assert of(last_sum, times=3) == total
 
 
-def test_an_uneven_batch_in_order():
-    kept = evaluated(growing, 4, numbers=NUMBERS[:61], remainder='weight')
-    np.testing.assert_array_equal(kept, list(NUMBERS[:61, 0]) + [0] * 3)
-
-
-def test_each_of_two_metrics_runs_alone():
-    def model_fn(numbers):
-        with tf.variable_scope('first'):
-            first = last_sum(numbers)
-        with tf.variable_scope('second'):
-            second = last_sum(-numbers)
-        return {'predictions': numbers, 'metrics': {'first': first, 'second': second}}
-    built = towers.build_towers(model_fn, tf.constant(NUMBERS), None, 2)
-    with tf.Session(config=towers.session_config(built.devices)) as session:
-        session.run(tf.local_variables_initializer())
-        session.run(built.metrics['first'][1])
-        counts = session.run({variable.op.name: variable for variable in tf.local_variables()})
-    assert counts['first/count'] == 2 and counts['second/count'] == counts['second/total'] == 0
-
-
 def test_what_is_only_added_to_does_not_wait():
     def model_fn(numbers):
         return {'predictions': numbers, 'metrics': {

@@ -73,8 +73,8 @@ def test_what_training_counts_leaves_padding_out():
         loss = tf.reduce_mean(tf.cast(labels, tf.float64)) * tf.get_variable(
             'w', [], tf.float64, tf.ones_initializer())
         return {'loss': loss, 'updates': [
-            tf.assign_add(seen, tf.shape(labels)[0]), tf.scatter_add(bank, labels, tf.ones([tf.shape(
-                labels)[0]], tf.float64))]}
+            tf.assign_add(seen, tf.shape(labels)[0]),
+            tf.scatter_add(bank, labels, tf.ones([tf.shape(labels)[0]], tf.float64))]}
     with tf.Graph().as_default():
         labels = tf.placeholder(tf.int64, [None])
         built = towers.build_towers(counting, labels, tf.train.GradientDescentOptimizer(.1), 4,

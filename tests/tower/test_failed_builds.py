@@ -60,16 +60,6 @@ def test_no_build_follows_in_the_graph(graph, where):
     assert len(graph.get_operations()) == before
 
 
-@pytest.mark.parametrize('wrong', [
-    dict(reduction='average'), dict(devices=['/cpu:0', '/cpu:0']), dict(optimizer=3),
-    dict(memory=towers.Memory(accumulate=3))], ids=str)
-def test_an_argument_is_corrected_in_the_same_graph(wrong):
-    arguments = dict(model_fn=linear, inputs=samples.vectors(8), optimizer=momentum(), devices=2)
-    with pytest.raises(towers.TowersError):
-        towers.build_towers(**dict(arguments, **wrong))
-    assert samples.names(towers.build_towers(**arguments).variables) == ['kernel']
-
-
 # ---- builds within builds, and beside them -------------------------------------------------------
 
 def mean(x):

@@ -58,14 +58,6 @@ def spectral_norm(x):
         return tf.reduce_mean(tf.square(tf.matmul(x, w / sigma)))
 
 
-def average_of_activations(x):
-    w = tf.get_variable('w', [], initializer=ONES)
-    mean = tf.reduce_mean(x * w, name='mean')
-    average = tf.train.ExponentialMovingAverage(0.9)
-    with tf.control_dependencies([average.apply([mean])]):
-        return tf.identity(mean)
-
-
 def late(x):
     """1, in every tower but the first a while later, so that a race is lost."""
     ones = tf.ones([200, 200]) * (1. + 0. * x[0, 0]) / 200.
@@ -190,14 +182,6 @@ def test_a_step_does_not_run_what_predictions_alone_read():
     assert not [op.name for op in step if '/prediction/' in op.name]
 
 
-def test_all_towers_write_if_they_are_to():
-    built = build(batch_norm(None), update_ops='all')
-    writes = [op for op in samples.step_operations([built.loss])
-              if op.type.startswith('Assign') and 'tower_1' in op.name]
-    assert len(writes) == 2
-    assert 'forward pass     every tower writes ' + MEAN in str(built.plan)
-
-
 def test_a_step_does_not_run_the_other_towers_writes():
     built = build(batch_norm(None))
     writes = [op.name for op in samples.step_operations([built.train_op, built.loss])
@@ -208,14 +192,6 @@ def test_a_step_does_not_run_the_other_towers_writes():
     assert not audit.broken
     assert any(note.startswith('in the forward pass, tower 0 alone writes ' + MEAN)
                for note in audit.notes)
-
-
-def test_in_a_branch_of_control_flow_v1():
-    def model_fn(x):
-        decide = tf.reduce_sum(x) > -1e9
-        return batch_norm(None, lambda: decide)(x)
-    with switched('control_flow_v2', False):
-        assert_equal(train(model_fn), train(batch_norm()))
 
 
 @pytest.mark.parametrize('v2, accumulate', [(False, 2), (True, 1)], ids=['v1', 'v2'])
@@ -290,18 +266,6 @@ def test_it_waits_for_what_is_read_after_another_write():
     assert_equal(train(reads_after_another_write), on_one_device(reads_after_another_write))
 
 
-def test_the_plan_names_what_all_use_of_what_one_writes():
-    def counts_twice(x):
-        """What is written of one variable goes into what is written of another."""
-        w = tf.get_variable('w', [], initializer=ONES)
-        count, total = [tf.get_variable(name, [], initializer=tf.zeros_initializer(),
-                                        trainable=False) for name in ('count', 'total')]
-        new = tf.assign_add(total, tf.identity(tf.assign_add(count, 1.)))
-        return tf.reduce_mean(x) * w * tf.identity(new)
-    assert build(counts_twice).plan.inline_updates == (
-        'tower 0 writes, and every tower uses, count, total')
-
-
 def test_what_is_written_in_a_branch_and_used_there_is_refused():
     def model_fn(x):
         w = tf.get_variable('w', [], initializer=ONES)
@@ -314,13 +278,6 @@ def test_what_is_written_in_a_branch_and_used_there_is_refused():
                 r'writes variable count \(operation cond/AssignAdd\w*\) within a branch or '
                 'a loop, and uses what it has written there, where it cannot be left')):
             build(model_fn)
-
-
-def test_moving_averages_of_activations():
-    """The first tower's; under one device's names."""
-    ours = train(average_of_activations, steps=1)[1]
-    assert sorted(ours) == sorted(on_one_device(average_of_activations, 1)[1])
-    np.testing.assert_allclose(ours['mean/ExponentialMovingAverage'], X[:4].mean() * 0.1, 1e-5)
 
 
 @pytest.mark.skipif(tf.version.VERSION < '2', reason='tf.random.Generator')

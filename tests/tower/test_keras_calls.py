@@ -114,7 +114,6 @@ def test_frozen_layer_has_no_updates(keras):
     with record_keras_calls() as record:
         norm(_examples(), training=True)
     assert record.updates() == []
-    assert record.trainable_variables() == []
 
 
 def test_weight_losses_are_made_once_for_a_shared_part(keras):
@@ -142,11 +141,11 @@ def test_losses_that_a_layer_adds(keras):
 
     with record_keras_calls() as record:
         Adds()(_examples())
-    assert _values(record.losses()) == [12.]
+    assert _values(record.activity_losses()) == [12.]
     with record_keras_calls() as record:
         AddsOnePerExample()(_examples())
     with pytest.raises(errors.ModelFunctionError, match='adds_one_per_example'):
-        record.losses()
+        record.activity_losses()
 
 
 def test_nothing_from_a_branch_of_a_cond(keras):
@@ -157,7 +156,7 @@ def test_nothing_from_a_branch_of_a_cond(keras):
                 lambda: layer(_examples(), training=True), _examples)
     assert record.layers == [layer]
     assert record.updates() == []
-    assert _values(record.losses()) == [0.]
+    assert _values(record.weight_losses()) == [0.] and record.activity_losses() == []
 
 
 @pytest.mark.parametrize('trainable', [True, False])
@@ -241,7 +240,7 @@ def test_legacy_layers_are_left_out(keras_2):
             layers.dense(hidden, 1, kernel_regularizer=_l2(keras_2, 0.5),
                          kernel_initializer=tf.ones_initializer())
     assert record.layers == []
-    assert record.updates() == [] and record.losses() == []
+    assert record.updates() == record.weight_losses() == record.activity_losses() == []
     assert len(tf.get_collection(tf.GraphKeys.UPDATE_OPS)) == 2
     assert _values(tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)) == [1.]
 

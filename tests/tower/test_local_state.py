@@ -11,8 +11,7 @@ import tensorflow.compat.v1 as tf
 import tf_slim as slim
 
 import towers
-from sample_models import keras, momentum, sgd, switched
-from towers.tower import local_state
+from sample_models import keras, sgd, switched
 
 slow = pytest.mark.slow
 LOCAL = [tf.GraphKeys.LOCAL_VARIABLES]
@@ -111,27 +110,6 @@ def test_state_that_a_branch_writes(flow_v2):
         assert_equal(on_towers(model_fn, 2), on_one_device(model_fn))
 
 
-@pytest.mark.parametrize('flow', ['v1', 'v2'])
-@pytest.mark.slow
-def test_state_that_a_branch_resets_by_the_step_alone(flow):
-    """Every tower would write the same; but a branch of control flow v2 cannot be left to one."""
-    if flow == 'v2' and tf.version.VERSION < '2':
-        pytest.skip('control flow v2')
-
-    def model_fn(x):
-        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
-        state = tf.get_variable('state', [1], initializer=ZEROS, collections=LOCAL,
-                                trainable=False, use_resource=True)
-        turn = tf.get_variable('turn', [], initializer=ZEROS, trainable=False, use_resource=True)
-        reset = tf.cond(turn.read_value() < 1., lambda: tf.group(tf.assign(state, [3.])), tf.no_op)
-        with tf.control_dependencies([reset]):
-            return w * tf.reduce_mean(x) + state.read_value()[0]
-    with switched('control_flow_v2', flow == 'v2'):
-        losses, _, states, built = on_towers(model_fn, 2, steps=1)
-    assert losses == [BATCH.mean() + 3.] and list(states) == [3., 3.]
-    assert [v.op.name for v in built.own_state] == ['state', 'state_tower_1']
-
-
 def in_a_branch(state, new, _):
     return tf.cond(new[0] > state[0], lambda: tf.group(tf.assign(state, new)), tf.no_op)
 
@@ -180,16 +158,6 @@ def test_every_tower_has_one_local_variable_beside_the_first():
             'tower') in str(built.plan).split('\n  ')
     audit = towers.audit(built)
     assert not audit.broken and 'each tower has its own: rnn/state' in audit.notes
-
-
-def test_state_from_around_the_model_function():
-    plain = on_one_device(goes_on(by_variable))
-    with tf.Graph().as_default():
-        state = by_variable(4)
-        built = towers.build_towers(goes_on(lambda size: state), tf.constant(BATCH),
-                                    tf.train.MomentumOptimizer(0.01, 0.9), 2, reduction='mean')
-        session = tf.Session(config=towers.session_config(built.devices))
-        assert_equal(trained(session, built.loss, built.train_op, 3), plain)
 
 
 def lstm(x):
@@ -290,27 +258,3 @@ def test_state_that_the_step_does_not_write_is_refused():
             'operation Assign.*, which the step does not run, writes state of a tower, and there '
             'are 2 towers: return it in updates, or put it into UPDATE_OPS')):
         towers.build_towers(model_fn, tf.constant(BATCH), sgd(), 2)
-
-
-def test_further_calls_of_the_model_function_would_share_the_state():
-    with pytest.raises(towers.SharedVariableError, match=(
-            "copies='reuse', and the forward pass of tower 0 writes variable state ")):
-        on_towers(goes_on(by_get_variable), 2, copies='reuse')
-
-
-def test_an_evaluation_goes_on_with_the_same_state():
-    model_fn = goes_on(by_get_variable)
-    built = towers.build_towers(model_fn, tf.constant(BATCH), momentum(), 2)
-    towers.build_towers(model_fn, tf.constant(BATCH), None, 2, reuse=built)
-    assert [v.op.name for v in tf.local_variables()] == ['state', 'state_tower_1']
-
-
-def test_a_variable_of_another_type_is_not_taken_for_a_towers_state():
-    """It may be the program's own; what an earlier build has made of the name is taken again."""
-    state = tf.get_variable('state', [2], tf.float64, ZEROS, collections=LOCAL)
-    for shape, dtype, is_taken in (([2], tf.float32, False), ([3], tf.float64, False),
-                                   ([2], tf.float64, True)):
-        there = tf.Variable(tf.zeros(shape, dtype), name='state_tower_1', collections=LOCAL)
-        found = local_state._there_or_new(state, 1, {'state_tower_1': there})
-        assert (found is there) == is_taken
-        assert found.dtype.base_dtype == tf.float64 and found.shape.as_list() == [2]

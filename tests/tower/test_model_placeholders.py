@@ -6,7 +6,6 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import objective
-from one_process import addresses, together, train
 
 X = np.array([1., 2., 3., 6.])  # mean 3
 HELD = []
@@ -73,34 +72,6 @@ def test_one_without_a_default_has_to_be_fed():
         after_a_step(built, {})
 
 
-def test_the_update_and_what_is_shown_get_it_too():
-    def model_fn(x):
-        keep = number(tf.constant(1., tf.float64))
-        return towers.ModelOutput(weight() * tf.reduce_mean(x), metrics={'keep': keep})
-    built = built_of(model_fn, transform_gradients=lambda pairs: [
-        (gradient * HELD[0], variable) for gradient, variable in pairs])
-    assert after_a_step(built, {HELD[0]: 2.}) == 1. - .1 * 3. * 2.
-    with tf.Session(config=towers.session_config(built.devices)) as session:
-        session.run(tf.global_variables_initializer())
-        assert session.run(built.metrics['keep'], {HELD[0]: 2.}) == 2.
-
-
 def test_a_default_that_is_the_shard_is_each_towers_own():
     built = built_of(lambda x: weight() * tf.reduce_mean(number(x, [None])))
     np.testing.assert_allclose(after_a_step(built, {HELD[0]: [5.]}), 1. - .1 * (5. + 4.5) / 2.)
-
-
-@pytest.mark.slow
-def test_in_a_ring_each_worker_feeds_its_own():
-    """Gradients are of 2 workers with 2 towers each: (3 * 2 + 5 * 1) / 2."""
-    workers, values = addresses(2), [X, X + 2.]
-
-    def work(rank):
-        def model_fn(x):
-            return weight() * tf.reduce_mean(x) * tf.placeholder_with_default(
-                tf.constant(2. - rank, tf.float64), [], 'keep')
-        return train(towers.Cluster('ring', workers, rank=rank), model_fn, (values[rank],),
-                     lambda: tf.train.GradientDescentOptimizer(tf.constant(.1, tf.float64)), 1,
-                     num_towers=2)
-    for result in together(work, 2):
-        np.testing.assert_allclose(result['last']['w'], 1. - .1 * 5.5, rtol=1e-12)

@@ -5,7 +5,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from one_process import addresses, together, train
 from towers.errors import GradientError
 
 slow = pytest.mark.slow
@@ -97,13 +96,6 @@ class Own(tf.train.GradientDescentOptimizer):
 
     def plain(self, *args, **options):
         return tf.train.GradientDescentOptimizer.compute_gradients(self, *args, **options)
-
-
-class Clips(Own):
-    def compute_gradients(self, *args, **options):
-        pairs = self.plain(*args, **options)
-        clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 1.)
-        return list(zip(clipped, [variable for _, variable in pairs]))
 
 
 class Scales(Own):
@@ -200,14 +192,6 @@ def test_on_any_number_of_towers(make, model, count, num_towers, options):
         np.testing.assert_allclose(value, expected, rtol=1e-12)
 
 
-def test_sum_is_n_times_what_the_optimizer_makes_of_the_mean():
-    built = towers.build_towers(SQUARED, tf.constant([1., 3.], tf.float64), Clips(),
-                                towers.resolve_devices(2, check=False), 'sum')
-    with tf.Session(config=tf.ConfigProto(device_count={'CPU': 2})) as session:
-        session.run(tf.global_variables_initializer())
-        assert session.run(built.gradients[0][0]) == 2.  # of 4, clipped to 1, and 2 towers
-
-
 def test_a_loss_scale_comes_before_the_backward_pass_of_half_precision():
     """The gradient is 2 ** -26, which is 0 in half precision, without the scale of 2 ** 10."""
     class InHalf(tf.train.GradientDescentOptimizer):
@@ -264,18 +248,6 @@ def test_the_value_of_a_loss_of_one_machine_is_refused(make, kind):
     with pytest.raises(GradientError, match="one worker's examples"):
         towers.build_towers(SQUARED, tf.constant([1., 3.], tf.float64), make(), 1, 'mean',
                             cluster=cluster, global_step=tf.train.get_or_create_global_step())
-
-
-@slow
-def test_in_a_ring():
-    examples = np.array([1., 2., 3., 6.]) / 4
-    expected = on_one_device(Scales, SQUARED, examples)[0]
-    workers = addresses(2)
-
-    def work(rank):
-        return train(towers.Cluster('ring', workers, rank=rank), SQUARED,
-                     (examples[2 * rank:2 * rank + 2],), Scales)['last']['w']
-    np.testing.assert_allclose(together(work, 2), expected, rtol=1e-12)
 
 
 class ByPlace(tf.train.GradientDescentOptimizer):

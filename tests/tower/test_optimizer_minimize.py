@@ -1,7 +1,5 @@
 """Optimizers with a `minimize` of their own, which clips, gathers or decays: numbers by hand."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -9,7 +7,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from sample_models import objective
 from towers.errors import GradientError, InvalidArgumentError
-from towers.tower.optimizer_minimize import has_own_minimize
+from towers.tower.optimizer_gradients import has_own_minimize
 
 RATE = .5
 
@@ -111,49 +109,6 @@ def trained(make_optimizer, steps=1, **options):
         BY_HAND[0] + (dict(memory=towers.Memory(accumulate=2), devices=1),)])
 def test_it_is_called_once_for_the_whole_batch(make_optimizer, w, v, options, graph):
     np.testing.assert_allclose(trained(make_optimizer, **options), [w, v, 1], rtol=1e-12)
-
-
-def test_only_what_is_in_var_list_is_trained(graph):
-    found = trained(Clipping, var_list=lambda variables: variables[:1])
-    np.testing.assert_allclose(found, [1. - RATE, 1., 1], rtol=1e-12)
-
-
-def patched(how):
-    """An optimizer that has the `minimize` of `Clipping` in another way."""
-    optimizer = Plain()
-    if how == 'wraps':
-        @functools.wraps(tf.train.Optimizer.minimize)
-        def minimize(self, *args, **options):
-            return Clipping.minimize(self, *args, **options)
-        return type('Wrapped', (Plain,), {'minimize': minimize})()
-    optimizer.minimize = functools.partial(Clipping.minimize, optimizer)
-    return optimizer
-
-
-@pytest.mark.parametrize('how', ['wraps', 'partial'])
-def test_however_it_comes_to_its_own(how, graph):
-    np.testing.assert_allclose(trained(lambda: patched(how)), [*BY_HAND[0][1:], 1], rtol=1e-12)
-
-
-def curved(x):
-    """Its gradients are others after a step."""
-    return tf.reduce_mean(tf.square(weight() * x + weight('v') - 1.))
-
-
-class Average(Plain):
-    """A moving average of the weights after the update."""
-
-    def minimize(self, loss, global_step=None, var_list=None):
-        done = super(Average, self).minimize(loss, global_step, var_list)
-        with tf.control_dependencies([done]):
-            return tf.train.ExponentialMovingAverage(.5).apply(var_list)
-
-
-@pytest.mark.slow
-def test_check_towers_takes_the_gradients_of_before_the_update():
-    report = towers.check_towers(curved, np.array([.1, .2, .3, .4]), steps=2,
-                                 make_optimizer=lambda: Average())
-    assert report.equal, report
 
 
 @pytest.mark.parametrize('minimize, expected', [

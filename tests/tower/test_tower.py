@@ -10,73 +10,17 @@ import tensorflow.compat.v1 as tf
 import tf_slim as slim
 
 import towers
-from sample_models import (check_against_one_device, keras, linear, momentum, names, run, sgd,
-                           slope, two_layers)
+from sample_models import keras, momentum, sgd, slope
 
 needs_tf_layers = pytest.mark.skipif(not samples.HAS_TF_LAYERS, reason='tf.layers is gone here')
 
 slow = pytest.mark.slow
 
-# ---- model functions that add their own regularization -------------------------------------------
 
-def _hidden(x, y, regularizer):
-    return samples.mean_squared_error(slim.fully_connected(
-        x, 3, activation_fn=tf.tanh, weights_regularizer=regularizer), y)
-
+# ---- registered losses ---------------------------------------------------------------------------
 
 def _l2(w):
     return samples.DECAY * tf.reduce_sum(tf.square(w))
-
-
-def adds_total_loss(x, y):
-    tf.losses.add_loss(_hidden(x, y, _l2))
-    return tf.losses.get_total_loss()
-
-
-def adds_beside_a_registered_one(x, y):
-    """Registers L2 losses that it adds, and some that it adds by hand."""
-    return (_hidden(x, y, _l2) + tf.losses.get_regularization_loss()
-            + _l2(tf.get_variable('extra', [3], tf.float64)))
-
-
-def adds_in_a_mean(x, y):
-    """Not a sum that can be taken apart: then it is computed in every tower."""
-    return tf.reduce_mean([_hidden(x, y, None), _l2(tf.trainable_variables()[0])])
-
-
-@pytest.mark.parametrize('model_fn', [
-    adds_total_loss, pytest.param(adds_in_a_mean, marks=slow),
-    pytest.param(adds_beside_a_registered_one, marks=slow)],
-                         ids=lambda model_fn: model_fn.__name__)
-def test_regularization_in_the_models_own_loss(model_fn):
-    ours = check_against_one_device(model_fn, samples.vectors(5), remainder='weight')
-    if model_fn is not adds_in_a_mean:  # with clones once per step, not once per tower
-        squares = [op for op in samples.step_operations([ours.built.train_op])
-                   if op.type == 'Square' and op.inputs[0].op.type in (
-                       'Identity', 'ReadVariableOp')]
-        assert len(squares) == len({op.inputs[0].name for op in squares}) > 0
-        assert not any(op.name.startswith('tower_1/') for op in squares)
-        assert 'own loss' in ours.built.plan.regularization
-
-
-@pytest.mark.slow
-def test_keras_activity_regularizers():
-    """Keras divides what they come to by the size of the batch: a mean over examples."""
-    def make(adds):
-        def model_fn(x, y):
-            layer = keras.layers.Dense(3, activity_regularizer=keras.regularizers.l2(
-                samples.DECAY), dtype='float64', name='output')
-            out = layer(x)
-            loss = samples.mean_squared_error(out, y)
-            # What one device computes, written by hand.
-            return loss + (samples.DECAY * tf.reduce_mean(
-                tf.reduce_sum(tf.square(out), 1)) if adds else 0.)
-        return model_fn
-    arrays = samples.vectors(7)
-    ours = samples.on_towers(make(False), arrays, momentum, 2, remainder='weight',
-                             regularization='add')
-    plain = samples.one_device(make(True), arrays, momentum, ours.initial, factor=2)
-    samples.assert_equal_runs(ours, plain)
 
 
 def registers_by_hand(x):
@@ -182,82 +126,7 @@ def test_loss_and_updates_run_before_the_weights_change():
 
 # ---- dropout -------------------------------------------------------------------------------------
 
-def test_dropout_draws_a_mask_for_each_tower_and_step():
-    def model_fn(x):
-        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
-        dropped = tf.nn.dropout(x * w, rate=0.5)
-        return {'loss': tf.reduce_mean(dropped), 'predictions': dropped}
-    built = towers.build_towers(model_fn, np.ones([2, 200], 'float32'), sgd(0.), 2)
-    with tf.Session(config=towers.session_config(built.devices)) as session:
-        session.run(tf.global_variables_initializer())
-        one, other = session.run(built.predictions)
-        again, _ = session.run(built.predictions)
-        gradient, loss = session.run([built.gradients[0][0], built.loss])
-    assert set(one) == set(other) == {0., 2.}
-    assert one.tolist() != other.tolist() and one.tolist() != again.tolist()
-    assert gradient == pytest.approx(2 * loss)  # of the sum of two towers
-
-
 # ---- scopes and sharing --------------------------------------------------------------------------
-
-
-def weight_norm_getter(x, y):
-    """A getter that makes two variables for one."""
-    def normed(getter, name, shape=None, **kwargs):
-        direction = getter(name + '/v', shape=shape, **kwargs)
-        length = getter(name + '/g', shape=[shape[-1]], **kwargs)
-        return length * direction / tf.norm(direction, axis=0)
-    with tf.variable_scope('net', custom_getter=normed):
-        return linear(x, y)
-
-
-@pytest.mark.slow
-def test_a_getter_that_makes_two_variables_for_one():
-    check_against_one_device(weight_norm_getter, samples.vectors(6))
-
-
-def test_a_scope_for_the_variables_as_in_the_recipe():
-    def in_a_scope(x, y):
-        with tf.variable_scope('tower'):
-            return linear(x, y)
-    built = towers.build_towers(in_a_scope, samples.vectors(4), momentum(), 2)
-    assert names(built.variables) == ['tower/kernel']
-    assert names(built.slots) == ['tower/kernel/Momentum']
-
-
-def test_inside_scopes_of_the_caller():
-    with tf.variable_scope('net'), tf.name_scope('train'), tf.device('/cpu:0'):
-        built = towers.build_towers(plain_and_linear, samples.vectors(4), momentum(),
-                                    ['/cpu:1', '/cpu:2'])
-    with tf.Graph().as_default():
-        with tf.variable_scope('net'), tf.name_scope('train'):
-            loss = plain_and_linear(*[tf.constant(array) for array in samples.vectors(4)])
-            momentum().minimize(loss)
-        expected = names(tf.global_variables())
-    assert names(built.variables + built.slots) == expected
-    assert not towers.audit(built).broken
-
-
-def plain_and_linear(x, y):
-    return linear(x, y) + tf.reduce_mean(tf.Variable(np.ones([3]), name='plain') * y)
-
-
-def test_a_keras_model_from_around_the_model_function():
-    model = keras.Sequential([keras.layers.Dense(4, 'tanh', name='a'),
-                              keras.layers.Dense(3, name='b')])
-    x, y = samples.vectors(6, 'float32')
-    built = towers.build_towers(lambda x, y: samples.mean_squared_error(model(x), y), (x, y),
-                                sgd(), 2, reduction='mean')
-    assert len(built.gradients) == 4
-    gradients = {v.op.name.split('/')[-2] + '/' + v.op.name.split('/')[-1]: (gradient, v)
-                 for gradient, v in built.gradients}
-    values, loss = run(built, [gradients, built.loss])
-    hidden = np.tanh(x @ values['a/kernel'][1] + values['a/bias'][1])
-    error = hidden @ values['b/kernel'][1] + values['b/bias'][1] - y
-    assert loss == pytest.approx(np.mean(error ** 2), rel=1e-5)
-    for name, expected in (('b/bias', error.sum(0)), ('b/kernel', hidden.T @ error)):
-        # Absolute too: the terms of a sum near 0 are not, and each has float32's rounding.
-        np.testing.assert_allclose(values[name][0], 2 * expected / error.size, rtol=1e-4, atol=1e-6)
 
 
 # ---- a graph for GPUs, built and not run ---------------------------------------------------------
@@ -305,45 +174,6 @@ def test_every_operation_of_a_graph_for_gpus_is_on_its_device():
             assert op.device in ('/device:CPU:0', ''), op.name
             assert op.device or not op.outputs or 'Assign' in op.type, op.name
     assert not towers.audit(built).broken
-
-
-def test_one_gpu_holds_the_variables_several_leave_them_to_the_cpu():
-    built = towers.build_towers(linear, samples.vectors(2), momentum(),
-                                towers.resolve_devices(['/gpu:1'], check=False))
-    assert {v.device for v in built.variables + built.slots} == {'/device:GPU:1'}
-    assert not towers.audit(built).broken
-    with tf.Graph().as_default():
-        named = towers.build_towers(linear, samples.vectors(4), momentum(),
-                                    towers.resolve_devices(['/gpu:1', '/gpu:0'], check=False),
-                                    variables=towers.VariablePlacement('/gpu:3'))
-    assert {v.device for v in named.variables + named.slots} == {'/device:GPU:3'}
-    assert not towers.audit(named).broken
-
-
-def test_balanced_variables_and_their_slots():
-    def model_fn(x):
-        made = [tf.get_variable('v%d' % i, [size]) for i, size in enumerate([8, 2, 3, 2, 1])]
-        made.append(tf.Variable(tf.zeros([4]), name='plain'))
-        return tf.reduce_mean(x) * tf.add_n([tf.reduce_sum(each) for each in made])
-    built = towers.build_towers(model_fn, np.zeros(4, 'float32'), momentum(),
-                                towers.resolve_devices(['/gpu:0', '/gpu:1'], check=False),
-                                variables=towers.VariablePlacement('balanced'))
-    # 8 | 2, 3, 2, 1 = 8, then a tie: 4 goes to the first
-    assert [(v.op.name, v.device[-1]) for v in built.variables] == [
-        ('v0', '0'), ('v1', '1'), ('v2', '1'), ('v3', '1'), ('v4', '1'), ('plain', '0')]
-    assert {slot.op.name: slot.device for slot in built.slots} == {
-        v.op.name + '/Momentum': v.device for v in built.variables}
-    for gradient, variable in built.gradients:
-        assert gradient.device == variable.device
-    assert not towers.audit(built).broken
-
-
-def test_a_device_function_places_the_variables():
-    setter = tf.train.replica_device_setter(ps_tasks=2, worker_device='/job:worker/task:0')
-    built = towers.build_towers(two_layers, samples.vectors(4), momentum(), 2,
-                                variables=towers.VariablePlacement(setter))
-    assert [v.device for v in built.variables] == ['/job:ps/task:0', '/job:ps/task:1']
-    assert {slot.device for slot in built.slots} == {'/job:ps/task:0', '/job:ps/task:1'}
 
 
 def test_a_device_inside_the_model_function_keeps_the_variables_pinned():

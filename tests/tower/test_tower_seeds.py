@@ -27,7 +27,7 @@ def noise(seed):
 
 
 def drawn(cluster, num_towers, seed, graph_seed=5, **options):
-    """{kind: [2, 64] for each tower of this machine, or micro-batch}: what it draws in two steps."""
+    """{kind: [2, 64] for each tower of this machine, or micro-batch}: its draws in two steps."""
     with tf.Graph().as_default():
         tf.set_random_seed(graph_seed)
         step = tf.train.get_or_create_global_step()
@@ -80,28 +80,3 @@ def test_with_a_graph_level_seed_no_two_towers_draw_alike(copies, control_flow):
         assert len({each.tobytes() for each in several[kind]}) == 2, kind
         if copies == 'clone' and compat.TF_VERSION >= (2, 0):
             np.testing.assert_array_equal(several[kind], one[kind], kind)
-
-
-def test_without_any_seed_nothing_is_changed():
-    with tf.Graph().as_default():
-        towers.build_towers(
-            noise(None), (tf.ones([2, 64]),), tf.train.GradientDescentOptimizer(.1), 2,
-            copies='reuse', global_step=tf.train.get_or_create_global_step(),
-            cluster=towers.Cluster('ring', ['a:1', 'b:1'], rank=1))
-        seeds = [(op.get_attr('seed'), op.get_attr('seed2'))
-                 for op in tf.get_default_graph().get_operations() if op.type == 'RandomUniform']
-    assert seeds == [(0, 0)] * 2
-
-
-def test_a_gradient_that_is_made_later_draws_the_same_again():
-    """As of a recomputation: the masks of output and gradient are one, by their seed."""
-    @tf.custom_gradient
-    def dropped(x):
-        return tf.nn.dropout(x, rate=.5, seed=1), lambda dy: tf.nn.dropout(dy, rate=.5, seed=1)
-    inputs = tf.ones([4, 200])
-    built = towers.build_towers(lambda x: towers.ModelOutput(tf.reduce_mean(x), dropped(x)),
-                                inputs, None, 2, copies='reuse')
-    [gradient] = tf.gradients(tf.reduce_sum(built.predictions), [inputs])
-    with tf.Session(config=towers.session_config(built.devices)) as session:
-        output, of_inputs = session.run([built.predictions, gradient])
-    assert (output == of_inputs).all() and 0 < np.count_nonzero(output) < 800

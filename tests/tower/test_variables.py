@@ -12,7 +12,6 @@ from tensorflow.python.training.slot_creator import create_zeros_slot
 
 from towers import (SharedVariableError, TowersError, VariablePlacement, audit, build_towers,
                     mend_slim, session_config)
-from towers.tower.variables import owner_by_name
 
 BATCH = np.float32([1., 2., 3., 6.])
 ONE = tf.ones_initializer()
@@ -171,28 +170,6 @@ def test_they_are_those_of_one_device(graph, model_fn, options):
     assert all(tower.variables == built.variables for tower in built.towers)
 
 
-def test_direct_variables_are_told_by_the_name_that_was_asked_for():
-    built = build(without_get_variable)
-    assert [(each.requested_name, each.variable.op.name) for each in built.direct_variables] == [
-        ('top', 'top'), ('n/v', 'n/v'), ('n/s/v', 'n/s/v'), ('Variable', 'Variable'),
-        ('Variable', 'Variable_1')]
-
-
-def test_under_scopes_and_a_getter_of_the_caller():
-    def in_scopes(call):
-        def noted(getter, name, *args, **kwargs):
-            seen.append(name)
-            return getter(name, *args, **kwargs)
-        seen = []
-        with tf.name_scope('outer'), tf.variable_scope('v', custom_getter=noted):
-            call()
-        return names(), seen
-    with tf.Graph().as_default():
-        expected = in_scopes(lambda: without_get_variable(tf.constant(BATCH)))
-    assert in_scopes(lambda: build(without_get_variable)) == expected
-    assert 'outer/v/n/s/v' in expected[0] and expected[1] == ['v/s/got']
-
-
 def test_a_getter_that_reads_the_moving_average():
     average = tf.train.ExponentialMovingAverage(0.5)
     w = tf.get_variable('w', [], initializer=tf.constant_initializer(3.))
@@ -208,24 +185,6 @@ def test_a_getter_that_reads_the_moving_average():
         session.run(tf.global_variables_initializer())
         session.run(tf.assign(w, 100.))
         assert session.run(built.loss) == 9.
-
-
-def test_counters_of_metrics_are_shared_and_atomic():
-    def model_fn(x):
-        with tf.name_scope('metrics'):
-            return {'loss': mean(x), 'metrics': {'mean': tf.metrics.mean(x * weight('v'))}}
-    built = build(model_fn)
-    total, count = tf.local_variables()
-    assert [total.op.name, count.op.name] == ['metrics/mean_1/total', 'metrics/mean_1/count']
-    # Towers add to them at the same time; that of a reference variable may lose one.
-    assert {v.op.type for v in (total, count)} == {'VarHandleOp'}
-    assert {v.device for v in (total, count)} == {'/device:CPU:0'}
-    with tf.Session(config=session_config(2)) as session:
-        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        for _ in range(3):
-            session.run(built.metrics['mean'][1])
-        # 3 x both shards
-        assert session.run([built.metrics['mean'][0], total, count]) == [3., 36., 12.]
 
 
 @pytest.mark.parametrize('made_by', [
@@ -306,29 +265,6 @@ def test_a_variable_that_reuse_finds_in_another_shape():
                          'found.')
 
 
-@pytest.mark.parametrize('reuse, shape, text', [
-    (True, [], 'Variable own/w does not exist'), (False, [None], 'be fully defined')])
-def test_errors_of_the_models_own_scopes_stay_what_they_are(reuse, shape, text):
-    def model_fn(x):
-        with tf.variable_scope('own', reuse=reuse):
-            return tf.reduce_mean(x * tf.get_variable('w', shape))
-    with pytest.raises(ValueError, match=text) as caught:
-        build(model_fn)
-    assert not isinstance(caught.value, TowersError)
-
-
-@pytest.mark.parametrize('reuse', [True, tf.AUTO_REUSE])
-def test_a_caller_inside_a_scope_with_reuse(reuse):
-    with tf.variable_scope('m'):
-        existing = weight()
-    with tf.variable_scope('m', reuse=reuse):
-        built = build(mean, optimizer=tf.train.MomentumOptimizer(1., 0.9))
-        assert tf.get_variable_scope().reuse == reuse  # as it was
-    assert built.variables == [existing]
-    # TF's own name for a slot under a scope
-    assert values_after(built.train_op) == {'m/w': -5., 'm/m/w/Momentum': 6.}
-
-
 # ---- reuse by a later build ----------------------------------------------------------------------
 
 @pytest.mark.parametrize('first, second, text', [
@@ -384,16 +320,6 @@ def test_a_later_build_shares_all_with_an_earlier(model_fn, first, trained):
         assert session.run(evaluation.loss) == 3. * trained
 
 
-@pytest.mark.slow
-def test_an_earlier_build_with_counters_alone_hands_nothing_over():
-    def makes_more(x):
-        return mean(x) * tf.Variable(2., trainable=False, name='scale')
-    earlier = build(lambda x: {'loss': mean(x), 'metrics': {'mean': tf.metrics.mean(x)}})
-    assert len(earlier.direct_variables) == 2  # a total and a count
-    again = build(makes_more, reuse=earlier)
-    assert [each.requested_name for each in again.direct_variables] == ['scale']
-
-
 # ---- slots ---------------------------------------------------------------------------------------
 
 class SlotsByName(SGD):
@@ -416,10 +342,3 @@ def test_slots_by_get_variable_go_beside_their_variable():
     assert all(places[name + '/adam_m'] == places[name] for name in ('a', 'b/kernel'))
     assert sorted(each.op.name for each in built.slots) == [
         'a/adam_m', 'b/kernel/adam_m', 'power']
-
-
-@pytest.mark.parametrize('name, owner', [
-    ('dense/kernel/a/b/c', 'dense/kernel'), ('dense/kernel', 'dense'), ('dense', None),
-    ('other/Adam', None), ('m/dense/kernel/Adam', 'dense/kernel')])
-def test_the_owner_of_a_slot_has_the_longest_name_before_its_own_end(name, owner):
-    assert owner_by_name(name, {each: each for each in ('dense', 'dense/kernel')}) == owner

@@ -16,7 +16,7 @@ from train_runs import (contents, metrics, names_that_differ, newest, steps_save
 def test_a_run_shows_its_plan_its_audit_and_its_result(reference):
     lines = reference.stdout.splitlines()
     assert lines[0] == '2 towers, batch 100 = 2 x 50'
-    assert re.match(r'  0 +/cpu:0 +50 +regularization, batch-norm updates$', lines[2])
+    assert re.match(r'  0 +/cpu:0 +50 +batch-norm updates$', lines[2])
     assert re.match(r'  1 +/cpu:1 +50 +-$', lines[3])
     assert '  variables        14 (8 trainable), 58,634 parameters, 0.2 MB' in lines
     assert ('\n  learning rate    0.01, warm-up from 0 over 718 examples, x0.94 every 1,437 '

@@ -7,11 +7,10 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
-from towers.api.clone import call_once_and_copy
+from towers.api.make_towers import call_for_each_tower, call_once_and_copy
 from towers.api.describe import describe
 from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement
 from towers.api.request import checked_request
-from towers.api.reuse import call_for_each_tower
 from towers.api.train_ops import update_variables
 from towers.errors import InputError
 from towers.graph.variable_access import metric_variables
@@ -21,16 +20,13 @@ from towers.reduce.combination import combine
 from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.micro_batches import add_up_micro_batches, check_order
 from towers.reduce.replicas import check_no_replicas
-from towers.tower.batch_inputs import with_sparse_tensors
-from towers.tower.counters import put_in_order
+from towers.tower.batch_inputs import check_nothing_is_trained_behind, with_sparse_tensors
+from towers.tower.metric_counters import leave_out_padding, put_in_order, weigh_additions
 from towers.tower.cut_inputs import ALREADY_CUT, check_cuts_nothing
-from towers.tower.graph_collections import BuildCollections
-from towers.tower.refused_builds import check_not_nested, undone_on_error
+from towers.tower.build_context import BuildCollections, check_not_nested, undone_on_error
 from towers.tower.objectives import map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import split_batch, static_batch_size
-from towers.tower.uneven_counts import leave_out_padding, weigh_additions
-from towers.tower.variables_behind_inputs import VariablesBehindInputs
 
 
 def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typing.Any,
@@ -78,9 +74,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       global_step: variable to be increased by one per step, or None.
       regularization: `'none'`: the loss is what the model function returns, as in a plain TF1
         program. `'add'` adds each registered loss (`REGULARIZATION_LOSSES`, and losses of the Keras
-        layers that were called) once, unless the model's loss is already computed from it.
-        Regularization of either kind is counted once, and computed once a step where that is
-        proven to change no number.
+        layers that were called), unless the model's loss is already computed from it. Every tower
+        computes it, and it counts once, since the towers' weights add up.
       update_ops: whose batch-norm updates ride on the train op: the `'first'` tower's, `'all'`
         towers' or `'none'`. The `UPDATE_OPS` from before the towers that belong to no other build
         ride on it, too, except with `'none'`. The same goes for writes in the forward pass itself
@@ -126,12 +121,12 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
     collections_before = BuildCollections(graph)
     make_towers = call_for_each_tower if request.copies == 'reuse' else call_once_and_copy
     with undone_on_error(graph, collections_before.put_back):
-        shards, behind = cut(request, inputs)
+        shards = cut(request, inputs)
         scaled_losses = None if request.loss_scale is None else ScaledLosses(
             request.loss_scale, request.name + 's', request.placement)
-        tower_set = make_towers(request, shards, behind, scaled_losses)
+        tower_set = make_towers(request, shards, scaled_losses)
         outputs = merge_outputs(tower_set, request, shards)
-        combined = combine_towers(tower_set, request, shards, behind)
+        combined = combine_towers(tower_set, request)
         combined, machines = combine_machines(request, shards, combined, outputs.loss)
         update = update_variables(tower_set, request, outputs, combined, shards,
                                   collections_before, machines)
@@ -148,12 +143,11 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         train_op=train_op, train_ops=update.train_ops, loss=outputs.loss,
         predictions=outputs.predictions, metrics=outputs.metrics, gradients=update.gradients,
         variables=recorded.variables, slots=update.slots + list(tower_set.slots),
-        towers=tower_set.towers, regularization_loss=tower_set.losses.regularization_loss,
-        global_step=global_step, devices=request.devices, placement=request.placement,
-        direct_variables=tuple(recorded.direct),
+        towers=tower_set.towers, global_step=global_step, devices=request.devices,
+        placement=request.placement, direct_variables=tuple(recorded.direct),
         plan=describe(tower_set, shards, request, update, len(collections_before.updates)),
         replicas=replicas, precision=request.numerics.precision,
-        scaled_losses=scaled_losses, xla=request.numerics.xla,
+        scaled_losses=update.scaled_losses, xla=request.numerics.xla,
         variable_scope=request.full_scope_name, machines=machines,
         own_state=tower_set.roles.own_state.of_all_towers(),
         made=frozenset(variable.op.name for variable in recorded.created),
@@ -178,8 +172,12 @@ def checked_inputs(request, inputs):
     """The inputs, with a `tf.SparseTensor` in the place of each `tf.SparseTensorValue`.
 
     Raises:
-      InputError: a batch that cannot be cut as `remainder` says; the graph has no new name then.
+      InputError: a batch that cannot be cut as `remainder` says, or that is computed from a trained
+        variable; the graph has no new name then.
     """
+    if request.objectives:
+        check_nothing_is_trained_behind(
+            inputs.tensors() if isinstance(inputs, ALREADY_CUT) else inputs)
     if isinstance(inputs, ALREADY_CUT):
         check_cuts_nothing(request)
         return inputs.check(request)
@@ -195,12 +193,10 @@ def checked_inputs(request, inputs):
 
 
 def cut(request, inputs):
-    """The parts of the batch: `(CutBatch, VariablesBehindInputs)`."""
-    is_cut = isinstance(inputs, ALREADY_CUT)
-    behind = VariablesBehindInputs(() if is_cut else inputs, bool(request.objectives))
-    return inputs.shards(request) if is_cut else split_batch(
-        behind.inputs, len(request.parts), request.remainder, called=_word_for_parts(request),
-        shares=request.shares), behind
+    """The parts of the batch: `CutBatch`."""
+    return inputs.shards(request) if isinstance(inputs, ALREADY_CUT) else split_batch(
+        inputs, len(request.parts), request.remainder, called=_word_for_parts(request),
+        shares=request.shares)
 
 
 def _word_for_parts(request):
@@ -214,7 +210,6 @@ Outputs = collections.namedtuple('Outputs', 'loss predictions metrics')
 def merge_outputs(tower_set, request, shards):
     """Merges losses, predictions and metrics of all towers into the whole batch's: `Outputs`."""
     towers, late = tower_set.towers, tower_set.late
-    regularization = tower_set.losses.regularization_loss
     put_in_order(towers, shards.weights)
     padded = shards.sizes if request.remainder == 'weight' else None
     with only_device(request.placement.main), tf.name_scope(request.name + 's'):
@@ -223,8 +218,6 @@ def merge_outputs(tower_set, request, shards):
             with tf.control_dependencies(late.loss):
                 loss = map_shaped(lambda *of_towers: weighted_mean(of_towers, shards.weights),
                                   *[tower.data_loss for tower in towers])
-            if regularization is not None:
-                loss += regularization
         metrics = [tower.metrics for tower in towers]
         with tf.control_dependencies(late.metrics):
             merged = merge_metrics(metrics, shards.weights, shards.inputs[0])
@@ -246,8 +239,8 @@ Fields:
 """
 
 
-def combine_towers(tower_set, request, shards, behind):
-    """Combines gradients of towers and regularization, variable by variable: `CombinedTowers`.
+def combine_towers(tower_set, request):
+    """Combines the gradients of all towers, variable by variable: `CombinedTowers`.
 
     With several losses, a dict of `CombinedTowers` by name.
     """
@@ -259,23 +252,15 @@ def combine_towers(tower_set, request, shards, behind):
         gradients = add_up_micro_batches(towers, request.accumulate, request.schedule, late)
 
     def combined(objective):
-        of_towers, of_shards = [[request.objectives.of(objective, each) for each in some]
-                                for some in (gradients, tower_set.of_shards)]
-        of_behind = behind.gradients(of_shards, shards.sizes, tower_set.gradients.trainable)
-        return _combine(tower_set, request, of_towers, of_behind, objective.name)
+        of_towers = [request.objectives.of(objective, each) for each in gradients]
+        with tf.name_scope('combine_gradients'), of_loss(objective.name):
+            if request.placement.all_reduce is None:
+                check_no_replicas(tower_set.gradients.trainable)
+                return CombinedTowers(combine(of_towers), None)
+            summed, on_towers = all_reduce(request.placement.all_reduce, of_towers, (),
+                                           request.devices)
+            return CombinedTowers(summed, on_towers)
     return request.objectives.shaped(combined(each) for each in request.objectives)
-
-
-def _combine(tower_set, request, of_towers, of_behind, name):
-    with tf.name_scope('combine_gradients'), of_loss(name):
-        further = tower_set.gradients.of_regularization(
-            tower_set.losses.regularization_loss) + of_behind
-        if request.placement.all_reduce is None:
-            check_no_replicas(tower_set.gradients.trainable)
-            return CombinedTowers(combine(of_towers + further), None)
-        gradients, on_towers = all_reduce(request.placement.all_reduce, of_towers, further,
-                                          request.devices)
-        return CombinedTowers(gradients, on_towers)
 
 
 def combine_machines(request, shards, combined, loss):

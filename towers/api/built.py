@@ -10,7 +10,7 @@ from towers.placement.tower_device import stages_of
 
 class BuiltTowers(collections.namedtuple('BuiltTowers', [
         'train_op', 'loss', 'predictions', 'metrics', 'gradients', 'variables', 'slots', 'towers',
-        'regularization_loss', 'global_step', 'devices', 'placement', 'direct_variables',
+        'global_step', 'devices', 'placement', 'direct_variables',
         'plan', 'replicas', 'precision', 'scaled_losses', 'xla', 'variable_scope', 'train_ops',
         'machines', 'own_state', 'made', 'opened_scopes'])):
     """What `build_towers` made.
@@ -29,8 +29,6 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
       variables: the variables that the model made or that are trained.
       slots: variables that the optimizer made.
       towers: list of `Tower`.
-      regularization_loss: scalar, the part of the loss that is computed once for all towers, or
-        None. `loss` is the weighted sum of the towers' `data_loss` and this.
       global_step: the variable that counts steps, or None.
       devices: the towers' devices.
       placement: `Placement` of the variables.

@@ -14,7 +14,7 @@ from towers.graph.variable_access import metric_variables
 from towers.placement.devices import describe_config, session_config, short_name
 from towers.placement.xla import describe as describe_xla
 from towers.reduce.replicas import is_repeatable
-from towers.tower.batch_losses import whole_batch_line
+from towers.tower.losses import whole_batch_line
 from towers.tower.objectives import GradientsOfModel, all_pairs
 from towers.tower.write_order import updates_that_write
 
@@ -54,8 +54,6 @@ def _rows(tower_set, request):
     rows, towers, update_ops = [], tower_set.towers, request.update_ops
     for first in range(0, len(towers), request.accumulate):
         tower, owns = towers[first], []
-        if tower.index == 0 and tower_set.losses.is_once:
-            owns.append('regularization')
         if tower.updates and (update_ops == 'all' or update_ops == 'first' and tower.index == 0):
             owns.append('batch-norm updates')
         sizes = [part.size for part in towers[first:first + request.accumulate]]

@@ -7,8 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import (check_choice, check_graph_mode, check_instance, check_step_variable)
 from towers.api.built import BuiltTowers, check_same_graph
-from towers.api.objective import checked_objectives
-from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement
+from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement, checked_objectives
 from towers.placement.other_combiners import check_alone
 from towers.errors import InvalidArgumentError, ModelFunctionError
 from towers.graph.scopes import full_scope_name, scope_to_enter
@@ -18,18 +17,17 @@ from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import Placement
 from towers.reduce.all_reduce import check_all_reduce
 from towers.reduce.micro_batches import kept_at_once
-from towers.tower.refused_builds import check_no_failed_build
+from towers.tower.build_context import check_no_failed_build
 from towers.tower.shards import checked_shares
-from towers.tower.optimizer_minimize import has_own_minimize
+from towers.tower.optimizer_gradients import has_own_minimize
 from towers.tower.stage_costs import number_of_slots
 from towers.tower.stage_cuts import Cutting
 from towers.tower.stateless_random import NamesOnOneMachine
 
-COPIES = ('clone', 'reuse')
 REDUCTIONS = ('sum', 'mean')
-REGULARIZATIONS = ('none', 'add')
-UPDATE_TOWERS = ('first', 'all', 'none')
-BATCH_NORMS = ('shard', 'sync')
+_CHOICES = dict(reduction=REDUCTIONS, regularization=('none', 'add'),
+                update_ops=('first', 'all', 'none'), batch_norm=('shard', 'sync'),
+                copies=('clone', 'reuse'))
 
 
 class Request(collections.namedtuple('Request', [
@@ -126,12 +124,10 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
     shares = checked_shares(shares, len(devices), 'towers')
     check_no_failed_build(tf.get_default_graph())
     check_graph_mode('what build_towers makes')
-    for argument, given, expected in (
-            ('reduction', reduction, REDUCTIONS),
-            ('regularization', regularization, REGULARIZATIONS),
-            ('update_ops', update_ops, UPDATE_TOWERS), ('copies', copies, COPIES),
-            ('batch_norm', batch_norm, BATCH_NORMS)):
-        check_choice(argument, given, expected)
+    for argument, given in dict(
+            reduction=reduction, regularization=regularization, update_ops=update_ops,
+            batch_norm=batch_norm, copies=copies).items():
+        check_choice(argument, given, _CHOICES[argument])
     check_model_fn(model_fn)
     objectives = checked_objectives(optimizer)
     _check_goes_with_several(objectives, regularization, numerics)
@@ -139,9 +135,7 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
     earlier, variable_scope = _checked_reuse(reuse)
     accumulate, schedule = _checked_micro_batches(memory, pipeline, objectives, devices)
     _check_recompute(memory.recompute, objectives, numerics)
-    no_batch_values = _no_batch_values(accumulate, cluster)
-    if batch_norm == 'sync' and no_batch_values is not None:
-        raise InvalidArgumentError("batch_norm='sync': %s." % no_batch_values)
+    no_batch_values = _no_batch_values(accumulate, cluster, batch_norm)
     name, parts = _named_parts(tf.get_default_graph(), devices, accumulate, copies)
     placement = _checked_placement(variables, devices, objectives, earlier, cluster)
     if copies == 'reuse' and (placement.all_reduce is not None or pipeline.stages is not None):
@@ -326,14 +320,18 @@ def _cutting(stages, placement, devices, schedule, micro_batches, objectives):
     return Cutting(copies, bool(objectives), slots if placement.by_stage else None)
 
 
-def _no_batch_values(accumulate, cluster):
+def _no_batch_values(accumulate, cluster, batch_norm):
     """Why the parts of a batch cannot exchange values in a build; or None."""
+    reason = None
     if accumulate > 1:
-        return ('a tower has %d micro-batches, which are not there at the same time: build without '
-                'micro-batches (Memory, Pipeline)' % accumulate)
-    if cluster is not None:
-        return 'the batch is on several machines, which do not exchange it: build without cluster='
-    return None
+        reason = ('a tower has %d micro-batches, which are not there at the same time: build '
+                  'without micro-batches (Memory, Pipeline)' % accumulate)
+    elif cluster is not None:
+        reason = ('the batch is on several machines, which do not exchange it: build without '
+                  'cluster=')
+    if batch_norm == 'sync' and reason is not None:
+        raise InvalidArgumentError("batch_norm='sync': %s." % reason)
+    return reason
 
 
 def _check_recompute(recompute, objectives, numerics):

@@ -13,16 +13,14 @@ from towers.placement.variable_device import only_device
 from towers.reduce.replicas import follow_updates
 from towers.reduce.update import apply_update, checked_transform
 from towers.reduce.update_order import hold_back, hold_update
-from towers.tower.closure_tensors import (check_of_no_tower, check_of_no_worker,
-                                          losses_by_tensor, take_losses_of_batch)
+from towers.tower.closure_tensors import check_of_no_tower, check_of_no_worker
 from towers.tower.objectives import GradientsOfModel, flat, map_shaped, tensors_of
-from towers.tower.optimizer_minimize import Minimizing, has_own_minimize
-from towers.tower.outputs import weighted_mean
+from towers.tower.optimizer_gradients import Minimizing, has_own_minimize
 from towers.tower.write_order import updates_that_write
 
 Update = collections.namedtuple(
-    'Update', 'train_op train_ops slots gradients rides slots_of_replicas counts before redirect',
-    defaults=((), False, (), None))
+    'Update', 'train_op train_ops slots gradients rides slots_of_replicas counts before redirect '
+    'scaled_losses', defaults=((), False, (), None, None))
 """The operations of the update, as `update_variables` returns them.
 
 Fields:
@@ -38,6 +36,7 @@ Fields:
   before: tuple of the tensors and operations that the optimizer waits for: the loss, and the
     updates that ride on the train op; with several losses ().
   redirect: as `hold_back` returns it; or None.
+  scaled_losses: `ScaledLosses` that watch the gradients; or None.
 """
 
 
@@ -56,7 +55,7 @@ def update_variables(tower_set, request, outputs, combined, shards, collections_
     """
     if not request.objectives:
         return Update(train_op=None, train_ops={}, slots=[], gradients=[], rides={})
-    settle = _settling(tower_set, request, outputs, combined, shards)
+    check = _check_of_closures(tower_set, request, outputs, combined)
     of, of_towers = request.objectives.of, collections_before.new_updates()
     with graph_walk.Recording(tf.get_default_graph()) as made:
         gradients = request.objectives.shaped(
@@ -69,44 +68,34 @@ def update_variables(tower_set, request, outputs, combined, shards, collections_
                               each.name)
             for each in request.objectives)
     made = made.operations
-    settle(made, [
+    check(made, [
         tensor for pairs in flat(gradients) for tensor in tensors_of(pairs)], ())
     updates = _updates(tower_set, request.update_ops, collections_before.updates, of_optimizers)
     if request.objectives.names is None:
         update = _of_one_loss(tower_set, request, outputs, gradients, combined, updates, machines,
-                              made, settle)
+                              made, check)
     else:
         update = _of_several(tower_set, request, outputs, gradients, combined, updates, made,
-                             settle)
+                             check)
     return update._replace(gradients=map_shaped(
         lambda pairs: [pair for pair in pairs if pair[0] is not None], update.gradients))
 
 
-def _settling(tower_set, request, outputs, combined, shards):
-    """The function that settles what operations of the update take by a closure.
+def _check_of_closures(tower_set, request, outputs, combined):
+    """The function that checks what operations of the update take by a closure.
 
     It takes all operations that were made so far (what an optimizer has kept of its
     compute_gradients comes with them), what they are made for, and tensors and operations that they
     may take; see `closure_tensors`.
     """
-    towers, means = tower_set.towers, {}
+    towers = tower_set.towers
     is_one_part = len(towers) == 1 and request.has_whole_batch
     of_model = any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives)
     trained = {variable.op.name for variable in tower_set.gradients.trainable}
 
-    def whole_loss(name):
-        if name not in means:
-            losses = [tower.loss if name is None else tower.loss[name] for tower in towers]
-            with tf.control_dependencies(None), only_device(request.placement.main), \
-                    tf.name_scope(request.name + 's'):
-                means[name] = weighted_mean(losses, shards.weights)
-        return means[name]
-
-    def settle(made, fetches, after):
+    def check(made, fetches, after):
         if is_one_part or of_model:  # whose results are the calls' own
             return
-        losses = dict(losses_by_tensor(towers), **tower_set.gradients.own.losses)
-        take_losses_of_batch(made, losses, whole_loss)
         known = [tensor for each in flat(combined) for tensor in _read_for(each.gradients, each)]
         check_of_no_tower(
             made, fetches, known + list(after) + list(towers[0].updates),
@@ -114,17 +103,19 @@ def _settling(tower_set, request, outputs, combined, shards):
             [variable for variable in tower_set.roles.own_state.of_all_towers()
              if variable.op.name not in trained])
         if not request.has_whole_batch:
-            check_of_no_worker(made, fetches, flat(outputs.loss) + list(means.values()),
-                               [(tensor, None) for tensor in known])
-    return settle
+            check_of_no_worker(
+                made, fetches, flat(outputs.loss) + [
+                    loss for tower in towers for loss in flat(tower.loss)],
+                [(tensor, None) for tensor in known])
+    return check
 
 
 def _of_one_loss(tower_set, request, outputs, gradients, combined, updates, machines, made,
-                 settle):
+                 check):
     towers = tower_set.towers
     scaled_losses, on_skip = tower_set.gradients.scaled_losses, None
     if scaled_losses is not None:
-        scaled_losses.watch(combined.gradients)
+        scaled_losses = scaled_losses.watching(combined.gradients)
         if request.numerics.check_numerics:
             on_skip = functools.partial(checked_at_least_scale, combined.gradients, scaled_losses)
     loss = outputs.loss
@@ -139,14 +130,15 @@ def _of_one_loss(tower_set, request, outputs, gradients, combined, updates, mach
     applied, operations = _apply(
         tower_set, request, request.objectives[0], loss, gradients, combined, after,
         global_step=request.global_step, scaled_losses=scaled_losses, on_skip=on_skip)
-    settle(made + operations, [applied.train_op], after)
+    check(made + operations, [applied.train_op], after)
     if redirect is not None:
         redirect()  # the optimizer may wait for updates by itself
     if updates_here:
         hold_update(applied.train_op, _all_of(combined), after, computed, gates)
     return Update(train_op=applied.train_op, train_ops={}, slots=applied.slots,
                   gradients=gradients, rides={}, slots_of_replicas=applied.slots_of_replicas,
-                  counts=applied.counts, before=tuple(after), redirect=redirect)
+                  counts=applied.counts, before=tuple(after), redirect=redirect,
+                  scaled_losses=scaled_losses)
 
 
 def _apply(tower_set, request, objective, loss, gradients, combined, after, **further):
@@ -169,7 +161,7 @@ def _computed(outputs, towers):
     return fetches_in(shown)
 
 
-def _of_several(tower_set, request, outputs, gradients, combined, updates, made, settle):
+def _of_several(tower_set, request, outputs, gradients, combined, updates, made, check):
     """A train op for each loss, which computes nothing for the others; and one for all losses.
 
     The train op for all losses takes all gradients at the weights before the step, and applies them
@@ -191,7 +183,7 @@ def _of_several(tower_set, request, outputs, gradients, combined, updates, made,
             tower_set, request, each, losses[each.name], gradients[each.name],
             combined[each.name], after, global_step=request.global_step)
         train_ops[each.name], made = one.train_op, made + operations
-        settle(made, [one.train_op], after)
+        check(made, [one.train_op], after)
         hold_update(train_ops[each.name], _all_of(combined[each.name]), after, computed)
         slots, of_replicas = slots + one.slots, of_replicas + one.slots_of_replicas
     for each in request.objectives:
@@ -199,7 +191,7 @@ def _of_several(tower_set, request, outputs, gradients, combined, updates, made,
             tower_set, request, each, losses[each.name], gradients[each.name],
             combined[each.name], joint_after + applied, global_step=None)
         made = made + operations
-        settle(made, [joint.train_op], joint_after)
+        check(made, [joint.train_op], joint_after)
         train_op, slots = joint.train_op, slots + joint.slots
         of_replicas += joint.slots_of_replicas
         applied = [train_op]

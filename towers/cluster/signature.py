@@ -56,8 +56,7 @@ def signature_of_loss(built):
       dict from `'loss'` to a list of `[type, inputs, attributes, name]`.
     """
     tower = built.towers[0]
-    losses = [each for each in flat(tower.data_loss) + flat(built.regularization_loss)
-              if each is not None]
+    losses = [each for each in flat(tower.data_loss) if each is not None]
     inputs = [tensor for tensor in tf.nest.flatten(tower.inputs, expand_composites=True)
               if isinstance(tensor, tf.Tensor)]
     names = {tensor.op.name for tensor in inputs}

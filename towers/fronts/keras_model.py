@@ -16,7 +16,7 @@ from towers.graph.graph_walk import Recording
 from towers.placement.devices import (check_one_stage, needs_config, resolve_devices,
                                       short_name)
 from towers.placement.loop_state_devices import keep_stacks_with_loops
-from towers.tower.refused_builds import check_not_nested
+from towers.tower.build_context import check_not_nested
 
 
 _SCOPE = re.compile(r'[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*')

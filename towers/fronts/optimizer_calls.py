@@ -25,7 +25,7 @@ from towers.graph.variable_writes import Writes
 from towers.reduce.combination import combine
 from towers.tower.objectives import GradientsOfModel
 from towers.tower.optimizer_gradients import listed_pairs
-from towers.tower.inner_training import OF_GRADIENTS, OPTIMIZER_UPDATES
+from towers.tower.ownership import OF_GRADIENTS, OPTIMIZER_UPDATES
 
 _KEY = ('towers_optimizer_calls',)
 """A collection's key that is no string, like those of TF's stores: no meta graph holds it."""

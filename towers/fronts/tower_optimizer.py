@@ -6,10 +6,10 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.api.objective import check_optimizer
+from towers.api.options import check_optimizer
 from towers.errors import InvalidArgumentError
 from towers.fronts.optimizer_calls import calls_of
-from towers.tower.optimizer_minimize import has_own_minimize
+from towers.tower.optimizer_gradients import has_own_minimize
 
 
 _OR_ELSE = 'or a function without arguments that returns one'

@@ -64,12 +64,6 @@ def functions_of(node):
     return names
 
 
-def has_own_gradient(op):
-    """Whether an operation has a gradient that its type does not tell: a custom one, or a Defun's.
-    """
-    return '_gradient_op_type' in op.node_def.attr or not hasattr(tf.raw_ops, op.type)
-
-
 def with_callers(names, functions):
     """The names, and those of all functions that call one, themselves or through others: a set.
 

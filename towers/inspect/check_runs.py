@@ -5,7 +5,7 @@ import collections
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.api.objective import check_var_list, checked_objectives
+from towers.api.options import check_var_list, checked_objectives
 from towers.api.build import build_towers
 from towers.errors import GradientError, InputError, InvalidArgumentError
 from towers.graph import graph_walk
@@ -15,10 +15,11 @@ from towers.placement.devices import session_config
 from towers.tensorflow_errors import failing_on
 from towers.reduce.update import free_initial_values, transformed_pairs
 from towers.tower.keras_calls import record_keras_calls
+from towers.tower.losses import registered_losses
 from towers.tower.objectives import all_pairs, flat, tensors_of
 from towers.tower.outputs import call_model_fn, to_model_output
 from towers.tower.optimizer_gradients import times
-from towers.tower.optimizer_minimize import Minimizing, has_own_minimize, minimized
+from towers.tower.optimizer_gradients import Minimizing, has_own_minimize, minimized
 from towers.tower.variables import without_numbers
 
 Traits = collections.namedtuple('Traits', 'coarsest random batch_norm updated')
@@ -156,10 +157,7 @@ def _registering_tensors(getter, *args, **kwargs):
     whether a loss has it in it.
     """
     variable = getter(*args, **kwargs)
-    listed = tf.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
-    with tf.control_dependencies(None):
-        listed[:] = [each if isinstance(each, tf.Tensor) or each is None
-                     else tf.convert_to_tensor(each) for each in listed]
+    registered_losses()
     return variable
 
 

@@ -23,7 +23,7 @@ class Placement:
     Attributes:
       main: the device for operations that belong to no single variable: the loss over all towers,
         merged predictions; and for statistics where trainable variables are replicated.
-      of_weights: the device for operations that depend on the weights alone: the regularization.
+      of_weights: the device of the trainable variables, where one device has them all.
       all_reduce: how replicated variables' gradients are combined; None where none are replicated.
       by_stage: whether each variable is on the device of its stage.
       leaves_servers: whether a variable that the program puts on a server is refused.

@@ -1,6 +1,7 @@
 """Loss scaling: keeps small gradients above zero in half precision; an overflow skips the step."""
 
 import collections
+import copy
 
 import tensorflow.compat.v1 as tf
 
@@ -58,9 +59,9 @@ class ScaledLosses:
 
     Attributes:
       scale: float32 scalar, the scale that the step uses.
-      skipped_steps: int64 scalar, the number of skipped steps so far, this step included; known
-        after `watch`. To fetch `scale` or `skipped_steps` changes nothing.
-      is_finite: bool scalar, whether all gradients of the step are finite; known after `watch`.
+      skipped_steps: int64 scalar, the number of skipped steps so far, this step included; of
+        `watching` alone. To fetch `scale` or `skipped_steps` changes nothing.
+      is_finite: bool scalar, whether all gradients of the step are finite; of `watching` alone.
       variables: the variables that hold scale and counts.
     """
 
@@ -116,8 +117,10 @@ class ScaledLosses:
             result.append((gradient, variable))
         return result
 
-    def watch(self, gradients):
-        """Checks the combined gradients: NaN or Inf in any tower is NaN or Inf in the sum.
+    def watching(self, gradients):
+        """These `ScaledLosses` with a check of the combined gradients.
+
+        NaN or Inf in any tower is NaN or Inf in the sum.
 
         Args:
           gradients: list of `(gradient, variable)`, before any transformation, which might hide a
@@ -128,10 +131,12 @@ class ScaledLosses:
             with self._placement.scope_of(variable):
                 values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
                 flags.append(tf.reduce_all(tf.is_finite(values)))
+        watching = copy.copy(self)
         with only_device(self._placement.main):
-            self.is_finite = tf.reduce_all(tf.stack(flags))
-            self.skipped_steps = self._skipped.read_value() + tf.cast(
-                tf.logical_not(self.is_finite), tf.int64)
+            watching.is_finite = tf.reduce_all(tf.stack(flags))
+            watching.skipped_steps = self._skipped.read_value() + tf.cast(
+                tf.logical_not(watching.is_finite), tf.int64)
+        return watching
 
     def at_least(self):
         """Bool scalar: the scale is at its minimum, so that it does not cause an overflow."""

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_graph_mode
 from towers.errors import InputError, TowersError
+from towers.graph import graph_walk
 
 Inputs = collections.namedtuple('Inputs', 'nest leaves size unknown')
 """Inputs that can be cut by examples.
@@ -60,6 +61,27 @@ def size_and_guards(inputs, tensors):
     return size, [tf.Assert(tf.equal(size, other), [
         _plain('towers: the first dimensions of the inputs differ: %s and %s have'
                % (first_path, path)), size, other]) for path, other in others]
+
+
+def check_nothing_is_trained_behind(inputs):
+    """Refuses inputs that have a gradient to a trainable variable; makes no operation.
+
+    A tower's gradient ends at its shard, so such a variable would not be trained.
+
+    Args:
+      inputs: a nest of tensors, arrays and variables.
+
+    Raises:
+      InputError: there is one.
+    """
+    trainable = {variable.op.name for variable in tf.trainable_variables()}
+    for leaf in tf.nest.flatten(with_sparse_tensors(inputs), expand_composites=True):
+        if isinstance(leaf, (tf.Tensor,) + compat.VARIABLE_TYPES) and leaf.dtype.is_floating:
+            for name in sorted(trainable & graph_walk.ancestors([leaf], ends=('StopGradient',))):
+                raise InputError(
+                    'the input %s is computed from the trainable variable %s, and the gradient of '
+                    'a tower ends at its inputs: compute it in the model function, or pass its '
+                    'tf.stop_gradient.' % (leaf.name, name))
 
 
 class NamedInputs(dict):

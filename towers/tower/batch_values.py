@@ -23,7 +23,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import ModelFunctionError
 from towers.placement.variable_device import only_device
-from towers.tower.refused_builds import current_call
+from towers.tower.build_context import current_call
 from towers.tower.shards import if_any, weighted
 
 _MARK, _GRADIENT = '_towers_batch_value', 'TowersBatchValue'

@@ -5,7 +5,7 @@ larger the model is; and a program that is called N times sees what its earlier 
 behind. So the operations that tower 0's outputs need are imported once more for each tower:
 
     x                    ->  tower_k/x            operations, frames and stacks of loops
-    tower 0's device     ->  tower k's            where it was the tower's scope that said so
+    tower 0's device     ->  tower k's            and where variables are for what reads them
     seed                 ->  a seed of tower k    of each random operation
     what is outside      ->  see `Substitution`
 """
@@ -16,12 +16,12 @@ from towers import compat
 from towers.errors import CloneError
 from towers.graph import graph_walk
 from towers.graph.edit import colocate, group_in_node
+from towers.graph.library import functions_of
 from towers.graph.nests import fetches_in, leaves_of, map_leaves
-from towers.graph.op_types import PLACEHOLDERS
-from towers.placement.tower_device import TowerDevice, follows_tower, moved, overlaps, stages_of
+from towers.graph.op_types import CONTROL_FLOW, PLACEHOLDERS
+from towers.placement.tower_device import TowerDevice, moved, overlaps
 from towers.tower.batch_values import is_batch_value
-from towers.tower.copied_functions import CopiedFunctions
-from towers.tower.copy_template import Template, producer_of
+from towers.tower.copy_template import CopiedFunctions, Template, producer_of
 from towers.tower.objectives import map_shaped
 
 
@@ -155,51 +155,24 @@ class Copies:
         """
         devices = {}
         for name, node in self._nodes.items():
-            if not node.device:
-                devices[name] = ''
-                continue
-            leader = next((tensor.op.name for tensor in self._made[name].inputs
-                           if tensor.dtype == tf.resource and tensor.op.name in self._shared),
-                          None) or next((
-                              each for each in group_in_node(node) if each != name), None)
-            follows = None if leader else self._was_put(name, node) or follows_tower(
-                self._made[name])
-            if leader is None and follows is None:
-                leader = self._leader(name, node)
+            leader = self._leader(name, node) if node.device else None
             if leader is not None:
                 devices[name] = ('like', leader)
-            elif not follows:
+            elif not node.device or not overlaps(node.device, self._tower.device):
                 devices[name] = node.device
             elif node.device != str(self._tower.device):
                 devices[name] = ('moved', node.device)
         return devices
 
-    def _was_put(self, name, node):
-        """Whether an operation is a gradient that was put on the tower after it was made.
-
-        `place_backward` and `keep_with_tower` do so, and, also where the model function takes
-        gradients itself, `keep_stacks_with_loops`; no device scope tells of it.
-        """
-        stages = stages_of(self._tower.device)
-        was_made_alone = name in group_in_node(node)
-        return (name in self._tower.backward or was_made_alone) and node.device in stages and (
-            len(stages) > 1 or not compat.device_scopes(self._made[name]))
-
     def _leader(self, name, node):
-        """The operation whose device TensorFlow gave this one by name, not by colocation; or None.
-        """
-        if not overlaps(node.device, self._tower.device):
-            return None
+        """The operation on whose device TensorFlow has put this one: a variable's, say; or None."""
+        leader = next((each for each in group_in_node(node) if each != name), None)
         op = self._made[name]
-        for tensor in op.inputs:
-            if tensor.dtype == tf.resource:
-                return tensor.op.name  # reads of variables
-        if op.type == 'NoOp' and op.control_inputs:
-            return op.control_inputs[0].name  # tf.group, on the device of what it groups
-        raise CloneError(
-            'operation %s was put on %s by a device function, or by the name of an operation\'s '
-            "device, so that it cannot be told where it is in other towers: pass copies='reuse'."
-            % (name, node.device))
+        if leader is None and op.type not in CONTROL_FLOW and not functions_of(node):
+            # Others hand a resource on, to what reads it.
+            leader = next((tensor.op.name for tensor in op.inputs if tensor.dtype == tf.resource),
+                          None)
+        return leader
 
     def _device_of(self, name, device, substitution):
         said = self._devices.get(name, ('moved', self._tower.device))

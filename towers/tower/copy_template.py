@@ -1,14 +1,21 @@
-"""The `tf.GraphDef` that is imported for a copy: tower 0's, adapted to each tower."""
+"""What a copy of tower 0 is imported from: its graph as a `tf.GraphDef`, its functions, and what
+stands in tower k for each thing that tower 0 reads from outside, or has of its own:
+
+    shard 0, and its weight    ->  shard k, and its weight
+    a variable                 ->  the tower's replica, or the tower's own state, or itself
+    anything else              ->  itself: tables, queues, iterators, placeholders are shared
+"""
 
 import tensorflow.compat.v1 as tf
 
 from towers import nonfinite
-from towers.errors import CloneError
-from towers.graph.edit import group_in_node
+from towers.errors import CloneError, SharedVariableError
+from towers.graph.edit import group_in_node, without_writes
 from towers.graph.graph_walk import has_seed
-from towers.graph.library import functions_of, rename_functions
-from towers.tower.tower_seeds import seed_of_tower
-from towers.tower.stateless_random import key_of
+from towers.graph.library import Library, functions_of, rename_functions, renamed, with_callers
+from towers.graph.variable_access import read_from, variable_op
+from towers.placement.tower_device import moved, overlaps
+from towers.tower.stateless_random import key_of, seed_of_tower
 
 _TOLD_APART_BY = ('frame_name', 'stack_name', 'tensor_array_name', '_XlaScope')
 """Attributes by which TensorFlow tells loops, stacks, arrays and XLA's clusters apart."""
@@ -123,3 +130,121 @@ class Template:
 def producer_of(text):
     """The operation that an input of a NodeDef comes from: of 'a:1' and of '^a' it is a."""
     return text.lstrip('^').split(':')[0]
+
+
+class CopiedFunctions:
+    """The functions that some nodes of a tower call, and copies of those that need one."""
+
+    def __init__(self, nodes, graph, device, left_alone=None):
+        """
+        Args:
+          nodes: list of `tf.NodeDef`.
+          graph: the graph of the nodes.
+          device: the tower's device.
+          left_alone: {name of a node: positions of the variables that its functions are not to
+            write, from the last (-1)}.
+        """
+        self._device = device
+        self._moves, self.copied, self._gradients = {}, set(), []
+        library = Library(graph)
+        self._functions = library.reached_from(nodes)
+        if not self._functions:
+            return
+        for node in nodes:
+            for name in library.called_by(node) if node.name in (left_alone or ()) else ():
+                self._functions[name] = without_writes(
+                    library.function(name), left_alone[node.name])
+                self.copied.add(name)
+        for name, function in self._functions.items():
+            self._moves[name] = self._that_move(function)
+        self.copied = with_callers(self.copied.union(
+            name for name, function in self._functions.items()
+            if self._moves[name] or any(map(has_seed, function.node_def))), self._functions)
+        self._gradients = [each for each in library.gradients()
+                           if each.function_name in self.copied]
+
+    def names_in(self, scope):
+        """{name: name of its copy} of the functions that differ in the tower of a name scope."""
+        return {name: '%s__%s' % (name, scope.strip('/').replace('/', '_'))
+                for name in self.copied}
+
+    def add_to(self, library, names, device, new_seed):
+        """Adds the functions that differ for a tower to the library of its `tf.GraphDef`.
+
+        Args:
+          library: a `FunctionDefLibrary`.
+          names: as `names_in` gave them.
+          device: the tower's device.
+          new_seed: function from `(seed, seed2)` to the seed2 of the copy.
+        """
+        for name in sorted(self.copied):
+            function = renamed(self._functions[name], names)
+            for node in function.node_def:
+                if has_seed(node):
+                    node.attr['seed2'].i = new_seed(node.attr['seed'].i, node.attr['seed2'].i)
+                if node.name in self._moves[name]:
+                    node.device = moved(node.device, self._device, device)
+            library.function.extend([function])
+        for each in self._gradients:
+            gradient = library.gradient.add()
+            gradient.function_name = names[each.function_name]
+            gradient.gradient_func = names.get(each.gradient_func, each.gradient_func)
+
+    def _that_move(self, function):
+        """Names of the nodes of a function that move to the copy's device.
+
+        What reads a variable, an argument of the function, stays where the variable is.
+        """
+        resources = {argument.name for argument in function.signature.input_arg
+                     if argument.type == tf.resource.as_datatype_enum}
+        return {node.name for node in function.node_def
+                if node.device and overlaps(node.device, self._device)
+                and (functions_of(node) or resources.isdisjoint(node.input))}
+
+
+class Substitution:
+    """The substitution of one tower."""
+
+    def __init__(self, number, tensors, variables):
+        """
+        Args:
+          number: k, of the tower (or of its micro-batch among those of all towers), from 1.
+          tensors: {name of a tensor: the tensor of tower k}.
+          variables: {name of a variable: the variable of tower k}.
+        """
+        self.number = number
+        self._tensors, self._variables = tensors, variables
+        # Each of these tensors is the only one of its operation.
+        self._operations = {name.split(':')[0]: tensor.op for name, tensor in tensors.items()}
+        self._operations.update((name, variable.op) for name, variable in variables.items())
+
+    def variable(self, variable):
+        """The variable that tower k has for one of tower 0."""
+        return self._variables.get(variable.op.name, variable)
+
+    def operation(self, op):
+        """The operation that tower k waits for, or is colocated with, in place of one of tower 0.
+        """
+        return self._operations.get(op.name, op)
+
+    def tensor(self, tensor):
+        """The tensor that tower k reads in place of one from outside of tower 0.
+
+        Raises:
+          SharedVariableError: the tensor was computed from a variable of tower 0 alone.
+        """
+        if tensor.name in self._tensors:
+            return self._tensors[tensor.name]
+        sources = [op.name for op in read_from(tensor) if op.name in self._variables]
+        if not sources:
+            return tensor
+        other = self._variables[sources[0]]
+        if variable_op(tensor) is not None:
+            return other.op.outputs[0]
+        if len(sources) == 1 and tensor.shape.is_compatible_with(other.shape):
+            with tf.device(other.device):
+                return other.value()
+        raise SharedVariableError(
+            'variable %s is of each tower, and %s, made from it outside of the model function, is '
+            'of the first: read the variable within the model function.' % (
+                sources[0], tensor.name))

@@ -1,4 +1,4 @@
-"""Gradients of tower 0, for each loss: chooses the variables, checks, recomputes activations."""
+"""The backward pass of tower 0: a tower with the gradients of its losses, as a value."""
 
 import collections
 
@@ -10,11 +10,91 @@ from towers.graph import graph_walk
 from towers.nonfinite import checked_gradients
 from towers.placement.loop_state_devices import keep_stacks_with_loops
 from towers.placement.stages import place_backward
-from towers.placement.variable_device import only_device
+from towers.placement.tower_device import TowerDevice, keep_off_resources, keep_with_tower
+from towers.placement.xla import explained
 from towers.recompute.rewrite import rewrite
-from towers.tower.objectives import GradientsOfModel
-from towers.tower.optimizer_gradients import OwnGradients, computed, has_own
-from towers.tower.optimizer_minimize import has_own_minimize
+from towers.tower.objectives import all_pairs, tensors_of
+from towers.tower.optimizer_gradients import OwnGradients, computed, has_own_minimize
+from towers.tower.outputs import fetches_of
+from towers.tower.stateless_random import (check_draws_again, give_own_seeds, give_seeds_of_tower,
+                                           make_stateless)
+from towers.tower.tower import Tower
+
+
+class Differentiated(collections.namedtuple('Differentiated', [
+        'tower', 'operations', 'recomputed', 'random_keys'])):
+    """A tower, forward and backward.
+
+    Attributes:
+      tower: `Tower`.
+      operations: list of all operations that were made for the tower, without those of variables.
+      recomputed: list of `Recomputed`, one for each loss; or [].
+      random_keys: {name of a constant that holds a seed: name of the random op}.
+    """
+    __slots__ = ()
+
+
+def differentiate(recorded, losses, gradients_of, request, shards, number, scale, taken=()):
+    """Takes the gradients of the recorded loss: `Differentiated`.
+
+    Args:
+      recorded: `Recorded`.
+      losses: `Losses` of this call.
+      gradients_of: `TowerGradients`.
+      request: `Request`.
+      shards: `CutBatch`.
+      number: the tower's number: 0, but for the recipe's calls after the first.
+      scale: the factor of the loss in the combined gradient: a float, or a scalar.
+      taken: what a step runs besides what the model function returned.
+    """
+    graph, output, device = tf.get_default_graph(), recorded.output, request.parts[number].device
+    outer = graph.get_name_scope()
+    root = outer + '/' if outer else ''
+    gradients, by_loss, recomputed = [], [], []
+    start = len(graph.get_operations())
+    if request.objectives:
+        with tf.device(TowerDevice(device)), explained(request.numerics.xla):
+            gradients, by_loss = gradients_of.of_tower(number, losses.data_loss, scale)
+    backward = sum(by_loss, [])
+    if any(each.gradient_options.get('colocate_gradients_with_ops')
+           for each in request.objectives):
+        inside = {op.name for op in recorded.operations + backward}
+        keep_with_tower(backward, inside - recorded.owned, device)
+    keep_off_resources(backward)
+    # Only now, since a recomputation in the backward pass has to draw what was drawn before.
+    fetches = fetches_of(output) + list(taken) + recorded.updates + tensors_of(all_pairs(gradients))
+    keys = _give_seeds(request, recorded.operations, backward, fetches, number)
+    with graph_walk.Recording(graph) as again:
+        if request.objectives:
+            with tf.device(TowerDevice(device)):
+                recomputed = [rewrite(request.recompute, recorded.operations, operations, root)
+                              for operations in by_loss]
+    operations = [op for op in recorded.operations if op.name not in recorded.owned]
+    operations += list(losses.operations) + graph.get_operations()[start:]
+    backward = frozenset(op.name for op in backward + again.operations)
+    tower = Tower(
+        index=number, device=device, name_scope=root, inputs=shards.inputs[number],
+        size=shards.sizes[number], loss=output.loss, predictions=output.predictions,
+        metrics=output.metrics, gradients=gradients, updates=recorded.updates,
+        variables=recorded.variables, data_loss=losses.data_loss, micro_batch=0,
+        forward=frozenset(op.name for op in operations) - backward, backward=backward)
+    return Differentiated(tower, operations, recomputed, keys)
+
+
+def _give_seeds(request, forward, backward, fetches, number):
+    """Gives random ops seeds of the step, or of the tower: `Differentiated.random_keys`."""
+    names, is_copied, keys = request.names, request.parts_a_call > 1, {}
+    if request.random_step is None and not is_copied and not names.parts_before:
+        return keys
+    graph, number = tf.get_default_graph(), number + names.parts_before
+    if request.random_step is not None:
+        check_draws_again(forward, backward)
+        make_stateless(forward + backward, fetches, request.random_step, graph.seed, keys, names)
+    give_own_seeds(forward + backward, number, graph.seed, request.random_step, keys, names)
+    if number and not is_copied:  # else copies are made, from the seeds as they are
+        give_seeds_of_tower(forward + backward, fetches, number, graph)
+    return keys
+
 
 _PLAIN = tf.train.GradientDescentOptimizer(1.)
 """Takes plain gradients, in the place of an optimizer with a `compute_gradients` of its own."""
@@ -29,12 +109,11 @@ class TowerGradients:
       own: `OwnGradients`: what the optimizers make of the combined gradients themselves.
     """
 
-    def __init__(self, request, scaled_losses, behind):
+    def __init__(self, request, scaled_losses):
         """
         Args:
           request: `Request`.
           scaled_losses: `ScaledLosses` to take gradients with; or None.
-          behind: `VariablesBehindInputs`.
 
         Raises:
           GradientError: a loss trains no variable.
@@ -43,7 +122,7 @@ class TowerGradients:
         self.scaled_losses = scaled_losses
         self.own = OwnGradients([each for each in request.objectives
                                  if not has_own_minimize(each.optimizer)], request)
-        self._request, self._behind, self._graph = request, behind, tf.get_default_graph()
+        self._request, self._graph = request, tf.get_default_graph()
         self._variables_of = self._chosen_variables()  # by the objective's name
         self.trainable = list({variable.op.name: variable for chosen in self._variables_of.values()
                                for variable in chosen}.values())
@@ -66,41 +145,22 @@ class TowerGradients:
             found[objective.name] = chosen
         return found
 
-    def of_tower(self, number, data_losses, scale, inputs):
+    def of_tower(self, number, data_losses, scale):
         """Takes the gradients of a tower's losses, in its scope, on its device.
 
         Args:
           number: the tower's number.
           data_losses: a loss, or a dict of losses by name.
           scale: the factor of the loss: a float, or a scalar.
-          inputs: the tower's shard.
 
         Returns:
-          `(gradients, of_shard, operations)`: lists of `(gradient, variable)`, one for each loss,
-          shaped as the losses are; lists of the gradients of tensors of the shard behind which
-          trained variables are, so, too; and a list of the operations that were made for each loss.
+          `(gradients, operations)`: lists of `(gradient, variable)`, one for each loss, shaped as
+          the losses are; and a list of the operations that were made for each loss.
         """
-        shard = self._behind.shard_tensors(inputs)
-        found = [self._of_objective(number, each, data_losses, scale, shard)
+        found = [self._of_objective(number, each, data_losses, scale)
                  for each in self._request.objectives]
-        shaped = self._request.objectives.shaped
-        return (shaped(pairs for pairs, _, _ in found), shaped(of for _, of, _ in found),
-                [operations for _, _, operations in found])
-
-    def with_recomputation(self, root, forward, backward, gradients):
-        """`(gradients, recomputed)`: from a backward pass that recomputes what is not kept.
-
-        Args:
-          root: the name scope that the towers are built in.
-          forward: list of the operations of the forward pass.
-          backward: the lists of operations that `of_tower` returned.
-          gradients: the gradients that `of_tower` returned.
-
-        Returns:
-          The gradients, shaped as the losses are; and a list of `Recomputed`, one for each loss.
-        """
-        return gradients, [rewrite(self._request.recompute, forward, operations, root)
-                           for operations in backward]
+        return (self._request.objectives.shaped(pairs for pairs, _ in found),
+                [operations for _, operations in found])
 
     def made_by_optimizer(self, objective, loss, combined):
         """What the objective's optimizer makes of the combined gradients, see `OwnGradients.pairs`.
@@ -116,37 +176,19 @@ class TowerGradients:
         return [rest.pop(variable.op.name, (None, variable)) for variable in variables] + list(
             rest.values())
 
-    def of_regularization(self, loss):
-        """`[[(gradient, variable)]]` of the regularization, counted once; [] where there is none.
-
-        Args:
-          loss: scalar, or None.
-        """
-        if loss is None:
-            return []
-        factor = self._request.factor
-        with only_device(self._request.placement.of_weights):
-            options = dict(self._request.objectives[0].gradient_options)
-            gate = options.pop('gate_gradients', tf.train.Optimizer.GATE_OP)
-            gradients = tf.gradients(loss if factor == 1 else loss * factor, self.trainable,
-                                     gate_gradients=gate == tf.train.Optimizer.GATE_OP, **options)
-        if all(gradient is None for gradient in gradients):
-            return []
-        return [list(zip(gradients, self.trainable))]
-
-    def _of_objective(self, number, objective, data_losses, scale, shard):
+    def _of_objective(self, number, objective, data_losses, scale):
         """The pairs of one objective, and the operations that were made for them."""
         data_loss = self._request.objectives.of(objective, data_losses)
         with graph_walk.Recording(self._graph) as backward:
-            pairs, of_shard = self._pairs(objective, data_loss, scale, shard)
+            pairs = self._pairs(objective, data_loss, scale)
             # With a scaled loss, a gradient that is not finite skips the step: see `reduce.update`.
             if self._request.numerics.check_numerics and self.scaled_losses is None:
                 pairs = checked_gradients(pairs, data_loss, number, self._request.accumulate)
         place_backward(backward.operations, data_loss, self._request.parts[number].device)
         keep_stacks_with_loops(backward.operations)
-        return pairs, of_shard, backward.operations
+        return pairs, backward.operations
 
-    def _pairs(self, objective, data_loss, scale, shard):
+    def _pairs(self, objective, data_loss, scale):
         if isinstance(scale, tf.Tensor):
             data_loss = data_loss * tf.cast(scale, data_loss.dtype)
         elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
@@ -160,10 +202,7 @@ class TowerGradients:
             optimizer = _PLAIN
         pairs = computed(optimizer, data_loss, self._variables_of[objective.name],
                          objective.gradient_options)
-        of_shard = list(zip(tf.gradients(data_loss, list(shard)), shard)) if shard else []
-        if self.scaled_losses is not None:
-            pairs, of_shard = map(self.scaled_losses.unscaled, (pairs, of_shard))
-        return pairs, [gradient for gradient, _ in of_shard]
+        return pairs if self.scaled_losses is None else self.scaled_losses.unscaled(pairs)
 
     def _chosen(self, objective, candidates):
         wanted = objective.var_list
@@ -186,16 +225,3 @@ class TowerGradients:
                 raise InvalidArgumentError('%s holds %r twice: expected each variable once.'
                                            % (name, variable.op.name))
         return chosen
-
-
-def takes_plain_gradients(objectives):
-    """Whether the gradient of one term of the loss may be taken by itself, outside of the towers.
-
-    Not for an optimizer with a `compute_gradients` of its own, whose factor of the loss the towers
-    multiply with. With `GATE_GRAPH` no gradient is used before all of them
-    are there. With several losses no term is taken out: it may be in more than one.
-    """
-    return (objectives.names is None
-            and not any(each.gradient_options.get('gate_gradients') == tf.train.Optimizer.GATE_GRAPH
-                        or isinstance(each.optimizer, GradientsOfModel) or has_own(each.optimizer)
-                        for each in objectives))

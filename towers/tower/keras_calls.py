@@ -5,7 +5,6 @@ the graph. Keras layers do not: Keras 2 keeps the updates and losses of all call
 lists on the layer, and Keras 3 makes assign ops that nothing runs.
 """
 
-import collections
 import contextlib
 import functools
 import importlib.abc
@@ -15,6 +14,7 @@ import threading
 import tensorflow.compat.v1 as tf
 
 from towers import compat, errors
+from towers.graph.graph_walk import reachable_from
 from towers.placement.variable_device import only_device
 
 # Ops that write a variable, reference or resource, given as their first input.
@@ -25,21 +25,15 @@ _REPLACES = ('Assign', 'AssignVariableOp')
 
 @contextlib.contextmanager
 def record_keras_calls():
-    """Records the Keras layers and models that are called in a `with` block.
+    """Records the Keras layers and models that are called in a `with` block, in this graph.
 
-    For graph mode: the default graph at the start of the block is the one that counts. Works for
-    tf.keras of TF 1.15, Keras 2.15, tf_keras and Keras 3, whether a layer was made in the block or
-    long before, and whether Keras was imported before the block or is imported in it. Layers of
-    `tf.layers` and tf_slim are left out: their updates and losses are in collections. Imports no
-    Keras.
+    Works for tf.keras of TF 1.15, Keras 2.15, tf_keras and Keras 3, whether a layer was made in the
+    block or before, and Keras imported before the block or in it. Imports no Keras. Layers of
+    `tf.layers` and tf_slim are left out: their updates and losses are in collections.
 
     During the block, in this thread, `__call__`, `add_loss` and `add_update` of the base classes of
-    Keras layers are wrapped; at the end the wrapped methods are put back, whatever happens. Blocks
-    can be nested; the outer one records the calls of the inner one too.
-
-    Layers learn from the caller whether they train: batch norm and dropout are in inference mode,
-    and have no updates, unless called with `training=True` (or, in Keras 2, under a learning phase
-    of 1).
+    Keras layers are wrapped. Blocks can be nested; the outer one records the calls of the inner one
+    too.
 
     Yields:
         A `KerasCalls`. Ask it after the block.
@@ -77,27 +71,20 @@ class KerasCalls(object):
 
         Layers that were only called on a `keras.Input`, to define a model, are not among them.
         """
-        return _unique(call.layer for call in self._real_calls())
+        return unique(call.layer for call in self._real_calls())
 
     def updates(self):
-        """Ops to run once a step for the calls in this block, not for calls anywhere else.
+        """Ops to run once a step for the calls in this block: a list, each once.
 
         These are the updates of moving averages and other state (metrics, stateful RNNs), and in
         Keras 3 the steps of the seed generators, without which each step has the same dropout
         mask. Initializers are not among them, nor are updates that wait for the placeholder of a
         `keras.Input`, nor those of layers that are not trainable, nor those made within `tf.cond`
         or `tf.while_loop`, which cannot be run from outside.
-
-        Running them under a learning phase of 0 is valid and changes nothing.
-
-        When one layer is called twice in a block, there are updates for both calls, and no order
-        between them. In Keras 2 both count; in Keras 3 the one that runs last does.
-
-        Returns:
-            A list of `tf.Operation`, each once.
         """
         waiting = self._waiting_for_keras_input()
-        return _unique([op for _, op, frozen in self._updates if op not in waiting and not frozen]
+        return unique([op for _, op, frozen in self._updates
+                       if op.name not in waiting and not frozen]
                        + self._keras_3_updates())
 
     def updates_of_layers(self):
@@ -107,10 +94,6 @@ class KerasCalls(object):
         `keras.Input`.
         """
         return [(layer, op) for layer, op, _ in self._updates]
-
-    def losses(self):
-        """`weight_losses()` and `activity_losses()` together: all that belongs to the loss."""
-        return self.weight_losses() + self.activity_losses()
 
     def weight_losses(self):
         """The regularization losses of the weights of `layers`: the same for every tower.
@@ -149,23 +132,18 @@ class KerasCalls(object):
         waiting = () if on_keras_input else self._waiting_for_keras_input()
         losses = []
         for layer, loss in self._activity:
-            if loss.op in waiting or not self._can_run(loss.op):
+            if loss.op.name in waiting or not self._can_run(loss.op):
                 continue  # made to define a model, or within tf.cond
             if loss.shape.ndims not in (0, None):
                 raise errors.ModelFunctionError(
                     'The Keras layer %r was given a loss of shape %s by add_loss; a scalar was '
                     'expected. Give it the mean or the sum.' % (layer.name, loss.shape))
             losses.append(loss)
-        return _unique(losses)
-
-    def trainable_variables(self):
-        """The trainable `tf.Variable`s of `layers`, each once; of a Keras 3 variable, its value."""
-        return _unique(variable for layer in self.layers
-                       for variable in compat.keras_variables(layer, trainable=True))
+        return unique(losses)
 
     def states(self):
         """The `tf.Variable`s in which stateful RNNs among `layers` keep their state, each once."""
-        return _unique(state for layer in self.layers for state in compat.keras_states(layer))
+        return unique(state for layer in self.layers for state in compat.keras_states(layer))
 
     # ---- called by the wrapped methods ----------------------------------------------------------
 
@@ -218,10 +196,10 @@ class KerasCalls(object):
     def _real_calls(self):
         waiting = self._waiting_for_keras_input()
         return [call for call in self._calls
-                if not any(tensor.op in waiting for tensor in call.tensors)]
+                if not any(tensor.op.name in waiting for tensor in call.tensors)]
 
     def _waiting_for_keras_input(self):
-        """The set of ops that need the placeholder of a Keras 2 `keras.Input` to be fed.
+        """The names of the ops that need the placeholder of a Keras 2 `keras.Input` to be fed.
 
         A functional model is defined by calling its layers on these placeholders, which in graph
         mode makes ops, updates and losses that can never run.
@@ -231,8 +209,8 @@ class KerasCalls(object):
         waiting = set()
         if not all(compat.is_keras_3(call.layer) for call in self._calls):
             operations = self._graph.get_operations()
-            waiting = _dependents([op for op in operations if compat.is_keras_input(op)],
-                                  operations)
+            inputs = [op for op in operations if compat.is_keras_input(op)]
+            waiting = reachable_from(inputs, operations, control=True) if inputs else waiting
         if not self._open:
             self._waiting = waiting  # later operations do not matter
         return waiting
@@ -289,32 +267,11 @@ def _is_reset(op, made):
     return True
 
 
-def _dependents(sources, operations):
-    """The set of those operations that need any of the sources, by data or control.
-
-    The order in which operations were made does not tell: in a `tf.cond` of TF 1 the op that brings
-    in a tensor from outside is made after the op that takes it.
-    """
-    if not sources:
-        return set()
-    takers = collections.defaultdict(list)
-    for op in operations:
-        for source in _inputs_of(op):
-            takers[source].append(op)
-    found, pending = set(sources), list(sources)
-    while pending:
-        for op in takers[pending.pop()]:
-            if op not in found:
-                found.add(op)
-                pending.append(op)
-    return found
-
-
 def _inputs_of(op):
     return [tensor.op for tensor in op.inputs] + list(op.control_inputs)
 
 
-def _unique(items):
+def unique(items):
     """The items in order, each object once."""
     found, seen = [], set()
     for item in items:

@@ -1,9 +1,14 @@
-"""The loss that a tower differentiates, and the part of it that is computed once for all towers.
+"""The loss that a tower differentiates, and what the plan says of it.
 
-The loss is what the model function returns; with `regularization='add'` every registered loss
-that is not in it yet is added. With the weight w_k of tower k:
+It is what the model function returns; with `regularization='add'` every registered loss that is not
+in it yet is added. A term that is the same in every tower, such as the L2 loss of the weights,
+counts once, since the towers' weights w_k add up to 1 (to N for `reduction='sum'`):
 
-    loss of the build = sum_k w_k data_loss_k + regularization_loss
+    loss of the build = sum_k w_k data_loss_k
+
+A tower has a part of the batch. Where a loss divides by a number that is counted in the batch,
+takes a root of its mean, or multiplies examples with each other, the mean of the towers' losses is
+not the loss of the batch. The plan tells what a graph shows of that; `check_towers` measures it.
 """
 
 import collections
@@ -12,24 +17,22 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import ModelFunctionError
 from towers.graph import graph_walk
+from towers.graph.op_types import (CHOICES, PLACEHOLDERS, QUOTIENTS, READS, SAME_NUMBERS, SIZES,
+                                   SUMS, VARIABLE_OPS)
 from towers.graph.same_value import is_computed_from
 from towers.nonfinite import checked_loss
 from towers.placement.tower_device import TowerDevice, stages_of
 from towers.placement.variable_device import only_device
-from towers.tower.gradients import takes_plain_gradients
+from towers.tower.batch_values import is_batch_value
 from towers.tower.objectives import flat, map_shaped, with_parts
-from towers.tower.regularization import split_loss
 
 
-class Losses(collections.namedtuple('Losses', [
-        'data_loss', 'regularization_loss', 'shared', 'is_once', 'description', 'operations'])):
-    """The parts of a build's loss.
+class Losses(collections.namedtuple('Losses', 'data_loss description operations')):
+    """The loss of a tower.
 
     Attributes:
-      data_loss: scalar that tower 0 differentiates; with several losses a dict of scalars by name.
-      regularization_loss: scalar, computed once for all towers; or None.
-      shared: names of the operations of registered losses that are the same in every tower.
-      is_once: whether all regularization that was found is computed once a step.
+      data_loss: scalar that the tower differentiates; with several losses a dict of scalars by
+        name; None without a loss.
       description: the plan's line about the regularization; None where none was found.
       operations: list of the operations that were made for it.
     """
@@ -37,7 +40,7 @@ class Losses(collections.namedtuple('Losses', [
 
 
 def make_losses(recorded, request, number):
-    """Splits the loss that the model function returned: `Losses`.
+    """Makes the loss that a tower differentiates of the one that its model returned: `Losses`.
 
     Args:
       recorded: `Recorded`.
@@ -45,63 +48,91 @@ def make_losses(recorded, request, number):
       number: the tower's number.
 
     Raises:
-      ModelFunctionError: the loss is the same for every shard.
+      ModelFunctionError: the loss is the same for every shard; or what is registered cannot be
+        added to it.
     """
     loss = recorded.output.loss
     if loss is None:
-        return Losses(None, None, _shared(recorded), False, None, [])
+        return Losses(None, None, [])
+    _check_depends_on_shard(recorded)
     with graph_walk.Recording(tf.get_default_graph()) as made, \
             only_device(_device_of_loss(loss, request.parts[number].device)):
-        losses = _split(recorded, request)
+        inside, outside = _registered(recorded)
+        adds = request.regularization == 'add'
+        if adds and isinstance(loss, dict):
+            raise ModelFunctionError(
+                "regularization='add', and the model function returned several losses (%s): which "
+                'of them it belongs to is not known here.' % ', '.join(loss))
+        if adds and outside:
+            loss = tf.add_n([loss] + [tf.cast(each, loss.dtype) for each in outside])
         if request.numerics.check_numerics:
-            losses = losses._replace(data_loss=map_shaped(
-                lambda each: checked_loss(each, number, request.accumulate), losses.data_loss))
-    return losses._replace(operations=made.operations)
+            loss = map_shaped(
+                lambda each: checked_loss(each, number, request.accumulate), loss)
+    return Losses(loss, _described(len(inside), len(outside), adds), made.operations)
 
 
-def _split(recorded, request):
-    loss, varying, registered = recorded.output.loss, recorded.varying, recorded.registered
-    adds_registered = request.regularization == 'add'
-    # The recipe leaves regularization in each tower's loss: it counts once, as weights add up.
-    takes_out = request.copies == 'clone' and takes_plain_gradients(request.objectives)
-    for name, each in with_parts('loss', loss):
-        if each.op.name not in varying:
+def _check_depends_on_shard(recorded):
+    """Refuses a loss of tensors from around the model function, which is not the shard's."""
+    draws = [op for op in recorded.operations if op.type in PLACEHOLDERS or (
+        op.op_def.is_stateful and op.type not in VARIABLE_OPS and op.type not in READS)]
+    depends = graph_walk.reachable_from(recorded.sources + draws, recorded.operations, control=True)
+    for name, loss in with_parts('loss', recorded.output.loss):
+        if loss.op.name not in depends:
             raise ModelFunctionError(
                 'the %s of tower 0 does not depend on its shard: the model function has to '
                 'use the inputs that it is called with, not tensors from around it.' % name)
-    if adds_registered and isinstance(loss, dict):
-        raise ModelFunctionError(
-            "regularization='add', and the model function returned several losses (%s): which "
-            'of them it belongs to is not known here.' % ', '.join(loss))
-    losses = registered.of_before(recorded.variables) + registered.made
-    inside, of_keras, keras_inside = _inside(recorded, losses)
-    taken = (inside or []) + keras_inside
-    outside = [each for each in losses + of_keras if not any(each is other for other in taken)]
-    own, data = None, loss
-    if takes_out and not isinstance(loss, dict):
-        data, own = split_loss(loss, varying)
-    once = [each for each in outside if takes_out and each.op.name not in varying]
-    if adds_registered:
-        added = [each for each in outside if not any(each is other for other in once)]
-        data = tf.add_n([data] + _cast(added, data.dtype)) if added else data
-    else:
-        once = []
-    parts = ([] if own is None else [own]) + _cast(once, flat(loss)[0].dtype)
-    total = None
-    if parts:
-        with only_device(request.placement.of_weights), tf.name_scope('regularization'):
-            total = tf.add_n(parts)
-    is_found = None if inside is None else bool(inside or keras_inside)
-    is_once = (total is not None and (not adds_registered or len(once) == len(outside))
-               and not (is_found and own is None))
-    return Losses(data, total, _shared(recorded),
-                  is_once, _described(len(outside), adds_registered, is_found, own is not None,
-                                      is_once), ())
 
 
-def _shared(recorded):
-    return frozenset(loss.op.name for loss in recorded.registered.made
-                     if loss.op.name not in recorded.varying)
+def registered_losses():
+    """The losses in `REGULARIZATION_LOSSES`, as tensors: a list.
+
+    TF 2 registers objects for `get_variable(regularizer=)`, which make new operations at each use,
+    so that it cannot be told whether a loss has one in it. They are exchanged for tensors, as TF 1
+    registers them; the collection of the graph then has these.
+    """
+    listed = tf.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
+    for place, loss in enumerate(listed):
+        if loss is not None and not isinstance(loss, tf.Tensor):
+            with tf.control_dependencies(None):
+                listed[place] = tf.convert_to_tensor(loss)
+    return [loss for loss in listed if loss is not None]
+
+
+def _registered(recorded):
+    """`(inside, outside)`: the losses that belong to the model, in its own loss or not."""
+    registered = list(recorded.registered)
+    # A call of the recipe may register anew what the one before has registered, or not.
+    registered += [each for each in _of_before(recorded) if not is_computed_from(registered, each)]
+    of_weights, of_activations = recorded.keras_losses
+    # A program may itself have registered a loss that its Keras layers hold.
+    of_weights = [each for each in of_weights if not is_computed_from(registered, each)]
+    losses, inside, outside = flat(recorded.output.loss), [], []
+    known = graph_walk.ancestors(losses)
+    for each in registered + of_activations:  # another loss may have the same formula
+        (inside if each.op.name in known else outside).append(each)
+    for each in of_weights:
+        (inside if is_computed_from(losses, each) else outside).append(each)
+    return inside, outside
+
+
+def _of_before(recorded):
+    """The losses from before the towers that regularize the model's variables.
+
+    Losses of activations from before the towers belong to an earlier build, and are left out.
+    """
+    names = {variable.op.name for variable in recorded.variables}
+    return [loss for loss in recorded.registered_before
+            if graph_walk.ancestors([loss]) & names and not _depends_on_a_batch(loss)]
+
+
+def _depends_on_a_batch(loss):
+    """Whether a loss is computed from a placeholder or an iterator that is no scalar.
+
+    A placeholder that is a scalar may be the factor of an L2 loss.
+    """
+    sources = map(loss.graph.get_operation_by_name, graph_walk.ancestors([loss]))
+    return any((op.type in PLACEHOLDERS or op.type == 'IteratorGetNext')
+               and any(output.shape.ndims != 0 for output in op.outputs) for op in sources)
 
 
 def _device_of_loss(loss, device):
@@ -111,39 +142,62 @@ def _device_of_loss(loss, device):
         TowerDevice(device))
 
 
-def _inside(recorded, losses):
-    """`(inside, of_keras, keras_inside)`: registered losses in the model's own loss (None: not
-    known); the losses of Keras layers; and those of them that are in the model's own loss."""
-    loss = flat(recorded.output.loss)
-    parts = [recorded.registered.parts_of(each, losses) for each in loss]
-    inside = None if None in parts else [part for some in parts for part in some]
-    of_weights, of_activations = recorded.keras_losses
-    # A program may itself have registered a loss that its Keras layers hold.
-    of_weights = [each for each in of_weights if not is_computed_from(losses, each)]
-    known = graph_walk.ancestors(loss)
-    return inside, of_weights + of_activations, [
-        each for each in of_weights if is_computed_from(loss, each)] + [
-            each for each in of_activations if each.op.name in known]
-
-
-def _described(num_outside, adds_registered, is_inside, is_taken_out, is_once):
-    facts = []
-    if adds_registered and num_outside:
-        facts.append('%s added' % _count(num_outside))
-    elif num_outside and is_inside is not None:
+def _described(num_inside, num_outside, adds):
+    if num_outside and not adds:
         return "%s %s not part of the loss: regularization='add' adds %s" % (
-            _count(num_outside), 'is' if num_outside == 1 else 'are',
-            'it' if num_outside == 1 else 'them')
-    if is_taken_out or is_inside:
-        facts.append("in the model's own loss")
-    if not facts:
-        return None
-    return ' and '.join(facts) + ', counted once' + (', computed once a step' if is_once else '')
-
-
-def _cast(losses, dtype):
-    return [tf.cast(loss, dtype) for loss in losses]
+            _count(num_outside), *(('is', 'it') if num_outside == 1 else ('are', 'them')))
+    facts = ['%s added' % _count(num_outside)] * bool(num_outside)
+    facts += ["in the model's own loss"] * bool(num_inside)
+    return ' and '.join(facts) + ', counted once' if facts else None
 
 
 def _count(number):
     return '%d registered loss%s' % (number, '' if number == 1 else 'es')
+
+
+_LINEAR = SAME_NUMBERS | SUMS | CHOICES | {'Neg', 'Mul'}
+_BENT = frozenset(['Sqrt', 'Rsqrt', 'Square', 'Pow', 'Log', 'Log1p', 'Exp', 'Reciprocal', 'Inv'])
+
+
+def whole_batch_line(recorded):
+    """The plan's line about such a loss: a text, or None.
+
+    Args:
+      recorded: `Recorded`, whose output has a loss, or a dict of losses.
+    """
+    losses = recorded.output.loss
+    by_value = graph_walk.reachable_from(
+        recorded.sources, [op for op in recorded.operations if op.type not in SIZES
+                             and not is_batch_value(op)])
+    found = []
+    for loss in losses.values() if isinstance(losses, dict) else [losses]:
+        found += _in_scalars(loss, by_value)
+        needed = graph_walk.ancestors([loss])
+        found += [('multiplies examples with each other', op.name) for op in recorded.operations
+                  if op.type == 'MatMul' and op.name in needed
+                  and all(tensor.op.name in by_value for tensor in op.inputs)]
+    if not found:
+        return None
+    more = '' if len(found) == 1 else ' and %d more' % (len(found) - 1)
+    return ('the loss %s (%s%s), and each tower has its shard alone: N towers are not one device; '
+            'see towers.batch_sum' % (found[0] + (more,)))
+
+
+def _in_scalars(loss, by_value):
+    """`[(text, name of the operation)]` of what a loss does to scalars of all examples."""
+    stack, seen, found = [loss], set(), []
+    while stack:
+        op = stack.pop().op
+        if op.name in seen or op.name not in by_value:
+            continue
+        seen.add(op.name)
+        inputs = [tensor for tensor in op.inputs if tensor.shape.ndims == 0]
+        if op.type in QUOTIENTS:
+            if op.inputs[1].op.name in by_value and op.inputs[1].shape.ndims == 0:
+                found.append(('divides by a number that is counted in the shard', op.name))
+            stack.append(op.inputs[0])
+        elif op.type in _BENT and inputs:
+            found.append(('has a %s of a mean over the shard' % op.type, op.name))
+        elif op.type in _LINEAR:
+            stack.extend(inputs)
+    return found

@@ -1,4 +1,4 @@
-"""Optimizers with a `compute_gradients` of their own: called once, for the loss of the whole batch.
+"""Optimizers with a `compute_gradients` or `minimize` of their own: called once, for the batch.
 
 Such a method may scale the loss, add a decay of the weights, clip the gradients, draw noise, keep
 the loss, or make variables. Called for each tower it would do so to a part of the gradient. So the
@@ -6,11 +6,13 @@ towers take plain gradients, and the method gets a loss S in their place:
 
     value of S: the mean loss;  dS/dv: the combined gradient of v
 
-What it makes of the loss before it takes gradients (a loss scale, for half precision) is a factor
-dL/dS, by which the towers multiply their losses, before their backward passes. There is one
-backward pass, and so one factor.
+What a `compute_gradients` makes of the loss before it takes gradients (a loss scale, for half
+precision) is a factor dL/dS, by which the towers multiply their losses, before their backward
+passes. There is one backward pass, and so one factor. A `minimize` gets the gradients when they are
+combined and transformed, and multiplies them itself; its operation is the update.
 """
 
+import inspect
 import itertools
 import re
 
@@ -20,6 +22,7 @@ from towers import compat
 from towers.errors import GradientError
 from towers.graph import graph_walk
 from towers.graph.op_types import SIZES
+from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 from towers.tower.objectives import GradientsOfModel
 
@@ -46,7 +49,6 @@ class OwnGradients:
           request: `Request`.
         """
         self._request, self._factors = request, {}
-        self.losses = {}  # name of the tensor S -> name of the loss
         for each in objectives:
             if has_own(each.optimizer):
                 with tf.control_dependencies(None), only_device(request.placement.main):
@@ -78,7 +80,6 @@ class OwnGradients:
         called = 'compute_gradients of ' + type(objective.optimizer).__name__
         request, factor = self._request, self._request.factor
         surrogate, factors = self._surrogate(loss, combined, called)
-        self.losses[surrogate.name] = objective.name
         with only_device(request.placement.main), graph_walk.Recording(loss.graph) as made:
             pairs = computed(objective.optimizer, surrogate, variables,
                              objective.gradient_options)
@@ -107,9 +108,9 @@ class OwnGradients:
 
     def _surrogate(self, loss, combined, called):
         """`(S, factors)`: the list gets dL/dS each time that a gradient is taken."""
-        factors, name = [], 'TowersWholeLoss%d' % next(_numbers)
+        factors = []
 
-        def gradients(unused_op, of_loss, *unused_rest):
+        def gradients(of_loss):
             if of_loss.graph is not loss.graph or compat.in_control_flow(of_loss.op):
                 raise GradientError(called + ' takes the gradient of its loss within a branch or '
                                     'a loop: take it outside.')
@@ -119,13 +120,25 @@ class OwnGradients:
                     called + ' takes gradients of its loss with several factors, by groups of '
                     'variables say, and the towers have one backward pass: take them with one '
                     'factor, and multiply the gradients.')
-            return [None] + [gradient for gradient, _ in combined]
-        tf.RegisterGradient(name)(gradients)
-        with only_device(self._request.placement.main), tf.control_dependencies(None), \
-                tf.name_scope('whole_loss'):
-            reads = [variable.read_value() for _, variable in combined]
-            with loss.graph.gradient_override_map({'IdentityN': name}):
-                return tf.identity_n([loss] + reads)[0], factors
+            return [gradient for gradient, _ in combined]
+        with only_device(self._request.placement.main), tf.control_dependencies(None):
+            return _loss_with_gradients(loss, combined, gradients), factors
+
+
+def _loss_with_gradients(loss, pairs, gradients):
+    """A tensor S with the value of a loss, and other gradients.
+
+    Args:
+      loss: scalar.
+      pairs: list of `(gradient, variable)`.
+      gradients: function from the gradient of S to those of the variables of the pairs.
+    """
+    name = 'TowersWholeLoss%d' % next(_numbers)
+    tf.RegisterGradient(name)(lambda op, of_loss, *unused_rest: [None] + gradients(of_loss))
+    with tf.name_scope('whole_loss'):
+        reads = [variable.read_value() for _, variable in pairs]
+        with loss.graph.gradient_override_map({'IdentityN': name}):
+            return tf.identity_n([loss] + reads)[0]
 
 
 def _are_same_number(first, other):
@@ -207,3 +220,94 @@ def computes_with(gradients, surrogate, combined):
                 seen.add(tensor.op.name)
                 stack.append(tensor.op)
     return False
+
+
+def has_own_minimize(optimizer):
+    """Whether an optimizer's `minimize` is none of TensorFlow's.
+
+    Besides that of `tf.train.Optimizer` there are some in `tf.contrib.opt`, which take one more
+    argument, and do nothing besides.
+    """
+    if isinstance(optimizer, GradientsOfModel):
+        return False
+    method = getattr(optimizer, 'minimize', None)
+    function = getattr(method, '__func__', method)
+    if function is None or function is tf.train.Optimizer.minimize:
+        return False
+    # Where its code is: `functools.wraps` gives a function the module of another.
+    module = getattr(function, '__globals__', {}).get('__name__', '')
+    return module.split('.')[0] not in ('tensorflow', 'tensorflow_core')
+
+
+def minimized(optimizer, loss, global_step, var_list):
+    """What an optimizer's own `minimize` returns; it may be without `global_step` and `var_list`.
+
+    Raises:
+      GradientError: it needs another argument, or returns no operation.
+    """
+    called, arguments = 'minimize of ' + type(optimizer).__name__, dict(
+        global_step=global_step, var_list=var_list)
+    known = list(inspect.signature(optimizer.minimize).parameters.values())
+    for each in known[1:]:
+        if each.default is each.empty and each.name not in arguments and each.kind not in (
+                each.VAR_KEYWORD, each.VAR_POSITIONAL):
+            raise GradientError('%s needs the argument %r: expected minimize(loss, '
+                                'global_step=None, var_list=None).' % (called, each.name))
+    if not any(each.kind is each.VAR_KEYWORD for each in known):
+        names = {each.name for each in known[1:]}
+        arguments = {name: value for name, value in arguments.items() if name in names}
+    applied = optimizer.minimize(loss, **arguments)
+    if not isinstance(applied, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES):
+        raise GradientError('%s returned %.80r: expected the operation that updates the variables.'
+                            % (called, applied))
+    return applied
+
+
+class Minimizing:
+    """Has `apply_gradients`, as an optimizer, which calls the optimizer's own `minimize`."""
+
+    def __init__(self, optimizer, loss, is_whole):
+        """
+        Args:
+          optimizer: the optimizer.
+          loss: the mean loss over the batch (of this machine).
+          is_whole: whether no other machine has a part in the batch.
+        """
+        self._optimizer, self._loss, self._is_whole = optimizer, loss, is_whole
+        self._called = 'minimize of ' + type(optimizer).__name__
+
+    def apply_gradients(self, pairs, global_step=None):
+        """The operation of one step.
+
+        Args:
+          pairs: list of `(gradient, variable)`; a gradient may be None.
+          global_step: variable to increase by one, or None.
+
+        Raises:
+          GradientError: the method takes no gradient of its loss, or computes with the value of the
+            loss of one of several machines.
+        """
+        given = [pair for pair in pairs if pair[0] is not None]
+        taken = []
+
+        def gradients(of_loss):
+            taken.append(of_loss)
+            return [times(gradient, of_loss) for gradient, _ in given]
+        surrogate = _loss_with_gradients(self._loss, given, gradients)
+        with graph_walk.Recording(surrogate.graph) as made:
+            applied = minimized(self._optimizer, surrogate, global_step,
+                                [variable for _, variable in pairs])
+        if not taken:
+            raise GradientError(self._called + ' takes no gradient of the loss that it is given.')
+        if not self._is_whole and self._writes_with(made.operations, surrogate, given):
+            raise GradientError(
+                '%s computes with the value of the loss, which is of one worker\'s examples: let '
+                'UPDATE_OPS write it to a variable, and read the variable.' % self._called)
+        compat.replace_tensor(surrogate, self._loss)
+        return applied
+
+    def _writes_with(self, made, surrogate, pairs):
+        """Whether what is written to variables is computed with the value of the loss."""
+        writes = Writes(surrogate.graph)
+        return computes_with([tensor for op in made if writes.of(op) for tensor in op.inputs],
+                             surrogate, pairs)

@@ -137,21 +137,12 @@ def _named_losses(losses, names, where):
             raise ModelFunctionError(
                 "%s returned {'loss': %.80r}: expected a scalar, or a dict of scalars by words "
                 "such as 'generator'; leave 'loss' out where there is none." % (where, losses))
-    if isinstance(losses, dict) and set(losses) != set(names):
-        missing, further = ([name for name in some if name not in others] for some, others
-                            in ((names, losses), (losses, names)))
+    if not isinstance(losses, dict) or set(losses) != set(names):
         raise ModelFunctionError(
-            '%s returned the losses %s, and the optimizers are for %s: %s.' % (
-                where, ', '.join(map(repr, losses)) or '{}', ', '.join(map(repr, names)),
-                '; '.join(['return the loss %r, or leave its optimizer out' % (name,)
-                           for name in missing] +
-                          ['pass optimizer={%r: …}, or leave that loss out' % (name,)
-                           for name in further])))
-    if not isinstance(losses, dict):
-        raise ModelFunctionError(
-            "%s returned the loss %.80r, and the optimizers are for %s: return {'loss': {%s}}." % (
-                where, losses, ', '.join(map(repr, names)),
-                ', '.join('%r: ...' % name for name in names)))
+            "%s returned the losses %.200s, and the optimizers are for %s: return one loss for "
+            "each optimizer and no other, {'loss': {%s}}." % (
+                where, ', '.join(map(repr, losses)) if isinstance(losses, dict) else losses,
+                ', '.join(map(repr, names)), ', '.join('%r: …' % name for name in names)))
     return collections.OrderedDict(
         (name, _scalar_loss(losses[name], '%s, for %r,' % (where, name)))
         for name in names)

@@ -1,15 +1,32 @@
-"""Ownership: what each variable that the forward pass writes is to the towers."""
+"""Ownership: what each variable that the forward pass writes is to the towers.
+
+State is a local variable that the forward pass writes, as that of an RNN that goes on from step to
+step: it belongs to one tower's part of the batch. The first tower's is the variable that the model
+makes, under the model's own name; tower k > 0 has `<name>_tower_<k>`, a local variable that starts
+with the same value, which its copy of the graph reads and writes instead (`Substitution`).
+
+Shared are: counters of `tf.metrics`, which count over all towers; global variables, unless they are
+the state of a stateful Keras layer; and variables whose value is the same in every tower, such as a
+count of steps.
+
+A model function that trains by an optimizer of its own, within the towers' step, is refused: the
+update would have the gradient of one tower's part of the batch. `replicate_model_fn` is for these.
+"""
 
 import collections
+import re
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
+from towers.errors import GradientError, SharedVariableError
 from towers.graph import graph_walk
-from towers.graph.variable_access import metric_variables
+from towers.graph.op_types import VARIABLE_OPS
+from towers.graph.variable_access import is_variable, metric_variables
 from towers.graph.variable_writes import Writes
+from towers.placement.variable_device import only_device
 from towers.tower.example_writes import written_by_every_tower
 from towers.tower.inline_updates import inline_updates
-from towers.tower.local_state import own_state
 from towers.tower.outputs import fetches_of, metrics_by_kind
 
 
@@ -96,3 +113,164 @@ def ownership(recorded, request, size, taken=(), make_replicas=None):
     updates = inline_updates(recorded.operations, fetches, ignored.union(of_every_tower), request,
                              replicas.of_variable if replicas is not None else ())
     return Roles(state, updates, replicas, of_every_tower, written)
+
+
+class OwnState(collections.namedtuple('OwnState', 'variables of_towers of_one_tower')):
+    """The state variables of all towers.
+
+    Attributes:
+      variables: the state variables of the first tower.
+      of_towers: dict from the name of each to the variables of tower 1, 2, …
+      of_one_tower: the state variables where there is one tower, about which nothing is to be done.
+    """
+    __slots__ = ()
+
+    @property
+    def of_other_towers(self):
+        """List of the state variables of the towers after the first."""
+        return sum(self.of_towers.values(), [])
+
+    def in_tower(self, tower):
+        """{name of a state variable: the variable of tower number `tower`, from 1}."""
+        return {name: others[tower - 1] for name, others in self.of_towers.items()}
+
+    def of_all_towers(self):
+        """List of the variables of all towers, by variable and then by tower."""
+        return self.of_one_tower + [
+            each for variable in self.variables
+            for each in [variable] + self.of_towers[variable.op.name]]
+
+
+def own_state(recorded, step, counted, num_towers):
+    """Finds the first tower's state among the variables it writes; makes the others': `OwnState`.
+
+    Args:
+      recorded: `Recorded`. An operation that writes what depends on the shard is run by the step,
+        or else by the program itself.
+      step: names of the operations that a step of this tower runs, its updates included.
+      counted: names of the operations that `(value, update_op)` metrics run: their counters are
+        shared.
+      num_towers: how many towers there are.
+
+    Raises:
+      SharedVariableError: state that is trained; or a write of state that the step does not run.
+    """
+    choices, writes = _choices(recorded.keras_states), collections.OrderedDict()
+    initializers = {compat.initializer_of(variable).name for variable in choices.values()}
+    finder = Writes(tf.get_default_graph())
+    for op in recorded.operations:
+        if op.name in initializers or op.name not in step and (
+                op.name in counted or op.name not in recorded.from_shard):
+            continue
+        for name in finder.of(op):
+            if name in choices:
+                writes.setdefault(name, []).append(op)
+    names = _that_differ(recorded, writes, choices, finder) if writes else ()
+    variables = [choices[name] for name in writes if name in names]
+    if num_towers == 1 or not variables:
+        return OwnState([], {}, variables)
+    there = {variable.op.name: variable for variable in tf.local_variables()}
+    of_towers = collections.OrderedDict(
+        (variable.op.name, [_there_or_new(variable, tower, there)
+                            for tower in range(1, num_towers)]) for variable in variables)
+    not_in_step = [op.name for name in sorted(names) for op in writes[name] if op.name not in step]
+    if not_in_step:
+        raise SharedVariableError(
+            'operation %s, which the step does not run, writes state of a tower, and there are '
+            '%d towers: return it in updates, or put it into UPDATE_OPS.' % (
+                not_in_step[0], num_towers))
+    for variable in variables:
+        if any(variable is each for each in tf.trainable_variables()):
+            raise SharedVariableError(
+                'variable %s is state that each tower has of its own, since the forward pass '
+                'writes it, and it is trained, which all towers do together: make it with '
+                'trainable=False.' % variable.op.name)
+    return OwnState(variables, of_towers, [])
+
+
+def _that_differ(recorded, writes, choices, finder):
+    """Names of the variables whose value differs from tower to tower: a set.
+
+    What is computed from constants and shared variables alone, as a counter of steps is, is the
+    same in all towers; what has state otherwise may draw random numbers or examples.
+    """
+    graph = tf.get_default_graph()
+    differing = [graph.get_operation_by_name(name) for name in recorded.from_shard] + [
+        op for op in recorded.operations if op.op_def.is_stateful
+        and op.type not in VARIABLE_OPS and not any(map(is_variable, op.inputs))]
+    names, before = set(), None
+    while before != len(names):  # state may follow from other state
+        before = len(names)
+        reached = graph_walk.reachable_from(
+            differing + [choices[name].op for name in names], recorded.operations,
+            control=compat.in_control_flow)  # which branch is taken
+        names.update(name for name, ops in writes.items() if any(
+            compat.in_control_flow(op) or finder.within_function(op) or op.name in reached
+            for op in ops))
+    return names
+
+
+def _choices(keras_states):
+    """{name: variable} of the variables that may be state.
+
+    These are local variables that are no counters of metrics, and the state of Keras layers.
+    """
+    shared = {id(variable) for key in (tf.GraphKeys.METRIC_VARIABLES, tf.GraphKeys.GLOBAL_VARIABLES)
+              for variable in tf.get_collection(key)}
+    choices = {v.op.name: v for v in tf.local_variables() if id(v) not in shared}
+    choices.update((variable.op.name, variable) for variable in keras_states)
+    return choices
+
+
+def _there_or_new(variable, tower, there):
+    """A tower's own variable: one that an earlier build made for the same state, or a new one."""
+    name = '%s_tower_%d' % (variable.op.name, tower)
+    found = there.get(name)
+    if found is not None and found.shape == variable.shape and found.dtype == variable.dtype:
+        return found
+    with tf.control_dependencies(None), tf.name_scope(None), only_device(variable.device or None):
+        other = tf.Variable(
+            variable.initial_value, trainable=False, name=name,
+            collections=[tf.GraphKeys.LOCAL_VARIABLES], dtype=variable.dtype.base_dtype,
+            use_resource=variable.op.type == 'VarHandleOp',
+            validate_shape=variable.shape.is_fully_defined())
+        compat.initialize_with(other, variable.initial_value)
+    return other
+
+
+OPTIMIZER_UPDATES = re.compile(r'^(Resource)?(Sparse)?Apply[A-Z]')
+"""Types of the operations by which TensorFlow's optimizers update a variable."""
+
+OF_GRADIENTS = re.compile(r'(^|/)gradients(_\d+)?/')
+"""The name scope of the operations that `tf.gradients` makes."""
+
+
+def check_no_own_optimizer(recorded, objectives):
+    """Raises `GradientError` where a step trains a variable within a tower.
+
+    An update is an operation of TensorFlow's optimizers, or any write of a trainable variable by
+    what `tf.gradients` gives.
+
+    Args:
+      recorded: `Recorded`.
+      objectives: `Objectives`; without one, updates do not run.
+    """
+    operations = recorded.operations
+    trainable = {variable.op.name for variable in tf.trainable_variables()}
+    takes_gradients = any(OF_GRADIENTS.search(op.name) for op in operations)
+    writes = Writes(tf.get_default_graph())
+    candidates = [op for op in operations if OPTIMIZER_UPDATES.search(op.type) or takes_gradients]
+    candidates = [(op, name) for op in candidates for name in trainable.intersection(writes.of(op))]
+    if not candidates:
+        return
+    step = {op.name for op in graph_walk.step_operations(
+        fetches_of(recorded.output) + (recorded.updates if objectives else []))}
+    for op, name in candidates:
+        if op.name in step and (OPTIMIZER_UPDATES.search(op.type) or any(
+                OF_GRADIENTS.search(each) for each in graph_walk.ancestors(
+                    [tensor for tensor in op.inputs if tensor.op.name != name]))):
+            raise GradientError(
+                'the model function trains %r by the update %r, which a step would run in a tower, '
+                'by the gradient of its part of the batch alone: leave the update out and pass the '
+                'optimizer to build_towers; for several losses a dict of optimizers by name.'
+                % (name, op.name))

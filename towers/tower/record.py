@@ -8,7 +8,6 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import ModelFunctionError, TowersError
 from towers.graph import graph_walk
-from towers.graph.invariance import varying_operations
 from towers.graph.nests import leaves_of, map_leaves
 from towers.graph.variable_access import variables_read
 from towers.placement.loop_state_devices import keep_arrays_with_readers, keep_stacks_with_loops
@@ -16,8 +15,9 @@ from towers.placement.stages import place_forward, says_stages
 from towers.placement.tower_device import TowerDevice, check_reads_in_loops, stages_of
 from towers.placement.xla import compiled
 from towers.tower.batch_values import is_batch_value
-from towers.tower.keras_calls import record_keras_calls
-from towers.tower.refused_builds import call_of_model_fn
+from towers.tower.keras_calls import record_keras_calls, unique
+from towers.tower.losses import registered_losses
+from towers.tower.build_context import call_of_model_fn
 from towers.tower.outputs import call_model_fn, to_model_output
 from towers.tower.stage_cuts import cut_into_stages
 from towers.tower.sync_batch_norm import synchronize
@@ -25,16 +25,15 @@ from towers.tower.variables import NewVariables
 
 
 class Recorded(collections.namedtuple('Recorded', [
-        'output', 'operations', 'sources', 'varying', 'from_shard', 'created', 'direct', 'owned',
-        'variables', 'updates', 'registered', 'keras_losses', 'keras_states', 'opened_scopes',
-        'in_sync'])):
+        'output', 'operations', 'sources', 'from_shard', 'created', 'direct', 'owned', 'variables',
+        'updates', 'registered', 'registered_before', 'keras_losses', 'keras_states',
+        'opened_scopes', 'in_sync'])):
     """A call of the model function.
 
     Attributes:
       output: `ModelOutput`.
       operations: list of the operations that the call made, in order.
       sources: list of the operations of the shard.
-      varying: names of the operations that are not proven to be the same in every tower.
       from_shard: names of the operations that depend on the shard, or on random numbers, otherwise
         than by a value of the whole batch.
       created: the variables that the call made.
@@ -42,7 +41,8 @@ class Recorded(collections.namedtuple('Recorded', [
       owned: names of the operations that are parts of the created variables.
       variables: the variables that the call made or reads.
       updates: list of the call's `UPDATE_OPS`, of updates of Keras layers, and of returned updates.
-      registered: `Registered`: the losses in `REGULARIZATION_LOSSES`.
+      registered: list of the losses that the call put into `REGULARIZATION_LOSSES`.
+      registered_before: list of those that were there before the build.
       keras_losses: `(of weights, of activations)`: the losses of the Keras layers that were called.
       keras_states: the variables that Keras layers call their state.
       opened_scopes: dict, how often each variable scope had been opened before the call.
@@ -51,23 +51,21 @@ class Recorded(collections.namedtuple('Recorded', [
     __slots__ = ()
 
 
-def record(request, shards, number, registered, around=contextlib.nullcontext):
+def record(request, shards, number, around=contextlib.nullcontext):
     """Calls the model function: `Recorded`.
 
     Args:
       request: `Request`.
       shards: `CutBatch`.
       number: of the part of the batch, 0 but for the recipe's calls after the first.
-      registered: `RegisteredLosses`.
       around: a further context of the call.
 
     Raises:
       TowersError: one of its subclasses: what the function returned, or how it made variables.
     """
     graph, inputs, parts = tf.get_default_graph(), shards.inputs[number], len(request.parts)
-    before = _updates(graph)
-    made_variables = NewVariables(request.placement, None if number else request.earlier,
-                                  registered.of_variable)
+    before, registered_before = _updates(graph), registered_losses()
+    made_variables = NewVariables(request.placement, None if number else request.earlier)
     reuse = tf.AUTO_REUSE if number else request.reuse
     adds_registered = request.regularization == 'add'
     with graph_walk.Recording(graph) as made, \
@@ -85,21 +83,19 @@ def record(request, shards, number, registered, around=contextlib.nullcontext):
         keras_losses = keras.weight_losses(), keras.activity_losses() if adds_registered else []
         keras_updates = keras.updates()
     sources = [leaf.op for leaf in leaves_of(inputs)]
-    known = set(map(id, before))
-    updates = [entry for entry in _updates(graph) if id(entry) not in known]
     read = variables_read(made.operations, made_variables.owned, made_variables.created)
     names = {variable.op.name for variable in made_variables.created}
     return Recorded(
         output=output, operations=made.operations, sources=sources,
-        varying=varying_operations(made.operations, sources),
         from_shard=graph_walk.reachable_from(
             sources + list(filter(graph_walk.is_random, made.operations)),
             [op for op in made.operations if not is_batch_value(op)]),
         created=made_variables.created, direct=made_variables.direct, owned=made_variables.owned,
         variables=made_variables.created + [each for each in read if each.op.name not in names],
-        updates=_unique(updates + keras_updates + list(output.updates or ())),
-        registered=registered.of_call(), keras_losses=keras_losses, keras_states=keras.states(),
-        opened_scopes=made_variables.opened_scopes, in_sync=in_sync)
+        updates=unique(_new(_updates(graph), before) + keras_updates + list(output.updates or ())),
+        registered=_new(registered_losses(), registered_before),
+        registered_before=registered_before, keras_losses=keras_losses,
+        keras_states=keras.states(), opened_scopes=made_variables.opened_scopes, in_sync=in_sync)
 
 
 def put_on_devices(recorded, request, device):
@@ -145,6 +141,6 @@ def _updates(graph):
     return list(graph.get_collection(tf.GraphKeys.UPDATE_OPS))
 
 
-def _unique(entries):
-    seen = set()
-    return [entry for entry in entries if not (id(entry) in seen or seen.add(id(entry)))]
+def _new(entries, before):
+    known = set(map(id, before))
+    return [entry for entry in entries if id(entry) not in known]

@@ -1,15 +1,19 @@
-"""Random numbers of a model that depend on the step alone, so that a resumed run draws the same.
+"""Random numbers of towers: others in each tower, and a resumed run draws the same.
+
+A copy of tower 0 has, for an op of seeds (s, s2) there, seed2 = crc32('s s2 tower k'), with its
+number k among the micro-batches of all machines' towers.
 
 The kernel of a stateful random op (dropout's `RandomUniform`) counts its draws in memory. A run
 that is killed and started again counts from zero, and drops out other units than the run that was
-never killed. Here each such op is replaced by its stateless twin, which computes its numbers from
+never killed. With `stateless_random` each such op is replaced by its stateless twin, which computes
+its numbers from
 
     seed = [graph seed x 2^32 + crc32(name of the op), step]
 
 (Philox 4x32-10; Salmon et al. 2011). The name contains the tower, so no two towers share a mask;
 in a cluster the tower's number counts the towers of all machines, as on one machine.
-Ops that draw the same numbers without this still do: ops of one kind with equal seeds, and a
-recomputation in the backward pass (`recompute.rewrite`). Their seeds have the first op's name.
+Ops that draw the same numbers without this still do: ops of one kind with equal seeds, as those of
+a `tf.recompute_grad` of a dropout with a seed. Their seeds have the first op's name.
 """
 
 import collections
@@ -19,14 +23,16 @@ import zlib
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.errors import GradientError
 from towers.graph import graph_walk
+from towers.graph.graph_walk import has_seed
+from towers.graph.library import Library, call_others, renamed, with_callers
 from towers.graph.op_types import ADDS, SETS
 from towers.graph.variable_access import initializers
 from towers.placement.tower_device import device_like
 
 
-def make_stateless(operations, fetches, step, graph_seed, keys=None, repeats=None,
-                   names=None):
+def make_stateless(operations, fetches, step, graph_seed, keys=None, names=None):
     """Replaces the random ops that the fetches are computed from, in all ops that read them.
 
     Initial values of variables keep their ops.
@@ -38,8 +44,6 @@ def make_stateless(operations, fetches, step, graph_seed, keys=None, repeats=Non
       graph_seed: int or None.
       keys: dict to which is added, for each twin: name of the constant with the first number of
         its seed -> name of the op that the twin replaces.
-      repeats: {name of a random op: name of the op whose numbers it has to draw}, see
-        `recompute.rewrite`.
       names: `NamesOnOneMachine`; None where there is one machine.
 
     Returns:
@@ -51,7 +55,7 @@ def make_stateless(operations, fetches, step, graph_seed, keys=None, repeats=Non
     needed = {op.name for op in graph_walk.step_operations(fetches)}
     draws = [op for op in operations if op.name in needed and graph_walk.is_random(op)]
     replaced = kept = 0
-    for name, group in _alike(draws, repeats or {}).items():
+    for name, group in _alike(draws).items():
         if any(op.type not in _TWINS or compat.in_control_flow(op) for op in group):
             kept += len(group)
             continue
@@ -67,24 +71,50 @@ def make_stateless(operations, fetches, step, graph_seed, keys=None, repeats=Non
     return replaced, kept
 
 
-def _alike(draws, repeats):
+def _alike(draws):
     """{name of the first op: list of the ops that draw the same numbers}, in order."""
-    groups, first_with, first = collections.OrderedDict(), {}, {}
+    groups, first_with = collections.OrderedDict(), {}
     for op in draws:
         seeds = tuple(op.get_attr(each) for each in ('seed', 'seed2') if each in op.node_def.attr)
-        if op.name in repeats:
-            name = first.get(repeats[op.name], repeats[op.name])
-        elif any(seeds):
-            name = first_with.setdefault((op.type, op.outputs[0].dtype, seeds), op.name)
-        else:
-            name = op.name
-        first[op.name] = name
+        name = op.name if not any(seeds) else first_with.setdefault(
+            (op.type, op.outputs[0].dtype, seeds), op.name)
         groups.setdefault(name, []).append(op)
     return groups
 
 
-def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=None,
-                   names=None):
+def check_draws_again(forward, backward):
+    """Refuses a backward pass that draws other numbers than the forward pass.
+
+    A dropout without a seed in `tf.recompute_grad` does: its gradient is of another mask, in plain
+    TensorFlow, too.
+
+    Args:
+      forward, backward: lists of operations of one tower.
+
+    Raises:
+      GradientError: there is such an operation.
+    """
+    known = set(filter(None, map(_seeds, forward)))
+    for op in backward:
+        if graph_walk.is_random(op) or graph_walk.seed_position(op) is not None:
+            if _seeds(op) not in known:
+                raise GradientError(
+                    'stateless_random=True, and the backward pass draws random numbers (operation '
+                    '%s) by another seed than the forward pass: where it computes a block again '
+                    '(tf.recompute_grad), give its random operations seeds, or use '
+                    'towers.recompute.' % op.name)
+
+
+def _seeds(op):
+    """By what an operation draws; None for one that does not, or has no seed."""
+    position = graph_walk.seed_position(op)
+    if position is not None:
+        return op.type, graph_walk.behind(op.inputs[position], ('Identity',)).name
+    return (op.type, op.get_attr('seed'), op.get_attr('seed2')) if graph_walk.has_seed(
+        op.node_def) else None
+
+
+def give_own_seeds(operations, index, graph_seed, step=None, keys=None, names=None):
     """Gives a tower's random ops seeds of their own where all towers would draw the same numbers.
 
     Keras 3 draws with stateless ops whose seed is a variable that each call counts up. Towers share
@@ -95,8 +125,8 @@ def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=
         seed = [key, step]                with a step, as for the twins of `make_stateless`
         seed = state XOR [key, 0]         without; key = 0 in tower 0, which draws as Keras does
 
-    Ops with equal seeds still draw the same numbers in a tower: with a step, ops with one seed and
-    ops of `repeats` have one key; without a step, the whole tower has one key.
+    Ops with equal seeds still draw the same numbers in a tower: with a step, ops with one seed have
+    one key; without a step, the whole tower has one key.
 
     A seed that no variable counts up is the model's own, the same in each tower, and stays.
 
@@ -105,7 +135,7 @@ def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=
       index: the tower's number, of all machines.
       graph_seed: int or None.
       step: scalar integer tensor, or None.
-      keys, repeats, names: as for `make_stateless`.
+      keys, names: as for `make_stateless`.
 
     Returns:
       The number of ops that got a seed.
@@ -113,7 +143,7 @@ def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=
     left_out = initializers()
     counted_up = {op.inputs[0].op.name for op in operations
                   if (op.type in SETS or op.type in ADDS) and op.name not in left_out}
-    given, first_with, repeats = 0, {}, repeats or {}
+    given, first_with = 0, {}
     for op in operations if counted_up else ():
         position = graph_walk.seed_position(op)
         if position is None or compat.in_control_flow(op):
@@ -122,7 +152,7 @@ def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=
         if counted_up.isdisjoint(graph_walk.ancestors([seed])):
             continue
         source = None if step is None else graph_walk.behind(seed, ('Identity',)).name
-        name = first_with.setdefault(source, repeats.get(op.name, op.name))
+        name = first_with.setdefault(source, op.name)
         with tf.name_scope(op.name + '_tower/'), tf.device(device_like(op)), \
                 tf.control_dependencies(None):
             key = tf.constant(key_of(name, graph_seed, names) if index or step is not None
@@ -213,3 +243,50 @@ _TWINS = {
         logits=op.inputs[0], num_samples=op.inputs[1], seed=seed,
         output_dtype=op.outputs[0].dtype),
 }
+
+
+def give_seeds_of_tower(operations, fetches, number, graph):
+    """Changes the seeds of a tower's random operations, where another tower has the same.
+
+    It is for the first tower of a further machine, and for a further call of the model function.
+
+    Args:
+      operations: list of the tower's operations, forward and backward.
+      fetches: the tensors and operations that a step runs of them.
+      number: the tower's number among those of all machines.
+      graph: their graph.
+    """
+    needed = {op.name for op in graph_walk.step_operations(fetches)}
+    operations = [op for op in operations if op.name in needed]
+    for op in operations:
+        if has_seed(op.node_def):
+            compat.set_attribute(op, 'seed2', tf.AttrValue(i=seed_of_tower(
+                op.get_attr('seed'), op.get_attr('seed2'), number)))
+    _change_functions(operations, number, graph)
+
+
+def _change_functions(operations, number, graph):
+    """The same within functions: branches and loops of control flow v2."""
+    library = Library(graph)
+    callers = [op for op in operations if library.called_by(op.node_def)]
+    functions = library.reached_from([op.node_def for op in callers])
+    drawing = with_callers([name for name, function in functions.items()
+                            if any(map(has_seed, function.node_def))], functions)
+    names = {name: '%s__part_%d' % (name, number) for name in drawing}
+    copies = [renamed(functions[name], names) for name in sorted(drawing)]
+    for node in [node for function in copies for node in function.node_def]:
+        if has_seed(node):
+            node.attr['seed2'].i = seed_of_tower(
+                node.attr['seed'].i, node.attr['seed2'].i, number)
+    if copies:
+        library.add(copies)
+    for op in callers if copies else ():
+        call_others(op, names)
+
+
+def seed_of_tower(seed, seed2, tower):
+    """The `seed2` of an op in another tower than the first one.
+
+    It does not depend on the op's name: two ops with equal seeds have equal numbers there, too.
+    """
+    return zlib.crc32(('%d %d tower %d' % (seed, seed2, tower)).encode()) or 1

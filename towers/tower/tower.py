@@ -23,12 +23,11 @@ class Tower(collections.namedtuple('Tower', [
       predictions: as the model function returned them; [shard, …].
       metrics: as the model function returned them.
       gradients: list of `(gradient, variable)`: this tower's share of the combined gradient, which
-        is the plain sum of all towers' shares (and of the regularization's gradient). The tower's
-        weight is in its share already.
+        is the plain sum of all towers' shares. The tower's weight is in its share already.
       updates: operations of this tower for batch-norm statistics and the like.
       variables: the model's variables that its operations read, directly or as a replica.
-      data_loss: scalar, the loss that is differentiated: without the regularization that is
-        computed once for all towers.
+      data_loss: scalar, the loss that is differentiated: with the registered losses that
+        `regularization='add'` adds.
       micro_batch: the number of this micro-batch in its tower, from 0; 0 where there is only one.
       forward: frozenset of the names of the operations of its forward pass.
       backward: frozenset of the names of the operations of its backward pass.
@@ -51,8 +50,8 @@ class Tower(collections.namedtuple('Tower', [
 
 
 class TowerSet(collections.namedtuple('TowerSet', [
-        'towers', 'recorded', 'losses', 'gradients', 'roles', 'late', 'of_shards', 'recomputed',
-        'how_built', 'cuts', 'slots'], defaults=(None, ()))):
+        'towers', 'recorded', 'losses', 'gradients', 'roles', 'late', 'recomputed', 'how_built',
+        'cuts', 'slots'], defaults=(None, ()))):
     """The towers of a build, and the calls of the model function that they were made of.
 
     Attributes:
@@ -62,8 +61,6 @@ class TowerSet(collections.namedtuple('TowerSet', [
       gradients: `TowerGradients`.
       roles: `Roles`: what each variable is to the towers.
       late: `LateWrites`.
-      of_shards: the gradients of all towers' shards, see `VariablesBehindInputs`: a list, of values
-        that are shaped as the losses are.
       recomputed: list of `Recomputed` of tower 0, one for each loss; or [].
       how_built: the plan's line about calls and copies.
       cuts: `StageCuts`, where the model was cut into stages; or None.

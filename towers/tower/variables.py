@@ -16,6 +16,7 @@ from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.op_types import VARIABLE_OPS
+from towers.tower.losses import registered_losses
 
 DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variable')
 """A variable that was not made by `get_variable`, and the name that was asked for."""
@@ -35,15 +36,14 @@ class NewVariables:
       opened_scopes: see `BuiltTowers`.
     """
 
-    def __init__(self, placement, earlier=None, around_creation=contextlib.nullcontext):
+    def __init__(self, placement, earlier=None):
         """
         Args:
           placement: a `Placement`, which names the device of each new variable.
           earlier: `BuiltTowers` of an earlier build, whose variables the function gets; or None.
-          around_creation: makes a context of each `get_variable`.
         """
         self.created, self.direct, self.owned = [], [], set()
-        self._placement, self._around_creation = placement, around_creation
+        self._placement = placement
         # Counters of tf.metrics are the earlier build's own: a new build counts anew.
         local = {variable.op.name for variable in tf.local_variables()}
         self._earlier = [] if earlier is None else [
@@ -105,8 +105,10 @@ class NewVariables:
     def _getter(self, getter, *args, **kwargs):
         self._by_name += 1
         try:
-            with self._around_creation():
-                return getter(*args, **kwargs)
+            variable = getter(*args, **kwargs)
+            if tf.get_default_graph() is self._graph:
+                registered_losses()  # is a tensor before the model adds it to its loss
+            return variable
         finally:
             self._by_name -= 1
 

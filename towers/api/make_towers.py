@@ -1,0 +1,227 @@
+"""The towers of a build: a call of the model function and copies, or the hand-written recipe.
+
+`copies='clone'`: tower 0 is the program as it is called once; the others are copies of it.
+
+`copies='reuse'`: the recipe, a call of the model function for each tower:
+
+    for k, shard in enumerate(shards):
+        with tf.device(devices[k]), tf.name_scope('tower_%d' % k):
+            with tf.variable_scope(tf.get_variable_scope(), reuse=k > 0):
+                losses.append(model_fn(*shard))
+
+It is for model functions whose Python has to run once per tower, and has the recipe's limits:
+variables are shared by `tf.get_variable` alone, collections have the entries of all towers, and a
+tower keeps no state of its own.
+"""
+
+import contextlib
+
+import tensorflow.compat.v1 as tf
+
+from towers.errors import ModelFunctionError, SharedVariableError
+from towers.graph import graph_walk
+from towers.graph.nests import leaves_of
+from towers.graph.variable_writes import Writes
+from towers.reduce.replicas import make_replicas
+from towers.tower.batch_values import exchange, is_batch_value
+from towers.tower.copy import Copies
+from towers.tower.copy_template import Substitution
+from towers.tower.example_writes import written_by_every_tower
+from towers.tower.gradients import TowerGradients, differentiate
+from towers.tower.inline_updates import LateWrites, wait_for_readers
+from towers.tower.losses import make_losses
+from towers.tower.objectives import GradientsOfModel, flat, tensors_of
+from towers.tower.outputs import fetches_of
+from towers.tower.ownership import check_no_own_optimizer, ownership
+from towers.tower.record import put_on_devices, record
+from towers.tower.stateless_random import give_seeds_of_tower
+from towers.tower.tower import TowerSet
+
+
+def call_once_and_copy(request, shards, scaled_losses):
+    """Builds all towers, by one call of the model function: `TowerSet`.
+
+    Args:
+      request: `Request`.
+      shards: `CutBatch`, one for each of the request's parts.
+      scaled_losses: `ScaledLosses`; or None.
+    """
+    weights = _as_tensors(shards.weights, shards.is_even)
+    scales = [request.factor / len(request.parts) if shards.is_even else weight * request.factor
+              for weight in weights]
+    of_model = next((each.optimizer for each in request.objectives
+                     if isinstance(each.optimizer, GradientsOfModel)), None)
+    of_calls = [None] if of_model is None else _as_tensors(of_model.weights(shards), shards.is_even)
+    recorded = record(
+        request, shards, 0, contextlib.nullcontext if of_model is None else (
+            lambda: of_model.call(of_calls[0], shards.is_even, request.placement)))
+    taken, slots = ([], []) if of_model is None else (of_model.fetches(), of_model.slots())
+    names_of_slots = {slot.op.name for slot in slots}  # which a Saver made there reads
+    recorded = recorded._replace(variables=[
+        each for each in recorded.variables if each.op.name not in names_of_slots])
+    cuts = put_on_devices(recorded, request, request.parts[0].device)
+    if of_model is None:
+        check_no_own_optimizer(recorded, request.objectives)
+    roles = ownership(recorded, request, shards.sizes[0], taken, None if (
+        request.placement.all_reduce is None) else make_replicas)
+    losses = make_losses(recorded, request, 0)
+    gradients = TowerGradients(request, scaled_losses)
+    first = differentiate(recorded, losses, gradients, request, shards, 0, scales[0], taken)
+    others = copies_of(first, roles, request, shards, [weights, scales, of_calls], of_model)
+    towers = [first.tower] + others
+    exchange(towers, shards.weights, request.placement.main)
+    if request.names.parts_before and others:
+        give_seeds_of_tower(
+            first.operations, fetches_of(recorded.output) + taken + recorded.updates + tensors_of(
+                first.tower.pairs), request.names.parts_before, tf.get_default_graph())
+    towers, late = wait_for_readers(roles.inline_updates, towers, request, roles.of_every_tower)
+    return TowerSet(
+        towers=towers, recorded=recorded, losses=losses, gradients=gradients, roles=roles,
+        late=late, recomputed=first.recomputed, how_built=_how_built(len(towers)), cuts=cuts,
+        slots=slots)
+
+
+def copies_of(first, roles, request, shards, by_shard, of_model=None):
+    """The towers after the first: a list of `Tower`.
+
+    Args:
+      first: `Differentiated`: tower 0.
+      roles: `Roles`.
+      request: `Request`.
+      shards: `CutBatch`.
+      by_shard: lists of further values with one for each shard; tensors among them are exchanged.
+      of_model: `GradientsOfModel`, which is told of each copy; or None.
+    """
+    if len(request.parts) == 1:
+        return []
+    # What tower 0 alone writes may be computed from all towers' parts.
+    further = [op for op in first.operations if is_batch_value(op)]
+    updates, towers = roles.inline_updates, []
+    copies = Copies(
+        first.tower, first.operations, shared=updates.shared, left_out=updates.left_out,
+        left_alone=updates.in_functions, names=request.names,
+        random_keys=first.random_keys,
+        further=further if of_model is None else of_model.fetches() + further)
+    for number, part in list(enumerate(request.parts))[1:]:
+        exchanged = dict(zip((leaf.name for leaf in leaves_of(shards.inputs[0])),
+                             leaves_of(shards.inputs[number])))
+        exchanged.update((each[0].name, each[number]) for each in by_shard
+                         if isinstance(each[0], tf.Tensor))
+        substitution = Substitution(number, exchanged, roles.in_tower(number, request.accumulate))
+        tower, copied = copies.tower(substitution, shards.inputs[number], shards.sizes[number],
+                                     part)
+        towers.append(tower)
+        if of_model is not None:
+            of_model.note_copy(copied)
+    return towers
+
+
+def _as_tensors(weights, is_even):
+    """Weights of shards; tensors where they differ, so that a copy can have another."""
+    if is_even or weights is None:
+        return weights or [None]
+    with tf.name_scope('shards'), tf.device('/cpu:0'):
+        return [tf.constant(weight, tf.float64) if isinstance(weight, float) else weight
+                for weight in weights]
+
+
+def _how_built(count):
+    if count == 1:
+        return '1 call of the model function'
+    return '1 call of the model function, %d cop%s of its graph' % (
+        count - 1, 'y' if count == 2 else 'ies')
+
+
+def call_for_each_tower(request, shards, scaled_losses):
+    """Builds all towers, by a call of the model function for each: `TowerSet`.
+
+    Args:
+      request: `Request`.
+      shards: `CutBatch`, one for each of the request's parts.
+      scaled_losses: `ScaledLosses`; or None.
+
+    Raises:
+      SharedVariableError: a later tower makes a variable, or a tower writes one.
+      ModelFunctionError: the loss of a tower is computed from another tower's shard.
+    """
+    calls, all_losses, done = [], [], []
+    for number, part in enumerate(request.parts):
+        # As in the recipe: entered anew, so that layers without a name find their variables.
+        with tf.name_scope(part.scope), _no_new_variables(number), tf.variable_scope(
+                tf.get_variable_scope(), auxiliary_name_scope=False):
+            recorded = record(request, shards, number)
+            _check_writes(number, recorded)
+            put_on_devices(recorded, request, part.device)
+            if number:
+                _check_shard(number, recorded, shards)
+            else:
+                check_no_own_optimizer(recorded, request.objectives)
+                roles = ownership(recorded, request, shards.sizes[0])
+                _check_updates(recorded, shards.sizes[0], request)
+            losses = make_losses(recorded, request, number)
+            if not number:
+                gradients = TowerGradients(request, scaled_losses)
+            calls.append(recorded)
+            all_losses.append(losses)
+            done.append(differentiate(recorded, losses, gradients, request, shards, number,
+                                      shards.weights[number] * request.factor))
+    towers = [each.tower for each in done]
+    exchange(towers, shards.weights, request.placement.main)
+    # What the update takes of any call is looked for in those of all.
+    recorded = calls[0]._replace(operations=sum((call.operations for call in calls), []),
+                                 sources=sum((call.sources for call in calls), []))
+    return TowerSet(
+        towers=towers, recorded=recorded, losses=all_losses[0], gradients=gradients, roles=roles,
+        late=LateWrites(), recomputed=done[0].recomputed,
+        how_built='%d calls of the model function' % len(towers))
+
+
+@contextlib.contextmanager
+def _no_new_variables(number):
+    def refuse(next_creator, **kwargs):
+        raise SharedVariableError(
+            "copies='reuse', and the call of the model function for tower %d makes variable %r: it "
+            'shares what tf.get_variable makes, under the same names in every call. Pass '
+            "copies='clone', which calls the model function once." % (
+                number, kwargs.get('name') or 'Variable'))
+    with tf.variable_creator_scope(refuse) if number else contextlib.nullcontext():
+        yield
+
+
+def _check_writes(number, recorded):
+    """Refuses state that a tower's forward pass writes: all towers would write one variable."""
+    writes = Writes(tf.get_default_graph())
+    step = {op.name for op in graph_walk.step_operations(fetches_of(recorded.output))}
+    for op in recorded.operations:
+        is_write = op.name in step and op.name not in recorded.owned and (
+            not graph_walk.is_random(op))
+        for name in writes.of(op) if is_write else ():
+            raise SharedVariableError(
+                "copies='reuse', and the forward pass of tower %d writes variable %s (operation "
+                '%s), which all towers have in common: put the update into the collection '
+                "UPDATE_OPS, or pass copies='clone'." % (number, name, op.name))
+
+
+def _check_updates(recorded, size, request):
+    """Refuses rows and counts of examples in UPDATE_OPS, of which tower 0's alone would run."""
+    step = {op.name for op in graph_walk.step_operations(recorded.updates)}
+    ignored = {variable.op.name for variable in tf.local_variables()}  # counters, own state
+    for name in written_by_every_tower(recorded, size, step, ignored, None) if (
+            request.update_ops == 'first') else ():
+        raise SharedVariableError(
+            "copies='reuse', and an update writes variable %s by its examples, and it would be "
+            "tower 0's alone: pass copies='clone', where every tower writes in its turn." % name)
+
+
+def _check_shard(number, recorded, shards):
+    """Refuses a loss with another tower's loss in it, by `tf.losses.get_total_loss`, say."""
+    if recorded.output.loss is None:
+        return
+    known = graph_walk.ancestors(flat(recorded.output.loss))
+    others = {leaf.op.name for leaf in leaves_of(shards.inputs[:number])}
+    if known & others:
+        raise ModelFunctionError(
+            "copies='reuse', and the loss of tower %d is computed from the shard of another tower: "
+            'collections have the losses of all towers. Look at those of this tower alone, '
+            "tf.losses.get_total_loss(scope='tower_%d/'), or pass copies='clone'." % (
+                number, number))
