@@ -1,14 +1,11 @@
-"""What train.py finds out by running steps that train nothing: memory and diagnosis.
-
-They read the data: whatever runs a step does so within `trying`, which sees to bad examples.
-"""
+"""What train.py finds out by running steps that train nothing: memory and diagnosis."""
 
 import tensorflow.compat.v1 as tf
 
 import towers
 from towers.memory.report import count_on_cpus
 from trainer import diagnosis
-from trainer.bad_examples import trying
+from trainer.data import naming_failures
 from trainer.flags import FLAGS, MOST_EXAMPLES, train_dir
 from trainer.job import build_job, parts_of_batch
 from trainer.resources import memory_limit, session_config
@@ -18,9 +15,9 @@ from trainer.run_settings import recorded_setting
 def show_memory(setup):
     """Prints where the memory of a step goes, and draws it (--memory_plot)."""
     count_on_cpus()
-    trying(setup.dataset, setup.batch_size, lambda say: towers.memory_report(
-        _measured(setup), setup.batch_size, memory_limit(), FLAGS.memory_plot or None,
-        session_config, say), keep=True)
+    with naming_failures():
+        towers.memory_report(_measured(setup), setup.batch_size, memory_limit(),
+                             FLAGS.memory_plot or None, session_config, _say)
 
 
 def choose_batch_size(setup):
@@ -32,9 +29,9 @@ def choose_batch_size(setup):
     if type(recorded) is int and 0 < recorded <= MOST_EXAMPLES and recorded % parts == 0:
         print('batch %d: as the run in %s was last started' % (recorded, train_dir()), flush=True)
         return recorded
-    return trying(setup.dataset, parts, lambda say: towers.fit_batch_size(
-        _measured(setup), parts, memory_limit(), say, session_config,
-        setup.dataset.num_examples['train'])).batch_size
+    with naming_failures():
+        return towers.fit_batch_size(_measured(setup), parts, memory_limit(), _say, session_config,
+                                     setup.dataset.num_examples['train']).batch_size
 
 
 def diagnose(setup):
@@ -54,9 +51,14 @@ def diagnose(setup):
     def stages():
         return dataset.stages(batch_size, FLAGS.seed, remainder=FLAGS.remainder,
                               **setup.model.image_format)
-    return trying(dataset, batch_size, lambda say: diagnosis.diagnose(
-        train, batches, batch_size, stages if hasattr(dataset, 'stages') else None,
-        seconds=FLAGS.diagnose_seconds, unit=setup.model.unit, say=say), keep=True)
+    with naming_failures():
+        return diagnosis.diagnose(
+            train, batches, batch_size, stages if hasattr(dataset, 'stages') else None,
+            seconds=FLAGS.diagnose_seconds, unit=setup.model.unit, say=_say)
+
+
+def _say(line):
+    print(line, flush=True)
 
 
 class _OneBatch:

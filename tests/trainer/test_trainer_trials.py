@@ -1,13 +1,13 @@
 """trainer.trials: what 'auto' comes to. (`--mode=diagnose` and `memory` run in test_trainer_data
 and tests/memory/test_report.)"""
 
-import inspect
 import types
 
 from absl.testing import flagsaver
 import pytest
 import tensorflow.compat.v1 as tf
 
+import datasets
 import towers
 from trainer import diagnosis, trials
 from trainer.flags import FLAGS
@@ -23,42 +23,20 @@ def parsed(monkeypatch, tmp_path):
         yield
 
 
-STEPS = {  # what runs the steps of each
-    'choose_batch_size': (towers, 'fit_batch_size'),
-    'diagnose': (diagnosis, 'diagnose'),
-    'show_memory': (towers, 'memory_report')}
-
-
-def test_all_trials_see_to_bad_examples(monkeypatch):
-    """Each runs its steps within `trying`."""
-    assert sorted(STEPS) == sorted(
-        name for name, value in vars(trials).items() if not name.startswith('_')
-        and inspect.isfunction(value) and value.__module__ == trials.__name__)
-    within, runs = [], []
-
-    def trying(dataset, batch_size, trial, keep=False):
-        within.append(dataset)
-        trial(print)
-        raise KeyError  # what it returns is another matter
-
-    def steps(*arguments, **options):
-        assert within
-        runs.append(arguments)
-    monkeypatch.setattr(trials, 'trying', trying)
-    monkeypatch.setattr(trials, '_built', lambda *arguments, **options: (
-        types.SimpleNamespace(built=None, iterator=types.SimpleNamespace(initializer=None))))
-    monkeypatch.setattr(trials, 'session_config', lambda built: types.SimpleNamespace())
-    setup = SETUP._replace(batch_size=4)
-    for name, (module, function) in STEPS.items():
-        monkeypatch.setattr(module, function, steps)
-        del within[:], runs[:]
-        with pytest.raises(KeyError):
-            getattr(trials, name)(setup)
-        assert within == [SETUP.dataset] and len(runs) == 1, name
-
-
 SETUP = Setup(types.SimpleNamespace(unit='images'),
               types.SimpleNamespace(num_examples={'train': 1437}), 'auto', None, None)
+
+
+@pytest.mark.parametrize('trial, module, steps', [
+    (trials.choose_batch_size, towers, 'fit_batch_size'), (trials.diagnose, diagnosis, 'diagnose'),
+    (trials.show_memory, towers, 'memory_report')])
+def test_a_failure_of_the_users_own_data_is_named(monkeypatch, trial, module, steps):
+    def fail(*arguments, **options):
+        raise tf.errors.InvalidArgumentError(None, None, 'rotten\n\t [[IteratorGetNext]]')
+    monkeypatch.setattr(module, steps, fail)
+    with flagsaver.flagsaver(dataset='own:data'):
+        with pytest.raises(datasets.OwnDataError, match='own:data: a batch could not be made'):
+            trial(SETUP._replace(batch_size=4))
 
 
 def fitted(*arguments):
