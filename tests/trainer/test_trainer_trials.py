@@ -7,6 +7,7 @@ from absl.testing import flagsaver
 import pytest
 import tensorflow.compat.v1 as tf
 
+import datasets
 import towers
 from trainer import diagnosis, trials
 from trainer.flags import FLAGS
@@ -24,6 +25,18 @@ def parsed(monkeypatch, tmp_path):
 
 SETUP = Setup(types.SimpleNamespace(unit='images'),
               types.SimpleNamespace(num_examples={'train': 1437}), 'auto')
+
+
+@pytest.mark.parametrize('trial, module, steps', [
+    (trials.choose_batch_size, towers, 'fit_batch_size'), (trials.diagnose, diagnosis, 'diagnose'),
+    (trials.show_memory, towers, 'memory_report')])
+def test_a_failure_of_the_users_own_data_is_named(monkeypatch, trial, module, steps):
+    def fail(*arguments, **options):
+        raise tf.errors.InvalidArgumentError(None, None, 'rotten\n\t [[IteratorGetNext]]')
+    monkeypatch.setattr(module, steps, fail)
+    with flagsaver.flagsaver(dataset='own:data'):
+        with pytest.raises(datasets.OwnDataError, match='own:data: a batch could not be made'):
+            trial(SETUP._replace(batch_size=4))
 
 
 def fitted(*arguments):
