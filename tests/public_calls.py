@@ -137,7 +137,7 @@ CALLS = {
     'AutoStages': lambda given: (towers.AutoStages, {}),
     'memory_report': lambda given: (towers.memory_report, dict(build=reached, batch_size=4)),
     'draw_memory': lambda given: (towers.draw_memory, dict(
-        accounts=[Account(4, [], None, [], [], False, False)],
+        accounts=[Account(4, [], None, [], [])],
         path=given.folder + '/none/memory.png')),
     'largest_batch': lambda given: (towers.largest_batch, dict(
         built=given.built, memory_limit=10 ** 5, most=8)),

@@ -8,7 +8,7 @@ from towers.errors import InvalidArgumentError, MeasurementError, OutOfMemoryErr
 from towers.memory import fit
 from towers.memory.measure import MeasuredMemory
 
-OPTIONS = dict(threads=1, onednn=True, best_fit=False)
+OPTIONS = dict(onednn=True)
 
 
 def build(batch_size, num_towers=2, **options):

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.errors import MissingPackageError
-from towers.memory import limits, report
+from towers.memory import fit, report
 from towers.memory.measure import MeasuredMemory
 
 
@@ -84,12 +84,12 @@ def test_a_picture_that_cannot_be_written():
 
 def test_the_limit_of_cpus(monkeypatch):
     monkeypatch.delenv('TF_CPU_ALLOCATOR_USE_BFC', raising=False)
-    plain = limits.device_limit(['/device:CPU:0', '/device:CPU:1'])
+    plain = fit.device_limit(['/device:CPU:0', '/device:CPU:1'])
     assert 10 ** 8 < plain < 10 ** 14
     monkeypatch.setenv('TF_CPU_BFC_MEM_LIMIT_IN_MB', '24')
-    assert limits.device_limit(['/device:CPU:0']) == plain
+    assert fit.device_limit(['/device:CPU:0']) == plain
     monkeypatch.setenv('TF_CPU_ALLOCATOR_USE_BFC', 'true')
-    assert limits.device_limit(['/device:CPU:0']) == 24 << 20
+    assert fit.device_limit(['/device:CPU:0']) == 24 << 20
 
 
 @pytest.mark.slow
@@ -117,9 +117,9 @@ def test_the_limit_is_that_of_the_least_device(monkeypatch):
             return [types.SimpleNamespace(
                 name='/job:localhost/replica:0/task:0/device:GPU:%d' % index,
                 memory_limit_bytes=limit) for index, limit in enumerate([900, 300, 100])]
-    monkeypatch.setattr(limits.tf, 'Session', Session)
-    monkeypatch.setattr(limits, '_of_cpus', lambda: 500)
+    monkeypatch.setattr(fit.tf, 'Session', Session)
+    monkeypatch.setattr(fit, '_of_cpus', lambda: 500)
     gpus = ['/device:GPU:0', '/device:GPU:1']
-    assert limits.device_limit(gpus) == 300
-    assert limits.device_limit(gpus[:1]) == 900
-    assert limits.device_limit(gpus[:1] + ['/device:CPU:0']) == 500
+    assert fit.device_limit(gpus) == 300
+    assert fit.device_limit(gpus[:1]) == 900
+    assert fit.device_limit(gpus[:1] + ['/device:CPU:0']) == 500

@@ -1,6 +1,5 @@
 """The error, and the advice in it, when a step runs out of memory."""
 
-import collections
 import contextlib
 import re
 import typing
@@ -11,71 +10,13 @@ from towers.arguments import check_count, check_instance, directory_name
 from towers.api.built import BuiltTowers
 from towers.errors import OutOfMemoryError
 from towers.memory.account import memory_account
-from towers.memory.fit import is_out_of_memory, largest_batch
-from towers.memory.limits import device_limit
+from towers.memory.fit import device_limit, is_out_of_memory, largest_batch
 from towers.placement.devices import is_gpu, short_name
 from towers.tower.objectives import all_pairs
 
 _TENSOR = re.compile(r'shape\[([\d,]*)\](?: and type (\w+))?(?: on (\S+))?')
 _NODE = re.compile(r'\{\{node ([^}]+)\}\}|\[\[(?:node )?([^\s\]{]+)')
 _MOST_MICRO_BATCHES = 64
-
-Remedy = collections.namedtuple('Remedy', 'what peak text')
-"""A remedy: its name, the bytes of a step with it (None: no help here), and a text."""
-
-
-def remedies(built, limit, batch_size=None, **options):
-    """Estimates a step's memory with accumulation, recomputation, more towers, or stages.
-
-    For accumulation: an account of the micro-batch, plus the accumulated gradients. For
-    recomputation: 2 sqrt(n) of the n kept activations stay, of their mean size. For twice as many
-    towers: an account of half of the batch. For two stages: half of the peak.
-
-    Args:
-      built: what `build_towers` returned.
-      limit: bytes of each memory.
-      batch_size: examples of a step; None for the size that the towers were built with.
-      **options: further arguments of `memory_account`.
-
-    Returns:
-      List of `Remedy`.
-    """
-    account = memory_account(built, batch_size, **options)
-    batch_size, count, unit = account.batch_size, len(built.towers), sum(built.plan.shares)
-    fullest = max(account.pools(), key=lambda each: each.peak)
-    shared = not any(is_gpu(device) for device in built.devices)
-    trained = sum(variable.get_shape().num_elements() * variable.dtype.base_dtype.size
-                  for _, variable in all_pairs(built.gradients)
-                  if variable.get_shape().is_fully_defined())
-    found, tried, pieces = [], None, 2
-    while pieces <= min(_MOST_MICRO_BATCHES, batch_size // unit):
-        if batch_size % (pieces * unit) == 0:
-            peak = memory_account(built, batch_size // pieces, **options).peak + trained * (
-                count if shared else 1)
-            tried = Remedy('accumulation', peak, 'accumulate=%d, micro-batches of %d: %s' % (
-                pieces, batch_size // pieces, _megabytes(peak)))
-            if peak <= limit:
-                break
-        pieces *= 2
-    if tried is not None:
-        found.append(tried)
-    kept = [tensor.bytes for tensor in fullest.tensors if tensor.kind == 'activations']
-    if kept:
-        saved = sum(kept) * max(0., 1. - 2. / len(kept) ** 0.5)
-        peak = int(fullest.peak - saved)
-        found.append(Remedy('recomputation', peak, "recompute='auto': about %s" % _megabytes(peak)))
-    if shared:
-        found.append(Remedy('more towers', None, 'more towers: no help, as CPUs share one memory'))
-        found.append(Remedy('stages', None, 'stages: no help, as CPUs share one memory'))
-    else:
-        if batch_size // 2 >= unit:
-            peak = memory_account(built, batch_size // 2 // unit * unit, **options).peak
-            found.append(Remedy('more towers', peak, '%d towers: %s each' % (
-                2 * count, _megabytes(peak))))
-        peak = fullest.peak // 2
-        found.append(Remedy('stages', peak, 'two stages a tower: about %s each' % _megabytes(peak)))
-    return found
-
 
 def out_of_memory(error, built, checkpoint=None, memory_limit=None, batch_size=None):
     """The `OutOfMemoryError` with the request that failed in a step, and the remedies.
@@ -111,10 +52,44 @@ def out_of_memory(error, built, checkpoint=None, memory_limit=None, batch_size=N
         except OutOfMemoryError:
             lines.append('No batch fits, not one example a tower.')
         lines.append('What it would take otherwise: %s.' % '; '.join(
-            remedy.text for remedy in remedies(built, limit, batch_size)))
+            _remedies(built, account, limit)))
     if checkpoint:
         lines.append('Nothing of this step was saved; the run goes on from %s.' % checkpoint)
     return OutOfMemoryError(' '.join(lines))
+
+
+def _remedies(built, account, limit):
+    """Texts: the memory with accumulation, recomputation, more towers, or stages.
+
+    For accumulation: an account of the micro-batch, plus the accumulated gradients. For
+    recomputation: 2 sqrt(n) of the n kept activations stay, of their mean size. For twice as many
+    towers: an account of half of the batch. For two stages: half of the peak.
+    """
+    batch_size, count, unit = account.batch_size, len(built.towers), sum(built.plan.shares)
+    fullest = max(account.pools(), key=lambda each: each.peak)
+    shared = not any(is_gpu(device) for device in built.devices)
+    trained = sum(variable.get_shape().num_elements() * variable.dtype.base_dtype.size
+                  for _, variable in all_pairs(built.gradients)
+                  if variable.get_shape().is_fully_defined())
+    found, tried, pieces = [], None, 2
+    while pieces <= min(_MOST_MICRO_BATCHES, batch_size // unit) and (tried is None or peak > limit):
+        if batch_size % (pieces * unit) == 0:
+            peak = memory_account(built, batch_size // pieces).peak + trained * (
+                count if shared else 1)
+            tried = 'accumulate=%d, micro-batches of %d: %s' % (
+                pieces, batch_size // pieces, _megabytes(peak))
+        pieces *= 2
+    found += [tried] if tried is not None else []
+    kept = [tensor.bytes for tensor in fullest.tensors if tensor.kind == 'activations']
+    if kept:
+        saved = sum(kept) * max(0., 1. - 2. / len(kept) ** 0.5)
+        found.append("recompute='auto': about %s" % _megabytes(fullest.peak - saved))
+    if shared:
+        return found + ['more towers, or stages: no help, as CPUs share one memory']
+    if batch_size // 2 >= unit:
+        found.append('%d towers: %s each' % (2 * count, _megabytes(
+            memory_account(built, batch_size // 2 // unit * unit).peak)))
+    return found + ['two stages a tower: about %s each' % _megabytes(fullest.peak / 2)]
 
 
 @contextlib.contextmanager
@@ -200,14 +175,9 @@ def _wanted(error):
     if found is None:
         return ''
     shape = [int(side) for side in found.group(1).split(',') if side]
-    kind = found.group(2) or 'float'
-    size = {'float': 4, 'double': 8, 'half': 2, 'bfloat16': 2, 'int32': 4, 'int64': 8,
-            'uint8': 1, 'int8': 1, 'bool': 1}.get(kind)
-    elements = 1
-    for side in shape:
-        elements *= side
-    return ', for a tensor of shape %s%s' % (
-        shape, '' if size is None else ' (%s, %s)' % (kind, _megabytes(elements * size)))
+    size = tf.as_dtype(found.group(2) or 'float').size * tf.TensorShape(shape).num_elements()
+    return ', for a tensor of shape %s (%s, %s)' % (
+        shape, found.group(2) or 'float', _megabytes(size))
 
 
 def _megabytes(count):
