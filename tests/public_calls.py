@@ -53,12 +53,6 @@ def cluster(job='worker'):
     return towers.Cluster('ps', ['127.0.0.1:1'], ['127.0.0.1:2'], job)
 
 
-class Account(towers.MemoryAccount):
-    """An account of which no picture is drawn."""
-    __slots__ = ()
-    pools = reached
-
-
 class Ending(tf.train.SessionRunHook):
     """In which a call ends that would make a session."""
     begin = reached
@@ -109,7 +103,6 @@ CALLS = {
     'InputWatchHook': lambda given: (towers.InputWatchHook, dict(train_op=given.loss)),
     'LongStepHook': lambda given: (towers.LongStepHook, dict(
         watch=towers.InputWatch(given.built.train_op))),
-    'OutOfMemoryHook': lambda given: (towers.OutOfMemoryHook, dict(built=given.built)),
     'out_of_memory_explained': lambda given: (towers.out_of_memory_explained, dict(
         built=given.built)),
     'newest_checkpoint': lambda given: (towers.newest_checkpoint, dict(directory=given.folder)),
@@ -136,9 +129,6 @@ CALLS = {
         built=given.built, warm_up=1, steps=1)),
     'AutoStages': lambda given: (towers.AutoStages, {}),
     'memory_report': lambda given: (towers.memory_report, dict(build=reached, batch_size=4)),
-    'draw_memory': lambda given: (towers.draw_memory, dict(
-        accounts=[Account(4, [], None, [], [])],
-        path=given.folder + '/none/memory.png')),
     'largest_batch': lambda given: (towers.largest_batch, dict(
         built=given.built, memory_limit=10 ** 5, most=8)),
     'fit_batch_size': lambda given: (towers.fit_batch_size, dict(build=reached, first=4)),

@@ -1,7 +1,5 @@
 """What kernels do with memory, by hand."""
 
-import types
-
 import tensorflow.compat.v1 as tf
 
 from towers.memory import kernels
@@ -45,12 +43,3 @@ def test_rows_are_passed_on_and_columns_are_not():
               if step.by_name[name].type in kernels.CUTS}
     assert passed == {'split': True, 'split_1': False, 'strided_slice': True,
                       'strided_slice_1': False}
-
-
-def test_updates_write_the_slots_that_come_before_the_numbers():
-    written = {kind: kernels.updated_inputs(types.SimpleNamespace(type=kind)) for kind in (
-        'ResourceApplyGradientDescent', 'AssignVariableOp', 'AssignAddVariableOp',
-        'ResourceApplyMomentum', 'ResourceApplyAdagrad', 'ResourceApplyAdam',
-        'ResourceApplyRMSProp', 'ResourceApplyCenteredRMSProp')}
-    assert [len(places) for places in written.values()] == [1, 0, 1, 2, 2, 3, 3, 4]
-    assert written['ResourceApplyAdam'] == (0, 1, 2)  # var, m and v

@@ -83,21 +83,19 @@ def test_a_real_one(tmp_path):
     assert isinstance(caught.value.__cause__, tf.errors.ResourceExhaustedError)
 
 
-def test_the_hook_of_a_loop_of_ones_own():
+def test_around_a_loop_with_hooks():
     class Failing(tf.train.SessionRunHook):
-        """Stands for a step that runs out of memory, in the session that all hooks get."""
+        """Stands for a step that runs out of memory."""
 
-        def after_create_session(self, session, coord):
-            def run(*unused_args, **unused_keywords):
-                raise error()
-            session.run = run
+        def before_run(self, run_context):
+            raise error()
     built = build()
     tf.train.get_or_create_global_step()
     with pytest.raises(OutOfMemoryError, match='Tower 1 on /cpu:1 ran out of memory'):
-        with tf.train.MonitoredSession(
-                tf.train.ChiefSessionCreator(config=towers.session_config(built.devices)),
-                hooks=[Failing(), towers.OutOfMemoryHook(built, memory_limit=10 ** 7)]) as session:
-            session.run(built.train_op)
+        with towers.out_of_memory_explained(built, memory_limit=10 ** 7):
+            with tf.train.MonitoredTrainingSession(
+                    config=towers.session_config(built.devices), hooks=[Failing()]) as session:
+                session.run(built.train_op)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import collections
 import os
-import re
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -37,16 +36,15 @@ KINDS = collections.OrderedDict([
 
 # TensorFlow's best-fit allocator cuts no chunk that is less than twice as large as the request:
 # what it hands out beyond requests was 1 to 6 % of a step, in five networks on TF 1.15 and 2.21.
-_HANDED_OUT_BEYOND = 0.04
+_HANDED_OUT_BEYOND = 0.05
 _LEAST_KEPT = 4096  # bytes; smaller constants are many, and take no memory to speak of
 
 
-class HeldTensor(collections.namedtuple('HeldTensor', 'name layer kind bytes')):
+class HeldTensor(collections.namedtuple('HeldTensor', 'name kind bytes')):
     """A tensor that is in memory at the worst moment.
 
     Attributes:
       name: name of the operation that made it, or of the variable.
-      layer: the model's scope that it belongs to, without the tower's scope.
       kind: one of `KINDS`.
       bytes: an int.
     """
@@ -121,10 +119,11 @@ class MemoryAccount(collections.namedtuple('MemoryAccount', [
         return next(each for each in self.devices
                     if device in (each.device, short_name(each.device)))
 
-    def largest(self, count=3):
-        """The largest tensors of the fullest memory: list of `HeldTensor`."""
+    def largest(self):
+        """The three largest tensors of the fullest memory, as a text."""
         fullest = max(self.pools(), key=lambda each: each.peak)
-        return fullest.tensors[:count]
+        return '; '.join('%s, %.1f MB (%s)' % (tensor.name, tensor.bytes / 1e6, tensor.kind)
+                         for tensor in fullest.tensors[:3])
 
     def __str__(self):
         columns = self.devices + ([self.together] if len(self.devices) > 1 else [])
@@ -154,10 +153,7 @@ class MemoryAccount(collections.namedtuple('MemoryAccount', [
             lines.append('  %12s  %9.1f MB  %s' % ('{:,}'.format(layer.parameters),
                                                    layer.bytes / 1e6, layer.name or '(no scope)'))
         if len(self.layers) > len(most):
-            rest = [layer for layer in self.layers if layer not in most]
-            lines.append('  %12s  %9.1f MB  in %d smaller ones' % (
-                '{:,}'.format(sum(layer.parameters for layer in rest)),
-                sum(layer.bytes for layer in rest) / 1e6, len(rest)))
+            lines.append('  and %d smaller ones' % (len(self.layers) - len(most)))
         if self.unknown:
             lines.append('sizes not known before they run, counted as their largest input: %d, '
                          'such as %s' % (len(self.unknown), self.unknown[0]))
@@ -319,13 +315,11 @@ class _Reader:
 
     def account(self, run, device, kept):
         """The `DeviceAccount` of a device; with `device=None`, of all devices together."""
-        tensors = [HeldTensor(each.name, self._layer(each.name), each.kind, each.bytes)
-                   for each in kept]
+        tensors = [HeldTensor(each.name, each.kind, each.bytes) for each in kept]
         _, event, node = run.peaks.get(device, (0, 0, None))
         for buffer in run.alive(event, device):
             owner, output = buffer.owner(event) if buffer.variable is None else (buffer.variable, 0)
-            tensors.append(HeldTensor(owner.name, self._layer(owner.name),
-                                      self._kind(buffer, owner, output), buffer.size))
+            tensors.append(HeldTensor(owner.name, self._kind(buffer, owner, output), buffer.size))
         kinds = collections.Counter()
         for tensor in tensors:
             kinds[tensor.kind] += tensor.bytes
@@ -407,14 +401,3 @@ class _Reader:
                 for taker in self._takers[node.number] if taker.number > node.number or
                 taker.type not in ('Merge', 'NextIteration'))
         return self._kept[node.number]
-
-    def _layer(self, name):
-        """The model's scope that an operation, or the operation that it is a gradient of, is in."""
-        scopes = '|'.join(re.escape(tower.name_scope) for tower in reversed(self._built.towers))
-        name = re.sub('^(?:%s)?(?:gradients[^/]*/)?(?:%s)?' % (scopes, scopes), '', name)
-        parts = name.split('/')
-        for number, part in enumerate(parts):
-            if part.endswith('_grad'):
-                parts = parts[:number] + [part[:-len('_grad')]]
-                break
-        return '/'.join(parts[:-1])

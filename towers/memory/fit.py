@@ -77,21 +77,16 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[int] = None,
     if account.peak > limit:
         raise OutOfMemoryError(
             'not one example a %s fits: a step of %d takes %.1f MB by the account, and there '
-            'are %.1f MB. %s' % (part, count, account.peak / 1e6, limit / 1e6,
-                                 _largest_text(account)))
-    # Memory is nearly linear in the batch, so a straight line through two sizes is near.
-    good, too_many, too_much = 1, None, None
-    while good < most_of_each and (too_many is None or too_many - good > max(1, good // 64)):
-        if too_many is None:
-            guess = min(good * 2, most_of_each)
-        else:
-            between = (too_many - good) * (limit - account.peak) / float(too_much - account.peak)
-            guess = min(good + max(1, int(between)), too_many - 1)
+            'are %.1f MB. The largest: %s.' % (
+                part, count, account.peak / 1e6, limit / 1e6, account.largest()))
+    good, too_many = 1, most_of_each + 1
+    while too_many - good > max(1, good // 64):
+        guess = min(2 * good, (good + too_many) // 2)
         guessed = memory_account(built, guess * count, **options)
         if guessed.peak <= limit:
             good, account = guess, guessed
         else:
-            too_many, too_much = guess, guessed.peak
+            too_many = guess
     return FittedBatch(good * count, good * micro_batches * max(built.plan.shares), limit, account,
                        None, micro_batches)
 
@@ -230,8 +225,3 @@ def _limit(memory_limit, built):
         return device_limit(built.devices)
     check_count('memory_limit', memory_limit)
     return int(memory_limit)
-
-
-def _largest_text(account):
-    return 'The largest: ' + '; '.join('%s, %.1f MB (%s)' % (
-        tensor.name, tensor.bytes / 1e6, tensor.kind) for tensor in account.largest()) + '.'

@@ -56,11 +56,7 @@ def updated_inputs(node):
     """Numbers of the inputs with the handles of the variables that an update writes in place."""
     if node.type == 'AssignVariableOp':
         return ()  # the variable takes over the value's memory
-    last = {'ResourceApplyMomentum': 2, 'ResourceApplyKerasMomentum': 2, 'ResourceApplyAdam': 3,
-            'ResourceApplyRMSProp': 3, 'ResourceApplyAdagrad': 2, 'ResourceApplyAdagradV2': 2,
-            'ResourceApplyAdadelta': 3, 'ResourceApplyFtrl': 3, 'ResourceApplyCenteredRMSProp': 4
-            }.get(node.type, 1)
-    return tuple(range(last))
+    return [number for number, tensor in enumerate(node.op.inputs) if tensor.dtype == tf.resource]
 
 
 def is_variable(kind):

@@ -6,10 +6,9 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import (check_count, check_instance, check_number, check_say,
-                              directory_name)
-from towers.errors import InvalidArgumentError, MeasurementError, MissingPackageError
-from towers.memory.account import KINDS, MemoryAccount, memory_account
+from towers.arguments import check_count, check_say, directory_name
+from towers.errors import MeasurementError, MissingPackageError
+from towers.memory.account import KINDS, memory_account
 from towers.memory.fit import called_build, check_build, device_limit, is_out_of_memory
 from towers.memory.measure import measure_memory
 from towers.safe_files import written_whole
@@ -53,6 +52,7 @@ def memory_report(build: typing.Callable, batch_size: int,
     Raises:
       MissingPackageError: a picture is wanted and matplotlib is not installed; nothing has been
         run by then.
+      LogFileError: the picture cannot be written.
       InvalidArgumentError: an argument of another kind; `build` returns something else.
     """
     if path is not None:
@@ -78,7 +78,7 @@ def memory_report(build: typing.Callable, batch_size: int,
             measured.append((size, peak))
         say(text)
     if path is not None:
-        draw_memory(accounts, path, measured, limit, 'memory of a step, %d tower%s' % (
+        _draw(accounts, path, measured, limit, 'memory of a step, %d tower%s' % (
             len(built.towers), '' if len(built.towers) == 1 else 's'))
         say('picture: %s' % path)
     return MemoryReport(accounts, measured, limit, path)
@@ -111,27 +111,21 @@ _COLOURS = {'parameters': '#0072B2', 'slots': '#56B4E9', 'other variables': '#9a
             'copies': '#F0E442', 'allocator': '#999999'}
 
 
-def draw_memory(accounts: typing.Sequence, path: str, measured: typing.Sequence = (),
-                limit: typing.Optional[float] = None, title: str = 'memory of a step') -> None:
+def _draw(accounts, path, measured, limit, title):
     """Writes a PNG: the kinds of memory stacked, measured peaks as points, the limit as a line.
 
     Args:
-      accounts: list of `MemoryAccount` at different batch sizes.
+      accounts: list of `MemoryAccount`, by their batch sizes.
       path: name of the file.
       measured: list of `(batch size, bytes)`.
-      limit: bytes that a step may take, or None; far above all else it is said in the title.
+      limit: bytes that a step may take; far above all else it is said in the title.
       title: title of the picture.
 
     Raises:
-      MissingPackageError: matplotlib is not installed.
       LogFileError: the file cannot be written.
-      InvalidArgumentError: an argument of another kind.
     """
-    path = directory_name('path', path, 'the name of a file')
-    _check_arguments(accounts, measured, limit, title)
     figure = _figure()(figsize=(8.4, 4.8), dpi=110)  # without pyplot, whose state is the program's
     axes = figure.add_subplot(111)
-    accounts = sorted(accounts, key=lambda account: account.batch_size)
     fullest = [max(account.pools(), key=lambda each: each.peak) for account in accounts]
     batches = [account.batch_size for account in accounts]
     highest = max([each.peak for each in fullest] + [bytes_ for _, bytes_ in measured])
@@ -150,12 +144,12 @@ def draw_memory(accounts: typing.Sequence, path: str, measured: typing.Sequence 
     if measured:
         axes.plot([batch for batch, _ in measured], [bytes_ / unit for _, bytes_ in measured], 'o',
                   color='white', markeredgecolor='black', clip_on=False, zorder=5, label='measured')
-    if limit is not None and limit < 3 * highest:
+    if limit < 3 * highest:
         axes.axhline(limit / unit, color='#cc0000', linestyle='--',
                      label='limit, %.3g %s' % (limit / unit, name))
         highest = max(highest, limit)
-    elif limit is not None:
-        title += ' (the limit, %.3g %s, is far above)' % (limit / unit, name)
+    else:
+        title += ' (the limit, {:,.0f} {}, is far above)'.format(limit / unit, name)
     axes.set_ylim(0, highest / unit * 1.08)
     axes.set_xticks(batches)
     axes.set_xlabel('batch size, examples of a step over all towers')
@@ -171,27 +165,9 @@ def draw_memory(accounts: typing.Sequence, path: str, measured: typing.Sequence 
 def _figure():
     """The class of matplotlib's figures."""
     try:
+        import matplotlib  # noqa: F401 pylint: disable=import-outside-toplevel,unused-import
         from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel
     except ImportError:
         raise MissingPackageError(
             'Plots need matplotlib: pip install matplotlib (the extra plots).') from None
     return Figure
-
-
-def _check_arguments(accounts, measured, limit, title):
-    if not isinstance(accounts, (list, tuple)) or isinstance(accounts, MemoryAccount) or (
-            not accounts):
-        raise InvalidArgumentError('accounts=%.80r of type %s: expected a list of at least one '
-                                   'MemoryAccount.' % (accounts, type(accounts).__name__))
-    for account in accounts:
-        check_instance('one of accounts', account, MemoryAccount, 'what memory_account returned')
-    pairs = measured if isinstance(measured, (list, tuple)) else [measured]
-    for pair in pairs:
-        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            raise InvalidArgumentError('measured=%.80r: expected a list of (batch size, bytes).'
-                                       % (measured,))
-        for value in pair:
-            check_number('a number of measured', value, least=0, expected='a batch size or bytes')
-    if limit is not None:
-        check_number('limit', limit, above=0, expected='bytes, or None')
-    check_instance('title', title, str, 'a text')

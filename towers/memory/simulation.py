@@ -54,14 +54,9 @@ class Run:
         self.events = 0
         self.peaks = {}
         self._now = collections.Counter()
-        self._node = None
-
-    def at(self, node):
-        """Notes the operation that allocates and frees buffers from now on."""
-        self._node = node
 
     def allocate(self, size, device, node, output=0, what='output'):
-        """A new `Buffer`."""
+        """A new `Buffer`, which an operation takes."""
         self.events += 1
         buffer = Buffer(size, device, node, output, what, self.events)
         self.buffers.append(buffer)
@@ -69,7 +64,7 @@ class Run:
             for place in (device, None):
                 self._now[place] += size
                 if self._now[place] > self.peaks.get(place, (0,))[0]:
-                    self.peaks[place] = (self._now[place], self.events, self._node)
+                    self.peaks[place] = (self._now[place], self.events, node)
         return buffer
 
     def free(self, buffer):
@@ -164,7 +159,6 @@ class _Simulation:
                               self._held.get((other.number, index, None)))
 
     def _begin(self, node):
-        self._run.at(node)
         if kernels.is_update(node.type):
             for position in kernels.updated_inputs(node):
                 self._take_over(node, node.inputs[position][0])
