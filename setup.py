@@ -59,7 +59,7 @@ setup(
     ],
     extras_require=dict(TF_LAYERS, **{
         'test': ['pytest', 'pytest-xdist>=3'],
-        'plots': ['matplotlib'],  # pictures of the benchmarks and of memory (`draw_memory`)
+        'plots': ['matplotlib'],  # pictures of the benchmarks and of memory (`memory_report`)
         'tensorboard': ['tensorboard'],  # TensorFlow brings it along before 2.21 only
         # CUDA's libraries. TensorFlow 1.15.5 with CUDA is another package, tensorflow-gpu, and
         # wants CUDA 10.0 from elsewhere: docs/install.md.

@@ -53,12 +53,6 @@ def cluster(job='worker'):
     return towers.Cluster('ps', ['127.0.0.1:1'], ['127.0.0.1:2'], job)
 
 
-class Account(towers.MemoryAccount):
-    """An account of which no picture is drawn."""
-    __slots__ = ()
-    pools = reached
-
-
 class Ending(tf.train.SessionRunHook):
     """In which a call ends that would make a session."""
     begin = reached
@@ -105,7 +99,6 @@ CALLS = {
     'StopOnSignalHook': lambda given: (towers.StopOnSignalHook, {}),
     'StopTogetherHook': lambda given: (towers.StopTogetherHook, dict(
         cluster=cluster(), built=given.built._replace(machines=Session()))),
-    'OutOfMemoryHook': lambda given: (towers.OutOfMemoryHook, dict(built=given.built)),
     'out_of_memory_explained': lambda given: (towers.out_of_memory_explained, dict(
         built=given.built)),
     'newest_checkpoint': lambda given: (towers.newest_checkpoint, dict(directory=given.folder)),
@@ -125,9 +118,6 @@ CALLS = {
     'measure_memory': lambda given: (towers.measure_memory, dict(
         built=given.built, session=Session())),
     'memory_report': lambda given: (towers.memory_report, dict(build=reached, batch_size=4)),
-    'draw_memory': lambda given: (towers.draw_memory, dict(
-        accounts=[Account(4, [], None, [], [], False, False)],
-        path=given.folder + '/none/memory.png')),
     'largest_batch': lambda given: (towers.largest_batch, dict(
         built=given.built, memory_limit=10 ** 5, most=8)),
     'fit_batch_size': lambda given: (towers.fit_batch_size, dict(build=reached, first=4)),

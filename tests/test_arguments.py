@@ -1,6 +1,5 @@
 """Wrong arguments of the public calls: one typed error each, and nothing made before it."""
 
-import functools
 import threading
 
 import numpy as np
@@ -10,7 +9,6 @@ from public_calls import (CALLS, OTHERS, Given, Reached, arguments_of, call, clu
                           public)
 
 import towers
-from towers.arguments import check_function, check_number
 from trainer.progress import ProgressHook
 
 
@@ -209,19 +207,6 @@ def test_functions_that_take_something_else(graph):
     assert not graph.get_operations()
 
 
-@pytest.mark.parametrize('function, takes', [
-    (lambda a: 0, [1]), (lambda *a: 0, [0, 1, 2]), (lambda a, b=0: 0, [1, 2]),
-    (lambda a, *, b: 0, []), (lambda a, *, b=0: 0, [1]), (functools.partial(max, 1), [0, 1, 2]),
-    (dict.fromkeys, [1, 2]), (Odd, []), (Odd(), []), (None, [])])
-def test_how_many_arguments_a_function_takes(function, takes):
-    for count in range(3):
-        if count in takes:
-            assert check_function('f', function, count, 'it') is None
-        elif not isinstance(function, (functools.partial, type(dict.fromkeys))):
-            assert error_of(check_function, 'f', function, count, 'it') == (
-                'f=%.80r: expected it.' % (function,))
-
-
 def test_a_hooks_value_of_another_graph(tmp_path):
     given = Given(tmp_path)
     with tf.Graph().as_default():
@@ -279,15 +264,3 @@ def _eager_error(call):
     thread.start()
     thread.join()
     return found[0]
-
-
-@pytest.mark.parametrize('bounds, good, bad', [
-    (dict(least=1), [1, 1.5], [.99, float('nan'), True]), (dict(above=0), [1e-9], [0, 0., -1]),
-    (dict(most=2), [2, -5], [2.01, float('inf')]), ({}, [float('inf'), -1], ['1', None, 1j])])
-def test_a_number_within_bounds(bounds, good, bad):
-    for value in good:
-        check_number('x', value, **bounds)
-    for value in bad:
-        with pytest.raises(towers.InvalidArgumentError) as error:
-            check_number('x', value, expected='a number here', **bounds)
-        assert str(error.value) == 'x=%r: expected a number here.' % (value,)

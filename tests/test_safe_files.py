@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from towers import safe_files
 from towers.errors import BadFileError, InvalidArgumentError, LogFileError
 from towers.safe_files import (SCALAR, folder_written_whole, moved_aside, parsed, read_data,
                                read_json, regular, written_whole)
@@ -172,11 +171,3 @@ def test_the_first_name_that_is_free(tmp_path):
     assert names(tmp_path) == ['log.1', 'log.2', 'log.3']
     with pytest.raises(LogFileError, match='log cannot be renamed to .*log.4: No such file'):
         moved_aside(path)
-
-
-def test_names_that_are_not_finished_are_known(tmp_path):
-    with folder_written_whole(str(tmp_path / '60')) as unfinished:
-        os.mkdir(unfinished)
-        assert os.path.dirname(unfinished) == str(tmp_path)
-        assert safe_files.UNFINISHED.match(os.path.basename(unfinished))
-    assert names(tmp_path) == ['60']

@@ -49,10 +49,6 @@ def test_whether_it_is_of_the_input(text, expected):
     assert not is_of_input(RuntimeError(text))
 
 
-def test_what_has_no_text():
-    assert reason_of(RuntimeError()) == repr(RuntimeError())
-
-
 def test_only_errors_of_the_runtime_become_others():
     with pytest.raises(KeyError):
         with failing_on('on one device'):

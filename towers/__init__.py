@@ -34,8 +34,7 @@ from towers.inspect.check import TowersReport, check_towers
 from towers.memory.account import MemoryAccount, memory_account
 from towers.memory.fit import FittedBatch, fit_batch_size, largest_batch
 from towers.memory.measure import MeasuredMemory, measure_memory
-from towers.memory.out_of_memory import OutOfMemoryHook, out_of_memory_explained
-from towers.memory.plot import draw_memory
+from towers.memory.out_of_memory import out_of_memory_explained
 from towers.memory.report import MemoryReport, memory_report
 from towers.nonfinite import NonFiniteError
 from towers.placement.devices import resolve_devices, session_config, visible_gpus

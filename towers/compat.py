@@ -2,55 +2,8 @@
 
 Importing this module changes nothing and imports neither Keras nor tf_slim.
 
-Names that are not public API, and why each is needed:
-
-* the modules in `_KERAS_LAYERS` and `_LEGACY_LAYERS`, with the base classes of Keras layers and of
-  `tf.layers` layers. `tf.keras.layers.Layer` is public, but in graph mode Keras 2 exchanges it for
-  a class of `base_layer_v1` that is not, and naming it would import Keras into programs that do not
-  use it. The modules are looked up in `sys.modules`, never imported.
-* `_callable_losses` of a Keras 2 layer: the public `losses` of a model hold its parts' losses, so
-  that a part shared by two models, or a `tf.layers` layer inside a model (which has already put
-  its loss into a collection), would be counted twice.
-* `_flatten_layers` of a Keras 2.15 layer, and `_layers` on 1.15: the parts of a layer, for its
-  losses. The public `submodules` raises for an LSTM with dropout in graph mode and, on 1.15, for a
-  compiled model.
-* `_keras_history` of a tensor: whether it comes from a `keras.Input`. No public call tells on all
-  of these versions. `_keras_mask` of a tensor: the mask of Keras' losses and metrics;
-  `_keras_logits`: what its cross entropies take in place of a sigmoid's or softmax's output.
-* `get_session` of the modules in `_KERAS_BACKENDS`: the public name is in `tf.compat.v1.keras`,
-  which is Keras 3 from TF 2.16 on; tf_keras has none.
-* `_make_train_function`, `_make_test_function` and `_make_predict_function` of a Keras 2 model in
-  graph mode, which `ParallelModel` overrides: the one place where Keras makes the gradients, by an
-  optimizer that takes no device, and where it starts to need its session.
-* `_is_graph_network` of a Keras 2 model: whether its inputs are `keras.Input`s. A subclassed model
-  has `inputs`, too, once it was called on data or fitted, and no public call tells.
-* AutoGraph's `ag_ctx`: see `autograph_of_layers`.
-* `_local_init_op` of a `tf.train.Scaffold`: see `set_local_init_op`.
-* `_update_input` and `_get_control_flow_context` of an operation: TF has no public way to give an
-  operation another input, nor to ask whether it is in a `tf.cond` or `tf.while_loop`.
-* `_device_assignments` of an operation, and `_device_function_stack` of a graph: the device scopes
-  that an operation got its device from, and those that are open, with `_device_name_or_function`
-  of each, the argument of `tf.device`. Copies of a tower's graph, and the audit, need them.
-* `_set_device`, `_set_attr`, `_add_control_inputs`, `_remove_all_control_inputs` of an operation:
-  `tf.import_graph_def`, by which copies are made, takes no devices, and no colocations with or
-  control inputs from operations outside of the imported graph. Later towers also lose control
-  inputs: from the operations that they leave out of their forward pass.
-* `_original_op` of an operation: the operation whose gradient it is a part of; for stages.
-* `_colocation_stack` of a graph: the open `tf.colocate_with` scopes.
-* `_get_function` of a graph: the operations in the body of a function, for their device scopes,
-  which the function's definition does not have.
-* the prefixes of operations that TensorFlow's runtime puts in place of public ones, `_Mkl…`,
-  `_MklNative…` and `_Fused…`: which of them a step has depends on the CPU, see
-  `computed_operation`.
-* `_do_call` of a session: what a function of `make_callable` raises names an operation by a mark in
-  its text; this is where `Session.run` turns the mark into the operation and the line that made it.
-* `_get_partitions`, `_get_save_slice_info` and `_set_save_slice_info`: see `partitioned_like`.
-* `_initializer_op` of a variable: see `initialize_with`.
-* the collection `('__varscope',)` of a graph: see `opened_scopes`.
-* `_init_from_checkpoint`, and `add_weight` of a `tf.layers` layer: Python functions of TensorFlow
-  that look for a graph's variables, recognized as callers.
-* `_lr` and `_learning_rate` of TF's optimizers: no public call tells an optimizer's rate, and the
-  plan shows it. Where neither is there the plan says that it does not know.
+Private names of TensorFlow and Keras are used here alone, where no public name does the same.
+Modules of Keras are looked up in `sys.modules`: a program that does not use Keras does not get it.
 """
 
 import contextlib
@@ -126,7 +79,8 @@ def _ends_in_lazy_loader(error):
 # ---- Keras --------------------------------------------------------------------------------------
 
 # Modules whose `Layer` is a base class of Keras layers. In order: tf.keras of 1.15 (in TF 2 a copy
-# that some programs import as tensorflow.python.keras); Keras 2.15; tf_keras; Keras 3.
+# that some programs import as tensorflow.python.keras); Keras 2.15; tf_keras; Keras 3. The public
+# `tf.keras.layers.Layer` is another class in graph mode than outside, and naming it imports Keras.
 _KERAS_3 = 'keras.src.layers.layer'
 _KERAS_LAYERS = (
     'tensorflow.python.keras.engine.base_layer',
@@ -190,7 +144,7 @@ def is_keras_3_symbol(value):
 
 
 def is_keras_input(op):
-    """Whether `op` is the placeholder that Keras 2 made for a `keras.Input`."""
+    """Whether `op` is the placeholder that Keras 2 made for a `keras.Input`; no call tells."""
     return op.type == 'Placeholder' and hasattr(op.outputs[0], '_keras_history')
 
 
@@ -239,7 +193,10 @@ def keras_of(model):
 
 
 def keras_backend_of(model):
-    """The module with `get_session` and `learning_phase` for a model of `keras_of`."""
+    """The module with `get_session` and `learning_phase` for a model of `keras_of`.
+
+    The public one is in `tf.compat.v1.keras`, which is Keras 3 from TF 2.16 on; tf_keras has none.
+    """
     packages = {base.__module__.split('.')[0] for base in type(model).__mro__}
     for name in reversed(_KERAS_BACKENDS):  # TensorFlow's last: all derive from its classes
         if name in sys.modules and name.split('.')[0] in packages:
@@ -248,7 +205,10 @@ def keras_backend_of(model):
 
 
 def is_keras_graph_network(model):
-    """Whether a Keras 2 model is a functional one, or a `Sequential` of known inputs."""
+    """Whether a Keras 2 model is a functional one, or a `Sequential` of known inputs.
+
+    A subclassed model has `inputs`, too, once it was called on data, and no public call tells.
+    """
     return bool(getattr(model, '_is_graph_network', False))
 
 
@@ -284,7 +244,7 @@ def keras_logits(tensor):
 def set_keras_logits(tensor, logits):
     """Has the cross entropies of Keras 2.15 take `logits`, unless None, in place of a tensor."""
     if logits is not None:
-        tensor._keras_logits = logits  # pylint: disable=protected-access
+        tensor._keras_logits = logits
 
 
 @contextlib.contextmanager
@@ -303,7 +263,8 @@ def keras_weight_losses(layer):
     """The losses of a Keras layer and its parts that do not depend on the layers' inputs.
 
     These are the regularizers of weights, and the functions given to `add_loss`. Parts that are
-    `tf.layers` layers are left out: their losses are in a collection.
+    `tf.layers` layers are left out: their losses are in a collection. (The public `losses` of a
+    model hold its parts', so that a part of two models, or a `tf.layers` layer, would count twice.)
 
     Returns:
         A list of (key, function) pairs. Two pairs with equal keys, from two layers, stand for the
@@ -316,14 +277,18 @@ def keras_weight_losses(layer):
     for part in _parts_of(layer):
         if not is_legacy_layer(part):
             pairs.extend((id(loss), loss)
-                         for loss in part._callable_losses)  # pylint: disable=protected-access
+                         for loss in part._callable_losses)
     return pairs
 
 
 def _parts_of(layer):
-    """A Keras 2 layer and the layers that it contains, at any depth."""
+    """A Keras 2 layer and the layers that it contains, at any depth.
+
+    The public `submodules` raises for an LSTM with dropout in graph mode and, on 1.15, for a
+    compiled model.
+    """
     if hasattr(layer, '_flatten_layers'):
-        return list(layer._flatten_layers())  # pylint: disable=protected-access
+        return list(layer._flatten_layers())
     found, pending = [], [layer]
     while pending:
         part = pending.pop(0)
@@ -331,7 +296,7 @@ def _parts_of(layer):
             pending = list(part.layers) + pending
         elif not any(part is other for other in found):
             found.append(part)
-            pending = list(part._layers) + pending  # pylint: disable=protected-access
+            pending = list(part._layers) + pending
     return found
 
 
@@ -358,7 +323,7 @@ def outermost_graph(graph):
 @contextlib.contextmanager
 def within_branch(op):
     """A context in which new operations are in the branch (v1) that an operation is in."""
-    context = op._get_control_flow_context()  # pylint: disable=protected-access
+    context = op._get_control_flow_context()
     if context is None:
         yield
         return
@@ -371,7 +336,7 @@ def within_branch(op):
 
 def builds_loop(graph):
     """Whether Python is within the body of a `tf.while_loop` (v1)."""
-    context = graph._get_control_flow_context()  # pylint: disable=protected-access
+    context = graph._get_control_flow_context()
     while context is not None and context.IsCondContext():
         context = context.outer_context
     return context is not None
@@ -412,7 +377,10 @@ def map_batches(dataset, function):
 
 
 def optimizer_learning_rate(optimizer):
-    """What an optimizer says its learning rate is: a number, a tensor, or None if it does not."""
+    """An optimizer's learning rate, a number or a tensor; None where it is not known.
+
+    No public call tells, and the plan shows it.
+    """
     for name in ('_lr', '_learning_rate', 'learning_rate'):
         rate = getattr(optimizer, name, None)
         if rate is not None:
@@ -429,7 +397,7 @@ def initialize_with(variable, value):
     """
     with tf.control_dependencies(None):
         assign = tf.assign(variable, value, validate_shape=value.shape.is_fully_defined())
-    variable._initializer_op = assign.op  # pylint: disable=protected-access
+    variable._initializer_op = assign.op
 
 
 def initializer_of(variable):
@@ -457,19 +425,6 @@ def parts_of(variable):
     return list(variable) if hasattr(variable, '_get_partitions') else None
 
 
-def partitioned_like(whole, parts):
-    """A partitioned variable that consists of other parts, cut as `whole` is.
-
-    TF has no public way to join existing variables into a partitioned variable, nor to say which
-    part of it each of them is.
-    """
-    # pylint: disable=protected-access
-    for part, original in zip(parts, whole):
-        part._set_save_slice_info(original._get_save_slice_info())
-    return type(whole)(name=whole.name, shape=whole.shape, dtype=whole.dtype,
-                       variable_list=parts, partitions=whole._get_partitions())
-
-
 # The dtypes that the kernel of `CollectiveReduce` on CPUs takes.
 COLLECTIVE_DTYPES = (tf.float32, tf.float64) + ((tf.float16,) if TF_VERSION >= (2, 0) else ())
 
@@ -482,8 +437,8 @@ GATHERS_ANY_ROWS = TF_VERSION >= (2, 0)
 
 
 def in_control_flow(op):
-    """Whether an operation is in a branch of a `tf.cond` or the body of a `tf.while_loop`."""
-    return op._get_control_flow_context() is not None  # pylint: disable=protected-access
+    """Whether an operation is in a branch of a `tf.cond` or the body of a `tf.while_loop` (v1)."""
+    return op._get_control_flow_context() is not None
 
 
 def branches_around(op):
@@ -492,7 +447,7 @@ def branches_around(op):
     `taken` is the value of the scalar `pred` with which the branch runs, 0 or 1; `alive` is a
     tensor that is there where it does.
     """
-    found, context = [], op._get_control_flow_context()  # pylint: disable=protected-access
+    found, context = [], op._get_control_flow_context()
     while context is not None:
         found.append((context.pred, context.branch, context.pivot))
         context = context.outer_context
@@ -501,7 +456,7 @@ def branches_around(op):
 
 def in_branches_alone(op):
     """Whether an operation is in no loop (v1)."""
-    context = op._get_control_flow_context()  # pylint: disable=protected-access
+    context = op._get_control_flow_context()
     while context is not None and context.IsCondContext():
         context = context.outer_context
     return context is None
@@ -509,20 +464,24 @@ def in_branches_alone(op):
 
 def control_flow_context(op):
     """The object of the loop or branch (v1) around an operation, one for all in it; or None."""
-    return op._get_control_flow_context()  # pylint: disable=protected-access
+    return op._get_control_flow_context()
 
 
 def replace_tensor(old, new, readers=None):
-    """Makes every operation that reads the tensor `old`, or these `readers`, read `new` instead."""
+    """Makes every operation that reads the tensor `old`, or these `readers`, read `new` instead.
+
+    TensorFlow has no public way to change a finished operation: its inputs, here; below, its
+    device, attributes and control inputs, which `tf.import_graph_def` does not take either.
+    """
     for reader in old.consumers() if readers is None else readers:
         for position, tensor in enumerate(reader.inputs):
             if tensor.name == old.name:
-                reader._update_input(position, new)  # pylint: disable=protected-access
+                reader._update_input(position, new)
 
 
 def replace_input(op, position, new):
     """Makes one operation read the tensor `new` as its input at that position."""
-    op._update_input(position, new)  # pylint: disable=protected-access
+    op._update_input(position, new)
 
 
 _PRODUCT = re.compile('_(?:Mkl)?(?:Native)?(?:Fused)?((?:MatMul|Conv|DepthwiseConv).*)')
@@ -569,20 +528,22 @@ def uses_onednn():
 def device_scopes(op):
     """The arguments of the `tf.device` scopes that an operation was made in, innermost first.
 
+    The device itself is that of all scopes together, and copies need the model's own ones.
+
     Each as the `str()` of the argument: a name, 'None', or for a function 'name<file, line>'.
     """
-    return [scope.obj for scope in op._device_assignments]  # pylint: disable=protected-access
+    return [scope.obj for scope in op._device_assignments]
 
 
 def current_device_scopes(graph):
     """The `tf.device` scopes that are open now, in the form of `device_scopes`."""
-    stack = graph._device_function_stack  # pylint: disable=protected-access
+    stack = graph._device_function_stack
     return [scope.display_name for scope in stack.peek_objs()]
 
 
 def devices_of_new_variables():
     """The devices that the open `tf.device` scopes would give to variables, as a text."""
-    stack = tf.get_default_graph()._device_function_stack  # pylint: disable=protected-access
+    stack = tf.get_default_graph()._device_function_stack
     scopes = [scope._device_name_or_function for scope in stack.peek_objs()]
     if all(each is None or isinstance(each, str) and '/job:' not in each for each in scopes):
         return ''
@@ -596,40 +557,43 @@ def devices_of_new_variables():
 
 def differentiated_operation(op):
     """The operation whose gradient function made `op`; None where no gradient function did."""
-    return op._original_op  # pylint: disable=protected-access
+    return op._original_op
 
 
 def set_device(op, device):
     """Puts a finished operation on a device, whatever scopes it was made in."""
-    op._set_device(device)  # pylint: disable=protected-access
+    op._set_device(device)
 
 
 def set_attribute(op, name, value):
     """Gives a finished operation another `tf.AttrValue`."""
-    op._set_attr(name, value)  # pylint: disable=protected-access
+    op._set_attr(name, value)
 
 
 def colocated_with(graph):
     """The operations that new operations of a graph are colocated with at the moment."""
     # TF 2 has stand-ins among them, for the devices of resource variables.
-    stack = graph._colocation_stack.peek_objs()  # pylint: disable=protected-access
+    stack = graph._colocation_stack.peek_objs()
     return [op for op in stack if isinstance(op, tf.Operation)]
 
 
 def add_control_inputs(op, others):
     """Makes a finished operation wait for others."""
-    op._add_control_inputs(others)  # pylint: disable=protected-access
+    op._add_control_inputs(others)
 
 
 def set_control_inputs(op, others):
     """Makes a finished operation wait for others, and for nothing else."""
-    op._remove_all_control_inputs()  # pylint: disable=protected-access
-    op._add_control_inputs(others)  # pylint: disable=protected-access
+    op._remove_all_control_inputs()
+    op._add_control_inputs(others)
 
 
 def call_in_session(session, function):
-    """Calls a function of `session.make_callable`; its errors look as `Session.run`'s do."""
-    return session._do_call(function)  # pylint: disable=protected-access
+    """Calls a function of `session.make_callable`; its errors look as `Session.run`'s do.
+
+    They name an operation by a mark in the text, which this turns into the operation.
+    """
+    return session._do_call(function)
 
 
 CONTROL_FLOW_SWITCH = threading.RLock()
@@ -664,10 +628,13 @@ def saved_as(variable):
     `Saver` asks `_get_save_slice_info`, too: there is no public way from a part of a partitioned
     variable, as `tf.global_variables` lists it, to the whole.
     """
-    info = variable._get_save_slice_info()  # pylint: disable=protected-access
+    info = variable._get_save_slice_info()
     if info is None:
         return variable.op.name, variable.shape
     return info.full_name, tf.TensorShape(info.full_shape)
+
+
+# ---- Determinism -------------------------------------------------------------------------------
 
 
 def enable_determinism():

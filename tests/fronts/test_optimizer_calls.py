@@ -194,21 +194,6 @@ def test_each_optimizer_runs_alone_or_together():
         assert session.run([a, b]) == [-3. - 2. * 8., 8. - 2. * -3.]
 
 
-def test_what_waits_for_the_update_comes_after_it():
-    made = []
-
-    def model_fn(x):
-        loss, w = line(x)
-        train_op = TowerOptimizer(tf.train.GradientDescentOptimizer(1.)).minimize(loss)
-        with tf.control_dependencies([train_op]):
-            made.append(w.read_value())
-        return loss, train_op
-    replicated(model_fn, [np.array([1., 1.])])
-    with tf.Session(config=towers.session_config(2)) as session:
-        session.run(tf.global_variables_initializer())
-        assert session.run(made) == [9.]
-
-
 def test_an_update_waits_for_what_it_was_told_and_for_all_gradients(graph):
     made = []
 

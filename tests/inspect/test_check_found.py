@@ -7,7 +7,6 @@ import tf_slim as slim
 
 import sample_models as samples
 import towers
-from towers.inspect.check_report import compare, not_compared
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.randn(12, 4).astype('f'), RANDOM.randn(12, 3).astype('f')
@@ -96,29 +95,3 @@ def test_an_initial_value_of_the_whole_batch_is():
         scale = tf.get_variable('g', initializer=tf.reduce_mean(tf.square(tf.constant(X))))
         return error(tf.matmul(x, kernel()) * scale, y)
     assert towers.check_towers(model_fn, (X, Y), steps=1).equal
-
-
-@pytest.mark.parametrize('options, names', [
-    (dict(devices=1), []), (dict(devices=1, memory=towers.Memory(accumulate=2)), ['g'])])
-def test_the_plan_names_such_an_initial_value(options, names):
-    plan = towers.build_towers(scaled_by_its_first_batch, (X, Y), samples.sgd(), **options).plan
-    assert plan.initial_of_first == names
-    line = "  initial value    of g is of tower 0's part of the batch, not of all of it"
-    assert str(plan).split('\n').count(line) == len(names)
-
-
-@pytest.mark.parametrize('one, many, relative', [
-    ([1., 2.], [1., 2.], 0.), ([1., 4.], [2., 4.], .25), ([1., 2.], [1.], np.inf),
-    ([1., 2.], [1., np.nan], np.inf), ([1., np.inf], [1., 2.], np.inf),
-    ([1., np.nan], [1., np.nan], 0.)])
-def test_by_how_much_two_values_differ(one, many, relative):
-    runs = [{'loss': {}, 'gradient': {}, 'slot': {}, 'variable': {'w': np.array(each)}}
-            for each in (one, many)]
-    assert compare(*runs, noise=1., left_out=[]) == [('variable', 'w', relative)]
-
-
-def test_a_gradient_that_only_one_side_has_is_no_rounding():
-    zero, large = ({'gradient': {'w': np.array([value, 0.])}, 'variable': {}}
-                   for value in (1e-9, 1.))
-    assert not_compared(zero, large, 1e-6, False) == not_compared(large, zero, 1e-6, False) == []
-    assert not_compared(zero, zero, 1e-6, False) == [('w', 'its gradient is zero but for rounding')]

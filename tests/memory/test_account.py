@@ -5,8 +5,6 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from benchmarks.memory_account import deep_stack
-from towers.errors import InvalidArgumentError
-from towers.memory.account import DeviceAccount, _with_loss
 
 WIDTH, BATCH = 256, 512
 
@@ -29,7 +27,7 @@ def build(num_towers=1, optimizer=None, **options):
 
 def account(built, *args, **options):
     return towers.memory_account(built, *args, **dict(
-        dict(threads=1, onednn=False, best_fit=False), **options))
+        dict(onednn=False), **options))
 
 
 def test_kinds_by_hand():
@@ -45,15 +43,13 @@ def test_kinds_by_hand():
         tensor.bytes for tensor in memory.tensors)
 
 
-@pytest.mark.parametrize('num_towers', [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_what_the_allocator_hands_out_beyond_is_counted_once(num_towers):
-    found = account(build(num_towers), best_fit=True)
-    beyond = found.together.kinds['allocator']
-    assert beyond > 0
-    if num_towers == 1:
-        assert found.worst == found.peak == found.devices[0].peak
-    else:  # the devices' worst moments, of which each may be at another time
-        assert found.worst == sum(each.peak for each in found.devices) + beyond
+def test_what_the_allocator_hands_out_beyond(monkeypatch):
+    built = build(2)
+    plain = account(built)
+    monkeypatch.setenv('TF_CPU_ALLOCATOR_USE_BFC', 'true')
+    found = account(built)
+    assert found.peak == pytest.approx(1.05 * plain.peak, abs=1)
+    assert found.worst == pytest.approx(1.05 * plain.worst, abs=2)
 
 
 def test_a_session_that_restores_keeps_no_initial_values():
@@ -100,20 +96,7 @@ def test_gpus_have_a_memory_each():
     assert found.of_device('/cpu:0').kinds['parameters'] == 2 * WIDTH * WIDTH * 4
     assert [each.device for each in found.pools()] == ['/device:GPU:0', '/device:GPU:1']
     assert found.peak == max(each.peak for each in found.pools()) < found.of_device('/cpu:0').peak
-    with tf.Graph().as_default():
-        with_allocator = account(build(towers.resolve_devices(['/gpu:0', '/gpu:1'], check=False)),
-                                 best_fit=None)
-    assert with_allocator.has_allocator  # GPUs always have it
-
-
-def test_names_and_layers_of_tensors():
-    found = account(build(2))
-    tensors = {tensor.name: tensor for tensor in found.together.tensors}
-    activation = next(tensor for name, tensor in tensors.items()
-                      if tensor.kind == 'activations' and tensor.bytes > 10000)
-    assert not activation.layer.startswith('tower_')
-    assert tensors['one/weights/Adam'].kind == 'slots'
-    assert tensors['one/weights/Adam'].layer == 'one/weights'
+    assert first.kinds['allocator'] > 0  # GPUs always have it
 
 
 def test_evaluation_has_neither_gradients_nor_slots():
@@ -129,20 +112,6 @@ def test_the_table():
                  'largest tensors then', 'parameters by layer: 131,072 in all, 0.5 MB'):
         assert part in text
     assert max(map(len, text.splitlines())) < 120
-
-
-def test_what_is_refused():
-    with pytest.raises(InvalidArgumentError, match='expected what build_towers returned'):
-        towers.memory_account('built')
-    with pytest.raises(InvalidArgumentError, match='threads=0'):
-        towers.memory_account(build(), threads=0)
-
-
-@pytest.mark.parametrize('handed_out, lost', [(None, 0), (90, 0), (100, 0), (130, 30)])
-def test_what_an_allocator_hands_out_beyond_what_is_asked(handed_out, lost):
-    plain = DeviceAccount('', {'activations': 100}, '', [])
-    found = _with_loss(plain, handed_out)
-    assert found.kinds.get('allocator', 0) == lost and found.peak == 100 + lost
 
 
 def test_at_twice_the_batch_gradients_of_weights_are_as_large_as_before():

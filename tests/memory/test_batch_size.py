@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.errors import InvalidArgumentError
-from towers.memory.batch_size import ScaledSizes
+from towers.memory.batch_size import shard_sizes
 
 import sample_models
 
@@ -48,31 +48,19 @@ def built_with(model, batch, known, num_towers, **options):
 def account(model, batch, at, known=True, num_towers=2, **options):
     with tf.Graph().as_default():
         built = built_with(model, batch, known, num_towers, **options)
-        return towers.memory_account(built, at, threads=1, onednn=True, best_fit=False)
+        return towers.memory_account(built, at, onednn=True)
 
 
-def test_what_is_as_long_as_a_shard_by_chance_is_not_scaled():
-    """The sizes of two shards of two examples: there are two at any batch size."""
-    built = built_with(recurrent, 4, True, 2)
-    sizes = ScaledSizes(built, [built.train_op], 40)
-    splits = [op for op in tf.get_default_graph().get_operations() if op.type == 'SplitV']
-    assert [sizes(op.inputs[1]) for op in splits] == [2, 2]
-    assert [sizes(op.inputs[0]) for op in splits] == [40 * 5 * 16, 40]
-    assert [sizes(op.outputs[1]) for op in splits] == [20 * 5 * 16, 20]
-
-
-@pytest.mark.parametrize('num_towers, model', [
-    (2, conv_net), pytest.param(1, recurrent, marks=pytest.mark.slow)])
-@pytest.mark.slow
-def test_a_known_batch_is_scaled_to_what_another_build_has(model, num_towers):
-    expected = account(model, 96, None, num_towers=num_towers)
-    scaled = account(model, 24, 96, num_towers=num_towers)
-    assert scaled.peak == pytest.approx(expected.peak, rel=0.005)
-    for kind in ('parameters', 'slots', 'initial values', 'activations'):
-        assert scaled.together.kinds.get(kind, 0) == pytest.approx(
-            expected.together.kinds.get(kind, 0), rel=0.01), kind
-    assert scaled.together.kinds['activations'] > 3 * account(
-        model, 24, None, num_towers=num_towers).together.kinds['activations']
+@pytest.mark.parametrize('model', [
+    conv_net, pytest.param(recurrent, marks=pytest.mark.slow)])
+def test_a_known_batch_is_scaled_to_near_what_another_build_has(model):
+    expected, found = account(model, 96, None), account(model, 24, 96)
+    assert found.batch_size == 96
+    assert found.peak == pytest.approx(expected.peak, rel=0.1)
+    for kind in ('parameters', 'slots', 'initial values'):
+        assert found.together.kinds.get(kind) == expected.together.kinds.get(kind), kind
+    assert found.together.kinds['activations'] == pytest.approx(
+        expected.together.kinds['activations'], rel=0.1)
 
 
 @pytest.mark.parametrize('model', [
@@ -84,18 +72,6 @@ def test_an_unknown_batch_is_inferred(model):
     assert inferred.peak == pytest.approx(expected.peak, rel=0.02)
     assert inferred.together.kinds['activations'] == pytest.approx(
         expected.together.kinds['activations'], rel=0.02)
-
-
-@pytest.mark.slow
-def test_uneven_shards():
-    with tf.Graph().as_default():
-        built = built_with(conv_net, 24, True, 4, remainder='weight')
-        even, uneven = [towers.memory_account(built, size, threads=1, onednn=True, best_fit=False)
-                        for size in (200, 201)]
-    first, last = uneven.of_device('/cpu:0'), uneven.of_device('/cpu:3')
-    assert first.kinds['activations'] == pytest.approx(
-        even.of_device('/cpu:0').kinds['activations'] * 51 / 50., rel=1e-3)
-    assert last.kinds['activations'] == even.of_device('/cpu:3').kinds['activations']
 
 
 @pytest.mark.parametrize('size, text', [
@@ -113,7 +89,7 @@ def test_examples_of_each_tower_by_remainder():
         built = types.SimpleNamespace(
             towers=[None] * 3, devices=['/device:CPU:0'] * devices,
             plan=types.SimpleNamespace(remainder=remainder, shares=(1, 1, 1)))
-        return towers.memory.batch_size.shard_sizes(built, batch_size)
+        return shard_sizes(built, batch_size)
     assert sizes(6, 'error') == [2, 2, 2]
     assert sizes(8, 'weight') == [3, 3, 2]
     assert sizes(8, 'drop') == [2, 2, 2]
@@ -133,7 +109,7 @@ def test_a_sparse_batch_of_any_shape(shape):
         return tf.reduce_mean(tf.sparse.sparse_dense_matmul(batch, weights))
     built = towers.build_towers(model, tf.sparse_placeholder(tf.float32, shape),
                                 tf.train.GradientDescentOptimizer(.1), 2)
-    found = towers.memory_account(built, 48, threads=1, onednn=False, best_fit=False)
+    found = towers.memory_account(built, 48, onednn=False)
     assert found.together.kinds['parameters'] == 64 * 32 * 4
     # An index of two numbers and a value for each example, in the batch, and in the shards.
     assert found.together.kinds['input'] >= 48 * (2 * 8 + 4)

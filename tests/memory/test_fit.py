@@ -8,7 +8,7 @@ from towers.errors import InvalidArgumentError, MeasurementError, OutOfMemoryErr
 from towers.memory import fit
 from towers.memory.measure import MeasuredMemory
 
-OPTIONS = dict(threads=1, onednn=True, best_fit=False)
+OPTIONS = dict(onednn=True)
 
 
 def build(batch_size, num_towers=2, **options):
@@ -110,12 +110,3 @@ def test_another_exhausted_resource_is_no_memory(monkeypatch):
 def test_it_really_runs():
     fitted = towers.fit_batch_size(build, 4, 20 * 10 ** 6, **OPTIONS)
     assert fitted.account.peak <= fitted.limit == 20 * 10 ** 6
-
-
-def test_what_is_refused():
-    with pytest.raises(InvalidArgumentError):
-        towers.fit_batch_size('build', 8)
-    with pytest.raises(InvalidArgumentError):
-        towers.fit_batch_size(build, 0)
-    with pytest.raises(InvalidArgumentError):
-        towers.largest_batch(build(8)[0], -1)

@@ -102,13 +102,3 @@ def test_an_allocator_that_does_not_count_is_an_error(monkeypatch):
     monkeypatch.setattr(measure, 'peaks_of', lambda unused: {})
     with pytest.raises(MeasurementError, match='TF_CPU_ALLOCATOR_USE_BFC=true'):
         towers.measure_memory(built, {x: [[0.] * 6] * 4}, warm_up=1, steps=1)
-
-
-def test_the_error_is_relative():
-    found = measure.MeasuredMemory({'': 200, '/device:GPU:0': 400}, {}, 8)
-
-    class Account:
-        peak, batch_size = 500, 8
-    assert found.error_of(Account) == 0.25
-    assert found.against(Account) == ('batch 8: predicted 0.0 MB, measured 0.0 MB, '
-                                      'error +25.0 %')

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.errors import MissingPackageError
-from towers.memory import limits, report
+from towers.memory import fit, report
 from towers.memory.measure import MeasuredMemory
 
 
@@ -23,31 +23,17 @@ def measured(built, **unused):
     return MeasuredMemory({'': 10 ** 6}, {'': 'x'}, built.plan.batch_size)
 
 
-def test_four_sizes_that_divide_and_the_limit(monkeypatch, tmp_path):
-    pytest.importorskip('matplotlib')
+def test_four_sizes_that_divide_and_the_limit(monkeypatch):
     monkeypatch.setattr(report, 'measure_memory', measured)
-    lines, path = [], tmp_path / 'memory.png'
-    with tf.Graph().as_default():
-        limit = towers.memory_account(build(42)[0], 20).peak
-    found = towers.memory_report(build, 42, limit, str(path), say=lines.append)
-    assert [account.batch_size for account in found.accounts] == [10, 20, 42, 84]
-    fits = [account.batch_size for account in found.accounts if account.peak <= limit]
-    assert [batch for batch, _ in found.measured] == fits and 0 < len(fits) < 4
-    assert any(line.endswith('MB: not run') for line in lines)
-    assert path.read_bytes()[:4] == b'\x89PNG'
-    assert any('memory of a step, batch 42' in line for line in lines)
-
-
-def test_what_is_more_than_the_limit_is_not_run(monkeypatch):
-    monkeypatch.setattr(report, 'measure_memory', measured)
-    with tf.Graph().as_default():
-        limit = towers.memory_account(build(42)[0], 20).peak
     lines = []
+    with tf.Graph().as_default():
+        limit = towers.memory_account(build(20)[0]).peak
     found = towers.memory_report(build, 42, limit, say=lines.append)
     assert [account.batch_size for account in found.accounts] == [10, 20, 42, 84]
     assert found.measured == [(10, 10 ** 6), (20, 10 ** 6)] and found.path is None
     assert [line.split(':')[0] for line in lines if line.endswith(
         'more than the limit, %.1f MB: not run' % (limit / 1e6))] == ['batch 42', 'batch 84']
+    assert any('memory of a step, batch 42' in line for line in lines)
 
 
 def test_a_picture_without_matplotlib_is_refused_first(monkeypatch):
@@ -59,37 +45,35 @@ def test_a_picture_without_matplotlib_is_refused_first(monkeypatch):
 def test_the_picture_says_what_it_shows(monkeypatch, tmp_path):
     pytest.importorskip('matplotlib')
     from matplotlib.figure import Figure
-    drawn = []
-    monkeypatch.setattr(Figure, 'savefig', lambda figure, *args, **kwargs: drawn.append(figure))
-    with tf.Graph().as_default():
-        built, _ = build(64)
-        accounts = [towers.memory_account(built, size) for size in (64, 16)]
-    towers.draw_memory(accounts, str(tmp_path / 'a.png'), [(16, 2 * 10 ** 5)], 3 * 10 ** 5)
+    monkeypatch.setattr(report, 'measure_memory', measured)
+    drawn, path, save = [], tmp_path / 'a.png', Figure.savefig
+    monkeypatch.setattr(Figure, 'savefig', lambda figure, *args, **kwargs: (
+        drawn.append(figure), save(figure, *args, **kwargs)))
+    found = towers.memory_report(build, 64, 2 * 10 ** 6, str(path), say=lambda line: None)
+    assert path.read_bytes()[:4] == b'\x89PNG'
     axes, = drawn[0].axes
     assert axes.get_xlabel() == 'batch size, examples of a step over all towers'
     assert axes.get_ylabel() == 'memory at the worst moment, MB'
     names = axes.get_legend_handles_labels()[1]
-    assert {'predicted', 'measured', 'limit, 0.3 MB', 'parameters', 'slots'} <= set(names)
+    assert {'predicted', 'measured', 'limit, 2 MB', 'parameters', 'slots'} <= set(names)
     predicted = next(line for line in axes.lines if line.get_label() == 'predicted')
-    assert list(predicted.get_xdata()) == [16, 64]
-    assert list(predicted.get_ydata()) == [accounts[1].peak / 1e6, accounts[0].peak / 1e6]
-
-
-def test_a_picture_that_cannot_be_written():
-    pytest.importorskip('matplotlib')
-    built, _ = build(64)
-    with pytest.raises(towers.LogFileError, match='/dev/full cannot be written: No space left'):
-        towers.draw_memory([towers.memory_account(built, 64)], '/dev/full')
+    assert list(predicted.get_xdata()) == [16, 32, 64, 128]
+    assert list(predicted.get_ydata()) == [each.peak / 1e6 for each in found.accounts]
+    towers.memory_report(build, 64, 80 * 10 ** 9, str(path), say=lambda line: None)
+    assert drawn[1].axes[0].get_title(loc='left') == (
+        'memory of a step, 2 towers (the limit, 80,000 MB, is far above)')
+    with pytest.raises(towers.LogFileError, match='/dev/full is a device'):
+        towers.memory_report(build, 64, path='/dev/full', say=lambda line: None)
 
 
 def test_the_limit_of_cpus(monkeypatch):
     monkeypatch.delenv('TF_CPU_ALLOCATOR_USE_BFC', raising=False)
-    plain = limits.device_limit(['/device:CPU:0', '/device:CPU:1'])
+    plain = fit.device_limit(['/device:CPU:0', '/device:CPU:1'])
     assert 10 ** 8 < plain < 10 ** 14
     monkeypatch.setenv('TF_CPU_BFC_MEM_LIMIT_IN_MB', '24')
-    assert limits.device_limit(['/device:CPU:0']) == plain
+    assert fit.device_limit(['/device:CPU:0']) == plain
     monkeypatch.setenv('TF_CPU_ALLOCATOR_USE_BFC', 'true')
-    assert limits.device_limit(['/device:CPU:0']) == 24 << 20
+    assert fit.device_limit(['/device:CPU:0']) == 24 << 20
 
 
 @pytest.mark.slow
@@ -117,9 +101,9 @@ def test_the_limit_is_that_of_the_least_device(monkeypatch):
             return [types.SimpleNamespace(
                 name='/job:localhost/replica:0/task:0/device:GPU:%d' % index,
                 memory_limit_bytes=limit) for index, limit in enumerate([900, 300, 100])]
-    monkeypatch.setattr(limits.tf, 'Session', Session)
-    monkeypatch.setattr(limits, '_of_cpus', lambda: 500)
+    monkeypatch.setattr(fit.tf, 'Session', Session)
+    monkeypatch.setattr(fit, '_of_cpus', lambda: 500)
     gpus = ['/device:GPU:0', '/device:GPU:1']
-    assert limits.device_limit(gpus) == 300
-    assert limits.device_limit(gpus[:1]) == 900
-    assert limits.device_limit(gpus[:1] + ['/device:CPU:0']) == 500
+    assert fit.device_limit(gpus) == 300
+    assert fit.device_limit(gpus[:1]) == 900
+    assert fit.device_limit(gpus[:1] + ['/device:CPU:0']) == 500

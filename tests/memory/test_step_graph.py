@@ -5,16 +5,6 @@ import tensorflow.compat.v1 as tf
 from towers.memory.step_graph import StepGraph
 
 
-def test_only_what_the_fetches_need_is_there():
-    x = tf.placeholder(tf.float32, [3, 4], 'x')
-    wanted = tf.nn.relu(x, name='wanted')
-    tf.nn.relu(x, name='other')
-    step = StepGraph([wanted])
-    assert sorted(step.by_name) == ['wanted', 'x']
-    assert step.by_name['wanted'].sizes == [48]
-    assert step.by_name['x'].device == '/device:CPU:0'
-
-
 def test_what_is_computed_of_constants_and_shapes_is_folded():
     x = tf.placeholder(tf.float32, [3, 4])
     shape = tf.raw_ops.Shape(input=x, name='shape')
@@ -24,12 +14,6 @@ def test_what_is_computed_of_constants_and_shapes_is_folded():
     assert step.by_name['shape'].folded and step.by_name['zeros'].folded
     assert step.by_name['zeros'].sizes == [48]
     assert not step.by_name['drawn/RandomUniform'].folded
-
-
-def test_a_shape_that_is_not_known_is_not_folded():
-    x = tf.placeholder(tf.float32, [None, 4])
-    step = StepGraph([tf.identity(tf.raw_ops.Shape(input=x, name='shape'))])
-    assert not step.by_name['shape'].folded
 
 
 def test_a_size_that_is_not_known_is_that_of_the_largest_input_and_named():

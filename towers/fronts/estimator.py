@@ -108,7 +108,6 @@ def replicate_model_fn(model_fn: typing.Callable,
         graph = tf.get_default_graph()
         calls = OptimizerCalls(graph, len(names), is_sum, trains)
         specs = []
-        calls.on_late_slots = lambda late: check_saved(specs[0], late)
 
         def of_tower(inputs):
             spec = function(inputs['features'], inputs['labels'], mode, _own(params), config)
@@ -122,6 +121,7 @@ def replicate_model_fn(model_fn: typing.Callable,
             built = build_towers(
                 of_tower, NamedInputs(features=features, labels=labels), calls if trains else None,
                 names, 'sum' if is_sum else 'mean', remainder=remainder)
+        check_saved(specs[0], calls.late)
         tf.logging.info('%s', built.plan)
         if on_built is not None:
             on_built(mode, built)

@@ -31,11 +31,7 @@ class ModelFunction:
         if not callable(function) or isinstance(function, type):
             raise ModelFunctionError('model_fn=%.80r cannot be called as the model function of an '
                                      'Estimator.' % (function,))
-        try:
-            parameters = list(inspect.signature(function).parameters.values())
-        except (TypeError, ValueError):
-            raise ModelFunctionError('model_fn=%.80r does not say which arguments it takes: wrap '
-                                     'it in a function that does.' % (function,)) from None
+        parameters = list(inspect.signature(function).parameters.values())
         bound = function.keywords if isinstance(function, functools.partial) else {}
         self._names = {each.name for each in parameters} - set(bound)
         if any(each.kind is each.VAR_KEYWORD for each in parameters):

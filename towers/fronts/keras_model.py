@@ -10,8 +10,8 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_flag, check_graph_mode
 from towers.errors import DeviceError, InvalidArgumentError, MissingPackageError
-from towers.fronts.keras_towers import MERGED_ON, KerasTowers, identity_for_losses
-from towers.fronts.keras_gradients import GradientDevices
+from towers.fronts.keras_towers import (MERGED_ON, GradientDevices, KerasTowers,
+                                        identity_for_losses)
 from towers.graph.graph_walk import Recording
 from towers.placement.devices import (check_one_stage, needs_config, resolve_devices,
                                       short_name)
@@ -126,10 +126,10 @@ def _checked_keras(model):
         raise InvalidArgumentError('ParallelModel: %s is one already: give its inner_model.'
                                    % _named(model))
     for name, tensor in zip(model.input_names, model.inputs):
-        if not isinstance(tensor, (tf.Tensor, tf.SparseTensor)):
+        if not isinstance(tensor, tf.Tensor):
             raise InvalidArgumentError(
-                'ParallelModel: the input %r of %s is a %s, which cannot be cut by examples here: '
-                'give the model a dense or a sparse input.' % (
+                'ParallelModel: the input %r of %s is a %s: give the model a dense input, or call '
+                'it in the model function of towers.build_towers, which cuts sparse ones.' % (
                     name, _named(model), type(tensor).__name__))
     if any(tensor.graph is not tf.get_default_graph() for tensor in model.inputs):
         raise InvalidArgumentError(
@@ -249,6 +249,10 @@ def _trainable_of_inner_model():
     return property(get, put)
 
 
+_OF_INNER = ('get_layer', 'summary', 'save_weights', 'load_weights', 'get_config', 'to_json',
+             'to_yaml', 'get_weights', 'set_weights', 'count_params')
+
+
 @functools.lru_cache(maxsize=None)
 def _parallel_class(base, name_of_inner):
     """The class of parallel models that derives from a Keras' class of functional models.
@@ -256,150 +260,10 @@ def _parallel_class(base, name_of_inner):
     It has the name of the inner model's class, which `keras.models.save_model` writes beside that
     model's config and weights: the file is then the same as that of `save`.
     """
-
-    class ParallelModelOfKeras(base):
-        __doc__ = ParallelModel.__doc__
-        is_parallel_model = True
-
-        def __init__(self, keras, model_towers, name):
-            self.__dict__['model_towers'] = model_towers
-            self.__dict__['when_compiled'] = None
-            inner = model_towers.model
-            backend = compat.keras_backend_of(inner)
-            backend.learning_phase()  # here, not on the first tower's device
-            towers_layer, merged = _layer_class(keras.layers.Layer)
-            name = name or backend.unique_object_name('parallel_model', zero_based=True)
-            inputs = list(inner.inputs)
-            made = towers_layer(model_towers, name=name + '_towers')(
-                inputs if len(inputs) > 1 else inputs[0])
-            made = list(made) if isinstance(made, (list, tuple)) else [made]
-            super().__init__(inputs=inputs, outputs=[
-                merged(name=output_name)(output)
-                for output_name, output in zip(inner.output_names, made)], name=name)
-
-        inner_model = property(lambda self: self.model_towers.model)
-        devices = property(lambda self: self.model_towers.devices)
-        plan = property(lambda self: self.model_towers.builds[0].plan)
-        trainable = _trainable_of_inner_model()
-
-        def __call__(self, *args, **keywords):
-            check_not_nested(tf.get_default_graph())  # here, where AutoGraph rewords no error
-            return super().__call__(*args, **keywords)
-
-        # ---- of the model inside ----------------------------------------------------------------
-
-        @property
-        def layers(self):
-            if sys._getframe(1).f_code.co_name == 'get_network_config':
-                raise _not_cloned()  # in TF 2's clone_model, which would look for these for ever
-            return self.model_towers.model.layers
-
-        weights = property(lambda self: self.model_towers.model.weights)
-        trainable_weights = property(lambda self: self.model_towers.model.trainable_weights)
-        non_trainable_weights = property(lambda self: self.model_towers.model.non_trainable_weights)
-
-        @property
-        def metrics_names(self):
-            # TF 1.15 looks for those of `add_metric` among `layers`, which are the inner model's.
-            names = list(super().metrics_names)
-            return names + [metric.name for metric in self.metrics if metric.name not in names]
-
-        @classmethod
-        def from_config(cls, config, custom_objects=None):
-            raise _not_cloned()
-
-        def save(self, *args, **keywords):
-            if keywords.get('include_optimizer', True):
-                self._compile_inner()
-            return self.inner_model.save(*args, **keywords)
-
-        # ---- in graph mode ----------------------------------------------------------------------
-
-        def compile(self, *args, **keywords):
-            super().compile(*args, **keywords)
-            if getattr(self, 'optimizer', None) and not hasattr(self.optimizer, 'get_updates'):
-                raise InvalidArgumentError(
-                    'compile(optimizer=%s(…)): Keras trains in graph mode by optimizers with '
-                    'get_updates: give keras.optimizers.legacy.%s, a name such as %r, or a '
-                    'tf.train.Optimizer.' % ((type(self.optimizer).__name__,) * 2
-                                             + (type(self.optimizer).__name__.lower(),)))
-            self.__dict__['when_compiled'] = [
-                (part, part.trainable) for part in compat.keras_parts(self.inner_model)]
-
-        def get_updates_for(self, inputs):
-            frozen = {op for layer, op in self.model_towers.updates
-                      if not layer.trainable and not getattr(layer, 'stateful', False)}
-            return [update for update in super().get_updates_for(inputs)
-                    if getattr(update, 'op', update) not in frozen]
-
-        # The session is looked at last: it would take up loops of TF 2 as they are before their
-        # gradients are made, and refuse them after that.
-        def _make_train_function(self):
-            self._check_graph()
-            devices = GradientDevices(self.model_towers.builds, MERGED_ON, self.weights)
-            with _set_trainable(self.when_compiled or ()), devices.scope(), Recording(
-                    tf.get_default_graph()) as made:
-                super()._make_train_function()
-            keep_stacks_with_loops(made.operations)
-            self._check_session()
-
-        def _make_test_function(self):
-            self._check_graph()
-            super()._make_test_function()
-            self._check_session()
-
-        def _make_predict_function(self):
-            self._check_graph()
-            super()._make_predict_function()
-            self._check_session()
-
-        def _check_graph(self):
-            if any(each.graph is not tf.get_default_graph() for each in self.inputs):
-                raise InvalidArgumentError(
-                    'the ParallelModel %r belongs to another graph than the default one: make it '
-                    'again from a model that is made there (its weights go over by save_weights '
-                    'and load_weights); or leave out keras.backend.clear_session(), or that '
-                    'tf.Graph().as_default(), in between.' % self.name)
-
-        def _check_session(self):
-            if not needs_config(self.devices):
-                return
-            backend, missing = compat.keras_backend_of(self.inner_model), None
-            try:
-                listed = backend.get_session().list_devices()
-            except tf.errors.InvalidArgumentError as error:  # raised for what it initializes
-                if 'Cannot assign a device' not in str(error):
-                    raise
-                listed = ()
-            there = {(spec.device_type, spec.device_index) for spec in
-                     [tf.DeviceSpec.from_string(device.name) for device in listed]}
-            for name in self.devices:
-                spec = tf.DeviceSpec.from_string(name)
-                if spec.job is None and spec.device_index and (
-                        spec.device_type, spec.device_index) not in there:
-                    missing = name
-            if missing is not None:
-                raise DeviceError(
-                    "Keras' session has no %s, which is a virtual CPU: before weights are loaded "
-                    'or trained, call keras.backend.set_session(tf.Session('
-                    'config=towers.session_config(%r))), with tf.compat.v1.keras on TF 2.'
-                    % (short_name(missing), [short_name(each) for each in self.devices]))
-
-        def _compile_inner(self):
-            inner = self.inner_model
-            scalars = [name for name, output in zip(inner.output_names, inner.outputs)
-                       if output.shape.ndims == 0]
-            if getattr(inner, 'optimizer', None) or not getattr(self, 'optimizer', None) or scalars:
-                return
-            inner.compile(self.optimizer, loss=self.loss, loss_weights=self.loss_weights)
-
-    for name in ('get_layer', 'summary', 'save_weights', 'load_weights', 'get_config', 'to_json',
-                 'to_yaml', 'get_weights', 'set_weights', 'count_params'):
-        if hasattr(base, name):
-            setattr(ParallelModelOfKeras, name, _of_inner(name, getattr(base, name)))
-    ParallelModelOfKeras.__name__ = name_of_inner
-    ParallelModelOfKeras.__qualname__ = 'ParallelModel'
-    return ParallelModelOfKeras
+    methods = {name: _of_inner(name, getattr(base, name))
+               for name in _OF_INNER if hasattr(base, name)}
+    return type(base)(name_of_inner, (_ParallelMethods, base), dict(
+        methods, __doc__=ParallelModel.__doc__, __qualname__='ParallelModel', __module__=__name__))
 
 
 def _of_inner(name, original):
@@ -408,6 +272,134 @@ def _of_inner(name, original):
     def call_inner(self, *args, **keywords):
         return getattr(self.inner_model, name)(*args, **keywords)
     return call_inner
+
+
+class _ParallelMethods:
+    """The methods of every parallel model, before those of its Keras' class."""
+    is_parallel_model = True
+
+    def __init__(self, keras, model_towers, name):
+        self.__dict__['model_towers'] = model_towers
+        self.__dict__['when_compiled'] = None
+        inner = model_towers.model
+        backend = compat.keras_backend_of(inner)
+        backend.learning_phase()  # here, not on the first tower's device
+        towers_layer, merged = _layer_class(keras.layers.Layer)
+        name = name or backend.unique_object_name('parallel_model', zero_based=True)
+        inputs = list(inner.inputs)
+        made = towers_layer(model_towers, name=name + '_towers')(
+            inputs if len(inputs) > 1 else inputs[0])
+        made = list(made) if isinstance(made, (list, tuple)) else [made]
+        super().__init__(inputs=inputs, outputs=[
+            merged(name=output_name)(output)
+            for output_name, output in zip(inner.output_names, made)], name=name)
+
+    inner_model = property(lambda self: self.model_towers.model)
+    devices = property(lambda self: self.model_towers.devices)
+    plan = property(lambda self: self.model_towers.builds[0].plan)
+    trainable = _trainable_of_inner_model()
+
+    def __call__(self, *args, **keywords):
+        check_not_nested(tf.get_default_graph())  # here, where AutoGraph rewords no error
+        return super().__call__(*args, **keywords)
+
+    @property
+    def layers(self):
+        if sys._getframe(1).f_code.co_name == 'get_network_config':
+            raise _not_cloned()  # in TF 2's clone_model, which would look for these for ever
+        return self.model_towers.model.layers
+
+    weights = property(lambda self: self.model_towers.model.weights)
+    trainable_weights = property(lambda self: self.model_towers.model.trainable_weights)
+    non_trainable_weights = property(lambda self: self.model_towers.model.non_trainable_weights)
+
+    @property
+    def metrics_names(self):
+        # TF 1.15 looks for those of `add_metric` among `layers`, which are the inner model's.
+        names = list(super().metrics_names)
+        return names + [metric.name for metric in self.metrics if metric.name not in names]
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        raise _not_cloned()
+
+    def save(self, *args, **keywords):
+        if keywords.get('include_optimizer', True):
+            self._compile_inner()
+        return self.inner_model.save(*args, **keywords)
+
+    def compile(self, *args, **keywords):
+        super().compile(*args, **keywords)
+        if getattr(self, 'optimizer', None) and not hasattr(self.optimizer, 'get_updates'):
+            raise InvalidArgumentError(
+                'compile(optimizer=%s(…)): Keras trains in graph mode by optimizers with '
+                'get_updates: give keras.optimizers.legacy.%s, a name such as %r, or a '
+                'tf.train.Optimizer.' % ((type(self.optimizer).__name__,) * 2
+                                         + (type(self.optimizer).__name__.lower(),)))
+        self.__dict__['when_compiled'] = [
+            (part, part.trainable) for part in compat.keras_parts(self.inner_model)]
+
+    def get_updates_for(self, inputs):
+        frozen = {op for layer, op in self.model_towers.updates
+                  if not layer.trainable and not getattr(layer, 'stateful', False)}
+        return [update for update in super().get_updates_for(inputs)
+                if getattr(update, 'op', update) not in frozen]
+
+    # The session is looked at last: it would take up loops of TF 2 as they are before their
+    # gradients are made, and refuse them after that.
+    def _make_train_function(self):
+        self._check_graph()
+        devices = GradientDevices(self.model_towers.builds, MERGED_ON, self.weights)
+        with _set_trainable(self.when_compiled or ()), devices.scope(), Recording(
+                tf.get_default_graph()) as made:
+            super()._make_train_function()
+        keep_stacks_with_loops(made.operations)
+        self._check_session()
+
+    def _make_test_function(self):
+        self._check_graph()
+        super()._make_test_function()
+        self._check_session()
+
+    def _make_predict_function(self):
+        self._check_graph()
+        super()._make_predict_function()
+        self._check_session()
+
+    def _check_graph(self):
+        if any(each.graph is not tf.get_default_graph() for each in self.inputs):
+            raise InvalidArgumentError(
+                'the ParallelModel %r belongs to another graph than the default one: make it '
+                'again from a model that is made there (its weights go over by save_weights '
+                'and load_weights); or leave out keras.backend.clear_session(), or that '
+                'tf.Graph().as_default(), in between.' % self.name)
+
+    def _check_session(self):
+        if not needs_config(self.devices):
+            return
+        try:
+            listed = [device.name for device in compat.keras_backend_of(
+                self.inner_model).get_session().list_devices()]
+        except tf.errors.InvalidArgumentError as error:  # raised for what it initializes
+            if 'Cannot assign a device' not in str(error):
+                raise
+            listed = ()
+        missing = [name for name in self.devices if tf.DeviceSpec.from_string(name).device_index
+                   and '/job:' not in name and not any(each.endswith(name) for each in listed)]
+        if missing:
+            raise DeviceError(
+                "Keras' session has no %s, which is a virtual CPU: before weights are loaded "
+                'or trained, call keras.backend.set_session(tf.Session('
+                'config=towers.session_config(%r))), with tf.compat.v1.keras on TF 2.'
+                % (short_name(missing[0]), [short_name(each) for each in self.devices]))
+
+    def _compile_inner(self):
+        inner = self.inner_model
+        scalars = [name for name, output in zip(inner.output_names, inner.outputs)
+                   if output.shape.ndims == 0]
+        if getattr(inner, 'optimizer', None) or not getattr(self, 'optimizer', None) or scalars:
+            return
+        inner.compile(self.optimizer, loss=self.loss, loss_weights=self.loss_weights)
 
 
 @contextlib.contextmanager

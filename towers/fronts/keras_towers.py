@@ -1,6 +1,8 @@
-"""A Keras model in towers, one a device: inputs cut, the model called, outputs merged."""
+"""A Keras model in towers: inputs cut, the model called on each device, outputs merged."""
 
 import contextlib
+import random
+import re
 import zlib
 
 import tensorflow.compat.v1 as tf
@@ -46,12 +48,14 @@ class KerasTowers:
           `(outputs, masks, losses, updates)`: tensors [batch, …], their masks or Nones, scalar
           losses that layers add, and the operations of batch norm and the like.
         """
-        records, draws = [], DrawsOfCopies(tf.get_default_graph())
+        records, first, graph = [], [], tf.get_default_graph()
 
         def call_model(inputs, masks):
-            with record_keras_calls() as record, compat.autograph_of_layers(), \
-                    draws.call(len(records)):
+            redraws = any(op.type == 'IdentityN' for op in first)
+            with record_keras_calls() as record, compat.autograph_of_layers(), _seed_of_tower(
+                    graph, len(records), redraws), Recording(graph) as made:
                 outputs = _call(self.model, inputs, masks, training)
+            first.extend([] if records else made.operations)
             records.append(record)
             rows = _batch_size(inputs[0])
             return {'predictions': {
@@ -135,8 +139,6 @@ def _of_logits(merged, logits, of_tower):
 
 
 def _batch_size(tensor):
-    if isinstance(tensor, tf.SparseTensor):
-        return tf.cast(tensor.dense_shape[0], tf.int32)
     static = tensor.shape.as_list()[0]
     return tf.shape(tensor)[0] if static is None else static
 
@@ -157,30 +159,12 @@ def _padded(tensor, size):
     if tensor is None or size is None:
         return tensor
     missing = size - _batch_size(tensor)
-    if isinstance(tensor, tf.SparseTensor):
-        return _padded_sparse(tensor, missing)
     repeated = tf.tile(tensor[:1], tf.concat(
         [[missing], tf.ones([tf.rank(tensor) - 1], tf.int32)], 0))
     padded = tf.concat([tensor, repeated], 0)
     padded.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:])
                      if not isinstance(missing, int) else padded.shape)
     return padded
-
-
-def _padded_sparse(tensor, missing):
-    """As `_padded`: `missing` more rows, with what the first row holds."""
-    first = tf.boolean_mask(tf.range(tf.shape(tensor.values)[0]),
-                            tf.equal(tensor.indices[:, 0], 0))
-    size, missing = tensor.dense_shape[0], tf.cast(missing, tf.int64)
-    rows = tf.range(missing) + size
-    per_row = tf.shape(first)[0]
-    repeated = tf.tile(tf.gather(tensor.indices, first), [tf.cast(missing, tf.int32), 1])
-    new_rows = tf.reshape(tf.tile(rows[:, None], [1, per_row]), [-1, 1])
-    return tf.SparseTensor(
-        tf.concat([tensor.indices, tf.concat([new_rows, repeated[:, 1:]], 1)], 0),
-        tf.concat([tensor.values, tf.tile(tf.gather(tensor.values, first),
-                                          [tf.cast(missing, tf.int32)])], 0),
-        tf.concat([tensor.dense_shape[:1] + missing, tensor.dense_shape[1:]], 0))
 
 
 def _with_batch_dimension(output, rows):
@@ -209,52 +193,92 @@ def _weights(towers, count):
             / tf.cast(count, tf.float64) for tower in towers]
 
 
-class DrawsOfCopies:
-    """Seeds for the calls of one model in several towers, so that they share no dropout mask.
+@contextlib.contextmanager
+def _seed_of_tower(graph, index, redraws):
+    """The context of the model's call in a tower: its random operations share no seed with others.
 
-    Most random operations have seeds of their own anyway. Copies would draw the same
+    The same seeds come from a layer's `seed=` (on TF 1.15; later Keras counts it up with each call)
+    and, under a graph-level seed, in the branches of TF 2's `tf.cond`, which dropout makes under a
+    learning phase. So the calls after the first are made under a graph-level seed of their own; but
+    not where a gradient function, which comes later, may draw the same numbers again.
 
-    * with a layer's `seed=` (TF 1.15; later Keras counts it up with each call), and
-    * with a graph-level seed in the branches of TF 2's `tf.cond`, which dropout makes under a
-      learning phase: there an operation's seed is its place in the branch.
+    Args:
+      graph: `tf.Graph`.
+      index: the tower's number.
+      redraws: whether the model has operations with a gradient of their own.
+    """
+    seed = graph.seed
+    if index and not redraws:
+        tf.set_random_seed(random.randrange(1, 2 ** 31) if seed is None else
+                           zlib.crc32(('%s copy %d' % (seed, index)).encode()) % 2 ** 31)
+    try:
+        yield
+    finally:
+        tf.set_random_seed(seed)
 
-    So with a graph-level seed, the calls after the first are made under another one; without,
-    operations with a seed get another one.
 
-    Nothing is changed where the first call has operations with a gradient of their own. These may
-    compute something a second time for the gradient, and then have to draw the same again.
+# A Keras optimizer makes gradients in its own scope `gradients`; TensorFlow makes another in it.
+_GRADIENTS = re.compile(r'(?:^|/)(?:gradients(?:_\d+)?/)+')
+
+
+class GradientDevices:
+    """A device function, for `tf.device` around code that takes gradients through several towers.
+
+    Keras' optimizers take the gradient of one loss through all towers of a model, without a device
+    or a way to name one. `tf.gradients` names the gradient operations of `<scope>/op` by
+    `gradients/<scope>/op_grad/`, and the functions of the gradient of a loop or a branch by the
+    scope with `_` for `/`: so the tower's scope in the name tells the device. Gradient operations
+    without such a name (zeros for a branch not taken) go to the device of the operations that they
+    read; those that read several towers (the sums for a weight) go to the weights' device.
+
+    An operation that has a device already, and any other operation, is left unchanged.
     """
 
-    def __init__(self, graph):
-        self._graph = graph
-        self._keeps = False
+    def __init__(self, builds, merged_on, weights):
+        """
+        Args:
+          builds: list of `BuiltTowers` that the gradient may go through.
+          merged_on: the device where batches are cut and outputs merged.
+          weights: the variables that the gradient is taken of.
+        """
+        self._scopes = []
+        for built in builds:
+            towers = [(tower.name_scope, tower.device) for tower in built.towers]
+            around = towers[0][0].rstrip('/').rpartition('/')[0]
+            self._scopes += towers + [(around + '/', merged_on)]
+        self._of_towers = {device for _, device in self._scopes}
+        of_weights = {weight.device for weight in weights}
+        self._of_weights = of_weights.pop() if len(of_weights) == 1 else ''
 
-    @contextlib.contextmanager
-    def call(self, index):
-        """The context of the model's call in the tower of that number."""
-        seed = self._graph.seed
-        changes = index and not self._keeps
-        with Recording(self._graph) as made:
-            if changes and seed is not None:
-                tf.set_random_seed(_other_seed(seed, 0, index))
-            try:
-                yield
-            finally:
-                if changes and seed is not None:
-                    tf.set_random_seed(seed)
-        if not index:
-            self._keeps = any(op.type == 'IdentityN' for op in made.operations)
-        if changes and seed is None:
-            for op in made.operations:
-                if op.op_def is not None and _SEEDS <= {attr.name for attr in op.op_def.attr}:
-                    seeds = [op.get_attr(name) for name in ('seed', 'seed2')]
-                    if any(seeds):
-                        compat.set_attribute(op, 'seed2', tf.AttrValue(
-                            i=_other_seed(seeds[0], seeds[1], index)))
+    def __call__(self, op):
+        if op.device:
+            return op.device
+        place = _GRADIENTS.search(op.name)
+        if place is not None:
+            inside = op.name[place.end():]
+            for scope, device in self._scopes:
+                if inside.startswith(scope):
+                    return device
+        function = getattr(op.graph, 'name', None)  # of the body of a loop or a branch
+        if isinstance(function, str):
+            for scope, device in self._scopes:
+                if '_' + scope.replace('/', '_') in '_' + function:
+                    return device
+        if place is not None and not _of_loop(op):
+            read = {tensor.device for tensor in op.inputs} & self._of_towers
+            if read:
+                return read.pop() if len(read) == 1 else self._of_weights
+        return op.device
+
+    def scope(self):
+        """The `tf.device` scope."""
+        return tf.device(self)
 
 
-_SEEDS = {'seed', 'seed2'}
+def _of_loop(op):
+    """Whether an operation is in a TF1 loop or leads into one.
 
-
-def _other_seed(seed, seed2, index):
-    return zlib.crc32(('%s %s copy %d' % (seed, seed2, index)).encode()) % 2 ** 31 or 1
+    The counters of a loop have to be on one device: otherwise the loops of two towers wait for each
+    other for ever.
+    """
+    return op.type == 'Enter' or any(compat.in_control_flow(tensor.op) for tensor in op.inputs)

@@ -19,7 +19,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_step_variable
 from towers.errors import GradientError
-from towers.fronts.optimizer_slots import apply_call, made_late, make_slots
+from towers.fronts.optimizer_slots import apply_call, make_slots
 from towers.graph import graph_walk
 from towers.graph.variable_writes import Writes
 from towers.reduce.combination import combine
@@ -59,8 +59,7 @@ class OptimizerCalls(GradientsOfModel):
 
     Attributes:
       of_towers: for each tower the list of its `Call`s.
-      on_late_slots: called with a list of `(call, variables)` where an update makes global
-        variables that the first tower's call did not make; or None.
+      late: list of the global variables that an update made, and not the first tower's call.
     """
 
     def __init__(self, graph, num_towers, is_sum, trains):
@@ -72,7 +71,7 @@ class OptimizerCalls(GradientsOfModel):
           trains: False for evaluation and prediction, where calls do nothing.
         """
         self.of_towers = []
-        self.on_late_slots = None
+        self.late = []
         self._graph = graph
         self._num_towers = num_towers
         self._is_sum = is_sum
@@ -268,17 +267,15 @@ class OptimizerCalls(GradientsOfModel):
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         handed_over = {variable.op.name: gradient for gradient, variable in grads_and_vars}
         combined = [self._combined(number, handed_over) for number in range(len(self.of_towers[0]))]
-        updates, late = [], []
+        updates, known = [], {variable.op.name for variable in tf.global_variables()}
         for number, (call, pairs) in enumerate(zip(self.of_towers[0], combined)):
-            with tf.control_dependencies(call.placeholder.control_inputs + self._before(number)), \
-                    made_late(call, late):
+            with tf.control_dependencies(call.placeholder.control_inputs + self._before(number)):
                 update = apply_call(call, pairs)
             update = getattr(update, 'op', update)
             for calls in self.of_towers:
                 compat.add_control_inputs(calls[number].placeholder, [update])
             updates.append(update)
-        if late and self.on_late_slots is not None:
-            self.on_late_slots(late)
+        self.late = [each for each in tf.global_variables() if each.op.name not in known]
         return tf.group(*updates)
 
     def _combined(self, number, handed_over):

@@ -10,7 +10,6 @@ import contextlib
 
 import tensorflow.compat.v1 as tf
 
-from towers import compat
 from towers.errors import ModelFunctionError
 from towers.graph import graph_walk
 from towers.graph.scopes import like_current_scope
@@ -85,75 +84,30 @@ def _waiting(gradient):
     return gradient if gradient is None else tf.identity(gradient)
 
 
-@contextlib.contextmanager
-def made_late(call, late):
-    """The context of the update of a call: notes the global variables that it makes.
-
-    Args:
-      call: `Call`.
-      late: list that `(call, variables)` is appended to, where there are any.
-    """
-    made = []
-
-    def note(next_creator, **kwargs):
-        made.append(next_creator(**kwargs))
-        return made[-1]
-    with tf.variable_creator_scope(note):
-        yield
-    listed = {id(variable) for variable in tf.global_variables()}
-    found = [variable for variable in made if id(variable) in listed]
-    if found:
-        late.append((call, found))
-
-
 def check_saved(spec, late):
-    """Raises `ModelFunctionError` where a spec saves or initializes all variables but late ones.
+    """Raises `ModelFunctionError` where a saver of a spec lacks the variables of `late` alone.
 
-    A saver that also lacks older variables holds a part on purpose; one that is not built yet will
-    hold all variables.
+    It was made for all variables, before an `apply_gradients` of the optimizer's own made these. A
+    saver that lacks more holds a part on purpose; one that is not built yet will hold all.
 
     Args:
       spec: the `EstimatorSpec` of the first tower.
-      late: list of `(call, variables)`, see `made_late`.
+      late: list of the global variables that the update made.
     """
     graph = tf.get_default_graph()
-    places = {op.name: place for place, op in enumerate(graph.get_operations())}
-    for what, made, op_of, remedy in _savers(spec, graph) + _initializers(spec):
-        held = {op.name for op in graph_walk.step_operations([made])}
-        for call, variables in late:
-            names = {variable.op.name for variable in variables}
-            there = [variable for variable in tf.global_variables()
-                     if variable.op.name not in names
-                     and places[variable.op.name] < places[made.name]]
-            if (places[call.placeholder.name] < places[made.name]
-                    and all(op_of(variable).name in held for variable in there)):
-                raise ModelFunctionError(
-                    '%s of the model function, made after the optimizer was called, would know all '
-                    'variables but %r%s: %s makes them in an apply_gradients of its own, which is '
-                    'called once for all towers, after the model function. %s' % (
-                        what, variables[0].op.name,
-                        ' and %d more' % (len(variables) - 1) if len(variables) > 1 else '',
-                        type(call.optimizer).__name__, remedy))
-
-
-def _savers(spec, graph):
-    """`(what, operation, function from a variable to its operation there, remedy)` of savers."""
-    remedy = ('Make it with defer_build=True, or leave it out: an Estimator makes one of all '
-              'variables.')
-    found = [('the saver of the scaffold', getattr(spec.scaffold, 'saver', None))]
-    found += [('a saver in the collection SAVERS', saver)
-              for saver in graph.get_collection(tf.GraphKeys.SAVERS)]
-    found += [('the saver of a %s' % type(hook).__name__, getattr(hook, '_saver', None))
-              for hook in list(spec.training_hooks or ()) + list(spec.training_chief_hooks or ())]
-    return [(what, graph.get_operation_by_name(
-        saver.saver_def.save_tensor_name.partition(':')[0]), lambda variable: variable.op, remedy)
-            for what, saver in found if isinstance(saver, tf.train.Saver) and saver.saver_def]
-
-
-def _initializers(spec):
-    init_op = getattr(spec.scaffold, 'init_op', None)
-    if init_op is None:
-        return []
-    return [('the init_op of the scaffold', getattr(init_op, 'op', init_op),
-             compat.initializer_of,
-             'Leave it out, for that of all variables, and give what is special as init_fn=.')]
+    savers = [getattr(spec.scaffold, 'saver', None)] + graph.get_collection(tf.GraphKeys.SAVERS) + [
+        getattr(hook, '_saver', None) for hook in
+        list(spec.training_hooks or ()) + list(spec.training_chief_hooks or ())]
+    for saver in savers if late else ():
+        if not isinstance(saver, tf.train.Saver) or not saver.saver_def:
+            continue
+        held = {op.name for op in graph_walk.step_operations([graph.get_operation_by_name(
+            saver.saver_def.save_tensor_name.partition(':')[0])])}
+        lacking = [each for each in tf.global_variables() if each.op.name not in held]
+        if {each.op.name for each in lacking} == {each.op.name for each in late}:
+            raise ModelFunctionError(
+                'a tf.train.Saver of the model function, made after the optimizer was called, '
+                'lacks %r: the optimizer makes it in an apply_gradients of its own, which is '
+                'called once for all towers, after the model function. Make the saver with '
+                'defer_build=True, or leave it out: an Estimator makes one of all variables.'
+                % late[0].op.name)

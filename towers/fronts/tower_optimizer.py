@@ -91,19 +91,16 @@ class TowerOptimizer(tf.train.Optimizer):
         return calls.applied(self._optimizer(), grads_and_vars, global_step=global_step, **kwargs)
 
     def get_slot(self, *args, **kwargs):
-        """As the wrapped optimizer's."""
+        """This and the next three methods are the wrapped optimizer's."""
         return self._optimizer().get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args, **kwargs):
-        """As the wrapped optimizer's."""
         return self._optimizer().get_slot_names(*args, **kwargs)
 
     def get_name(self, *args, **kwargs):
-        """As the wrapped optimizer's."""
         return self._optimizer().get_name(*args, **kwargs)
 
     def variables(self, *args, **kwargs):
-        """As the wrapped optimizer's."""
         return self._optimizer().variables(*args, **kwargs)
 
     def _optimizer(self):

@@ -192,10 +192,16 @@ def _touches_variable(op, names, depth=3):
 
 
 def _follows_input(op, tower):
-    """Whether an operation is a `Switch` of `tf.cond` (v1), colocated with its input."""
-    if op.type not in ('Switch', 'RefSwitch') or tower.has(op.inputs[0].op.name):
-        return False
-    return operation_device(op) == operation_device(op.inputs[0].op)
+    """Whether TensorFlow puts an operation with a value that it gets, and not where it was made.
+
+    That is a `Switch` of `tf.cond` (v1) with its input from outside; and a TensorArray (v1), and
+    the constant of its size, with the first value that is written to it.
+    """
+    if op.type in ('Switch', 'RefSwitch') and not tower.has(op.inputs[0].op.name):
+        return operation_device(op) == operation_device(op.inputs[0].op)
+    readers = [op] + [reader for tensor in op.outputs for reader in tensor.consumers()
+                      if op.type == 'Const']
+    return any(reader.type == 'TensorArrayV3' for reader in readers)
 
 
 def _used_by_some(built):
@@ -230,8 +236,8 @@ def _check_runtime(built, run_metadata, broken, notes):
                 continue  # the runtime's own: a transfer, a folded constant
             if operation_device(op) not in stages_of(tower.device):
                 continue  # a device named in the graph, which the audit of the graph has checked
-            if any(tensor.dtype == tf.resource for tensor in op.inputs):
-                continue  # has to be where the variable is
+            if any(tensor.dtype == tf.resource for tensor in op.inputs) or op.type == 'Enter':
+                continue  # has to be where the variable, or the TensorArray, is
             # Integers and strings have few kernels on a GPU; what computes floats has one.
             floats = any(output.dtype.is_floating for output in op.outputs)
             (moved_away if floats or not is_gpu(tower.device) else without_kernel).append(
@@ -242,6 +248,13 @@ def _check_runtime(built, run_metadata, broken, notes):
         if without_kernel:
             notes.append('the runtime moved %s of tower %d that %s has no kernel for' % (
                 _operations(without_kernel), tower.index, short_name(tower.device)))
+    _check_rewrites(built, run_metadata, broken, notes)
+    notes.append('what the runtime placed was checked: %s on %s' % (
+        _operations(placed), ', '.join(short_name(name) for name in sorted(set(placed.values())))))
+
+
+def _check_rewrites(built, run_metadata, broken, notes):
+    """Checks that a precision and XLA, which the runtime's own rewrites bring, are in the step."""
     if built.precision != 'float32':
         converted = converted_operations(run_metadata, built.precision)
         if converted:
@@ -256,8 +269,6 @@ def _check_runtime(built, run_metadata, broken, notes):
             found[tower.device], short_name(tower.device)) for tower in built.towers)))
         if not all(found[tower.device] for tower in built.towers):
             broken.append('XLA compiled nothing for some tower')
-    notes.append('what the runtime placed was checked: %s on %s' % (
-        _operations(placed), ', '.join(short_name(name) for name in sorted(set(placed.values())))))
 
 
 def _transfers(operations):

@@ -12,7 +12,7 @@ from towers.cluster.horovod import gathered_lines
 from towers.cluster.member import join, start_server
 from towers.cluster.ports import free_ports
 from towers.errors import ClusterError
-from towers.inspect.check_runs import constants, map_leaves, sort_values
+from towers.inspect.check_runs import assigned, constants, map_leaves, sort_values
 from towers.placement.devices import session_config
 from towers.tensorflow_errors import failing_on
 
@@ -151,11 +151,7 @@ class _Begin(tf.train.SessionRunHook):
         self._assignments, self._fed = [], {}
         if self._cluster.kind == 'ps' and not self._cluster.is_chief:
             return
-        for variable in tf.global_variables():
-            if variable.op.name in self._initial:
-                value = tf.placeholder(variable.dtype.base_dtype)
-                self._assignments.append(tf.assign(variable, value, validate_shape=False).op)
-                self._fed[value] = self._initial[variable.op.name]
+        self._assignments, self._fed = assigned(self._initial, {})
         if self._replicas is not None:
             self._refresh = [self._replicas.refresh()]
 

@@ -55,45 +55,10 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
             raise InvalidArgumentError('make_optimizer returned None: expected an optimizer, or a '
                                        'dict of optimizers by the name of their loss.')
         global_step = tf.train.get_global_step()
-        with record_keras_calls() as keras, tf.variable_scope(
-                tf.get_variable_scope(), auxiliary_name_scope=False,
-                custom_getter=_registering_tensors):
-            output = to_model_output(call_model_fn(model_fn, batch), True, objectives.names)
-        loss = output.loss
-        if options.get('regularization') == 'add':
-            if objectives.names is not None:
-                raise InvalidArgumentError("regularization='add', and there are several losses.")
-            known = graph_walk.ancestors([loss])
-            registered = tf.losses.get_regularization_losses()
-            loss = tf.add_n([loss] + [
-                tf.cast(each, loss.dtype) for each in registered + [
-                    each for each in keras.weight_losses()
-                    if not is_computed_from(registered + [loss], each)]
-                + keras.activity_losses() if each.op.name not in known])
-        updates = [] if options.get('update_ops') == 'none' else (
-            tf.get_collection(tf.GraphKeys.UPDATE_OPS) + keras.updates()
-            + list(output.updates or ()))
+        loss, updates = _loss_on_one_device(model_fn, batch, objectives, options)
         pairs = objectives.shaped(_pairs_on_one_device(each, objectives.of(each, loss), factor)
                                   for each in objectives)
-        # With several losses, every gradient is taken at the weights before the step; an own
-        # `minimize` takes others than those that are compared.
-        after = flat(loss) + updates + (
-            tensors_of(all_pairs(pairs)) if objectives.names is not None or any(
-                has_own_minimize(each.optimizer) for each in objectives) else [])
-        for each in objectives:
-            known = {variable.op.name for variable in tf.global_variables()}
-            with tf.control_dependencies(after), graph_walk.Recording(graph) as made:
-                train_op = _applied_on_one_device(
-                    each, objectives.of(each, loss), objectives.of(each, pairs),
-                    global_step if each is objectives[-1] else None, factor)
-            free_initial_values([variable for variable in tf.global_variables()
-                                 if variable.op.name not in known], made.operations, after)
-            after = [train_op]
-        if global_step is not None and not (
-                {op.name for op in Writes(graph).to(global_step)}
-                & {op.name for op in graph_walk.step_operations([train_op])}):
-            with tf.control_dependencies([train_op]):  # as the caller of such an optimizer does
-                train_op = tf.assign_add(global_step, 1).op
+        train_op = _step_on_one_device(objectives, loss, pairs, updates, global_step, factor)
         writes = Writes(graph)
         forward = [graph.get_operation_by_name(name)
                    for name in graph_walk.ancestors(flat(loss))]
@@ -114,6 +79,54 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
                 for each in objectives), train_op, steps, names)
             result['initial'] = initial
             return result, traits
+
+
+def _loss_on_one_device(model_fn, batch, objectives, options):
+    """`(loss, updates)` of the model function on the whole batch."""
+    with record_keras_calls() as keras, tf.variable_scope(
+            tf.get_variable_scope(), auxiliary_name_scope=False,
+            custom_getter=_registering_tensors):
+        output = to_model_output(call_model_fn(model_fn, batch), True, objectives.names)
+    loss = output.loss
+    if options.get('regularization') == 'add':
+        if objectives.names is not None:
+            raise InvalidArgumentError("regularization='add', and there are several losses.")
+        known = graph_walk.ancestors([loss])
+        registered = tf.losses.get_regularization_losses()
+        loss = tf.add_n([loss] + [
+            tf.cast(each, loss.dtype) for each in registered + [
+                each for each in keras.weight_losses()
+                if not is_computed_from(registered + [loss], each)]
+            + keras.activity_losses() if each.op.name not in known])
+    updates = [] if options.get('update_ops') == 'none' else (
+        tf.get_collection(tf.GraphKeys.UPDATE_OPS) + keras.updates()
+        + list(output.updates or ()))
+    return loss, updates
+
+
+def _step_on_one_device(objectives, loss, pairs, updates, global_step, factor):
+    """The operation of a step: the update by each loss, after the model's own updates."""
+    graph = tf.get_default_graph()
+    # With several losses, every gradient is taken at the weights before the step; an own
+    # `minimize` takes others than those that are compared.
+    after = flat(loss) + updates + (
+        tensors_of(all_pairs(pairs)) if objectives.names is not None or any(
+            has_own_minimize(each.optimizer) for each in objectives) else [])
+    for each in objectives:
+        known = {variable.op.name for variable in tf.global_variables()}
+        with tf.control_dependencies(after), graph_walk.Recording(graph) as made:
+            train_op = _applied_on_one_device(
+                each, objectives.of(each, loss), objectives.of(each, pairs),
+                global_step if each is objectives[-1] else None, factor)
+        free_initial_values([variable for variable in tf.global_variables()
+                             if variable.op.name not in known], made.operations, after)
+        after = [train_op]
+    if global_step is not None and not (
+            {op.name for op in Writes(graph).to(global_step)}
+            & {op.name for op in graph_walk.step_operations([train_op])}):
+        with tf.control_dependencies([train_op]):  # as the caller of such an optimizer does
+            train_op = tf.assign_add(global_step, 1).op
+    return train_op
 
 
 def _pairs_on_one_device(objective, loss, factor):
@@ -183,12 +196,7 @@ def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduct
                 tf.Session(config=session_config(devices)) as session:
             _initialize(session)
             names = _names_on_one_device(tf.global_variables(), initial)
-            values, assignments, fed = dict(initial), [], {}
-            for variable in tf.global_variables():
-                if names[variable.op.name] in values:
-                    value = tf.placeholder(variable.dtype.base_dtype)
-                    assignments.append(tf.assign(variable, value, validate_shape=False).op)
-                    fed[value] = values[names[variable.op.name]]
+            assignments, fed = assigned(dict(initial), names)
             session.run(assignments, fed)
             from_batch = _computed_from_batch(session, built.plan.initial_of_first)
             session.run(assignments, fed)
@@ -198,6 +206,23 @@ def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduct
                             sum_of_losses)
             result['initial value'] = {names[name]: value for name, value in from_batch.items()}
             return result, result['also']
+
+
+def assigned(values, names):
+    """`(operations, what to feed)` that give variables the values of one device.
+
+    Args:
+      values: dict from names on one device.
+      names: dict from the variables' names to those on one device; others have the same.
+    """
+    operations, fed = [], {}
+    for variable in tf.global_variables():
+        name = names.get(variable.op.name, variable.op.name)
+        if name in values:
+            value = tf.placeholder(variable.dtype.base_dtype)
+            operations.append(tf.assign(variable, value, validate_shape=False).op)
+            fed[value] = values[name]
+    return operations, fed
 
 
 def _computed_from_batch(session, names):

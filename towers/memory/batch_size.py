@@ -1,10 +1,7 @@
-"""The sizes of a step's tensors at another batch size than the towers were built with.
+"""A step's graph at a batch size, where the towers were built with a batch of unknown size.
 
-Built with a batch of unknown size: the graph is imported into another one, with the size written
-into the operations that the shards come from, and TensorFlow infers the shapes anew. Built with a
-batch of static size: constants in many places of the graph were made from that size, so the sizes
-of the tensors that hold the batch are scaled instead. These tensors are found by following the
-graph from the shards on, operation by operation.
+The graph is imported into another one, with the size written into the operations that the shards
+come from, and TensorFlow infers the shapes anew.
 """
 
 import tensorflow.compat.v1 as tf
@@ -15,23 +12,6 @@ from towers.graph.nests import leaves_of
 from towers.graph.op_types import PLACEHOLDERS
 from towers.tower.shards import sizes_of_shards
 
-# Operations whose output has no batch dimension, whatever their inputs are.
-_CONTRACT = frozenset([
-    'BiasAddGrad', 'Conv2DBackpropFilter', 'Conv3DBackpropFilterV2', 'L2Loss', 'Shape', 'ShapeN',
-    'DepthwiseConv2dNativeBackpropFilter', 'Size', 'Rank', 'UnsortedSegmentSum', 'ScatterNd',
-    'BroadcastGradientArgs', 'InvertPermutation'])
-# Operations of which only the first output has a batch dimension.
-_FIRST_OUTPUT = ('FusedBatchNorm', 'FusedBatchNormGrad')
-_REDUCTIONS = frozenset(['All', 'Any', 'ArgMax', 'ArgMin', 'Max', 'Mean', 'Min', 'Prod', 'Sum'])
-# Operations that make a tensor of a given shape.
-_SHAPED = frozenset(['BroadcastTo', 'Const', 'Fill', 'Tile', 'OnesLike', 'ZerosLike'])
-_WHOLE = -1  # stands for the batch of all towers; other numbers for the shard of that tower
-
-
-def shards_of(built):
-    """The number of examples that each tower was built with: list of ints, None if not static."""
-    return [tower.size if isinstance(tower.size, int) else None for tower in built.towers]
-
 
 def shard_sizes(built, batch_size):
     """The number of examples of each tower for a batch of `batch_size`: list of ints.
@@ -40,9 +20,6 @@ def shard_sizes(built, batch_size):
       InvalidArgumentError: the batch does not divide among the towers.
     """
     count = len(built.towers)
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InvalidArgumentError('batch_size=%r: expected a number of examples, 1 at least.'
-                                   % (batch_size,))
     parts = '%d %s' % (count, 'towers' if count == len(built.devices) else 'micro-batches')
     unit = sum(built.plan.shares)
     if batch_size % unit and built.plan.remainder == 'error':
@@ -122,104 +99,3 @@ _SHAPE_POSITION = {'Identity': 0, 'PlaceholderWithDefault': 0, 'SparseSlice': 2}
 def _set_first(shape, size):
     if not shape.unknown_rank and shape.dim and shape.dim[0].size == -1:
         shape.dim[0].size = size
-
-
-class ScaledSizes:
-    """Numbers of elements at another batch size; called with a tensor.
-
-    >>> StepGraph(fetches, size_of=ScaledSizes(built, fetches, 256))
-    """
-
-    def __init__(self, built, fetches, batch_size):
-        """
-        Args:
-          built: `BuiltTowers`, whose batch has a static size.
-          fetches: operations.
-          batch_size: examples.
-        """
-        self._old = shards_of(built)
-        self._new = shard_sizes(built, batch_size)
-        self._old_batch, self._new_batch = built.plan.batch_size, batch_size
-        self._towers = built.towers
-        self._batch = {}  # name of a tensor: the tower whose number of examples is in its shape
-        operations = graph_walk.step_operations(fetches)
-        order = {op.name: number for number, op in enumerate(operations[0].graph.get_operations())}
-        operations.sort(key=lambda op: order[op.name])
-        shards = {op.name: number for number, ops in enumerate(shard_operations(built))
-                  for op in ops}
-        sources = graph_walk.ancestors([tensor for ops in shard_operations(built) for op in ops
-                                        for tensor in op.outputs])
-        for op in operations:
-            if op.name in shards:
-                self._mark(op, shards[op.name])
-            elif op.name in sources:
-                self._mark_source(op)
-            else:
-                self._follow(op)
-
-    def __call__(self, tensor):
-        elements = tensor.shape.num_elements()
-        tower = self._batch.get(tensor.name)
-        if elements is None or tower is None:
-            return elements
-        return elements // self._examples(tower) * (
-            self._new_batch if tower == _WHOLE else self._new[tower])
-
-    def _examples(self, tower):
-        return self._old_batch if tower == _WHOLE else self._old[tower]
-
-    def _mark(self, op, tower, outputs=None):
-        for tensor in op.outputs[:outputs]:
-            elements = tensor.shape.num_elements()
-            if elements and elements % self._examples(tower) == 0:
-                self._batch[tensor.name] = tower
-
-    def _mark_source(self, op):
-        """Marks an operation before the shards: it has the whole batch, or a tower's part of it."""
-        for tensor in op.outputs:
-            first = tensor.shape.as_list()[0] if tensor.shape.ndims else None
-            if first == self._old_batch:
-                self._batch[tensor.name] = _WHOLE
-            elif first in self._old and any(other.name in self._batch for other in op.inputs):
-                self._batch[tensor.name] = self._old.index(first)
-
-    def _follow(self, op):
-        towers = {self._batch[tensor.name] for tensor in op.inputs if tensor.name in self._batch}
-        if op.type in _CONTRACT:
-            return
-        if not towers:
-            self._made_here(op)
-            return
-        tower = towers.pop() if len(towers) == 1 else _WHOLE
-        if op.type == 'MatMul':
-            one, other = [tensor.name in self._batch for tensor in op.inputs[:2]]
-            if not (one and not op.get_attr('transpose_a') or other and op.get_attr('transpose_b')):
-                return
-        if op.type in _REDUCTIONS and self._reduces_first(op):
-            return
-        self._mark(op, tower, 1 if op.type.startswith(_FIRST_OUTPUT) else None)
-
-    @staticmethod
-    def _reduces_first(op):
-        axes = tf.get_static_value(op.inputs[1])
-        rank = op.inputs[0].shape.ndims
-        return axes is None or rank is None or any(
-            int(axis) % max(rank, 1) == 0 for axis in axes.reshape([-1]))
-
-    def _made_here(self, op):
-        """Notes an operation without the batch among its inputs whose static shape has it."""
-        if not (op.type in _SHAPED or graph_walk.is_random(op) or op.type.startswith('Stateless')):
-            return
-        for number, tower in enumerate(self._towers):
-            if tower.has(op.name):
-                for tensor in op.outputs:
-                    shape = tensor.shape.as_list() if tensor.shape.ndims else [None]
-                    if shape[0] == self._old[number] and (
-                            op.type != 'Const' or len(shape) > 1 and _is_one_value(op)):
-                        self._batch[tensor.name] = number
-
-
-def _is_one_value(op):
-    """Whether a constant is one number, repeated."""
-    value = op.get_attr('value')
-    return len(value.tensor_content) <= 16 and value.ByteSize() < 64

@@ -1,6 +1,7 @@
-"""The largest batch whose step fits into a device's memory."""
+"""The memory of a device, and the largest batch whose step fits into it."""
 
 import collections
+import os
 import re
 import typing
 
@@ -10,11 +11,12 @@ from towers.arguments import check_count, check_function, check_instance, check_
 from towers.api.built import BuiltTowers
 from towers.errors import InvalidArgumentError, MeasurementError, OutOfMemoryError
 from towers.memory.account import memory_account
-from towers.memory.limits import device_limit
 from towers.memory.measure import checked_start, measure_memory
+from towers.placement.devices import is_gpu, session_config
 
 MOST_PER_TOWER = 1 << 16  # examples, the end of the search
 _TRIES = 6
+_CGROUPS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
 
 
 class FittedBatch(collections.namedtuple('FittedBatch', 'batch_size per_tower limit account '
@@ -71,35 +73,22 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[int] = None,
             raise InvalidArgumentError('most=%d examples leave some of %d %s without one.' % (
                 most, count, 'towers' if micro_batches == 1 else 'micro-batches'))
         most_of_each = min(most // count, MOST_PER_TOWER)
-    accounts = {}
-
-    def fits(size):
-        accounts[size] = memory_account(built, size * count, **options)
-        return accounts[size].peak <= limit
-    if not fits(1):
+    account = memory_account(built, count, **options)
+    if account.peak > limit:
         raise OutOfMemoryError(
             'not one example a %s fits: a step of %d takes %.1f MB by the account, and there '
-            'are %.1f MB. %s' % (part, count, accounts[1].peak / 1e6, limit / 1e6,
-                                 _largest_text(accounts[1])))
-    good, too_many = 1, None
-    while too_many is None and good < most_of_each:
-        guess = min(good * 2, most_of_each)
-        if fits(guess):
-            good = guess
+            'are %.1f MB. The largest: %s.' % (
+                part, count, account.peak / 1e6, limit / 1e6, account.largest()))
+    good, too_many = 1, most_of_each + 1
+    while too_many - good > max(1, good // 64):
+        guess = min(2 * good, (good + too_many) // 2)
+        guessed = memory_account(built, guess * count, **options)
+        if guessed.peak <= limit:
+            good, account = guess, guessed
         else:
             too_many = guess
-    # Memory is nearly linear in the batch, so a straight line through two sizes is near.
-    while too_many is not None and too_many - good > max(1, good // 64):
-        low, high = accounts[good].peak, accounts[too_many].peak
-        between = good + int((too_many - good) * (limit - low) / float(max(high - low, 1)))
-        guess = min(max(between, good + 1), too_many - 1)
-        if fits(guess):
-            good = guess
-        else:
-            too_many = guess
-    return FittedBatch(good * count, good * micro_batches * max(built.plan.shares), limit,
-                       accounts[good], None,
-                       micro_batches)
+    return FittedBatch(good * count, good * micro_batches * max(built.plan.shares), limit, account,
+                       None, micro_batches)
 
 
 def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Optional[int] = None,
@@ -137,26 +126,24 @@ def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Opti
     say = say or (lambda line: None)
     with tf.Graph().as_default():
         built, _ = called_build(build, first)
-        limit = _limit(memory_limit, built)
-        goal, count = limit, sum(built.plan.shares)
+        goal = limit = _limit(memory_limit, built)
         for _ in range(_TRIES):
             fitted = largest_batch(built, goal, most, **options)._replace(limit=limit)
             try:
-                measured = _run(build, fitted.batch_size, config)
+                fitted = fitted._replace(measured=_run(build, fitted.batch_size, config))
             except tf.errors.ResourceExhaustedError as error:
                 if not is_out_of_memory(error):
                     raise
                 say('batch %d ran out of memory: trying less' % fitted.batch_size)
                 goal = int(min(goal, fitted.account.peak) * 0.9)
-                most = max(count, fitted.batch_size - count)  # never the same one again
-                continue
-            fitted = fitted._replace(measured=measured)
-            if measured is None or measured.peak <= limit:
-                say(str(fitted))
-                return fitted
-            say('%s: trying less' % (fitted,))
-            goal = int(goal * min(0.95, limit / float(measured.peak)))
-            most = max(count, fitted.batch_size - count)
+            else:
+                if fitted.measured is None or fitted.measured.peak <= limit:
+                    say(str(fitted))
+                    return fitted
+                say('%s: trying less' % (fitted,))
+                goal = int(goal * min(0.95, limit / float(fitted.measured.peak)))
+            unit = sum(built.plan.shares)
+            most = max(unit, fitted.batch_size - unit)  # never the same one again
     raise OutOfMemoryError(
         'no batch was found that fits %.1f MB: %d were run, the last of %d examples. Give a '
         'batch size, or more memory.' % (limit / 1e6, _TRIES, fitted.batch_size))
@@ -198,13 +185,43 @@ def _run(build, batch_size, config):
             return None
 
 
+def device_limit(devices, config=None):
+    """Bytes that TensorFlow may use on the device with the least memory; all CPUs share theirs.
+
+    GPUs among the devices are initialised, as by a session.
+
+    Args:
+      devices: list of canonical names.
+      config: `tf.ConfigProto` of the session to run on the devices; None for `session_config`'s.
+    """
+    limits = []
+    if any(not is_gpu(device) for device in devices):
+        limits.append(_of_cpus())
+    gpus = [device for device in devices if is_gpu(device)]
+    if gpus:
+        with tf.Session(graph=tf.Graph(), config=config or session_config(gpus)) as session:
+            limits += [device.memory_limit_bytes for device in session.list_devices()
+                       if any(device.name.endswith(gpu) for gpu in gpus)]
+    return min(limits)
+
+
+def _of_cpus():
+    limits = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]
+    for path in _CGROUPS:
+        try:
+            with open(path) as opened:
+                limits.append(int(opened.read()))
+        except (OSError, ValueError):  # another kind of control group, or 'max'
+            continue
+    if os.environ.get('TF_CPU_ALLOCATOR_USE_BFC', '').lower() in ('1', 'true'):
+        pool = os.environ.get('TF_CPU_BFC_MEM_LIMIT_IN_MB', '')
+        if pool.isdigit():
+            limits.append(int(pool) << 20)
+    return min(limits)
+
+
 def _limit(memory_limit, built):
     if memory_limit is None:
         return device_limit(built.devices)
     check_count('memory_limit', memory_limit)
     return int(memory_limit)
-
-
-def _largest_text(account):
-    return 'The largest: ' + '; '.join('%s, %.1f MB (%s)' % (
-        tensor.name, tensor.bytes / 1e6, tensor.kind) for tensor in account.largest()) + '.'

@@ -5,6 +5,8 @@ records, on TF 1.15.5 and 2.21. A type of operation that is not named here alloc
 nothing else.
 """
 
+import os
+
 import tensorflow.compat.v1 as tf
 
 from towers.graph.op_types import HAND_ON, RESHAPES
@@ -54,11 +56,7 @@ def updated_inputs(node):
     """Numbers of the inputs with the handles of the variables that an update writes in place."""
     if node.type == 'AssignVariableOp':
         return ()  # the variable takes over the value's memory
-    last = {'ResourceApplyMomentum': 2, 'ResourceApplyKerasMomentum': 2, 'ResourceApplyAdam': 3,
-            'ResourceApplyRMSProp': 3, 'ResourceApplyAdagrad': 2, 'ResourceApplyAdagradV2': 2,
-            'ResourceApplyAdadelta': 3, 'ResourceApplyFtrl': 3, 'ResourceApplyCenteredRMSProp': 4
-            }.get(node.type, 1)
-    return tuple(range(last))
+    return [number for number, tensor in enumerate(node.op.inputs) if tensor.dtype == tf.resource]
 
 
 def is_variable(kind):
@@ -109,7 +107,7 @@ def _cuts_first_dimension(node):
     return all(part[1:] == whole[1:] for part in parts) and len(whole) > 0
 
 
-def scratch(node, threads=2, onednn=False):
+def scratch(node, onednn=False):
     """Bytes that a kernel on a CPU takes for itself while it runs, without oneDNN.
 
     A convolution's gradient lays out the patches of some images at a time, of as many as fill 30 MB
@@ -118,7 +116,6 @@ def scratch(node, threads=2, onednn=False):
 
     Args:
       node: `Node`.
-      threads: number of threads that the operation has.
       onednn: whether oneDNN's convolutions run, which take next to nothing.
     """
     if node.idle:
@@ -142,41 +139,11 @@ def scratch(node, threads=2, onednn=False):
         return 0
     images = -(-_CACHE_FLOATS // work)
     if node.type.endswith('Input') and (
-            gradient[0] == 1 or work // max(threads, 1) >= (256 << 10) // 4):
+            gradient[0] == 1 or work // (os.cpu_count() or 1) >= (256 << 10) // 4):
         images = 1
     return 4 * images * places * patch
-
-
-def seconds(node):
-    """About how long an operation takes on one core; it decides which operation ends first."""
-    if node.idle:
-        return 2e-6
-    moved = sum(node.sizes) + sum(other.sizes[index] for other, index in node.inputs
-                                  if index < len(other.sizes))
-    products = 0
-    if node.type in ('Conv2D', 'Conv2DBackpropInput', 'Conv2DBackpropFilter'):
-        if node.type == 'Conv2D':
-            outputs, weights = node.shapes[0], _shape(node, 1)
-        else:
-            outputs = _shape(node, 2)
-            weights = node.shapes[0] if node.type.endswith('Filter') else _shape(node, 1)
-        if outputs and weights:
-            products = _count(outputs) * weights[0] * weights[1] * weights[2]
-    elif node.type in ('MatMul', 'BatchMatMul', 'BatchMatMulV2'):
-        one, output = _shape(node, 0), node.shapes[0]
-        if one and output:
-            products = _count(output) * one[-2 if node.op.get_attr(
-                'transpose_a' if node.type == 'MatMul' else 'adj_x') else -1]
-    return 2e-6 + moved / 8e9 + products / 4e10
 
 
 def _shape(node, number):
     other, index = node.inputs[number]
     return other.shapes[index]
-
-
-def _count(shape):
-    total = 1
-    for side in shape:
-        total *= side
-    return total

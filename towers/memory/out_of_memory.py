@@ -1,6 +1,5 @@
 """The error, and the advice in it, when a step runs out of memory."""
 
-import collections
 import contextlib
 import re
 import typing
@@ -11,70 +10,12 @@ from towers.arguments import check_count, check_instance, directory_name
 from towers.api.built import BuiltTowers
 from towers.errors import OutOfMemoryError
 from towers.memory.account import memory_account
-from towers.memory.fit import is_out_of_memory, largest_batch
-from towers.memory.limits import device_limit
+from towers.memory.fit import device_limit, is_out_of_memory, largest_batch
 from towers.placement.devices import is_gpu, short_name
 from towers.tower.objectives import all_pairs
 
 _TENSOR = re.compile(r'shape\[([\d,]*)\](?: and type (\w+))?(?: on (\S+))?')
 _NODE = re.compile(r'\{\{node ([^}]+)\}\}|\[\[(?:node )?([^\s\]{]+)')
-_MOST_MICRO_BATCHES = 64
-
-Remedy = collections.namedtuple('Remedy', 'what peak text')
-"""A remedy: its name, the bytes of a step with it (None: no help here), and a text."""
-
-
-def remedies(built, limit, batch_size=None, **options):
-    """Estimates a step's memory with accumulation, recomputation, more towers, or stages.
-
-    For accumulation: an account of the micro-batch, plus the accumulated gradients. For
-    recomputation: 2 sqrt(n) of the n kept activations stay, of their mean size. For twice as many
-    towers: an account of half of the batch. For two stages: half of the peak.
-
-    Args:
-      built: what `build_towers` returned.
-      limit: bytes of each memory.
-      batch_size: examples of a step; None for the size that the towers were built with.
-      **options: further arguments of `memory_account`.
-
-    Returns:
-      List of `Remedy`.
-    """
-    account = memory_account(built, batch_size, **options)
-    batch_size, count, unit = account.batch_size, len(built.towers), sum(built.plan.shares)
-    fullest = max(account.pools(), key=lambda each: each.peak)
-    shared = not any(is_gpu(device) for device in built.devices)
-    trained = sum(variable.get_shape().num_elements() * variable.dtype.base_dtype.size
-                  for _, variable in all_pairs(built.gradients)
-                  if variable.get_shape().is_fully_defined())
-    found, tried, pieces = [], None, 2
-    while pieces <= min(_MOST_MICRO_BATCHES, batch_size // unit):
-        if batch_size % (pieces * unit) == 0:
-            peak = memory_account(built, batch_size // pieces, **options).peak + trained * (
-                count if shared else 1)
-            tried = Remedy('accumulation', peak, 'accumulate=%d, micro-batches of %d: %s' % (
-                pieces, batch_size // pieces, _megabytes(peak)))
-            if peak <= limit:
-                break
-        pieces *= 2
-    if tried is not None:
-        found.append(tried)
-    kept = [tensor.bytes for tensor in fullest.tensors if tensor.kind == 'activations']
-    if kept:
-        saved = sum(kept) * max(0., 1. - 2. / len(kept) ** 0.5)
-        peak = int(fullest.peak - saved)
-        found.append(Remedy('recomputation', peak, "recompute='auto': about %s" % _megabytes(peak)))
-    if shared:
-        found.append(Remedy('more towers', None, 'more towers: no help, as CPUs share one memory'))
-        found.append(Remedy('stages', None, 'stages: no help, as CPUs share one memory'))
-    else:
-        if batch_size // 2 >= unit:
-            peak = memory_account(built, batch_size // 2 // unit * unit, **options).peak
-            found.append(Remedy('more towers', peak, '%d towers: %s each' % (
-                2 * count, _megabytes(peak))))
-        peak = fullest.peak // 2
-        found.append(Remedy('stages', peak, 'two stages a tower: about %s each' % _megabytes(peak)))
-    return found
 
 
 def out_of_memory(error, built, checkpoint=None, memory_limit=None, batch_size=None):
@@ -101,9 +42,7 @@ def out_of_memory(error, built, checkpoint=None, memory_limit=None, batch_size=N
         lines.append('A step of batch %d takes %s at its worst moment, by the account; there are '
                      '%s. The largest of it: %s.' % (
                          account.batch_size, _megabytes(account.peak), _megabytes(limit),
-                         '; '.join('%s, %s (%s)' % (tensor.name, _megabytes(tensor.bytes),
-                                                    tensor.kind)
-                                   for tensor in account.largest())))
+                         account.largest()))
         try:
             fitted = largest_batch(built, limit)
             lines.append('The largest batch that should fit: %d, %d a tower.' % (
@@ -111,10 +50,38 @@ def out_of_memory(error, built, checkpoint=None, memory_limit=None, batch_size=N
         except OutOfMemoryError:
             lines.append('No batch fits, not one example a tower.')
         lines.append('What it would take otherwise: %s.' % '; '.join(
-            remedy.text for remedy in remedies(built, limit, batch_size)))
+            _remedies(built, account, limit)))
     if checkpoint:
         lines.append('Nothing of this step was saved; the run goes on from %s.' % checkpoint)
     return OutOfMemoryError(' '.join(lines))
+
+
+def _remedies(built, account, limit):
+    """Texts: the memory with accumulation, recomputation, more towers, or stages, by estimates."""
+    size, count, unit = account.batch_size, len(built.towers), sum(built.plan.shares)
+    fullest = max(account.pools(), key=lambda each: each.peak)
+    shared = not any(is_gpu(device) for device in built.devices)
+    sums = (count if shared else 1) * sum(
+        (variable.get_shape().num_elements() or 0) * variable.dtype.base_dtype.size
+        for _, variable in all_pairs(built.gradients))
+    found = []
+    pieces = [each for each in (2, 4, 8, 16, 32, 64) if size % (each * unit) == 0]
+    for each in pieces:
+        peak = memory_account(built, size // each).peak + sums
+        if peak <= limit or each == pieces[-1]:
+            found.append('accumulate=%d, micro-batches of %d: %s' % (
+                each, size // each, _megabytes(peak)))
+            break
+    kept = [tensor.bytes for tensor in fullest.tensors if tensor.kind == 'activations']
+    if kept:  # of n activations 2 sqrt(n) stay
+        saved = sum(kept) * max(0., 1. - 2. / len(kept) ** 0.5)
+        found.append("recompute='auto': about %s" % _megabytes(fullest.peak - saved))
+    if shared:
+        return found + ['more towers, or stages: no help, as CPUs share one memory']
+    if size // 2 >= unit:
+        found.append('%d towers: %s each' % (2 * count, _megabytes(
+            memory_account(built, size // 2 // unit * unit).peak)))
+    return found + ['two stages a tower: about %s each' % _megabytes(fullest.peak / 2)]
 
 
 @contextlib.contextmanager
@@ -123,7 +90,7 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
                             batch_size: typing.Optional[int] = None) -> typing.Iterator[None]:
     """A context in which a step that runs out of memory raises an `OutOfMemoryError` with advice.
 
-    >>> with towers.out_of_memory_explained(built):
+    >>> with towers.out_of_memory_explained(built):  # around a MonitoredTrainingSession as well
     ...     session.run(built.train_op)
 
     Args:
@@ -135,7 +102,12 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
       OutOfMemoryError: in place of the `tf.errors.ResourceExhaustedError`, which is its cause.
       InvalidArgumentError: an argument of another kind.
     """
-    _check_arguments(built, directory, memory_limit, batch_size)
+    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    if directory is not None:
+        directory_name('directory', directory, 'the name of a directory, or None')
+    for name, value in (('memory_limit', memory_limit), ('batch_size', batch_size)):
+        if value is not None:
+            check_count(name, value)
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:
@@ -145,38 +117,6 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
         if reason is None:
             raise
         raise reason from error
-
-
-class OutOfMemoryHook(tf.train.SessionRunHook):
-    """`out_of_memory_explained` for a loop with hooks, such as `tf.train.MonitoredTrainingSession`.
-
-    TensorFlow tells hooks nothing of an error, so this one replaces the session's own `run`.
-    """
-
-    def __init__(self, built: BuiltTowers, directory: typing.Optional[str] = None,
-                 memory_limit: typing.Optional[int] = None,
-                 batch_size: typing.Optional[int] = None):
-        """Takes the arguments of `out_of_memory_explained`."""
-        _check_arguments(built, directory, memory_limit, batch_size)
-        self._arguments = built, directory, memory_limit, batch_size
-
-    def after_create_session(self, session, coord):
-        """Puts itself around `session.run`."""
-        plain = session.run
-
-        def run(*args, **keywords):
-            with out_of_memory_explained(*self._arguments):
-                return plain(*args, **keywords)
-        session.run = run
-
-
-def _check_arguments(built, directory, memory_limit, batch_size):
-    check_instance('built', built, BuiltTowers, 'what build_towers returned')
-    if directory is not None:
-        directory_name('directory', directory, 'the name of a directory, or None')
-    for name, value in (('memory_limit', memory_limit), ('batch_size', batch_size)):
-        if value is not None:
-            check_count(name, value)
 
 
 def _node_name(error):
@@ -200,14 +140,9 @@ def _wanted(error):
     if found is None:
         return ''
     shape = [int(side) for side in found.group(1).split(',') if side]
-    kind = found.group(2) or 'float'
-    size = {'float': 4, 'double': 8, 'half': 2, 'bfloat16': 2, 'int32': 4, 'int64': 8,
-            'uint8': 1, 'int8': 1, 'bool': 1}.get(kind)
-    elements = 1
-    for side in shape:
-        elements *= side
-    return ', for a tensor of shape %s%s' % (
-        shape, '' if size is None else ' (%s, %s)' % (kind, _megabytes(elements * size)))
+    size = tf.as_dtype(found.group(2) or 'float').size * tf.TensorShape(shape).num_elements()
+    return ', for a tensor of shape %s (%s, %s)' % (
+        shape, found.group(2) or 'float', _megabytes(size))
 
 
 def _megabytes(count):

@@ -1,23 +1,17 @@
-"""A step as TensorFlow's executors run it: what is in memory after each operation.
+"""A step as TensorFlow's executor runs it: what is in memory after each operation.
 
-The order, in TF 1.15 to 2.21 (`executor.cc`): an operation is ready when the last of its inputs is
-ready. A thread that has finished an operation goes on with the cheap operations that this made
-ready, in the order in which they became ready, then with the last of the costly ones; it puts the
-other costly ones in front of its own queue. A thread without work takes from the front of its own
-queue, then from the back of another thread's. So costly branches are run depth first, and a second
-thread takes the operation that has waited longest. All CPU devices of a process share these
-threads. A GPU's operations count as cheap: one after the other, in the order of readiness.
+An operation is ready when the last of its inputs is ready, and ready operations run first come
+first served. The executor has two or more threads, of which each prefers what it has just made
+ready; on average that is near this order, and the peaks are within 10 % of measured ones. (One
+thread alone would put off all gradients of weights, and 15 % more memory.)
 
 An operation lets go of its inputs when it has finished; an output is freed when the last operation
 that takes it has finished.
 """
 
 import collections
-import heapq
 
 from towers.memory import kernels
-
-COSTLY_SECONDS = 4e-6
 
 
 class Buffer:
@@ -60,14 +54,9 @@ class Run:
         self.events = 0
         self.peaks = {}
         self._now = collections.Counter()
-        self._node = None
-
-    def at(self, node):
-        """Notes the operation that allocates and frees buffers from now on."""
-        self._node = node
 
     def allocate(self, size, device, node, output=0, what='output'):
-        """A new `Buffer`."""
+        """A new `Buffer`, which an operation takes."""
         self.events += 1
         buffer = Buffer(size, device, node, output, what, self.events)
         self.buffers.append(buffer)
@@ -75,7 +64,7 @@ class Run:
             for place in (device, None):
                 self._now[place] += size
                 if self._now[place] > self.peaks.get(place, (0,))[0]:
-                    self.peaks[place] = (self._now[place], self.events, self._node)
+                    self.peaks[place] = (self._now[place], self.events, node)
         return buffer
 
     def free(self, buffer):
@@ -92,18 +81,17 @@ class Run:
                 and device in (None, buffer.device) and buffer.size]
 
 
-def simulate(step, threads=2, onednn=False):
+def simulate(step, onednn=False):
     """Runs a step without computing anything.
 
     Args:
       step: `StepGraph`.
-      threads: how many operations may run at once on CPUs.
       onednn: whether oneDNN's kernels run on CPUs.
 
     Returns:
       `Run`.
     """
-    return _Simulation(step, threads, onednn).run()
+    return _Simulation(step, onednn).run()
 
 
 def _both_cpus(one, other):
@@ -116,8 +104,8 @@ def _task(device):
 
 class _Simulation:
 
-    def __init__(self, step, threads, onednn):
-        self._threads, self._onednn = threads, onednn
+    def __init__(self, step, onednn):
+        self._onednn = onednn
         self._run = Run()
         self._nodes = [node for node in step.nodes if not node.folded]
         self._waits = {}  # operation: how many others it waits for
@@ -135,7 +123,6 @@ class _Simulation:
                 1, len(sources))
             for source in sources:
                 self._takers[source].append(node)
-        self._seconds = {node.number: kernels.seconds(node) for node in self._nodes}
 
     def run(self):
         """See `simulate`."""
@@ -145,29 +132,18 @@ class _Simulation:
                                             what='variable')
                 buffer.references, buffer.variable = 1, node
                 self._variables[node.number] = buffer
-        workers = _Workers(self._threads, sorted({
-            node.device for node in self._nodes if 'CPU' not in node.device}))
-        started = {node.number for node in self._nodes if not self._waits[node.number]}
-        for node in self._nodes:
-            if node.number in started:
-                workers.add_root(node)
-        running, count, now = [], 0, 0.
-        while True:
-            for worker, node in workers.take_all():
-                self._begin(node)
-                count += 1
-                heapq.heappush(running, (now + self._seconds[node.number], count, worker, node))
-            if not running:
-                return self._run
-            now, _, worker, node = heapq.heappop(running)
-            ready = []
+        waiting = collections.deque(node for node in self._nodes if not self._waits[node.number])
+        started = {node.number for node in waiting}
+        while waiting:
+            node = waiting.popleft()
+            self._begin(node)
             for taker in self._takers[node.number]:
                 self._waits[taker.number] -= 1
                 if self._waits[taker.number] <= 0 and taker.number not in started:
                     started.add(taker.number)
-                    ready.append(taker)
+                    waiting.append(taker)
             self._end(node)
-            workers.finished(worker, ready, self._seconds)
+        return self._run
 
     # ---- one operation ---------------------------------------------------------------------------
 
@@ -183,12 +159,11 @@ class _Simulation:
                               self._held.get((other.number, index, None)))
 
     def _begin(self, node):
-        self._run.at(node)
         if kernels.is_update(node.type):
             for position in kernels.updated_inputs(node):
                 self._take_over(node, node.inputs[position][0])
         buffers = self._outputs(node)
-        size = kernels.scratch(node, self._threads, self._onednn) if 'CPU' in node.device else 0
+        size = kernels.scratch(node, self._onednn) if 'CPU' in node.device else 0
         if size:
             scratch = self._run.allocate(size, node.device, node, what='scratch')
             scratch.references = 1
@@ -273,66 +248,6 @@ class _Simulation:
         buffer.references -= 1
         if not buffer.references:
             self._run.free(buffer)
-
-
-class _Workers:
-    """Threads of the CPUs, and a queue for each other device."""
-
-    def __init__(self, threads, devices):
-        self._cpu = list(range(threads))
-        self._devices = {device: threads + number for number, device in enumerate(devices)}
-        count = threads + len(devices)
-        self._queues = [collections.deque() for _ in range(count)]
-        self._inline = [collections.deque() for _ in range(count)]
-        self._idle = set(range(count))
-        self._roots = 0
-
-    def add_root(self, node):
-        """An operation that waits for nothing."""
-        worker = self._devices.get(node.device, self._roots % len(self._cpu))
-        self._roots += 1
-        self._queues[worker].append(node)
-
-    def take_all(self):
-        """List of `(worker, Node)`: the operations that workers without work begin with."""
-        begun = []
-        for worker in sorted(self._idle):
-            node = self._take(worker)
-            if node is not None:
-                self._idle.discard(worker)
-                begun.append((worker, node))
-        return begun
-
-    def finished(self, worker, ready, seconds):
-        """Notes that a worker has ended an operation, and which operations that made ready."""
-        self._idle.add(worker)
-        costly = None
-        for node in ready:
-            if node.device in self._devices:
-                self._queues[self._devices[node.device]].append(node)
-            elif worker not in self._cpu:
-                self._queues[0].append(node)
-            elif seconds[node.number] < COSTLY_SECONDS:
-                self._inline[worker].append(node)
-            else:
-                if costly is not None:
-                    self._queues[worker].appendleft(costly)
-                costly = node
-        if costly is not None:
-            if self._inline[worker]:
-                self._queues[worker].appendleft(costly)
-            else:
-                self._inline[worker].append(costly)
-
-    def _take(self, worker):
-        for queue in (self._inline[worker], self._queues[worker]):
-            if queue:
-                return queue.popleft()
-        if worker in self._cpu:
-            for other in self._cpu:
-                if self._queues[other]:
-                    return self._queues[other].pop()
-        return None
 
 
 _MERGES = ('Merge', 'RefMerge')

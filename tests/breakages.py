@@ -1,0 +1,203 @@
+"""Breaks the code on purpose, one line at a time, and says which breakages no fast test notices.
+
+    $ python tests/breakages.py [--only=reduce/] [--check]
+
+Each entry is applied alone to a copy of the tree. It is named by its file and text, so that code
+that has moved on is an error: then the entry has to be renewed. `--check` only looks for the texts.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+# (file, old text, which is there once, new text, tests that should notice, in tests/)
+BREAKAGES = [
+    ('towers/tower/shards.py', 'share / sum(shares) for share in shares',
+     '1. / count for _ in shares', 'tower/test_shares.py'),
+    ('towers/tower/shards.py', "tf.device('/cpu:0'):", "tf.device('/cpu:1'):",
+     'inspect/test_audit.py'),
+    ('towers/tower/shards.py', 'tf.where_v2(weight > 0., value, tf.zeros_like(value))', 'value',
+     'tower/test_empty_shards.py tower/test_outputs.py'),
+    ('towers/tower/shards.py', 'size if rounds else size // unit * unit', 'size',
+     'tower/test_shards.py'),
+    ('towers/tower/outputs.py', 'weight) for value, weight in zip(values, weights)])',
+     'weights[0]) for value in values])', 'tower/test_outputs.py tower/test_shares.py'),
+    ('towers/tower/batch_values.py', "counted = weighted if role == 'mean' else if_any",
+     'counted = if_any', 'tower/test_batch_values.py'),
+    ('towers/tower/batch_values.py', "(weighted if role == 'mean_gradient' else if_any)",
+     'if_any', 'tower/test_batch_values.py'),
+    ('towers/tower/sync_batch_norm.py', '(count / tf.maximum(count - 1., 1.))', '1.',
+     'tower/test_batch_values.py'),
+    ('towers/tower/sync_batch_norm.py', 'offset - (mean - constant_mean) * factor',
+     'offset', 'tower/test_batch_values.py'),
+    ('towers/tower/gradients.py', 'loss if factor == 1 else loss * factor, self', 'loss, self',
+     'tower/test_regularization.py tower/test_regularization_matrix.py'),
+    ('towers/tower/gradients.py', 'data_loss = data_loss * scale\n', 'pass\n',
+     'api/test_build.py'),
+    ('towers/tower/losses.py', 'once = [each for each in outside if takes_out', 'once = [each for '
+     'each in outside if not takes_out', 'tower/test_regularization.py'),
+    ('towers/tower/copy.py', 'tf.device(TowerDevice(part.device)):', 'tf.device(None):',
+     'tower/test_copy.py inspect/test_audit.py'),
+    ('towers/tower/copy.py', "data + ['^' + op.name for op in waited_instead(\n"
+     '            waits_for, self._left_out)]', 'data', 'tower/test_inline_updates.py'),
+    ('towers/tower/local_state.py', 'others[tower - 1]', 'others[0]', 'tower/test_local_state.py'),
+    ('towers/tower/counters.py', 'compat.add_control_inputs(op, gates)', 'pass',
+     'tower/test_counters.py'),
+    ('towers/tower/balanced_partition.py', 'cuts.append(place - 1)', 'cuts.append(place)',
+     'tower/test_balanced_partition.py'),
+    ('towers/tower/staged.py', 'size * len(inputs), is_even=True', 'size, is_even=True',
+     'tower/test_staged.py'),
+    ('towers/reduce/combination.py', 'tf.add_n([dense(gradient, variable) for gradient in '
+     'gradients])', 'dense(gradients[0], variable)', 'reduce/test_combination.py'),
+    ('towers/reduce/combination.py', 'only_device(variable.device or None)', 'only_device(None)',
+     'reduce/test_combination.py'),
+    ('towers/reduce/accumulation.py', 'parts[start + 1:start + micro_batches]:',
+     'parts[start + 1:start + micro_batches - 1]:', 'reduce/test_accumulation.py'),
+    ('towers/reduce/accumulation.py', '_start_after(part, tensors_of(total), to_begin)', 'pass',
+     'reduce/test_accumulation.py'),
+    ('towers/reduce/all_reduce.py', '[last[tower]] if last[tower] is not None else []', '[]',
+     'reduce/test_all_reduce.py'),
+    ('towers/reduce/all_reduce.py', 'only_device(devices[tower])', 'only_device(devices[0])',
+     'reduce/test_all_reduce.py reduce/test_replicas.py'),
+    ('towers/reduce/all_reduce.py', 'tf.control_dependencies(reduced[1:])',
+     'tf.control_dependencies([])', 'reduce/test_all_reduce.py'),
+    ('towers/reduce/loss_scale.py', 'gradient = gradient / tf.cast(self.scale, gradient.dtype)',
+     'pass', 'reduce/test_loss_scale.py'),
+    ('towers/reduce/loss_scale.py', 'good >= rule.growth_steps', 'good > rule.growth_steps',
+     'reduce/test_loss_scale.py'),
+    ('towers/reduce/loss_scale.py', 'tf.maximum(self.scale / rule.factor, rule.least)',
+     'self.scale / rule.factor', 'reduce/test_loss_scale.py'),
+    ('towers/reduce/update.py', 'scopes.enter_context(tf.control_dependencies(after))', 'pass',
+     'reduce/test_update.py reduce/test_update_gates.py'),
+    ('towers/reduce/pipeline.py', 'min(num_stages - stage, micro_batches)',
+     'min(num_stages, micro_batches)', 'reduce/test_stage_pipeline.py'),
+    ('towers/reduce/replicas.py', 'return replicas[tower - 1] if replicas else variable',
+     'return replicas[0] if replicas else variable', 'reduce/test_replicas.py'),
+    ('towers/reduce/sparse_rows.py', 'rows, place = tf.unique(slices.indices)',
+     'rows, place = slices.indices, tf.range(tf.size(slices.indices))',
+     'reduce/test_sparse_rows.py'),
+    ('towers/recompute/segments.py', 'return sum(self.crossing[cut] for cut in cuts) + max(',
+     'return max(', 'recompute'),
+    ('towers/recompute/rewrite.py', '+ [each.name for each in op.control_inputs])', ')',
+     'recompute'),
+    ('towers/placement/variable_device.py', 'min(self.bytes_on, key=self.bytes_on.get)',
+     'max(self.bytes_on, key=self.bytes_on.get)', 'placement/test_variable_device.py'),
+    ('towers/placement/variable_device.py', 'self.bytes_on[before] -= bytes_of(variable)', 'pass',
+     'placement/test_variable_device.py'),
+    ('towers/graph/graph_walk.py', 'for other in op.control_inputs if waits(op) else ():',
+     'for other in ():', 'graph/test_graph_walk.py'),
+    ('towers/graph/invariance.py', 'list(made) + reads, control=True)', 'list(made) + reads)',
+     'graph/test_invariance.py'),
+    ('towers/api/train_ops.py', 'tf.control_dependencies(applied), only_device(request.global_step',
+     'tf.control_dependencies([]), only_device(request.global_step', 'api/test_train_ops.py'),
+    ('towers/api/reuse.py', 'shards.weights[number] * request.factor', 'shards.weights[number]',
+     'api/test_build.py tower/test_reuse.py'),
+    ('towers/run/averages.py', 'tf.control_dependencies([train_op])', 'tf.control_dependencies([])',
+     'run/test_averages.py'),
+    ('towers/run/learning_rate.py', 'math.sqrt(num_towers)', 'num_towers',
+     'run/test_learning_rate.py'),
+    ('towers/run/learning_rate.py', 'examples - boundary + 1.', 'examples - boundary',
+     'run/test_learning_rate.py'),
+    ('towers/run/evaluation.py', 'float(value) * size', 'float(value)', 'run/test_evaluation.py'),
+    ('towers/run/checkpoint_hook.py', 'and step // self._save_steps > self._saved_step // '
+     'self._save_steps', 'and step % self._save_steps == 0', 'run/test_checkpoint_hook.py'),
+    ('towers/run/step_clock.py', 'step = self.step + 1\n', 'step = self.step\n',
+     'run/test_step_clock.py run/test_summaries.py'),
+    ('towers/cluster/batch_weights.py', 'factor * self.own_examples()', 'factor',
+     'cluster/test_ring.py'),
+    ('towers/cluster/worker_data.py', 'files[cluster.rank::', 'files[0::',
+     'cluster/test_data_end.py'),
+    ('towers/cluster/drift_check.py', 'own[:, None] * tf.stack(sums)', 'own[:, None] * 0.',
+     'cluster/test_drift.py'),
+    ('towers/memory/simulation.py', 'and each.what != ', 'or each.what != ',
+     'memory/test_simulation.py'),
+    ('towers/memory/step_graph.py', 'waits[node.number] = found', 'pass',
+     'memory/test_step_graph.py memory/test_simulation.py'),
+    ('towers/memory/kernels.py', '4 * images * places * patch', '4 * places * patch',
+     'memory/test_kernels.py'),
+    ('towers/fronts/keras_towers.py', 'tower.index < count, tf.int32', 'tower.index <= count, '
+     'tf.int32', 'fronts/test_keras_model.py'),
+    ('towers/fronts/optimizer_calls.py', 'return loss / weight if self._divides else loss * weight',
+     'return loss', 'fronts/test_optimizer_calls.py'),
+    ('towers/inspect/audit.py', 'device in stages_of(tower.device) or _follows', 'True or _follows',
+     'inspect/test_audit.py'),
+    ('towers/inspect/check_report.py', '_largest(one[finite] - many[finite])', '0.',
+     'inspect/test_check.py'),
+    ('towers/checkpoint/files.py', 'in reversed(candidates):', 'in candidates:',
+     'checkpoint/test_checkpoint_damage.py checkpoint/test_checkpoint_files.py'),
+    ('towers/checkpoint/match.py', 'if dtypes[name] != dtype:', 'if False:',
+     'checkpoint/test_checkpoint_match.py'),
+    ('trainer/large_batch_optimizers.py', 'gradient + self._weight_decay * value', 'gradient',
+     'trainer/test_large_batch_optimizers.py'),
+    ('datasets/epochs.py', 'self.length -= num_examples % batch_size', 'pass',
+     'datasets/test_epochs.py'),
+    ('datasets/preprocessing.py', 'draws[MIRRORED] >= 0.5)', 'draws[MIRRORED] < 0.5)',
+     'datasets/test_preprocessing.py'),
+]
+
+
+def misplaced():
+    """Texts: the entries whose old text is not once in its file."""
+    found = []
+    for path, old, _, _ in BREAKAGES:
+        try:
+            with open(os.path.join(ROOT, path), encoding='utf-8') as source:
+                count = source.read().count(old)
+        except FileNotFoundError:
+            count = 0
+        if count != 1:
+            found.append('%s has %d times: %s' % (path, count, old))
+    return found
+
+
+def is_noticed(tree, path, old, new, tests):
+    """Whether a test fails with the breakage in the copy of the tree, which is mended after."""
+    path = os.path.join(tree, path)
+    with open(path, encoding='utf-8') as source:
+        whole = source.read()
+    try:
+        with open(path, 'w', encoding='utf-8') as broken:
+            broken.write(whole.replace(old, new))
+        done = subprocess.run(
+            [sys.executable, '-m', 'pytest', '-q', '-x', '-m', 'not slow', '-p', 'no:cacheprovider']
+            + [os.path.join('tests', each) for each in tests.split()], cwd=tree,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+    finally:
+        with open(path, 'w', encoding='utf-8') as mended:
+            mended.write(whole)
+    if done.returncode not in (0, 1):
+        sys.exit('pytest %s ended with %d:\n%s' % (tests, done.returncode, done.stdout[-2000:]))
+    return done.returncode == 1
+
+
+def main():
+    """Runs the breakages, and ends with 1 where one of them is not noticed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--only', default='', help='part of the path of the files to break')
+    parser.add_argument('--check', action='store_true', help='only look for the texts')
+    options = parser.parse_args()
+    moved = misplaced()
+    if moved:
+        sys.exit('%d entries have to be renewed:\n%s' % (len(moved), '\n'.join(moved)))
+    if options.check:
+        return
+    chosen, missed = [each for each in BREAKAGES if options.only in each[0]], 0
+    with tempfile.TemporaryDirectory() as folder:
+        tree = os.path.join(folder, 'tree')
+        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns('.git', '.venv*', '__pycache__'))
+        for path, old, new, tests in chosen:
+            noticed = is_noticed(tree, path, old, new, tests)
+            missed += not noticed
+            print('%s  %s: %s -> %s' % ('noticed ' if noticed else 'NOT SEEN', path, old, new),
+                  flush=True)
+    print('%d of %d breakages were noticed' % (len(chosen) - missed, len(chosen)))
+    sys.exit(min(missed, 1))
+
+
+if __name__ == '__main__':
+    main()
