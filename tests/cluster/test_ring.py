@@ -158,7 +158,7 @@ def test_an_error_of_one_is_told_to_the_other():
                     raise InvalidArgumentError('no room on the disk')
                 assert told.wait(60)
                 raise member.lost()
-    with pytest.raises(WorkerLostError, match='worker 1 .* is lost: it ended: '
+    with pytest.raises(WorkerLostError, match='worker 1 .* is lost: it has ended: '
                        'InvalidArgumentError: no room on the disk'):
         together(work, 2)
 
@@ -167,6 +167,8 @@ def test_a_worker_whose_server_does_not_start_is_named_at_once(monkeypatch):
     def start(cluster, config):
         if cluster.rank == 1:
             raise ClusterError('no server')
+        return started(cluster, config)
+    started = member.start_server
     monkeypatch.setattr(member, 'start_server', start)
     workers, errors = addresses(2), {}
 
@@ -180,8 +182,8 @@ def test_a_worker_whose_server_does_not_start_is_named_at_once(monkeypatch):
     together(work, 2)
     assert time.monotonic() - begin < 25  # of a start_timeout of 30
     assert errors[1] == 'no server'
-    assert errors[0] == 'worker 1 (%s) has ended before the first step: see what it says.' % (
-        workers[1])
+    assert errors[0].startswith('worker 1 (%s) is lost: it has ended: ClusterError: no server' % (
+        workers[1]))
 
 
 @pytest.mark.parametrize('dtype, largest', [
