@@ -87,16 +87,6 @@ def test_a_step_that_waits_for_a_worker_that_has_ended_is_over(rank, backup_work
         assert not workers.losses
 
 
-def test_why_a_worker_has_ended_is_said_and_that_it_may_come_again():
-    workers = Workers()
-    workers.come(1).fail('ValueError: shape (5,).')
-    workers.chief.begin_step('0')
-    workers.says('waiting        for worker 1 (w:2): it has ended: ValueError: shape (5,). Start '
-                 'it again, and the run goes on')
-    workers.come(1)
-    assert not workers.losses
-
-
 def test_a_first_step_whose_worker_never_comes_ends():
     workers = Workers(start_timeout=0.5)
     workers.chief.begin_step('0')

@@ -361,8 +361,10 @@ class Coordinator:
             if not self._is_complete:
                 whom = self._named([each for each in self._workers if each.lines is None])
             elif self._are_together:
-                whom = worker.begins and self._named(
-                    [each for each in self._workers if each.begins is None])
+                silence = max(FIRST, 1.5 * beat(self._dead_after))
+                whom = self._named([each for each in self._workers if (
+                    each.begins is None if worker.begins is not None else
+                    worker.in_step and each.done is None and now - each.heard > silence)])
             else:
                 whom = worker.in_step and self._of_servers(takes, now)
             if whom:

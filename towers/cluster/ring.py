@@ -137,10 +137,10 @@ class RingMachines(Machines):
             rows = SparseGradients(sparse, ring.rank, ring.num_workers) if sparse else None
             begun = SessionBegun()
             self.begin, begun = begun.begin, begun.check()
-            weight, counts = self._count(ring, rows, begun)
+            weight, counts, first = self._count(ring, rows, begun)
             # Dense gradients wait for each other, and so do sparse ones, in one order on all
             # workers; the backward pass ends with both.
-            last, last_rows = [begun], [begun]
+            last, last_rows = [first], [first]
             reduced = self._dense(ring, dense, weight, last)
             if rows is not None:
                 if counts is None:
@@ -194,8 +194,9 @@ class RingMachines(Machines):
           begun: operation that fails where the session has not begun.
 
         Returns:
-          `(weight, counts)`: the weight of this worker's gradient, None where all weigh the same;
-          the sum of `rows.counts`, None where they are not known yet.
+          `(weight, counts, first)`: the weight of this worker's gradient, None where all weigh the
+          same; the sum of `rows.counts`, None where they are not known yet; and what all that is
+          sent later waits for.
         """
         shares, own = self._shares, []
         if shares.are_weighted:
@@ -204,14 +205,14 @@ class RingMachines(Machines):
         if counted:
             own.append(rows.counts)
         if not own:
-            return None, None
+            return None, None, begun
         with tf.control_dependencies([begun]):
             total = ring.reduce(tf.concat(own, 0))
         counts = total[-rows.counts.shape.num_elements():] if counted else None
         if not shares.are_weighted:
-            return None, counts
+            return None, counts, total
         self.examples = total[0]
-        return shares.weight(self.examples), counts
+        return shares.weight(self.examples), counts, total
 
     def _dense(self, ring, dense, weight, last):
         """Dict from names of variables to reduced gradients."""
