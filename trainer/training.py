@@ -170,7 +170,7 @@ def work(cluster, job):
     signals = towers.StopTogetherHook(cluster, job.built)
     end = EndHook(cluster, job, signals)
     own_hooks = [StartInputHook(job.iterator), end]
-    if cluster.kind != 'ring' and job.built.machines.stops is None:
+    if not cluster.synchronous:
         own_hooks.append(tf.train.StopAtStepHook(last_step=job.counts.last_step))
     has_ended, ended = False, None
     try:

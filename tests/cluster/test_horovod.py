@@ -15,12 +15,11 @@ from cluster_runs import ROOT, own_program, weights_of_own_program
 import towers
 from towers.cluster import horovod
 from towers.cluster.drift_check import DriftHook
-from towers.cluster.step_fetches import StepFetches
+from towers.cluster.step_fetches import StepFetches, begin_together
 from towers.graph.graph_walk import step_operations
 
 OTHER = 'of rank 1, ü'.encode('utf-8')
 NUMBERS = 'towers_numbers'  # what each step adds up first
-OTHERS = [0., 0., 1.]  # of the other process: the codes of both, the examples
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def asked(monkeypatch):
 
     def allreduce(tensor, op, name=None):
         asked.append((op, name))
-        return tensor + OTHERS[:tensor.shape.num_elements()] if name == NUMBERS else tensor
+        return tensor + 1. if name == NUMBERS else tensor  # the other process has one example
 
     def allgather(tensor, name):
         others = [len(OTHER)] if name == 'towers_sizes' else list(OTHER)
@@ -58,7 +57,7 @@ def test_gradients_are_weighted_by_examples(uneven, reduction, given, operations
         (tf.constant([4., 4.]), v),
         (tf.IndexedSlices(tf.constant([4.]), tf.constant([1]), tf.constant([2])), rows)])
     assert [variable for _, variable in combined] == [v, rows]
-    assert asked == [('sum', NUMBERS)] + operations
+    assert asked == [('sum', NUMBERS)] * uneven + operations
     with tf.Session() as session:
         dense, sparse = session.run([gradient for gradient, _ in combined])
     assert dense.tolist() == [given, given]
@@ -73,8 +72,6 @@ def test_each_row_is_sent_once_and_those_of_all_are_added(asked, monkeypatch):
     sent = []
 
     def allreduce(slices, op, name=None):
-        if name == NUMBERS:
-            return slices
         sent.append(slices)
         return tf.IndexedSlices(tf.concat([slices.values, [10., 20.]], 0),
                                 tf.concat([slices.indices, [1, 0]], 0))
@@ -104,33 +101,56 @@ def test_the_step_without_data_raises_after_all_reductions(asked, monkeypatch):
                 session.run(fetched, {active: 0.})
 
 
-def stop_hook(monkeypatch, others=None):
-    """A build of two processes, and `StopTogetherHook`; `others` are the other one's codes."""
-    def allreduce(tensor, op, name=None):
-        return tensor + (others or [0., 0.]) if name == NUMBERS else tensor
-    monkeypatch.setattr(sys.modules['horovod.tensorflow'], 'allreduce', allreduce)
+class Coordinated:
+    """Stands in for the `Connection` of this process: after some steps no other one is made, or the
+    newest is the last."""
+
+    def __init__(self, left_after=None, last=None):
+        self.steps, self.builds, self.checks, self.is_over = 0, '0', False, False
+        self.stopped_by, self._left_after, self._last, self.has_left = None, left_after, last, False
+
+    def begin_step(self, builds):
+        if self.steps == self._left_after:
+            self.is_over = True
+            raise tf.errors.OutOfRangeError(None, None, 'another worker has ended its steps')
+        self.steps += 1
+        if self.steps == self._last:
+            self.is_over, self.stopped_by = True, (1, 15)
+
+    def step_ended(self):
+        pass
+
+    def leave(self):
+        self.has_left = True
+
+
+def stop_hook(connection):
+    """A build of two processes, `StopTogetherHook`, and what has steps begin together."""
     cluster = towers.Cluster('horovod')
     built = towers.build_towers(
         lambda x: tf.reduce_mean(x) * tf.get_variable('w', [], initializer=tf.zeros_initializer()),
         tf.ones([2]), tf.train.GradientDescentOptimizer(1.), 1, cluster=cluster)
+    built.machines.join(connection)
     hook = towers.StopTogetherHook(cluster, built)
-    hook.after_create_session = lambda session, coord: setattr(hook, '_session', session)
+    hook.after_create_session = lambda session, coord: begin_together(
+        session, StepFetches(lambda: [built]), connection)
     return built, hook
 
 
-def test_a_signal_to_the_other_process_stops_this_one_after_the_step(asked, monkeypatch):
-    built, hook = stop_hook(monkeypatch, [0., 15.])
+def test_a_signal_to_the_other_process_stops_this_one_after_the_step(asked):
+    connection = Coordinated(last=2)
+    built, hook = stop_hook(connection)
     steps = 0
     with tf.train.MonitoredSession(hooks=[hook]) as session:
         while not session.should_stop():
             session.run(built.train_op)
             steps += 1
-    assert steps == 1 and hook.status == 143 and built.machines.have_stopped
+    assert steps == 2 and hook.status == 143 and connection.has_left
     assert hook.reason() == 'worker 1 was told to stop (SIGTERM)'
 
 
-def test_a_step_that_the_other_process_does_not_make_changes_nothing(asked, monkeypatch):
-    built, hook = stop_hook(monkeypatch, [0., 1000.])
+def test_a_step_that_the_other_process_does_not_make_changes_nothing(asked):
+    built, hook = stop_hook(Coordinated(left_after=0))
     weights = built.variables[0]
     with tf.train.MonitoredSession(hooks=[hook]) as session:
         inner = session.run_step_fn(lambda step_context: step_context.session)
@@ -138,13 +158,13 @@ def test_a_step_that_the_other_process_does_not_make_changes_nothing(asked, monk
         with pytest.raises(tf.errors.OutOfRangeError):
             inner.run(built.train_op)
         assert inner.run(weights) == before == 0.
-    assert hook.is_told and hook.status == 0 and built.machines.have_stopped
+    assert hook.is_told and hook.status == 0
 
 
 def test_processes_compare_their_weights_by_its_reduction(asked, monkeypatch):
     """The stand-in's other process has other bits of `w` from the second step on."""
-    built, _ = stop_hook(monkeypatch)
-    calls = []
+    connection, calls = Coordinated(), []
+    built, hook = stop_hook(connection)
 
     def with_others(own):
         calls.append(own[0].all())
@@ -154,8 +174,8 @@ def test_processes_compare_their_weights_by_its_reduction(asked, monkeypatch):
         assert (op, name) == ('sum', 'towers_checksums')
         return tf.py_func(with_others, [tensor], tf.float64)
     monkeypatch.setattr(sys.modules['horovod.tensorflow'], 'allreduce', allreduce)
-    hook = DriftHook(towers.Cluster('horovod'), built, StepFetches(lambda: [built]))
-    with tf.train.MonitoredSession(hooks=[hook]) as session:
+    drift = DriftHook(towers.Cluster('horovod'), built, connection)
+    with tf.train.MonitoredSession(hooks=[hook, drift]) as session:
         session.run(built.train_op)
         session.run(built.loss)
         assert calls == [True]

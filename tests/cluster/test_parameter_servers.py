@@ -136,7 +136,7 @@ def test_another_model_is_refused_by_name():
                 while not said and time.monotonic() < deadline:
                     time.sleep(0.05)
     said = []
-    with pytest.raises(ClusterError, match="worker 1 .* does not belong .* variable 'w' is float32 "
+    with pytest.raises(ClusterError, match="refuses worker 1 .*: its model .* 'w' is float32 "
                        r'\(2,\), and that of worker 0 float32 \(1,\)'):
         together(work, 2)
     assert said == ["refused        worker 1: its model is another one: variable 'w' is float32 "

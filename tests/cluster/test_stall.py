@@ -1,4 +1,4 @@
-"""A step that takes long: who does not answer."""
+"""A step on parameter servers that takes long: who is waited for, and when nobody waits longer."""
 
 import os
 import signal
@@ -10,130 +10,136 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers import Cluster, StopTogetherHook
-from towers.cluster import stall
-from towers.cluster.stall import StallWatch
-from towers.cluster.worker_notes import FAILED, JOINED, Note, REFUSED
+from towers.cluster import served_connection
+from towers.cluster.connection import connect, meet
+from towers.cluster.coordinator import Coordinator
+from towers.cluster.ports import listen
+from towers.cluster.served_connection import ServedConnection, ServerWatch
+from towers.errors import ClusterError
+from one_process import addresses
+
+SAME = {'kind': 'ps', 'variables': [], 'gradients': []}
 
 
-class Heard:
-    """A `StallWatch` of worker 0, in the middle of a step, and what it says and does."""
+class Workers:
+    """Workers of parameter servers in this process: worker 0 in the middle of a step, and others.
 
-    def __init__(self, monkeypatch, workers=2, backup_workers=0, seconds=0.1, start_timeout=0.3,
-                 again=30., silent=(), notes=None, told=(), ended=()):
-        monkeypatch.setattr(stall, 'AGAIN', again)
-        monkeypatch.setattr(stall, '_all_answers',
-                            lambda addresses: [each not in silent for each in addresses])
-        self.lines, self.missing, self.notes, self.told, self.over = [], [], notes, [], []
-        cluster = Cluster('ps', ['w:%d' % (1 + each) for each in range(workers)], ['ps:1'],
-                          backup_workers=backup_workers)
-        self.watch = StallWatch(cluster, seconds, self.lines.append, lambda: list(ended),
-                                self.over.append,
-                                told_to_stop=lambda: bool(told), on_told=self.told.append,
-                                notes=lambda: self.notes, start_timeout=start_timeout,
-                                on_missing=self.missing.append)
+    Attributes:
+      said, losses: lines of worker 0, and of its coordinator; and errors by which it would end.
+    """
 
-    def until_all_came(self):
-        self.until(lambda: self.watch._all_came, close=False)
+    def __init__(self, count=2, backup_workers=0, dead_after=0.2, start_timeout=60.):
+        self.said, self.losses, self._count = [], [], count
+        self._address, self._dead_after = addresses(1)[0], dead_after
+        self._backup_workers = backup_workers
+        self.coordinator = Coordinator(
+            self.cluster(0), SAME, listen(self._address, print), dead_after, start_timeout,
+            self.said.append)
+        self.chief = self._connection(0, self.coordinator.own_end, self.said, self.losses)
+        self.chief.begin_session()
 
-    def until(self, is_so, close=True):
-        deadline = time.time() + 60
-        while not is_so() and time.time() < deadline:
-            time.sleep(0.01)
-        if close:
-            self.watch.close()
-        return self.lines
+    def cluster(self, rank):
+        return Cluster('ps', ['w:%d' % (1 + each) for each in range(self._count)], ['ps:1'],
+                       rank=rank, backup_workers=self._backup_workers)
+
+    def _connection(self, rank, connected, said, losses, fingerprint=SAME):
+        cluster = self.cluster(rank)
+        lines = meet(cluster, fingerprint, connected, time.monotonic() + 60, said.append)
+        return ServedConnection(cluster, lines, self._dead_after, said.append, losses.append,
+                                fingerprint, self._address)
+
+    def come(self, rank, fingerprint=SAME):
+        """Another worker's connection."""
+        connected = connect(self.cluster(rank), self._address, time.monotonic() + 60, print)
+        return self._connection(rank, connected, [], [], fingerprint)
+
+    def says(self, text):
+        until(lambda: any(text in line for line in self.said))
+        assert any(text in line for line in self.said), self.said
+
+    def loses(self, text):
+        until(lambda: self.losses)
+        assert text in str(self.losses[0])
 
 
-@pytest.mark.parametrize('ended, backup_workers, in_vain', [
-    ([1], 0, True), ([1], 1, False), ([0], 1, True)])
-def test_a_step_that_waits_for_a_worker_that_has_ended_is_over(
-        monkeypatch, ended, backup_workers, in_vain):
+def until(is_so):
+    deadline = time.monotonic() + 60
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize('rank, backup_workers, in_vain', [
+    (1, 0, True), (1, 1, False), pytest.param(0, 1, True, marks=pytest.mark.slow)])
+def test_a_step_that_waits_for_a_worker_that_has_ended_is_over(rank, backup_workers, in_vain):
     """One of three workers that is not needed may end; the chief, which makes the update, not."""
-    heard = Heard(monkeypatch, 3, backup_workers, ended=ended)
-    heard.watch.step_begins()
-    heard.until(lambda: heard.lines or heard.over)
-    assert (len(heard.lines), heard.over) == ((0, [ended]) if in_vain else (1, []))
+    workers = Workers(3, backup_workers)
+    others = [workers.come(1), workers.come(2)]
+    waits = others[1] if rank == 0 else workers.chief
+    waits.begin_step('0')
+    (workers.chief if rank == 0 else others[0]).leave()
+    if rank == 0:
+        until(lambda: waits.is_over)
+        assert waits.is_over
+    elif in_vain:
+        workers.loses('worker 1 (w:2) is lost: it has ended its training, perhaps for lack of data')
+    else:
+        workers.says('all workers are alive, so one of them is slow')
+        assert not workers.losses
 
 
-def test_a_process_that_was_told_to_stop_waits_no_longer(monkeypatch):
-    told = []
-    heard = Heard(monkeypatch, silent=('w:2',), told=told)
-    heard.watch.step_begins()
-    heard.until(lambda: heard.lines, close=False)
-    assert not heard.told  # without a signal it waits on, and says so
-    told.append(True)
-    heard.until(lambda: heard.told)
-    assert heard.told == ['worker 1 (w:2) does not answer']
+def test_a_first_step_whose_worker_never_comes_ends():
+    workers = Workers(start_timeout=0.5)
+    workers.chief.begin_step('0')
+    workers.says('waiting        for worker 1 (w:2), start_timeout is 0.5 s')
+    workers.loses('there is no word of it within start_timeout: start it, or give a longer one')
 
 
-@pytest.mark.parametrize('note, why', [
-    (Note(REFUSED, 'its model is another one'), 'worker 1 was refused: its model is another one'),
-    (Note('', ''), 'there is no word of worker 1 (w:2) within start_timeout: start it, or give a '
-     'longer one')])
-def test_a_first_step_whose_worker_never_comes_ends(monkeypatch, note, why):
-    heard = Heard(monkeypatch, notes={0: Note(JOINED, ''), 1: note})
-    heard.watch.step_begins()
-    lines = heard.until(lambda: heard.missing)
-    assert heard.missing == [why]
-    waiting = ['waiting        for worker 1 (w:2)%s, start_timeout is 0.3 s' % (
-        ' (which was refused: it joins when it is started again as worker 0 is)' * bool(note.kind))]
-    refused = ['refused        worker 1: its model is another one'] * bool(note.kind)
-    assert lines == refused + waiting  # not: start it again, or one of them is slow
+def test_a_worker_that_is_refused_is_waited_for_and_named():
+    workers = Workers(start_timeout=1.)
+    with pytest.raises(ClusterError, match='its reduction is sum, and that of worker 0 not given'):
+        workers.come(1, dict(SAME, reduction='sum'))
+    workers.chief.begin_step('0')
+    workers.says('for worker 1 (w:2), which was refused: its reduction is sum, and that of ')
+    workers.loses('it was refused: its reduction is sum')
 
 
-@pytest.mark.parametrize('note, text', [
-    (Note(FAILED, 'ValueError: shape (5,).'), 'worker 1 (w:2) has ended: ValueError: shape (5,). '
-     'When that is mended, start it again, and the run goes on'),
-    (Note(REFUSED, 'its reduction is sum'), 'worker 1 (w:2) was refused: its reduction is sum. It '
-     'joins when it is started as worker 0 is')])
-def test_why_a_worker_has_ended_is_said_and_no_wrong_advice(monkeypatch, note, text):
-    heard = Heard(monkeypatch, silent=('w:2',), notes={0: Note(JOINED, ''), 1: Note(JOINED, '')})
-    heard.until_all_came()
-    heard.notes[1] = note
-    heard.watch.step_begins()
-    assert heard.until(lambda: heard.lines)[-1] == (
-        'waiting        the step takes more than 0.1 seconds; ' + text)
+def test_a_process_that_was_told_to_stop_waits_no_longer():
+    workers = Workers()
+    workers.come(1).fail('killed')
+    workers.chief.begin_step('0')
+    workers.says('killed')
+    assert not workers.losses  # without a signal it waits on, and says so
+    workers.chief.stop(15)
+    workers.loses('worker 0 (w:1) was told to stop, and its step takes more than 0.2 seconds: '
+                  'worker 1 (w:2): it has ended: killed')
 
 
-@pytest.mark.parametrize('backup_workers, rank, said', [
-    pytest.param(1, 1, False, marks=pytest.mark.slow), (1, 0, True)])
-def test_an_error_of_a_worker_is_said_before_dead_after(monkeypatch, backup_workers, rank, said):
-    """Of one that the step needs: the chief, or more of the others than may be left out."""
-    monkeypatch.setattr(stall, 'FIRST', 0.2)
-    monkeypatch.setattr(stall, '_PAUSE', 0.05)
-    notes = {each: Note(JOINED, '') for each in range(3)}
-    heard = Heard(monkeypatch, 3, backup_workers, seconds=60., notes=notes)
-    heard.watch._cluster = heard.watch._cluster._replace(rank=2)
-    heard.until_all_came()
-    notes[rank] = Note(FAILED, 'CheckpointError: No space left on device.')
-    heard.watch.step_begins()
-    assert heard.until(lambda: heard.lines or not said and time.sleep(0.6) is None) == [
-        'waiting        the step takes more than 0.2 seconds; worker %d (w:%d) has ended: '
-        'CheckpointError: No space left on device. When that is mended, start it again, and the '
-        'run goes on' % (rank, rank + 1)] * said
+def test_a_chief_that_is_gone_is_looked_for():
+    workers, said = Workers(dead_after=600.), []
+    other = workers.come(1)
+    other.begin_session()
+    workers.chief.close()
+    workers.coordinator.close()
+    until(lambda: other.chief_gone)
+    assert other.chief_gone.startswith('its process has ended')
+    again = Coordinator(workers.cluster(0), SAME, listen(workers._address, print), 600., 60., print)
+    until(lambda: not other.chief_gone)
+    assert not other.chief_gone and again._workers[1].lines is not None
 
 
-@pytest.mark.parametrize('silent, said', [(('ps:1',), True), (('w:2',), False)])
-def test_between_two_steps_a_server_is_waited_for_and_no_worker(monkeypatch, silent, said):
-    """A checkpoint, or another session, needs the servers alone."""
-    heard = Heard(monkeypatch, silent=silent)
-    heard.watch.step_ends()
-    time.sleep(0.25)
-    heard.watch.close()
-    assert heard.lines == ['waiting        no step for more than 0.1 seconds; ps 0 (ps:1) does not '
-                           'answer: start it again, and the run goes on'] * said
-
-
-@pytest.mark.parametrize('answer, said', [
-    (False, 'worker 1 (w:2), ps 0 (ps:1) do not answer: start them again, and the run goes on'),
-    (None, 'worker 1 (w:2), ps 0 (ps:1) take connections and say nothing: their processes are '
-     'frozen')])
-def test_several_that_do_not_answer(monkeypatch, answer, said):
-    heard = Heard(monkeypatch)
-    monkeypatch.setattr(stall, '_all_answers', lambda addresses: [answer] * len(addresses))
-    heard.watch.step_begins()
-    assert heard.until(lambda: heard.lines)[-1] == (
-        'waiting        the step takes more than 0.1 seconds; ' + said)
+@pytest.mark.parametrize('in_step, answer, said', [
+    (False, False, 'no step for more than 0.1 seconds; ps 0 (ps:1) does not answer: start it '
+     'again, and the run goes on'),
+    (True, None, 'the step takes more than 0.1 seconds; ps 0 (ps:1) takes connections and says '
+     'nothing: its process is frozen')])
+def test_a_server_that_does_not_answer_is_named(in_step, answer, said, monkeypatch):
+    monkeypatch.setattr(served_connection, 'all_answers', lambda addresses: [answer])
+    lines = []
+    watch = ServerWatch(Cluster('ps', ['w:1'], ['ps:1']), types.SimpleNamespace(
+        waits_since=(time.monotonic(), in_step)), 0.1, lines.append)
+    until(lambda: lines)
+    watch.close()
+    assert lines == ['waiting        ' + said]
 
 
 def hook_of(cluster):
@@ -142,29 +148,29 @@ def hook_of(cluster):
                                 cluster=cluster)
     hook, stopped = StopTogetherHook(cluster, built), []
     hook._coordinator = types.SimpleNamespace(request_stop=lambda: stopped.append(True))
-    return hook, stopped
+    return hook, built, stopped
 
 
-def test_the_watch_of_a_step_on_parameter_servers_learns_of_a_signal_at_once():
+def test_the_others_learn_of_a_signal_at_once():
     """In another thread: the main one may be in a step that never ends."""
-    hook, _ = hook_of(towers.Cluster('ps', ['a:1', 'b:2'], ['c:3']))
+    hook, built, _ = hook_of(towers.Cluster('ps', ['a:1', 'b:2'], ['c:3']))
+    told = []
+    built.machines.join(types.SimpleNamespace(stop=told.append))
     hook.after_create_session(None, hook._coordinator)
     try:
-        assert not hook._machines.told_to_stop
         os.kill(os.getpid(), signal.SIGTERM)
-        deadline = time.time() + 10
-        while not hook._machines.told_to_stop and time.time() < deadline:
-            time.sleep(0.01)
-        assert hook._machines.told_to_stop
+        until(lambda: told)
+        assert told == [signal.SIGTERM]
     finally:
         hook.restore()
 
 
 @pytest.mark.parametrize('cluster', [
     towers.Cluster('ring', ['a:1']),
-    towers.Cluster('ps', ['a:1', 'b:2'], ['c:3'], synchronous=False)])
+    towers.Cluster('ps', ['a:1', 'b:2'], ['c:3'], synchronous=False, rank=1)])
 def test_where_workers_do_not_wait_for_each_other_each_stops_by_itself(cluster):
-    hook, stopped = hook_of(cluster)
+    hook, built, stopped = hook_of(cluster)
+    built.machines.join(types.SimpleNamespace(is_over=False, stopped_by=None))
     hook.step_done(None)
     assert not stopped
     hook.stop(signal.SIGTERM)

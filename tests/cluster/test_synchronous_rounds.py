@@ -89,7 +89,11 @@ class Chief:
     def __init__(self, workers, steps, folder=None, is_gone=False):
         self._steps, self._allowed, self.values = steps, threading.Semaphore(0), None
         self._folder, self._is_gone = folder, is_gone
-        self._thread = threading.Thread(target=workers.join, args=(0, self._train), daemon=True)
+
+        def work():
+            with contextlib.suppress(Gone):
+                workers.join(0, self._train)
+        self._thread = threading.Thread(target=work, daemon=True)
         self._thread.start()
 
     def allow(self, steps):
@@ -104,7 +108,7 @@ class Chief:
         session = joined.session(hooks) if self._folder is None else towers.training_session(
             self._folder, tf.train.get_global_step(), hooks, save_steps=2, member=joined,
             say=lambda line: None)
-        with contextlib.suppress(Gone), session as session:
+        with session as session:
             for _ in range(self._steps):
                 assert self._allowed.acquire(timeout=60)
                 session.run(train_op)

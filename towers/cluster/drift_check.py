@@ -1,16 +1,15 @@
-"""Finds weights and optimizer state that have become others on some worker of a ring, or of Horovod.
+"""Finds weights and optimizer state that differ on some worker of a ring, or of Horovod.
 
 Every worker makes the update by itself. One that is computed from random numbers, the time, or what
 one worker alone knows would let their weights drift apart without an error. So all workers compare
 checksums of what the update writes: after steps 1, 2, 4, 8, … of a session, and after the first
-step from each checkpoint on, for which the chief asks by its code in the sums of the step.
+step from each checkpoint on, for which the chief asks.
 """
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.cluster.several_builds import builds_of, shared_variables
-from towers.cluster.stop_codes import CHECK
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.run.step_loop import NeverDueHook
@@ -22,15 +21,14 @@ _SIZE = 1 << 52  # how many checksums there are; each is a float64 without loss
 class DriftHook(NeverDueHook):
     """Compares the workers' checksums; they do so together, after the same steps."""
 
-    def __init__(self, cluster, built, step_fetches):
+    def __init__(self, cluster, built, connection):
         """
         Args:
           cluster, built: as for `Member`.
-          step_fetches: `StepFetches` of all builds.
+          connection: `Connection`, which knows whether a call was a step.
         """
-        self._cluster, self._built, self._step_fetches = cluster, built, step_fetches
-        self._names, self._all, self._session = [], None, None
-        self._steps, self._makes_step = 0, False
+        self._cluster, self._built, self._connection = cluster, built, connection
+        self._names, self._all, self._session, self._steps = [], None, None, 0
 
     def begin(self):
         """Makes the operations, when all variables are there."""
@@ -52,19 +50,9 @@ class DriftHook(NeverDueHook):
         """Steps are counted from the beginning of a session, which is one on all workers."""
         self._session, self._steps = session, 0
 
-    def always_fetched(self):
-        """The tensor to fetch with every step: whether the chief asks, alike on all."""
-        return self._built.machines.codes.checks
-
-    def before_run(self, run_context):
-        # What is not understood may be a look of one worker alone, which must not wait for others.
-        stepped = self._step_fetches.steps(run_context.original_args.fetches, False)
-        self._makes_step = bool(stepped)
-        return tf.train.SessionRunArgs(self.always_fetched()) if self._built in stepped else None
-
     def after_run(self, run_context, run_values):
-        if self._makes_step:
-            self.step_done(run_values.results)
+        """Compares if it is time."""
+        self.step_done(None)
 
     def step_done(self, fetched):
         """Compares if it is time.
@@ -72,10 +60,10 @@ class DriftHook(NeverDueHook):
         Raises:
           ClusterError: a variable is another one on some worker.
         """
-        self._steps += 1
-        if fetched and self._cluster.is_chief:
-            self._built.machines.codes.say(self._session, 0)
-        if not fetched and self._steps & (self._steps - 1):
+        if self._steps == self._connection.steps:
+            return  # a look at something else, by one worker alone
+        self._steps = self._connection.steps
+        if not self._connection.checks and self._steps & (self._steps - 1):
             return
         counted = [] if self._built.global_step is None else [self._built.global_step]
         found, *step = self._session.run([self._all] + counted)
@@ -97,12 +85,12 @@ class DriftHook(NeverDueHook):
 class AskForCheck(tf.train.CheckpointSaverListener):
     """Has the chief ask for a check when it has saved."""
 
-    def __init__(self, built):
-        self._codes = built.machines.codes
+    def __init__(self, connection):
+        self._connection = connection
 
     def after_save(self, session, global_step_value):
-        """Asks, in the sums of the next step."""
-        self._codes.say(session, CHECK)
+        """Asks, for after the next step."""
+        self._connection.ask_for_check()
 
 
 def _checksum(variable):

@@ -8,7 +8,6 @@ from towers.cluster.machines import Machines
 from towers.cluster.several_builds import shared_scope
 from towers.cluster.signature import signature_of_update
 from towers.cluster.batch_weights import Shares
-from towers.cluster.stop_codes import FedCodes
 from towers.cluster.state_from_worker_0 import share_state
 from towers.compat import TF_VERSION
 from towers.errors import MissingPackageError, WorkerLostError
@@ -47,10 +46,9 @@ class HorovodMachines(Machines):
     """Combines gradients by Horovod's all-reduce; see `RingMachines`.
 
     Attributes:
-      stops, codes, state: as in `RingMachines`.
-      have_stopped: whether all processes know that they make no more steps of this session.
+      state: as in `RingMachines`.
     """
-    hook, have_stopped = None, False
+    hook = None
     updates_here = True
 
     def __init__(self, cluster, examples, reduction, num_towers):
@@ -58,7 +56,6 @@ class HorovodMachines(Machines):
         self._shares = Shares(cluster, examples, reduction)
         self._hvd = load_horovod()
         self.state = []
-        self.stops = self.codes = self._numbers = None
         self._own = []  # as in `RingMachines`
         self._scope = None  # of all that Horovod brings together by its name
 
@@ -72,7 +69,7 @@ class HorovodMachines(Machines):
         self._scope = shared_scope('towers_shared')
         self._own = list(gradients)
         with only_device('/cpu:0'), tf.name_scope(self._scope):
-            total = self._count()
+            total = self._count() if shares.are_weighted else None
             weight = None if total is None else shares.weight(total)
         combined = []
         for gradient, variable in gradients:
@@ -82,8 +79,7 @@ class HorovodMachines(Machines):
                     gradient = scaled(gradient, weight)
                 # Horovod brings together what has one name, and names it by what it is given: by
                 # the variable here, and not by operations that each worker may have others of.
-                with tf.control_dependencies([] if self.stops is None else [self.stops]):
-                    gradient = data_end.same(gradient)
+                gradient = data_end.same(gradient)
                 combined.append((self._reduced(gradient, weight is None and shares.is_mean),
                                  variable))
         if self._cluster.active is None:
@@ -94,29 +90,9 @@ class HorovodMachines(Machines):
         return data_end.after(ended, combined)
 
     def _count(self):
-        """Adds up what is known when the batch is; sets `stops`.
-
-        Returns:
-          The examples of all workers, float64; None where each has the same number.
-        """
-        count, numbers = self._cluster.num_workers, []
-        if count > 1:
-            self.codes = FedCodes(self._cluster.rank, count)
-            numbers.append(self.codes.own())
-        if self._shares.are_weighted:
-            numbers.append(tf.reshape(self._shares.own_examples(), [1]))
-        if not numbers:
-            return None
-        self._numbers = tf.concat(numbers, 0)
-        total = self._hvd.allreduce(self._numbers, op=self._hvd.Sum, name='towers_numbers')
-        if self.codes is not None:
-            self.codes.read(total)
-            self.stops = self.codes.stops
-        return total[-1] if self._shares.are_weighted else None
-
-    def told_others(self, session, together=()):
-        """As `RingMachines.told_others`."""
-        return self.codes.tell_others(session).round()[:self._cluster.num_workers]
+        """The examples of all workers, float64; added up when the batch is known."""
+        own = tf.reshape(self._shares.own_examples(), [1])
+        return self._hvd.allreduce(own, op=self._hvd.Sum, name='towers_numbers')[0]
 
     def _reduced(self, gradient, average):
         hvd = self._hvd
@@ -137,7 +113,6 @@ class HorovodMachines(Machines):
         self.update = signature_of_update(update, before, self.combined)
         update, self.state = share_state(
             update, before, self._own, self.combined, self._of_rank_0, replicated)
-        self.codes.finish(update, self._numbers)
         return update
 
     def _of_rank_0(self, variable):
@@ -155,12 +130,6 @@ class HorovodMachines(Machines):
         """An operation that gives all processes these variables of rank 0."""
         with tf.name_scope(_BEGIN):
             return self._hvd.broadcast_variables(variables, 0)
-
-
-def wait_for_all():
-    """Waits until all processes are here: `horovodrun` ends the others when the first one fails,
-    and a signal's status is a failure to it, while the chief may be saving."""
-    gathered_lines('')
 
 
 def explained(error):

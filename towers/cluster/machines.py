@@ -30,10 +30,13 @@ class Machines:
       begin: operation to be run when a session has begun, without which no step is made; or None.
       redirect: function to be called when the program has made all of its operations, see
         `reduce.update_order`; or None.
+      chief_has_ended: whether a step was not made since the chief of parameter servers has ended.
+      connection: `Connection` of this worker while it is a member; else None.
       update: `signature_of_update` where each worker makes the update; else None.
     """
     kinds, combined, gates, begin, redirect = (), (), (), None, None
-    chief_end = update = None
+    update = connection = None
+    chief_has_ended = False
     sums = frozenset()
 
     def combine(self, gradients, loss=None):
@@ -58,6 +61,15 @@ class Machines:
             self.sums = frozenset(getattr(gradient, 'values', gradient).op.name
                                   for gradient, _ in self.combined)
         return self.combined
+
+    def join(self, connection, make_wait=None):
+        """Notes that this worker is a member.
+
+        Args:
+          connection: `Connection`.
+          make_wait: function from words to a `ChiefWait`, on parameter servers.
+        """
+        self.connection = connection
 
     def note(self, built, redirect):
         """Records the build, when it is complete, for the comparison of the workers.

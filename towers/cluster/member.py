@@ -1,8 +1,8 @@
 """This process as a member of a cluster: its server, its sessions, and its end."""
 
 import contextlib
-import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -14,24 +14,19 @@ from towers.arguments import (check_config, check_function, check_instance, chec
                               check_say)
 from towers.api.built import BuiltTowers
 from towers.cluster import worker_data, horovod, session_guard, server_placement
-from towers.cluster.chief_wait import AwaitedChief, WaitingCreator
 from towers.cluster.cluster import Cluster
+from towers.cluster.connection import Connection, connect, meet
+from towers.cluster.coordinator import FIRST, Coordinator
 from towers.cluster.partitioned_embeddings import check_lookups
 from towers.cluster.drift_check import AskForCheck, DriftHook
-from towers.cluster.ended_workers import EndedWorkers
-from towers.cluster.fingerprint import difference, fingerprint_of_all
-from towers.cluster.handshake import all_ready, check_port, meet
-from towers.cluster.member_hooks import (BegunAnewHook, BeginHook, BroadcastHook,
-                                         NextSessionHook, StepWatchHook, ToldAgainHook,
-                                         lost_session)
-from towers.cluster.parameter_servers import agree, answer_or_raise
+from towers.cluster.fingerprint import fingerprint_of_all
+from towers.cluster.member_hooks import BegunAnewHook, BeginHook, TogetherHook, lost_session
 from towers.cluster.several_builds import builds_of
 from towers.cluster.server_placement import SpreadingCreator, servers_of_variables
-from towers.cluster.stall import StallWatch, silent_servers
 from towers.cluster.step_fetches import StepFetches
-from towers.cluster.wait_notice import Waiting
-from towers.cluster.peer_watch import Watch
-from towers.cluster.worker_notes import note_failure
+from towers.cluster.ports import check_port, check_server, listen, split_address
+from towers.cluster.served_connection import (ChiefWait, ServedConnection, ServerWatch,
+                                              WaitingCreator, silent_servers)
 from towers.errors import ClusterError, WorkerLostError
 from towers.nonfinite import explained
 from towers.placement.devices import session_config
@@ -57,21 +52,22 @@ class Member:
     """
 
     def __init__(self, cluster: typing.Any, built: typing.Any, target: typing.Any,
-                 config: typing.Optional[tf.ConfigProto], watch: typing.Any,
-                 chief: typing.Any = None):
+                 config: typing.Optional[tf.ConfigProto], connection: typing.Any,
+                 make_wait: typing.Optional[typing.Callable] = None):
         self.cluster, self.is_chief = cluster, cluster.is_chief
         self.target, self.config = target, config
-        self._watch, self._built, self._chief = watch, built, chief
+        self._connection, self._built, self._make_wait = connection, built, make_wait
         self._has_session = False
-        step_fetches = StepFetches(lambda: builds_of(built))
-        self._begin = BeginHook(cluster, built, target, config, step_fetches,
-                                lambda: self.lost(DEAD_AFTER))
-        self.hooks = [self._begin] + (
-            [StepWatchHook(watch, step_fetches)] if watch is not None else [])
+        self._begin = BeginHook(
+            cluster, built, target, config, StepFetches(lambda: builds_of(built)),
+            connection if cluster.has_copies or cluster.kind == 'ps' else None,
+            lambda: self.lost(DEAD_AFTER))
+        self.hooks = [self._begin]
         self.listeners = []
         if cluster.has_copies:
-            self.hooks += [BroadcastHook(cluster, built), DriftHook(cluster, built, step_fetches)]
-            self.listeners.append(AskForCheck(built))
+            self.hooks += [TogetherHook(cluster, built, connection),
+                           DriftHook(cluster, built, connection)]
+            self.listeners.append(AskForCheck(connection))
         elif built.machines.hook is not None:
             self.hooks.append(built.machines.hook)
 
@@ -109,7 +105,7 @@ class Member:
         """
         scaffold = tf.train.Scaffold()
         if self.cluster.kind == 'ps' and not self.is_chief:
-            creator = WaitingCreator(scaffold, self.target, self.config, self._chief)
+            creator = WaitingCreator(scaffold, self.target, self.config, self._make_wait)
         else:
             creator = tf.train.ChiefSessionCreator(scaffold, self.target, self.config)
         return session_class(self.session_creator(creator, scaffold), self.hooks + list(hooks))
@@ -120,8 +116,7 @@ class Member:
         Args:
           seconds: how long to wait until a loss is known.
         """
-        found = self._watch.wait_for_loss(seconds) if self.cluster.kind == 'ring' else None
-        return None if found is None else _lost_error(self.cluster, *found)
+        return self._connection.error(seconds)
 
 
 @contextlib.contextmanager
@@ -163,6 +158,31 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
       WorkerLostError: another worker is gone; names it.
       InvalidArgumentError: an argument of another kind.
     """
+    _check_arguments(cluster, built, config, start_timeout, dead_after, settings, say, on_lost)
+    config = cluster.session_config(config or session_config(built.devices))
+    place = _Place(cluster, built, config, start_timeout, dead_after, settings, say)
+    ended = threading.Event()
+    with place.coordinated(lambda error: _lose(error, on_lost, ended)) as connection:
+        try:
+            with place.member(connection) as member, _explained_in_words():
+                yield member
+        except BaseException as error:
+            waits = cluster.kind != 'ps' and _may_be_a_peers(error)
+            lost = connection.error(dead_after + 1. if waits else 0.)
+            ended.set()
+            connection.fail('%s: %s' % (type(error).__name__, reason_of(error)))
+            if lost is not None and isinstance(error, (tf.errors.OpError, WorkerLostError)):
+                raise (error if isinstance(error, WorkerLostError) else lost) from None
+            raise
+        connection.finish()
+        ended.set()
+        lost = None if cluster.kind == 'ps' else connection.error()
+        if lost is not None:
+            raise lost
+
+
+def _check_arguments(cluster, built, config, start_timeout, dead_after, settings, say, on_lost):
+    """Raises for arguments of `join` that make no sense."""
     check_instance('cluster', cluster, Cluster, 'a Cluster')
     check_number('start_timeout', start_timeout, above=0, expected='seconds')
     check_number('dead_after', dead_after, above=0, expected='seconds')
@@ -176,95 +196,126 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         check_function('on_lost', on_lost, 1, 'a function of a WorkerLostError, or None')
     if built.machines is None:
         raise ClusterError('built was made without a cluster: pass cluster= to build_towers, too.')
-    deadline = time.monotonic() + start_timeout
-    config = cluster.session_config(config or session_config(built.devices))
-    for each in builds_of(built):
-        if each.machines.redirect is not None:
-            each.machines.redirect()
-    own = fingerprint_of_all(cluster, built, settings)
-    if cluster.kind == 'ps':
-        own['servers'] = servers_of_variables(
-            cluster, tf.get_default_graph(), [variable for _, variable in built.gradients])
-        check_lookups()
-        check_port(cluster.workers[cluster.rank], say)
-        with Waiting(lambda: silent_servers(cluster), start_timeout, say):
-            answer_or_raise(cluster, deadline)
-        server = start_server(cluster, config)
-        with Waiting(lambda: 'parameter servers' if cluster.is_chief else
-                     '%s, the chief' % cluster.who(0), start_timeout, say):
-            agree(cluster, own, server.target, config, deadline)
-        chief = None if cluster.is_chief else AwaitedChief(
-            cluster, EndedWorkers(cluster, server.target, config), start_timeout, say)
-        if built.machines.hook is not None:
-            built.machines.hook.say, built.machines.hook.chief = say, chief
-        ended, waits = threading.Event(), cluster.synchronous and cluster.num_workers > 1
-        asked = EndedWorkers(cluster, server.target, config) if waits else None
 
-        def tell(error):
-            if cluster.num_workers > 1:
-                note_failure(cluster, server.target, config,
-                             '%s: %s' % (type(error).__name__, reason_of(error)))
-        stall = StallWatch(
-            cluster, dead_after, say, asked,
-            lambda ranks: _lose(_ended_error(cluster, ranks), on_lost, ended),
-            lambda: built.machines.told_to_stop,
-            lambda who: _lose(_told_error(cluster, dead_after, who), on_lost, ended),
-            (lambda: asked.notes) if waits else None, start_timeout,
-            lambda why: _lose(_missing_error(cluster, why), on_lost, ended, tell))
+
+class _Place:
+    """A worker's place in a cluster: it meets the others, and becomes a `Member`."""
+
+    def __init__(self, cluster, built, config, start_timeout, dead_after, settings, say):
+        """As for `join`; `config` is that of the cluster."""
+        self._cluster, self._built, self._config = cluster, built, config
+        self._start_timeout, self._dead_after, self._say = start_timeout, dead_after, say
+        self._deadline = time.monotonic() + start_timeout
+        for each in builds_of(built):
+            if each.machines.redirect is not None:
+                each.machines.redirect()
+        self._fingerprint = fingerprint_of_all(cluster, built, settings)
+        if cluster.kind == 'ps':
+            self._fingerprint['servers'] = servers_of_variables(
+                cluster, tf.get_default_graph(), [variable for _, variable in built.gradients])
+            check_lookups()
+
+    @contextlib.contextmanager
+    def coordinated(self, on_lost):
+        """The `Connection` of a worker that has met the others; on worker 0 they meet here."""
+        cluster, coordinator = self._cluster, None
+        if cluster.kind != 'horovod' and not (cluster.kind == 'ring' and cluster.is_chief):
+            check_port(cluster.workers[cluster.rank], self._say)
+        if cluster.kind == 'ps':
+            self._find_servers()
+        address, listener = self._address()
         try:
-            with _explained_in_words():
-                joined = Member(cluster, built, server.target, config, stall, chief)
-                if cluster.is_chief:
-                    # Before the rounds begin, by which the others hear of the session.
-                    joined.hooks.insert(0, ToldAgainHook(lambda: agree(
-                        cluster, own, server.target, config, time.monotonic() + start_timeout)))
-                chief_end = built.machines.chief_end
-                if chief_end is not None and not cluster.is_chief:
-                    joined.hooks.append(NextSessionHook(cluster, chief_end, start_timeout, say))
-                joined.hooks.append(BegunAnewHook(cluster, built.machines.hook, say, chief))
-                yield joined
-        except BaseException as error:
-            tell(error)
-            raise
+            if listener is not None:
+                coordinator = Coordinator(cluster, self._fingerprint, listener, self._dead_after,
+                                          self._start_timeout, self._say)
+                lines = self._met(coordinator)
+            else:
+                lines = meet(cluster, self._fingerprint,
+                             connect(cluster, address, self._deadline, self._say), self._deadline,
+                             self._say)
+            given = cluster, lines, self._dead_after, self._say, on_lost
+            yield Connection(*given) if cluster.kind != 'ps' else ServedConnection(
+                *given, fingerprint=self._fingerprint, address=address)
         finally:
-            ended.set()
-            stall.close()
-        return
-    if cluster.kind == 'horovod':
-        _agree_by_horovod(cluster, own)
-        with _explained_in_words():
-            yield Member(cluster, built, '', config, None)
-            if any(each.machines.have_stopped for each in builds_of(built)):
-                horovod.wait_for_all()
-        return
-    connections = meet(cluster, own, deadline, say)
-    try:
-        server = start_server(cluster, config)
-        all_ready(cluster, connections, deadline)
-    except BaseException:
-        for lines in connections.values():  # so that the others hear of it at once
-            lines.close()
-        raise
-    ended = threading.Event()
-    watch = Watch(cluster, connections, dead_after,
-                  lambda rank, why: _lose(_lost_error(cluster, rank, why), on_lost, ended))
-    built.machines.watch = watch
-    member = Member(cluster, built, server.target, config, watch)
-    try:
-        with _explained_in_words():
+            if coordinator is not None:
+                coordinator.close()
+
+    def _address(self):
+        """Where worker 0 listens, and on worker 0 its listener; else None."""
+        cluster = self._cluster
+        if cluster.kind != 'horovod':
+            address = coordinator_address(cluster)
+            return address, listen(address, self._say) if cluster.is_chief else None
+        listener, text = None, ''
+        if cluster.is_chief:
+            listener = socket.socket()
+            listener.bind(('', 0))
+            listener.listen(64)
+            host = os.environ.get('HOROVOD_HOSTNAME') or socket.gethostname()
+            text = '%s:%d' % (host, listener.getsockname()[1])
+        return horovod.gathered_lines(text)[0], listener
+
+    def _met(self, coordinator):
+        """Worker 0's `Lines`; where some have not come, its error says who is missing."""
+        try:
+            return meet(self._cluster, self._fingerprint, coordinator.own_end, self._deadline,
+                        self._say)
+        except ClusterError:
+            raise coordinator.missing() from None
+
+    def _find_servers(self):
+        """Waits for the parameter servers.
+
+        Raises:
+          ClusterError: one does not answer in time.
+        """
+        def say():
+            self._say('waiting        for %s, start_timeout is %.3g s' % (
+                silent_servers(self._cluster), self._start_timeout))
+        timer = threading.Timer(min(FIRST, self._start_timeout / 2.), say)
+        timer.daemon = True
+        timer.start()
+        try:
+            for rank, address in enumerate(self._cluster.ps):
+                check_server(address, self._cluster.who(rank, 'ps'), self._deadline)
+        finally:
+            timer.cancel()
+
+    @contextlib.contextmanager
+    def member(self, connection):
+        """The `Member`, whose server is up."""
+        cluster, built = self._cluster, self._built
+
+        def make_wait(what):
+            return ChiefWait(cluster, connection, '%s%s, the chief' % (what, cluster.who(0)),
+                             self._start_timeout, self._say)
+        target = '' if cluster.kind == 'horovod' else start_server(cluster, self._config).target
+        for each in builds_of(built):
+            each.machines.join(connection, make_wait)
+        member = Member(cluster, built, target, self._config, connection, make_wait)
+        if cluster.kind != 'ps':
             yield member
-    except BaseException as error:
-        lost = member.lost(dead_after + 1. if _may_be_a_peers(error) else 0.)
-        ended.set()
-        watch.fail('%s: %s' % (type(error).__name__, reason_of(error)))
-        if lost is not None and isinstance(error, (tf.errors.OpError, WorkerLostError)):
-            raise lost from None
-        raise
-    watch.finish()
-    lost = member.lost()
-    ended.set()
-    if lost is not None:
-        raise lost
+            return
+        member.hooks.append(BegunAnewHook(cluster, built.machines.hook, self._say, connection))
+        watch = ServerWatch(cluster, connection, self._dead_after, self._say)
+        try:
+            yield member
+        finally:
+            watch.close()
+
+
+def coordinator_address(cluster):
+    """Where worker 0 listens for the others.
+
+    In a ring it is worker 0's own address, before TensorFlow's server takes the port. Workers of
+    parameter servers come at any time: there it is the next port that no task has.
+    """
+    if cluster.kind == 'ring':
+        return cluster.workers[0]
+    host, _, port = cluster.workers[0].rpartition(':')
+    taken = {split_address(each)[1] for each in cluster.workers + cluster.ps}
+    return '%s:%d' % (host, next(
+        free for free in range(int(port) + 1, int(port) + len(taken) + 2) if free not in taken))
 
 
 def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
@@ -346,57 +397,20 @@ _OWN = (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError, tf.errors.Not
 _REMOTE = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC', 'Socket closed')
 
 
-def _lost_error(cluster, rank, why):
-    return WorkerLostError('%s is lost: %s. The ring cannot go on without it: start all workers '
-                           'again, and they go on from the last checkpoint.' % (
-                               cluster.who(rank), str(why).rstrip('.')))
-
-
-def _ended_error(cluster, ranks):
-    return WorkerLostError(
-        '%s has ended its training, perhaps for lack of data, and %s has not: a synchronous step '
-        'waits for all workers. Give each as many steps as the others, or see until_all_end. '
-        'Started again, all go on from the last checkpoint.' % (
-            ' and '.join(cluster.who(rank) for rank in ranks), cluster.who(cluster.rank)))
-
-
-def _missing_error(cluster, why):
-    return WorkerLostError('%s cannot begin, since a synchronous step waits for all workers: %s.'
-                           % (cluster.who(cluster.rank), why))
-
-
-def _told_error(cluster, seconds, who):
-    return WorkerLostError(
-        '%s was told to stop, and its step takes more than %g seconds: %s. It ends without saving. '
-        'Started again, all go on from the last checkpoint.' % (
-            cluster.who(cluster.rank), seconds, who))
-
-
-def _lose(error, on_lost, ended, tell=None):
+def _lose(error, on_lost, ended):
     """Ends the process if it does not end by itself: a step without its peer may never end.
 
     Args:
       error: `WorkerLostError`.
       on_lost: as for `join`.
       ended: event that is set when the process ends by itself.
-      tell: called with the error before the process is ended.
     """
     if on_lost is not None:
         on_lost(error)
         return
     if ended.wait(_TIME_TO_SAY):
         return
-    if tell is not None:
-        tell(error)
     sys.stderr.write('%s\n' % error)
     sys.stderr.flush()
     sys.stdout.flush()
     os._exit(1)
-
-
-def _agree_by_horovod(cluster, own):
-    texts = [json.loads(text) for text in horovod.gathered_lines(json.dumps(own))]
-    for rank, other in enumerate(texts):
-        why = difference(texts[0], other)
-        if why is not None:
-            raise ClusterError('worker %d does not belong to this cluster: %s.' % (rank, why))

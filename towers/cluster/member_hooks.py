@@ -1,19 +1,14 @@
 """Hooks of the sessions of a cluster's workers: `Member.hooks`."""
 
-import time
-import zlib
-
 import tensorflow.compat.v1 as tf
 
+from towers.cluster.coordinator import digest_of
 from towers.cluster.ring import broadcast_variables
 from towers.cluster.session_guard import not_by_member
 from towers.cluster.several_builds import builds_of, shared_variables
-from towers.cluster.step_fetches import refuse_sums_alone
-from towers.cluster.wait_notice import Waiting
+from towers.cluster.step_fetches import begin_together
 from towers.errors import ClusterError, WorkerLostError
-from towers.run.step_loop import NeverDueHook, OccasionalHook
-
-_POLL = 0.05  # seconds between two looks at what a worker waits for
+from towers.run.step_loop import NeverDueHook
 
 
 class BeginHook(NeverDueHook):
@@ -27,16 +22,18 @@ class BeginHook(NeverDueHook):
       is_by_member: whether the creator of the session to begin is `Member.session_creator`'s.
     """
 
-    def __init__(self, cluster, built, target, config, step_fetches, lost):
+    def __init__(self, cluster, built, target, config, step_fetches, connection, lost):
         """
         Args:
           cluster, built, target, config: as for `Member`.
           step_fetches: `StepFetches` of all builds.
+          connection: `Connection`, by which steps begin on all workers; or None.
           lost: function that returns the `WorkerLostError` about the worker that is gone, or None.
         """
         self.is_by_member = self._has_begun = False
         self._cluster, self._built, self._lost = cluster, built, lost
         self._target, self._config, self._step_fetches = target, config, step_fetches
+        self._connection = connection
 
     def begin(self):
         """Initialises the variables of a worker whose session would wait for them.
@@ -66,42 +63,7 @@ class BeginHook(NeverDueHook):
         for built in builds_of(self._built):
             if built.machines.begin is not None:
                 session.run(built.machines.begin)
-        refuse_sums_alone(session, self._step_fetches)
-
-
-class NextSessionHook(NeverDueHook):
-    """Has an asynchronous worker wait where the chief has ended, until it is started again.
-
-    Servers may outlive a run. Without the wait a worker that is started again before the chief
-    would stop after its first step, since the chief of the run before has ended.
-    """
-
-    def __init__(self, cluster, chief_end, start_timeout, say):
-        """
-        Args:
-          cluster: `Cluster` of a worker that is not the chief.
-          chief_end: `ChiefEnd`.
-          start_timeout: seconds to wait.
-          say: called with lines.
-        """
-        self._cluster, self._chief_end = cluster, chief_end
-        self._seconds, self._say = start_timeout, say
-
-    def after_create_session(self, session, coord):
-        """Waits.
-
-        Raises:
-          WorkerLostError: there is no next session.
-        """
-        deadline, chief = time.monotonic() + self._seconds, self._cluster.who(0)
-        with Waiting(lambda: 'the next session of %s, the chief' % chief, self._seconds, self._say):
-            while session.run(self._chief_end.has_ended):
-                if time.monotonic() > deadline:
-                    raise WorkerLostError(
-                        '%s comes when %s, the chief, has ended its training, and no other session '
-                        'of it has begun within start_timeout.' % (
-                            self._cluster.who(self._cluster.rank), chief))
-                time.sleep(_POLL)
+        begin_together(session, self._step_fetches, self._connection)
 
 
 def lost_session(cluster):
@@ -111,19 +73,18 @@ def lost_session(cluster):
         'workers again.' % cluster.name)
 
 
-class BroadcastHook(NeverDueHook):
-    """Gives this session the variables of worker 0, which restored or initialised them."""
+class TogetherHook(NeverDueHook):
+    """Begins a session on all workers together, with the variables of worker 0, which restored or
+    initialised them."""
 
-    def __init__(self, cluster, built):
-        self._cluster, self._built = cluster, built
-        self._operations, self._names, self._total = [], [], None
+    def __init__(self, cluster, built, connection):
+        self._cluster, self._built, self._connection = cluster, built, connection
+        self._operations, self._names = [], []
 
     def begin(self):
         """Makes the operations, when all variables are there."""
         variables = shared_variables(self._built)
         self._names = [variable.op.name for variable in variables]
-        self._total = self._built.machines.added_up(
-            tf.constant(self._digest(), tf.float64), 'towers_variables')
         self._operations = [
             broadcast_variables(self._cluster, variables) if self._cluster.kind == 'ring'
             else self._built.machines.broadcast(variables)]
@@ -131,12 +92,13 @@ class BroadcastHook(NeverDueHook):
                              if built.replicas is not None]
 
     def after_create_session(self, session, coord):
-        """Broadcasts; the workers do so together.
+        """Broadcasts, when the sessions of all workers begin.
 
         Raises:
           ClusterError: they have other variables, and would wait for each other for ever.
+          WorkerLostError: a worker is gone.
         """
-        if session.run(self._total) != self._digest() * self._cluster.num_workers:
+        if not self._connection.begin_session(digest_of(self._names)):
             models = {variable.op.name for built in builds_of(self._built)
                       for variable in built.variables}
             own = [name for name in self._names if name not in models]
@@ -148,49 +110,6 @@ class BroadcastHook(NeverDueHook):
         for operation in self._operations:
             session.run(operation)
 
-    def _digest(self):
-        return zlib.crc32('\n'.join(self._names).encode())
-
-
-class StepWatchHook(OccasionalHook):
-    """Tells the watch whether a step is under way, which needs all workers."""
-
-    def __init__(self, watch, step_fetches):
-        self._watch, self._is_in_step = watch, False
-        self._step_fetches = step_fetches
-
-    def before_run(self, run_context):
-        self._is_in_step = bool(self._step_fetches.steps(run_context.original_args.fetches))
-        if self._is_in_step:
-            self._watch.step_begins()
-
-    def after_run(self, run_context, run_values):
-        if self._is_in_step:
-            self._watch.step_ends()
-
-    def is_due(self):
-        self._watch.step_begins()  # called before every step
-        return False
-
-    def step_done(self, fetched):
-        self._watch.step_ends()
-
-    def end(self, session):
-        self._watch.session_ends()
-
-
-class ToldAgainHook(NeverDueHook):
-    """Tells the first server again what the chief trains, when a session is made again: the server
-    may be another process, and a worker that is started later would wait for it."""
-
-    def __init__(self, tell):
-        self._tell, self._is_first = tell, True
-
-    def after_create_session(self, session, coord):
-        if not self._is_first:
-            self._tell()
-        self._is_first = False
-
 
 class BegunAnewHook(NeverDueHook):
     """Says that this worker's session has been made again, and from where it goes on.
@@ -198,16 +117,16 @@ class BegunAnewHook(NeverDueHook):
     A session that is lost with a server is made again without a word of TensorFlow's.
     """
 
-    def __init__(self, cluster, rounds, say, awaited=None):
+    def __init__(self, cluster, rounds, say, connection):
         """
         Args:
           cluster: `Cluster` with parameter servers.
           rounds: `RoundsHook`, called before this one; None of asynchronous workers.
           say: called with the line.
-          awaited: `AwaitedChief`, to be told that the session has begun; None of the chief.
+          connection: `ServedConnection`, to be told that the session has begun.
         """
         self._cluster, self._rounds, self._say = cluster, rounds, say
-        self._awaited = awaited
+        self._connection = connection
         self._is_first, self._global_step = True, None
         self._said = None  # since the last step: one lost server may cost several sessions
 
@@ -215,8 +134,7 @@ class BegunAnewHook(NeverDueHook):
         self._global_step = tf.train.get_global_step()
 
     def after_create_session(self, session, coord):
-        if self._awaited is not None:
-            self._awaited.has_begun = True
+        self._connection.begin_session()
         if not self._is_first:
             step = None if self._global_step is None else int(session.run(self._global_step))
             line = 'beginning anew ' + self._what(step)

@@ -15,28 +15,21 @@ token is the last one: the round's number and 1 where the chief has ended, and 3
 data.
 """
 
-import json
-import threading
 import time
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import data_end
-from towers.cluster.chief_wait import ChiefEnd
-from towers.cluster.fingerprint import difference
 from towers.cluster.machines import Machines, without_gradient
 from towers.cluster.ports import check_server
 from towers.cluster.synchronous_rounds import FIRST_SERVER, RoundsHook, SentGradients
 from towers.cluster.session_guard import COLLECTIONS, SessionBegun
 from towers.cluster.signature import signature_of_update
 from towers.cluster.batch_weights import Shares
-from towers.cluster.stop_codes import ServedCode
-from towers.cluster.worker_notes import JOINED, REFUSED, begin_notes, note
 from towers.errors import ClusterError
 from towers.graph.nests import bytes_of
 from towers.placement.variable_device import only_device
-from towers.tensorflow_errors import reason_of
 from towers.reduce.sparse_rows import each_row_once, rows_once, scaled
 from towers.tower.objectives import tensors_of
 
@@ -51,12 +44,7 @@ class ServedMachines(Machines):
     """Combines the gradients of one build over the workers of parameter servers.
 
     Attributes:
-      stops: int32 scalar of a synchronous training: whether to stop after this step. It is not 0 on
-        the chief when a worker wants to stop; the others end by `OutOfRangeError` then.
-      codes: `ServedCode`, by which a worker tells the chief that it wants to stop; or None.
       hook: hook that every session of a synchronous training needs; None for an asynchronous one.
-      chief_end: `ChiefEnd` of an asynchronous training of several workers; else None.
-      told_to_stop: whether a signal has told this process to stop.
       chief_has_ended: whether a step was not made since the chief had ended its training.
     """
 
@@ -65,8 +53,7 @@ class ServedMachines(Machines):
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
         self._accumulators, self._pushes = [], []
-        self.hook = self.stops = self.codes = None
-        self.told_to_stop = False
+        self.hook = None
 
     chief_has_ended = property(lambda self: self.hook is not None and self.hook.chief_has_ended)
 
@@ -89,11 +76,7 @@ class ServedMachines(Machines):
             if cluster.num_workers == 1:
                 return gradients
             begun = SessionBegun()
-            with tf.name_scope(_SCOPE):
-                self.chief_end = ChiefEnd()
             self.begin = begun.begin
-            if cluster.is_chief:
-                self.begin = tf.group(self.begin, self.chief_end.begin)
             return data_end.after(begun.check(), gradients)
         needed = cluster.workers_a_step
         with tf.name_scope(_SCOPE):
@@ -117,7 +100,7 @@ class ServedMachines(Machines):
                 to_sum.append((gradient, variable.get_shape(), _SCOPE + 'sums/' + variable.op.name,
                                '/job:ps/task:%d/device:CPU:0' % tasks[variable.op.name]))
             sums = self._all_summed(to_sum, needed, [] if loss is None else [loss])
-            self.hook = RoundsHook(cluster, self._round, self._own_round, self._wants_to_stop,
+            self.hook = RoundsHook(cluster, self._round, self._own_round, self._first_round,
                                    self._accumulators, self._tokens, self._sent_gradients)
             if not cluster.is_chief:
                 return gradients
@@ -153,6 +136,12 @@ class ServedMachines(Machines):
             return examples
         return examples * self._cluster.num_workers if self._cluster.is_chief else 0
 
+    def join(self, connection, make_wait=None):
+        """As `Machines.join`; the rounds wait for the chief by `make_wait`, see `RoundsHook`."""
+        super(ServedMachines, self).join(connection)
+        if self.hook is not None:
+            self.hook.join(connection, make_wait)
+
     def train_op(self, update, before=(), replicated=()):
         """The operation of a step: on the chief with the update, elsewhere without."""
         if self.hook is None:
@@ -163,7 +152,6 @@ class ServedMachines(Machines):
                 with tf.control_dependencies(
                         [update, self._sent_gradients.begun_now] + self._pushes):
                     next_round = tf.identity(tf.assign_add(self._own_round, 4))
-                    self.stops = self._wants_to_stop.read_value()
                 with only_device(FIRST_SERVER):
                     round_set = tf.assign(self._round, next_round)
                     with tf.control_dependencies([round_set]):
@@ -179,10 +167,11 @@ class ServedMachines(Machines):
             with tf.control_dependencies([tf.assign(self._own_round, newest),
                                           self.hook.detect_anew(before, newest)]):
                 newest = self._own_round.read_value()
-            with tf.control_dependencies([self.hook.raise_if_over(newest)]):
-                self.stops = tf.cast(newest % 2, tf.int32)
+            over = self.hook.raise_if_over(newest)
             if self._cluster.active is None:
-                return self.stops.op
+                return over
+            with tf.control_dependencies([over]):
+                newest = tf.identity(newest)
             return data_end.raise_at_end(tf.equal(newest % 4, _NO_DATA))
 
     def _end_all(self, is_over):
@@ -203,9 +192,9 @@ class ServedMachines(Machines):
         with only_device(FIRST_SERVER):
             self._round = tf.Variable(tf.zeros([], tf.int64), trainable=False, use_resource=True,
                                       collections=['towers_rounds'], name='round')
-            self._wants_to_stop = tf.Variable(0, trainable=False, use_resource=True,
-                                              collections=['towers_rounds'], name='wants_to_stop')
-            self.codes = ServedCode(self._cluster, self._wants_to_stop)
+            self._first_round = tf.Variable(
+                tf.zeros([], tf.int64), trainable=False, use_resource=True,
+                collections=['towers_rounds'], name='first_round')
             self._tokens = {rank: tf.FIFOQueue(-1, tf.int64, [[]], name='tokens_%d' % rank,
                                                shared_name='%stokens_%d' % (_SCOPE, rank))
                             for rank in range(1, self._cluster.num_workers)}
@@ -316,77 +305,3 @@ def answer_or_raise(cluster, deadline):
     """Raises `ClusterError` if a parameter server does not answer in time."""
     for rank, address in enumerate(cluster.ps):
         check_server(address, cluster.who(rank, 'ps'), deadline)
-
-
-def agree(cluster, own, target, config, deadline):
-    """Compares the fingerprint of this worker with the chief's.
-
-    The chief stores its fingerprint on the first parameter server, as JSON in a string variable.
-
-    Raises:
-      ClusterError: the fingerprints differ; or the chief, or a server, does not answer in time.
-    """
-    outcome = []
-
-    def compare():
-        try:
-            outcome.append(_compare(cluster, own, target, config, deadline))
-        except tf.errors.OpError as error:  # such as a device that another cluster's server lacks
-            outcome.append(ClusterError(
-                '%s cannot use the parameter servers %s: %s. Is there a server of another cluster '
-                'at one of these addresses?' % (
-                    cluster.who(cluster.rank), ', '.join(cluster.ps), reason_of(error))))
-        except BaseException as error:  # raised again by the caller's thread
-            outcome.append(error)
-    # TensorFlow waits for ever for a server of another cluster, or one that froze meanwhile.
-    thread = threading.Thread(target=compare, daemon=True, name='towers-agree')
-    thread.start()
-    thread.join(max(0., deadline - time.monotonic()) + _SPARE)
-    if not outcome:
-        raise ClusterError('%s cannot make a session with %s within start_timeout: one of them is '
-                           'frozen, or serves another cluster. Start the servers again, correct '
-                           'their addresses, or give a longer start_timeout.' % (
-                               cluster.who(cluster.rank), ', '.join(
-                                   cluster.who(rank, 'ps') for rank in range(len(cluster.ps)))))
-    if outcome[0] is not None:
-        raise outcome[0]
-
-
-_SPARE = 1.  # seconds that a more exact error of the thread has to come after the deadline
-
-
-def _compare(cluster, own, target, config, deadline):
-    with tf.Graph().as_default(), tf.device(FIRST_SERVER):
-        kept = tf.get_variable('towers/fingerprint', [], tf.string, use_resource=True,
-                               initializer=tf.constant_initializer(''),
-                               trainable=False)
-        text = tf.placeholder(tf.string, [])
-        write, read = tf.assign(kept, text), kept.read_value()
-        with tf.Session(target, config=config) as session:
-            is_there = tf.is_variable_initialized(kept)
-            if cluster.is_chief:
-                # The notes come first: who finds the fingerprint makes one.
-                begin_notes(cluster, session, not session.run(is_there) or session.run(
-                    read).decode('utf-8') != json.dumps(own))
-                session.run(write.op, {text: json.dumps(own)})
-                return
-            why, tries = None, 0
-            while time.monotonic() < deadline:
-                if session.run(is_there):
-                    why = difference(json.loads(session.run(read).decode('utf-8')), own)
-                    tries += 1
-                    # The fingerprint of an earlier run may still be there for a moment.
-                    if why is None or tries == 10:
-                        break
-                time.sleep(0.3)
-            else:
-                raise ClusterError('%s has not come within start_timeout: start it, or give a '
-                                   'longer one.' % cluster.who(0))
-            try:
-                session.run(note(cluster, JOINED if why is None else REFUSED, why or ''))
-            except tf.errors.OpError:
-                if why is None:
-                    raise
-    if why is not None:
-        raise ClusterError('%s does not belong to the cluster of %s: %s.' % (
-            cluster.who(cluster.rank), cluster.who(0), why))

@@ -7,6 +7,7 @@ import random
 import re
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from towers.arguments import check_count
 from towers.errors import ClusterError, InvalidArgumentError
@@ -146,6 +147,15 @@ def answers(address, seconds=2.):
         return False
 
 
+def all_answers(addresses):
+    """What `answers` gives for each address, a list; those that do not answer take no turns."""
+    with ThreadPoolExecutor(min(max(len(addresses), 1), _MOST_LOOKS)) as pool:
+        return list(pool.map(answers, addresses))
+
+
+_MOST_LOOKS = 16  # at addresses at a time: that of a machine that is off takes seconds
+
+
 def speaks_as_server(connection, deadline):
     """Whether one of TensorFlow's servers is at the other end of a connection.
 
@@ -174,7 +184,7 @@ def speaks_as_server(connection, deadline):
     return received[3:4] == _SETTINGS
 
 
-def wait_for(address, who, deadline, pause=0.2):
+def wait_for(address, who, deadline, pause=0.2, tried=None):
     """A connection to an address, tried again until somebody answers.
 
     Args:
@@ -182,6 +192,7 @@ def wait_for(address, who, deadline, pause=0.2):
       who: name of the task at that address, for the error's text: `'worker 1'`.
       deadline: `time.monotonic()` at which to give up.
       pause: seconds between two tries.
+      tried: called after each try; or None.
 
     Returns:
       A connected `socket.socket`.
@@ -204,4 +215,53 @@ def wait_for(address, who, deadline, pause=0.2):
             reason = 'the name of its host is not known here (%s)' % error.strerror
         except OSError as error:
             reason = error.strerror or str(error)
+        if tried is not None:
+            tried()
         time.sleep(min(pause, max(0., deadline - time.monotonic())))
+
+
+def check_port(address, say=print):
+    """Raises `ClusterError` if another process uses the port of this process's address.
+
+    Args:
+      address: of this process.
+      say: called with a line if it seems to be the address of another machine.
+    """
+    listen(address, say).close()
+
+
+def listen(address, say):
+    """A socket that listens at an address; on all interfaces if none of them has that address.
+
+    Args:
+      address: `'host:port'`.
+      say: called with a line that says so in that case.
+
+    Raises:
+      ClusterError: another process uses the port, or the address makes no sense.
+    """
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ':' in host else socket.AF_INET
+    for name in (host, ''):
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((name, port))
+            listener.listen(64)
+            return listener
+        except OSError as error:
+            listener.close()
+            # A name that stands for this machine without being an address of it: a service of
+            # Kubernetes, a machine behind NAT. Or the address of another machine, by mistake.
+            if name and error.errno in _NOT_OURS:
+                say('address        %s cannot be listened at: %s. Unless it leads to this '
+                    'machine from elsewhere, the host is not this machine: give this task '
+                    'another address' % (address, error.strerror or error))
+                continue
+            raise ClusterError('%s cannot be listened at: %s. Another process uses the port, or '
+                               'the host is not this machine: give this task another address.' % (
+                                   address, error.strerror or error)) from None
+    raise ClusterError('%s cannot be listened at.' % address)
+
+
+_NOT_OURS = (99, 49, -2, -3, 8)  # EADDRNOTAVAIL on Linux and macOS; a name that is not known here

@@ -16,7 +16,6 @@ from towers.cluster.ring_rows import SparseGradients
 from towers.cluster.session_guard import SessionBegun
 from towers.cluster.signature import signature_of_update
 from towers.cluster.batch_weights import Shares
-from towers.cluster.stop_codes import Codes
 from towers.cluster.state_from_worker_0 import share_state
 from towers.errors import ClusterError
 from towers.graph.nests import bytes_of
@@ -104,10 +103,6 @@ class RingMachines(Machines):
     """Combines the gradients of one build over the workers of a ring.
 
     Attributes:
-      stops: int32 [W]: of each worker the number of the signal for which it wants to stop after
-        this step, or 0; the same on all of them. None for a ring of one.
-      watch: `Watch` of this worker, while it is a member; or None.
-      codes: `Codes`, by which a worker says that it wants to stop, or has stopped; or None.
       data_ended: bool variable, True after the step in which no worker had an example; None where
         every worker always has examples.
       examples: float64 scalar: the number of examples of this step on all workers; None where each
@@ -119,10 +114,9 @@ class RingMachines(Machines):
         """See `Cluster.machines`."""
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
-        self.stops = self.codes = self.examples = self.data_ended = None
+        self.examples = self.data_ended = None
         self.hook, self.state = None, []
         self._own = []  # the gradients of this machine, with their variables
-        self.watch = None
 
     @property
     def same_examples(self):
@@ -141,10 +135,12 @@ class RingMachines(Machines):
             sparse = [(gradient, variable) for gradient, variable in gradients
                       if isinstance(gradient, tf.IndexedSlices)]
             rows = SparseGradients(sparse, ring.rank, ring.num_workers) if sparse else None
-            weight, counts = self._count(ring, rows)
+            begun = SessionBegun()
+            self.begin, begun = begun.begin, begun.check()
+            weight, counts, first = self._count(ring, rows, begun)
             # Dense gradients wait for each other, and so do sparse ones, in one order on all
             # workers; the backward pass ends with both.
-            last, last_rows = [self.stops], [self.stops]
+            last, last_rows = [first], [first]
             reduced = self._dense(ring, dense, weight, last)
             if rows is not None:
                 if counts is None:
@@ -174,25 +170,6 @@ class RingMachines(Machines):
         with only_device(_CPU), tf.name_scope(name):
             return Collectives(self._cluster.rank, self._cluster.num_workers).reduce(numbers)
 
-    def told_others(self, session, together=()):
-        """Tells the other workers that this one runs no more steps; waits until they know.
-
-        Args:
-          together: the objects of other builds whose steps the others make in the same call.
-
-        Returns:
-          The codes of all workers, see `Codes`.
-        """
-        try:
-            if self.watch is not None:
-                self.watch.step_begins()  # another worker may have ended without a word
-            # One is enough to end that call, and ends it before the other's reduction is made.
-            told = session.run([self.codes.tell] + [each.codes.skip for each in together])
-            return told[0][0].round()[:self._cluster.num_workers]
-        finally:
-            if self.watch is not None:
-                self.watch.step_ends()
-
     def train_op(self, update, before=(), replicated=()):
         """The operation of a step: the update, which every worker makes.
 
@@ -204,40 +181,38 @@ class RingMachines(Machines):
         update, self.state = share_state(
             update, before, self._own, self.combined,
             lambda variable: broadcast_variables(self._cluster, [variable]), replicated)
-        self.codes.finish(update, _CPU)
         return update
 
-    def _count(self, ring, rows):
-        """Adds up the numbers that are known when the batch is; sets `stops`.
+    def _count(self, ring, rows, begun):
+        """Adds up the numbers that are known when the batch is.
 
         The reduction waits for the batch alone, and so ends before the backward pass does.
 
         Args:
           ring: `Collectives`.
           rows: `SparseGradients`, or None.
+          begun: operation that fails where the session has not begun.
 
         Returns:
-          `(weight, counts)`: the weight of this worker's gradient, None where all weigh the same;
-          the sum of `rows.counts`, None where they are not known yet.
+          `(weight, counts, first)`: the weight of this worker's gradient, None where all weigh the
+          same; the sum of `rows.counts`, None where they are not known yet; and what all that is
+          sent later waits for.
         """
-        self.codes, shares, begun = Codes(ring.rank, ring.num_workers), self._shares, SessionBegun()
-        self.begin = begun.begin
-        own = [self.codes.own()]
+        shares, own = self._shares, []
         if shares.are_weighted:
             own.append(tf.reshape(shares.own_examples(), [1]))
         counted = rows is not None and rows.are_counted_early
         if counted:
             own.append(rows.counts)
-        with tf.control_dependencies([begun.check()]):
-            own = tf.concat(own, 0)
-        total = ring.reduce(own)
-        self.codes.read(total)
-        self.stops = self.codes.stops
+        if not own:
+            return None, None, begun
+        with tf.control_dependencies([begun]):
+            total = ring.reduce(tf.concat(own, 0))
         counts = total[-rows.counts.shape.num_elements():] if counted else None
         if not shares.are_weighted:
-            return None, counts
-        self.examples = total[ring.num_workers]
-        return shares.weight(self.examples), counts
+            return None, counts, total
+        self.examples = total[0]
+        return shares.weight(self.examples), counts, total
 
     def _dense(self, ring, dense, weight, last):
         """Dict from names of variables to reduced gradients."""

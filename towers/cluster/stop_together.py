@@ -3,14 +3,10 @@
 import signal
 import typing
 
-import numpy as np
-import tensorflow.compat.v1 as tf
-
 from towers.arguments import check_instance
 from towers.api.built import BuiltTowers
 from towers.cluster.cluster import Cluster
 from towers.cluster.several_builds import builds_of
-from towers.cluster.step_fetches import StepFetches
 from towers.errors import ClusterError, InvalidArgumentError
 from towers.run.stopping import StopOnSignalHook
 
@@ -25,10 +21,9 @@ class StopTogetherHook(StopOnSignalHook):
     it). The end of a worker's data is no such stop, see
     `until_all_end`.
 
-    A worker of a ring, or of Horovod, that ends its loop of steps tells the others without running
-    the model again, and so without anything that the program feeds. A step that another worker has
-    begun meanwhile changes nothing: it raises `tf.errors.OutOfRangeError`, which
-    `tf.train.MonitoredSession` takes for the end of the training, as at the end of the data.
+    A step that another worker has begun meanwhile changes nothing: it raises
+    `tf.errors.OutOfRangeError`, which `tf.train.MonitoredSession` takes for the end of the
+    training, as at the end of the data.
 
         with …session(hooks=[stop]) as session:
             while not session.should_stop():
@@ -63,14 +58,11 @@ class StopTogetherHook(StopOnSignalHook):
         super(StopTogetherHook, self).__init__(stream)
         self.stopped_by = None
         self._cluster, self._machines = cluster, built.machines
-        self._all_machines = lambda: [each.machines for each in builds_of(built)]
-        self._trained = built.gradients[0][1].op.name
+        self._built = built
+        self._own = str([each is built for each in builds_of(built)].index(True))
         self.is_told = self._has_said = False
-        self._makes_step = self._is_in_step = False  # the latter also after a step that has failed
-        self._session = None
-        # The builds that are stepped by this call, by the last step, and by the first of a round.
-        self._steps, self._latest, self._first = [], [self._machines], []
-        self._fetches = StepFetches(lambda: builds_of(built))
+        self._steps = 0  # of the connection, when it was looked at last
+        self._first = self._latest = None  # the builds of the first step, and of the newest
 
     @property
     def stopping_signal(self):
@@ -93,114 +85,77 @@ class StopTogetherHook(StopOnSignalHook):
         rank = self._cluster.rank if self.received is not None else self.stopped_by[0]
         return 'worker %d was told to stop (%s)' % (rank, signal.Signals(number).name)
 
-    def after_create_session(self, session, coord):
-        """Installs the handlers, once."""
-        super(StopTogetherHook, self).after_create_session(session, coord)
-        self._session = session
-
-    def always_fetched(self):
-        """The tensor to fetch with every step: whether a worker wants to stop, alike on all.
-
-        On asynchronous parameter servers it is whether the chief has ended; None on the chief.
-        """
-        if self._machines.stops is None and self._machines.chief_end is not None and (
-                not self._cluster.is_chief):
-            return self._machines.chief_end.has_ended
-        return self._machines.stops
-
     def before_run(self, run_context):
-        """Has that tensor fetched with a step; other calls of `run` need no other worker."""
-        stepped = self._fetches.steps(run_context.original_args.fetches)
-        self._steps = [built.machines for built in stepped]
-        self._makes_step = self._machines in self._steps
-        if self._steps:
-            self._check_round(stepped)
-            self._begin_step()
-        fetched = self.always_fetched() if self._makes_step else None
-        return None if fetched is None else tf.train.SessionRunArgs(fetched)
-
-    def _check_round(self, stepped):
-        """Checks that rounds begin with the session's first step, and end with this hook's build.
-
-        Args:
-          stepped: list of the `BuiltTowers` of this call.
-
-        Raises:
-          ClusterError: rounds begin with another step, or do not end with this hook's build.
-        """
-        self._first = self._first or self._steps
-        if (self._machines in self._latest and self._machines.codes is not None
-                and not self._makes_step and self._steps != self._first):
-            raise ClusterError(
-                'a step of the build that trains %r comes after the build that trains %r, which '
-                'StopTogetherHook has, and the first step of the session was another one: give '
-                'the hook the build that each round of steps ends with, and begin the session and '
-                'all rounds with the same step, on all workers.' % (
-                    stepped[0].gradients[0][1].op.name, self._trained))
-        self._latest = self._steps
+        """Says a signal, if there was one."""
+        self._tell()
 
     def after_run(self, run_context, run_values):
         """Asks the session to stop when all do."""
-        if self._steps:
-            self._is_in_step = False
-        if self._makes_step and self._is_time(run_values.results):
+        if self._is_time():
             run_context.request_stop()
 
     def is_due(self):
         """Never: `step_done` can end the session as well."""
-        self._begin_step()
+        self._tell()
         return False
 
     def step_done(self, fetched):
         """Asks the session to stop when all do."""
-        if self._is_time(fetched):
+        if self._is_time():
             self._coordinator.request_stop()
 
     def end(self, session):
-        """In a ring, and with Horovod, a worker that stops by itself tells the others.
-
-        Others may stop by themselves after the same step; they then do so, too. One whose step has
-        raised an error, such as the end of its own data, has perhaps sent a part of it. Where the
-        graph has several builds, the others learn of it when they begin their next round.
-        """
-        if self._cluster.kind != 'ps' and self._machines.codes is not None:
-            of_all = self._all_machines()
-            told = session.run([machines.codes.told for machines in of_all])
-            told = next((codes for codes in told if codes.any()), None)
-            if told is not None:
-                session.run([each.codes.skip for each in self._latest])
-                self._stop_for(session, told)
-            elif not self.is_told and not self._is_in_step:
-                first, *together = self._first or of_all[:1]
-                self._stop_for(session, first.told_others(session, together))
-        elif self._cluster.kind == 'ps' and self._machines.chief_has_ended and not self.is_told:
-            self._stop_for(session, None)
-        elif self._machines.chief_end is not None and self._cluster.is_chief:
-            session.run(self._machines.chief_end.end)
+        """Tells the others that this session makes no more steps."""
+        if self._machines.connection is not None:
+            self._learn()
+            self.is_told = self.is_told or self._machines.chief_has_ended
+            self._machines.connection.leave()
         super(StopTogetherHook, self).end(session)
 
     def noticed(self):
-        """On parameter servers, lets the watch of a step know that nobody wants to wait long."""
-        if self._cluster.kind == 'ps':
-            self._machines.told_to_stop = True
+        """Tells the others at once: a step may be under way that waits for one that is gone."""
+        self._tell()
 
-    def _begin_step(self):
-        self._is_in_step = True
-        if self.received is not None and not self._has_said and self._machines.codes is not None:
-            self._machines.codes.say(self._session, self.received)
+    def _tell(self):
+        connection, number = self._machines.connection, self.received
+        if number is not None and not self._has_said and connection is not None:
             self._has_said = True
+            connection.stop(number)
 
-    def _is_time(self, stops):
-        self._is_in_step = False
-        if self._machines.stops is None:
-            self.is_told = self.is_told or bool(stops)
-            return self.is_told or self.received is not None
-        if not self.is_told and np.any(stops):
-            self._stop_for(self._session, stops)
-        return self.is_told
+    def _is_time(self):
+        if self._machines.connection is None:
+            return self.received is not None
+        self._learn()
+        if self._cluster.has_copies:
+            return self._has_ended_a_round() and self.is_told
+        is_asked = self._cluster.is_chief and self.stopped_by is not None
+        return self.is_told or is_asked or self.received is not None and (
+            self._cluster.is_chief or not self._cluster.synchronous)
 
-    def _stop_for(self, session, stops):
-        self.is_told = True
-        if self._cluster.kind == 'horovod':
-            self._machines.have_stopped = True
-        self.stopped_by = self._machines.codes.found(session, stops)
+    def _learn(self):
+        connection = self._machines.connection
+        self.is_told = self.is_told or connection.is_over
+        self.stopped_by = self.stopped_by or connection.stopped_by
+
+    def _has_ended_a_round(self):
+        """Whether the call was a step of this hook's build.
+
+        Raises:
+          ClusterError: rounds begin with another step, or do not end with this hook's build.
+        """
+        connection = self._machines.connection
+        if connection.steps == self._steps:
+            return False
+        self._steps, builds = connection.steps, connection.builds
+        self._first = self._first or builds
+        if self._latest is not None and self._own in self._latest.split() and (
+                self._own not in builds.split() and builds != self._first):
+            raise ClusterError(
+                'a step of the build that trains %r comes after the build that trains %r, which '
+                'StopTogetherHook has, and the first step of the session was another one: give '
+                'the hook the build that each round of steps ends with, and begin the session and '
+                'all rounds with the same step, on all workers.' % tuple(
+                    each.gradients[0][1].op.name for each in (
+                        builds_of(self._built)[int(builds.split()[0])], self._built)))
+        self._latest = builds
+        return self._own in builds.split()

@@ -11,13 +11,11 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.cluster.ended_workers import have_ended, record_begin, record_end
-from towers.cluster.wait_notice import Waiting
-from towers.cluster.worker_notes import FIRST_SERVER, JOINED, note
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.run.step_loop import NeverDueHook
 
+FIRST_SERVER = '/job:ps/task:0/device:CPU:0'
 _MOST = 7  # what a token is at most more than the round of its step: 4 and the mark of an end
 _POLL = 0.05  # seconds between two looks at what a worker waits for
 _UNTIL_ANEW = 20.
@@ -74,30 +72,37 @@ class RoundsHook(NeverDueHook):
     """Begins the rounds when a session is made, or made again.
 
     Attributes:
-      say: called with a line when this worker begins anew, or waits for the chief before it begins.
-      chief: `AwaitedChief`, which ends a wait in vain for the chief's first session; or None.
       chief_is_anew: whether the session of the chief's that this worker has joined last is another
         one than that before.
       chief_has_ended: whether a step of this session was not made since the chief had ended.
     """
 
-    def __init__(self, cluster, shared_round, own_round, wants_to_stop, accumulators, tokens,
+    def __init__(self, cluster, shared_round, own_round, first_round, accumulators, tokens,
                  sent_gradients):
         """
         Args:
           cluster: `Cluster`.
-          shared_round, own_round, wants_to_stop: variables of `ServedMachines`.
+          shared_round, own_round, first_round: variables of `ServedMachines`.
           accumulators, tokens: its accumulators, and dict of its queues of tokens.
           sent_gradients: `SentGradients`.
         """
-        self.say, self._is_anew = print, False
-        self.chief = None
+        self._is_anew = False
+        self._connection = self._make_wait = None
         self._joined = None  # the first round of the chief's session that this worker has joined
         self.chief_is_anew = self.chief_has_ended = False
-        self._wants_to_stop = wants_to_stop
+        self._first_round = first_round
         self._cluster, self._round, self._own_round = cluster, shared_round, own_round
         self._accumulators, self._tokens = accumulators, tokens
         self._sent_gradients = sent_gradients
+
+    def join(self, connection, make_wait):
+        """Notes that this worker is a member.
+
+        Args:
+          connection: `ServedConnection`.
+          make_wait: function from words to a `ChiefWait`.
+        """
+        self._connection, self._make_wait = connection, make_wait
 
     def begin(self):
         with tf.name_scope('served/begin'), only_device(FIRST_SERVER):
@@ -105,14 +110,12 @@ class RoundsHook(NeverDueHook):
             self._set_round = tf.assign(self._round, self._first).op
             self._value = self._round.read_value()
             self._set_own = tf.assign(self._own_round, self._first).op
-            self._record_begin = record_begin(self._cluster, self._first)
-            self._record_end = record_end(self._cluster)
+            self._set_first = tf.assign(self._first_round, self._first).op
             if not self._cluster.is_chief:
                 self._is_set = tf.is_variable_initialized(self._round)
-                # Again, since the server may be another one than that which heard of it.
-                self._tell_joined, gradients = note(self._cluster, JOINED), self._sent_gradients
+                gradients = self._sent_gradients
                 self._state = [self._value, gradients.begun.read_value(),
-                               gradients.sent.read_value()] + list(have_ended(self._cluster))
+                               gradients.sent.read_value(), self._first_round.read_value()]
                 return
             self._set_steps = tf.group(*[each.set_global_step(self._first)
                                          for each in self._accumulators])
@@ -122,7 +125,6 @@ class RoundsHook(NeverDueHook):
                 (each.take_indexed_slices_grad(self._drop_count).indices
                  if isinstance(each, tf.SparseConditionalAccumulator) else
                  each.take_grad(self._drop_count)) for each in self._accumulators]
-            self._nobody_stops = tf.assign(self._wants_to_stop, 0).op
             self._nothing_sent = self._sent_gradients.begin(self._first)
             self._give_tokens = tf.group(*[queue.enqueue([self._first])
                                            for _, queue in sorted(self._tokens.items())])
@@ -135,20 +137,19 @@ class RoundsHook(NeverDueHook):
             for drop, count in zip(self._drops, session.run(self._counts)):
                 if count:
                     session.run(drop, {self._drop_count: count})
-            session.run([self._set_steps, self._set_own, self._nobody_stops, self._record_begin,
-                         self._nothing_sent], first)
+            session.run([self._set_steps, self._set_own, self._set_first, self._nothing_sent],
+                        first)
             session.run(self._set_round, first)
             session.run(self._give_tokens, first)
             return
-        with Waiting(lambda: 'the next step of %s, the chief' % self._cluster.who(0), None,
-                     self.say):
-            while not session.run(self._is_set):
-                self._pause()
-            before, newest = self._joined, self._round_to_join(session)
+        wait = self._make_wait('the next step of ')
+        while not session.run(self._is_set):
+            wait.pause(_POLL)
+        before, newest = self._joined, self._round_to_join(session, wait)
         self.chief_is_anew = before not in (None, self._joined)
-        session.run([self._set_own, self._record_begin, self._tell_joined], {self._first: newest})
+        session.run(self._set_own, {self._first: newest})
 
-    def _round_to_join(self, session):
+    def _round_to_join(self, session, wait):
         """Waits for the first round that this worker has given no gradients for, an int.
 
         It also waits until the chief is in its step of that round, so that what its step before
@@ -160,10 +161,10 @@ class RoundsHook(NeverDueHook):
         """
         rank, deadline = self._cluster.rank, None
         while True:
-            newest, begun, sent, ended, first = session.run(self._state)
+            newest, begun, sent, first = session.run(self._state)
             # The chief records that its session has begun before it sets the first round.
             if newest >= first and (
-                    ended[0] or begun[rank] != newest and begun[0] >= newest):
+                    self._connection.is_over or begun[rank] != newest and begun[0] >= newest):
                 self._joined = first
                 return newest
             if begun[rank] == newest != sent[rank]:
@@ -175,21 +176,10 @@ class RoundsHook(NeverDueHook):
                         '%s was ended while it sent the gradients of a step, and nobody can tell '
                         'which of them have been added up. End all workers and start them again: '
                         'they go on from the last checkpoint.' % self._cluster.who(rank))
-            self._pause()
-
-    def _pause(self):
-        """Between two looks at what the chief has done.
-
-        Raises:
-          WorkerLostError: its first session will not begin.
-        """
-        if self.chief is not None:
-            self.chief.look()
-        time.sleep(_POLL)
+            wait.pause(_POLL)
 
     def end(self, session):
-        """Records the end of this worker; a token of the chief's tells those who wait for one."""
-        session.run(self._record_end)
+        """Tells those who wait for a token that the chief has ended."""
         if self._cluster.is_chief:
             newest = session.run(self._value)
             session.run(self._give_tokens, {self._first: newest + 1})

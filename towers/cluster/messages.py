@@ -2,16 +2,19 @@
 
 import json
 import select
+import socket
 import time
 
 from towers.errors import ClusterError
 
 MOST_OF_WORKER_0 = 64 << 20  # bytes of a message with its fingerprint, a line for each operation
 _MOST_BYTES = 64 << 10  # of a message of anyone else
-_TYPES = ('hello', 'who', 'compare', 'compared', 'welcome', 'refused', 'ready', 'go', 'alive',
-          'done', 'end', 'failed', 'lost')
-_KEYS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'fingerprint': dict}
-_MOST_RANK, _LONGEST = 1 << 20, 8000
+_KEYS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'fingerprint': dict, 'session': int,
+         'step': int, 'number': int, 'is_last': bool, 'checks': bool, 'in_step': bool}
+OF_WORKERS = ('hello', 'compared', 'alive', 'begin', 'stop', 'check', 'left', 'done', 'failed')
+OF_WORKER_0 = ('compare', 'welcome', 'refused', 'waiting', 'alive', 'go', 'over', 'differs', 'lost',
+               'end')
+_MOST_NUMBER, _LONGEST = 1 << 53, 8000
 
 
 class Lines:
@@ -24,13 +27,10 @@ class Lines:
     def __init__(self, connection, most=_MOST_BYTES):
         self.socket, self._most = connection, most
         self.socket.setblocking(True)
+        if connection.family in (socket.AF_INET, socket.AF_INET6):  # or an answer takes 40 ms
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.later = []  # messages that came with one that was received
         self._received = b''
-
-    @property
-    def has_received(self):
-        """Whether the beginning of a message has come, and its end has not."""
-        return bool(self._received)
 
     def send(self, message, timeout=10.):
         """Sends a dict.
@@ -106,8 +106,9 @@ def _parsed(line):
         message = json.loads(line.decode('utf-8'))
     except (ValueError, RecursionError):
         message = None
-    if not isinstance(message, dict) or message.get('type') not in _TYPES or not all(
-            type(value) is _KEYS.get(key) for key, value in message.items()) or not (
-                0 <= message.get('rank', 0) < _MOST_RANK and message.get('why', '').isprintable()):
+    if not (isinstance(message, dict) and message.get('type') in OF_WORKERS + OF_WORKER_0
+            and all(type(value) is _KEYS.get(key) for key, value in message.items())
+            and all(0 <= value < _MOST_NUMBER for value in message.values() if type(value) is int)
+            and message.get('why', '').isprintable()):
         raise ClusterError('%.40r is no message' % line)
     return message

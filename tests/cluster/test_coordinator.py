@@ -1,0 +1,427 @@
+"""Worker 0's coordinator and its connections: sockets of one process, without TensorFlow."""
+
+import contextlib
+import json
+import random
+import socket
+import threading
+import time
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers import Cluster
+from towers.cluster import coordinator as coordinator_module
+from towers.cluster.connection import Connection, _compared, connect, meet
+from towers.cluster.coordinator import Coordinator
+from towers.cluster.messages import Lines
+from towers.cluster.ports import _lasting_ports, check_port, check_server, listen, split_address
+from towers.errors import ClusterError, WorkerLostError
+from one_process import addresses, together
+
+PATIENCE = 120.  # seconds that a loaded machine may take for what comes at once
+SAME = {'kind': 'ring', 'workers': [], 'towers': 2, 'variables': [['w', 'float32', '(2,)']],
+        'gradients': [['w', 'dense float32']], 'update': {'shapes': [], 'lines': {}},
+        'settings': {'--seed': 1}}
+
+
+class Member:
+    """A worker: its `Connection`, the coordinator of worker 0, and what both say."""
+
+    def __init__(self, workers, rank, fingerprint=SAME, seconds=PATIENCE, dead_after=600.,
+                 said=None):
+        self.said, self.losses = [] if said is None else said, []
+        cluster, deadline = Cluster('ring', workers, rank=rank), time.monotonic() + seconds
+        if rank == 0:
+            listener = listen(workers[0], self.said.append)
+            self.coordinator = Coordinator(cluster, fingerprint, listener, dead_after, seconds,
+                                           self.said.append)
+            connected = self.coordinator.own_end
+        else:
+            connected = connect(cluster, workers[0], deadline, self.said.append)
+        try:
+            lines = meet(cluster, fingerprint, connected, deadline, self.said.append)
+        except ClusterError:
+            if rank == 0:
+                connected.close()
+                self.coordinator.close()
+                raise self.coordinator.missing()
+            raise
+        self.connection = Connection(cluster, lines, dead_after, self.said.append,
+                                     self.losses.append)
+
+    def lost(self):
+        """Waits until a worker is lost; `(rank, why)`."""
+        assert self.connection.error(PATIENCE)
+        return self.connection.lost
+
+
+def members(count, **options):
+    workers = addresses(count)
+    return together(lambda rank: Member(workers, rank, **options), count)
+
+
+def test_a_step_begins_on_all_workers_or_on_none():
+    """Three workers take turns to end their loops and to get signals, at any time."""
+    of_all = members(3)
+    draw = random.Random(0)
+    plans = [(draw.randrange(3), draw.randrange(8), draw.random() < .5) for _ in range(20)]
+
+    def work(rank):
+        connection, made = of_all[rank].connection, []
+        for who, last, is_signal in plans:
+            assert connection.begin_session()
+            steps = 0
+            with contextlib.suppress(tf.errors.OutOfRangeError):
+                while not connection.is_over and not (
+                        rank == who and not is_signal and steps == last):
+                    if rank == who and is_signal and steps == last:
+                        connection.stop(15)
+                    connection.begin_step('0')
+                    connection.step_ended()
+                    steps += 1
+            connection.leave()
+            made.append((steps, connection.stopped_by))
+        connection.finish()
+        return made
+    found = together(work, 3, seconds=PATIENCE)
+    assert found[0] == found[1] == found[2] == [
+        (last + is_signal, (who, 15) if is_signal else None) for who, last, is_signal in plans]
+    assert not any(each.losses or each.said for each in of_all)
+
+
+def test_workers_that_step_other_builds_are_told_so():
+    of_all = members(2)
+
+    def work(rank):
+        connection = of_all[rank].connection
+        connection.begin_session()
+        with pytest.raises(ClusterError, match='begin steps of other builds, or of other sessions'):
+            connection.begin_step(str(rank))
+    together(work, 2)
+
+
+def test_a_session_with_another_digest_does_not_begin():
+    of_all = members(2)
+    assert together(lambda rank: of_all[rank].connection.begin_session(str(rank)), 2) == [
+        False, False]
+
+
+def test_who_waits_for_a_step_is_told_for_whom(monkeypatch):
+    monkeypatch.setattr(coordinator_module, 'FIRST', 0.1)
+    of_all = members(2)
+    together(lambda rank: of_all[rank].connection.begin_session(), 2)
+    step = threading.Thread(target=of_all[1].connection.begin_step, args=('0',), daemon=True)
+    step.start()
+    deadline = time.monotonic() + PATIENCE
+    while not of_all[1].said and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert of_all[1].said[0].startswith('waiting        for worker 0 (127.0.0.1:')
+    of_all[0].connection.begin_step('0')
+    step.join(PATIENCE)
+
+
+def test_a_worker_that_trains_something_else_is_refused_by_name():
+    workers, expected = addresses(2), 'its number of towers is 3, and that of worker 0 2'
+
+    def work(rank):
+        if rank == 0:
+            return Member(workers, 0).said
+        with pytest.raises(ClusterError) as refused:
+            Member(workers, 1, dict(SAME, towers=3))
+        Member(workers, 1)  # the right one, for which worker 0 has waited
+        return str(refused.value)
+    said, text = together(work, 2)
+    assert 'refuses worker 1' in text and expected in text
+    assert len(said) == 1 and said[0].startswith('refused        worker 1') and expected in said[0]
+
+
+def alone(rank, workers, seconds=0.6):
+    """`(lines, error)` of a worker to which nobody comes."""
+    said = []
+    with pytest.raises(ClusterError) as error:
+        Member(workers, rank, seconds=seconds, said=said)
+    return said, str(error.value)
+
+
+@pytest.mark.slow
+def test_those_that_wait_say_so():
+    workers = addresses(2)
+    for own, other in ((0, 1), (1, 0)):
+        (line,), _ = alone(own, workers)
+        assert line.startswith('waiting        for worker %d (%s), start_timeout is 0.' % (
+            other, workers[other]))
+    workers = addresses(3)
+    assert together(lambda rank: alone(rank, workers, 2. + rank)[0], 2)[1][-1].startswith(
+        'waiting        for worker 2 (%s), start_timeout' % workers[2])
+
+
+@pytest.mark.slow
+def test_worker_0_says_that_its_address_is_of_another_machine():
+    for host, reason in (('203.0.113.9', 'assign requested address'), ('no.invalid', 'known')):
+        workers = ['%s:%s' % (host, addresses(1)[0].split(':')[1])] + addresses(1)
+        (first, _), error = alone(0, workers)
+        assert ('%s cannot be listened at: ' % workers[0] in first and reason in first
+                and 'the host is not this machine: give this task another address' in first)
+        assert 'no word of worker 1' in error
+
+
+def test_a_rank_that_is_here_already_is_refused(monkeypatch):
+    monkeypatch.setattr(coordinator_module, 'FIRST', 0.1)
+    workers, said = addresses(3), []
+
+    def work(rank):
+        if rank < 2:
+            return Member(workers, rank, said=said if rank else None)
+        while not said:  # that it waits: it is there
+            time.sleep(0.01)
+        with pytest.raises(ClusterError, match='worker 1 is here already: two processes have the'):
+            Member(workers, 1)
+        return Member(workers, 2)
+    together(work, 3)
+
+@pytest.mark.parametrize('says, expected', [
+    (b'', r'worker 0 \(.*\) has closed the connection: it is at work already, or was ended'),
+    (b'HTTP/1.1 400 Bad Request\r\n\r\n', 'at the address of worker 0 .* is no worker: .*Another '
+     'program uses the port')])
+def test_what_else_is_at_the_address_of_worker_0_is_said(says, expected):
+    def answer():
+        connection, _ = listener.accept()
+        connection.sendall(says)
+        connection.close()
+    with contextlib.closing(socket.socket()) as listener:
+        listener.bind(('127.0.0.1', 0))
+        listener.listen(1)
+        threading.Thread(target=answer, daemon=True).start()
+        workers = ['127.0.0.1:%d' % listener.getsockname()[1]] + addresses(1)
+        with pytest.raises(ClusterError, match=expected):
+            Member(workers, 1)
+
+
+def test_a_port_in_use_is_a_message():
+    with contextlib.closing(socket.socket()) as taken:
+        taken.bind(('127.0.0.1', 0))
+        taken.listen(1)
+        with pytest.raises(ClusterError, match='Address already in use'):
+            check_port('127.0.0.1:%d' % taken.getsockname()[1])
+
+
+def test_strangers_are_not_listened_to():
+    workers = addresses(2)
+    host, port = workers[0].split(':')
+
+    def work(rank):
+        if rank < 2:
+            return Member(workers, rank)
+        for data in (b'GET / HTTP/1.1\n', b'[1]\n', b'{"type": "hello"}\n', b'\x80\x04N.\n'):
+            for _ in range(100):
+                with contextlib.suppress(OSError), socket.create_connection(
+                        (host, int(port)), 0.5) as stranger:
+                    stranger.sendall(data)
+                    break
+        return None
+    together(work, 3)
+
+
+def test_what_workers_may_differ_by_is_found_by_the_worker():
+    """More than 64 KB of it, which worker 0 would take from nobody."""
+    own = dict(SAME, loss={'shapes': [], 'lines': {'loss': [
+        ['Mul', 'loss %d:0' % (line + 1), '', 'name %d' % line] for line in range(5000)]}})
+    renamed = json.loads(json.dumps(own).replace('name', 'other'))
+    workers = addresses(2)
+    together(lambda rank: Member(workers, rank, [own, renamed][rank]), 2)
+
+
+@pytest.mark.parametrize('change', [
+    {'variables': [[]]}, {'gradients': [3]}, {'settings': [1]}, {'update': [[1]]}, {'servers': 7}])
+def test_a_fingerprint_of_any_other_form_is_refused(change):
+    assert _compared(1, dict(SAME, **change), SAME)['why'] == (
+        'worker 0 sends no fingerprint of a worker')
+
+
+def test_the_end_of_a_process_is_told_to_all():
+    of_all = members(3)  # on a loaded machine silence is no end
+    of_all[2].connection.close()
+    assert of_all[0].lost() == of_all[1].lost() == (
+        2, 'its process has ended, or its machine cut the connection')
+    for each in of_all[:2]:
+        each.connection._thread.join(PATIENCE)  # the last that it does is to tell
+    assert [len(each.losses) for each in of_all] == [1, 1, 0]
+    assert isinstance(of_all[0].losses[0], WorkerLostError)
+
+
+@pytest.mark.slow
+def test_silence_is_noticed_but_by_one_that_was_frozen_itself():
+    of_all = members(3, dead_after=0.5)
+    of_all[1].connection._send = lambda message: None
+    assert of_all[2].lost() == of_all[0].lost() == (
+        1, 'there is no sign of life from it for 0 seconds')
+    other = members(2, dead_after=10.)[0].coordinator
+    for worker in other._workers:
+        worker.heard -= 100.
+    other._look(time.monotonic() - 6.)  # when it looked last
+    assert other._lost is None
+
+
+@pytest.mark.parametrize('in_step', [False, True])
+def test_a_worker_that_has_ended_while_others_are_in_a_step_is_named(in_step):
+    """At once by those that would begin one, later by those that are in one."""
+    of_all = members(2, dead_after=0.5)
+
+    def work(rank):
+        connection = of_all[rank].connection
+        connection.begin_session()
+        if in_step:
+            connection.begin_step('0')
+        if rank:
+            connection.finish()
+        elif in_step:
+            of_all[0].lost()
+        else:
+            with pytest.raises(WorkerLostError, match='worker 1 .* perhaps for lack of data'):
+                connection.begin_step('0')
+    together(work, 2)
+    assert 'perhaps for lack of data' in of_all[0].connection.lost[1]
+    assert of_all[1].connection.lost is None  # worker 0 is not lost to it
+
+
+@pytest.mark.slow
+def test_all_end_together_however_long_the_chief_takes():
+    of_all = members(3, dead_after=0.4)
+    together(lambda rank: (time.sleep(1.2 if rank == 0 else 0.),
+                           of_all[rank].connection.finish()), 3)
+    assert not any(each.losses for each in of_all)
+
+
+@contextlib.contextmanager
+def connected():
+    one, other = socket.socketpair()
+    with contextlib.closing(one), contextlib.closing(other):
+        yield one, Lines(other)
+
+
+def of_rank(rank):
+    return {'type': 'lost', 'rank': rank}
+
+
+def test_a_message_may_come_in_pieces_and_several_at_once():
+    with connected() as (sender, receiver):
+        first, second, third = [json.dumps(of_rank(rank)).encode() + b'\n' for rank in (1, 2, 3)]
+        sender.sendall(first + second + third[:5])
+        assert receiver.take() == [of_rank(1), of_rank(2)]
+        sender.sendall(third[5:9])
+        assert receiver.take() == []
+        sender.sendall(third[9:])
+        assert receiver.take() == [of_rank(3)]
+        sender.sendall(first + second)
+        soon = time.monotonic() + PATIENCE
+        assert receiver.receive(soon) == of_rank(1)
+        Lines(sender).send(of_rank(4))
+        assert receiver.take() == [of_rank(2), of_rank(4)]
+
+
+def test_of_ten_thousand_messages_of_strangers_none_does_more_than_close_its_connection():
+    draw, workers = random.Random(0), addresses(2)
+    values = [True, -1, 1, 1 << 70, 1.5, None, [], {}, '', '\x1b[2J', 'a\nb', 'hello', 'lost',
+              'begin', 'compared', 'a' * 64, SAME]
+    keys = ['type', 'rank', 'why', 'digest', 'fingerprint', 'other']
+    deep = [b'[' * 30000, b'{"type": "hello", "fingerprint": {"a":' + b'[' * 30000, b'9' * 5000,
+            b'x' * 100000, b'{"type": "done"}']
+    lines = []
+    for number in range(10000):
+        line = json.dumps({key: draw.choice(values) for key in draw.sample(keys, 3)}).encode()
+        if number % 500 == 0:
+            line = deep[number // 500 % len(deep)]
+        elif number % 3 == 0:
+            place = draw.randrange(len(line))
+            line = line[:place] + bytes([draw.randrange(256)]) + line[place + 1:]
+        elif number % 3 == 1:
+            line = json.dumps({'type': draw.choice(['hello', 'compared']),
+                               'rank': draw.choice(values[:4]), draw.choice(['why', 'digest']):
+                               draw.choice(values)}).encode()
+        lines.append(line + b'\n')
+    said = []
+
+    def work(rank):
+        if rank == 0:
+            return Member(workers, 0, said=said)
+        host, port = workers[0].split(':')
+        stranger = None
+        while lines:
+            try:
+                stranger = stranger or socket.create_connection((host, int(port)), 1.)
+                stranger.settimeout(5.)
+                stranger.sendall(lines.pop())
+                stranger.settimeout(0.0005)
+                if not stranger.recv(1 << 16):
+                    stranger = None
+            except socket.timeout:
+                pass
+            except OSError:
+                stranger = None
+        return Member(workers, 1)
+    of_all = together(work, 2, seconds=PATIENCE)
+    assert said and all(each.isprintable() for each in said)
+    assert not any(each.losses for each in of_all)
+
+
+@pytest.mark.parametrize('line', [
+    b'[1]', b'{', b'\xff', b'{"type": "hello", "rank": true}'])
+def test_a_line_that_is_no_object(line):
+    with connected() as (sender, receiver), pytest.raises(ClusterError, match='is no message'):
+        sender.sendall(line + b'\n')
+        receiver.take()
+
+
+@pytest.mark.parametrize('address, expected', [
+    ('a:1', ('a', 1)), ('10.0.0.1:65535', ('10.0.0.1', 65535)), ('[::1]:2222', ('::1', 2222))])
+def test_host_and_port(address, expected):
+    assert split_address(address) == expected
+
+
+@pytest.mark.parametrize('address', [
+    'a', ':1', 'a:b', 'a:0', 'a:65536', 'a:1.5', None, 'http://a:1', 'a b:5', 'a:5\n', 'a:+5',
+    'a:\u0663\u0663'])
+def test_what_is_no_address(address):
+    with pytest.raises(ClusterError, match="is no address: expected 'host:port', such as"):
+        split_address(address)
+
+
+def test_an_ipv6_address_stands_in_brackets():
+    with pytest.raises(ClusterError, match=r"is no address: .* such as '\[::1\]:2222'"):
+        split_address('::1:5')
+
+
+def test_no_outgoing_connection_gets_a_free_port():
+    ports = towers.free_ports(5)
+    assert len(set(ports)) == 5
+    if _lasting_ports():
+        assert all(port in _lasting_ports() for port in ports)
+
+
+@pytest.mark.parametrize('says, expected', [
+    (None, 'takes connections and does not answer: its process is frozen'),
+    (b'HTTP/1.1 400 Bad Request\r\n\r\n', "is no server of TensorFlow's: another program"),
+    (b'', "is no server of TensorFlow's: another program")])
+@pytest.mark.slow
+def test_what_answers_for_a_server_and_is_none(says, expected):
+    with contextlib.closing(socket.socket()) as listener:
+        listener.bind(('127.0.0.1', 0))
+        listener.listen(1)
+
+        def answer():
+            connection, _ = listener.accept()
+            with contextlib.closing(connection):
+                connection.recv(100)
+                if says is None:
+                    time.sleep(1.)
+                else:
+                    connection.sendall(says)
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        address = '127.0.0.1:%d' % listener.getsockname()[1]
+        with pytest.raises(ClusterError, match=expected) as error:
+            check_server(address, 'ps 0', time.monotonic() + 0.5)
+        assert address in str(error.value) and 'ps 0' in str(error.value)
+        thread.join()
