@@ -88,9 +88,48 @@ def test_an_update_of_the_recipes_last_tower_is_refused():
         trained(counting, takes, copies='reuse')
 
 
-def the_mean(x):
-    """The loss but for its factor, the weight."""
-    return tf.reduce_mean(x)
+def by_loss(pairs):
+    return [(gradient * HELD['loss'], variable) for gradient, variable in pairs]
+
+
+@pytest.mark.parametrize('options, mean', [
+    (dict(examples=7, num_towers=3), 4.), (dict(examples=8, copies='reuse',
+                                                memory=towers.Memory(accumulate=2)), 4.5)])
+def test_a_loss_is_that_of_the_batch(options, mean):
+    def model_fn(x):
+        HELD['loss'] = weight() * tf.reduce_mean(x)
+        return HELD['loss']
+    w = 1.
+    for values in trained(model_fn, by_loss, steps=2, **options):
+        w -= .1 * mean * (w * mean)
+        np.testing.assert_allclose(values['w'], w, rtol=1e-12)
+
+
+def test_a_loss_is_taken_as_it_was_returned():
+    """Without what `regularization='add'` adds."""
+    def regularized(x):
+        w = weight()
+        tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, .5 * w * w)
+        HELD['loss'] = w * tf.reduce_mean(x)
+        return HELD['loss']
+    np.testing.assert_allclose(trained(regularized, by_loss, 5, regularization='add')[0]['w'],
+                               1 - .1 * (3. + 1) * 3., rtol=1e-12)
+
+
+def test_one_of_several_losses():
+    def model_fn(x):
+        mean = tf.reduce_mean(x)
+        other = tf.get_variable('v', [], tf.float64, tf.constant_initializer(2.))
+        HELD['loss'] = other * mean * mean
+        return dict(loss=dict(a=weight() * mean, b=HELD['loss']))
+    square = (2. ** 2 * 3 + 4.5 ** 2 * 2) / 5  # mean of the shards' squared means: 2 of 3, 4.5 of 2
+    rate = tf.train.GradientDescentOptimizer
+    found = trained(model_fn, by_loss, 5, optimizer={
+        loss: towers.Objective(
+            rate(.1), lambda every, name=name: [each for each in every if each.op.name == name],
+            by_loss) for loss, name in (('a', 'w'), ('b', 'v'))})[0]
+    np.testing.assert_allclose([found['w'], found['v']], [
+        1 - .1 * 3 * 2 * square, 2 - .1 * square * 2 * square], rtol=1e-7)
 
 
 def the_largest(x):
@@ -143,12 +182,12 @@ def shown(pairs):
 
 
 REFUSED = (r'^transform_gradients, or the optimizer, takes \S+ of the model function, which '
-           'depends on the examples of one tower: let UPDATE_OPS write it to a variable, and read '
-           'the variable')
+           "depends on the examples of one tower: take the loss, which is the batch's, or let "
+           'UPDATE_OPS write it to a variable, and read the variable')
 
 
 @pytest.mark.parametrize('make, transform, options', [
-    (the_mean, by_held, {}), (the_largest, checked, {}), (drawn, by_held, {}),
+    (the_largest, by_held, {}), (the_largest, checked, {}), (drawn, by_held, {}),
     (after_a_write, by_held, {}), (of_own_state, by_held, {}),
     (the_largest, by_held, dict(copies='reuse')),
     (the_largest, by_held, dict(memory=towers.Memory(accumulate=2), num_towers=1))])
@@ -191,9 +230,11 @@ def built_in_a_ring(transform):
                                'mean', cluster=ring)
 
 
-def test_in_a_ring_a_workers_own_loss_is_refused():
+def test_in_a_ring_a_workers_own_loss_is_refused_and_may_be_shown():
     """The batch itself in the update is for `drift_check` to find."""
-    with tf.Graph().as_default(), pytest.raises(GradientError, match=REFUSED):
+    with tf.Graph().as_default(), pytest.raises(
+            GradientError, match="the loss of one worker's examples"):
         built_in_a_ring(lambda pairs: [(g * HELD['loss'], v) for g, v in pairs])
-    built = built_in_a_ring(lambda pairs: [(tf.Print(g, [HELD['batch']]), v) for g, v in pairs])
+    built = built_in_a_ring(lambda pairs: [
+        (tf.Print(g, [HELD['loss'], HELD['batch']]), v) for g, v in pairs])
     assert isinstance(built.train_op, tf.Operation)

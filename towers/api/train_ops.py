@@ -13,9 +13,11 @@ from towers.placement.variable_device import only_device
 from towers.reduce.replicas import follow_updates
 from towers.reduce.update import apply_update, checked_transform
 from towers.reduce.update_order import hold_back, hold_update
-from towers.tower.closure_tensors import check_of_no_tower, check_of_no_worker
+from towers.tower.closure_tensors import (check_of_no_tower, check_of_no_worker,
+                                          losses_by_tensor, take_losses_of_batch)
 from towers.tower.objectives import GradientsOfModel, flat, map_shaped, tensors_of
 from towers.tower.optimizer_gradients import Minimizing, has_own_minimize
+from towers.tower.outputs import weighted_mean
 from towers.tower.write_order import updates_that_write
 
 Update = collections.namedtuple(
@@ -55,7 +57,7 @@ def update_variables(tower_set, request, outputs, combined, shards, collections_
     """
     if not request.objectives:
         return Update(train_op=None, train_ops={}, slots=[], gradients=[], rides={})
-    check = _check_of_closures(tower_set, request, outputs, combined)
+    settle = _settling(tower_set, request, outputs, combined, shards)
     of, of_towers = request.objectives.of, collections_before.new_updates()
     with graph_walk.Recording(tf.get_default_graph()) as made:
         gradients = request.objectives.shaped(
@@ -68,34 +70,43 @@ def update_variables(tower_set, request, outputs, combined, shards, collections_
                               each.name)
             for each in request.objectives)
     made = made.operations
-    check(made, [
+    settle(made, [
         tensor for pairs in flat(gradients) for tensor in tensors_of(pairs)], ())
     updates = _updates(tower_set, request.update_ops, collections_before.updates, of_optimizers)
     if request.objectives.names is None:
         update = _of_one_loss(tower_set, request, outputs, gradients, combined, updates, machines,
-                              made, check)
+                              made, settle)
     else:
         update = _of_several(tower_set, request, outputs, gradients, combined, updates, made,
-                             check)
+                             settle)
     return update._replace(gradients=map_shaped(
         lambda pairs: [pair for pair in pairs if pair[0] is not None], update.gradients))
 
 
-def _check_of_closures(tower_set, request, outputs, combined):
-    """The function that checks what operations of the update take by a closure.
+def _settling(tower_set, request, outputs, combined, shards):
+    """The function that settles what operations of the update take by a closure.
 
     It takes all operations that were made so far (what an optimizer has kept of its
     compute_gradients comes with them), what they are made for, and tensors and operations that they
     may take; see `closure_tensors`.
     """
-    towers = tower_set.towers
+    towers, means = tower_set.towers, {}
     is_one_part = len(towers) == 1 and request.has_whole_batch
     of_model = any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives)
     trained = {variable.op.name for variable in tower_set.gradients.trainable}
 
-    def check(made, fetches, after):
+    def whole_loss(name):
+        if name not in means:
+            losses = [tower.loss if name is None else tower.loss[name] for tower in towers]
+            with tf.control_dependencies(None), only_device(request.placement.main), \
+                    tf.name_scope(request.name + 's'):
+                means[name] = weighted_mean(losses, shards.weights)
+        return means[name]
+
+    def settle(made, fetches, after):
         if is_one_part or of_model:  # whose results are the calls' own
             return
+        take_losses_of_batch(made, losses_by_tensor(towers), whole_loss)
         known = [tensor for each in flat(combined) for tensor in _read_for(each.gradients, each)]
         check_of_no_tower(
             made, fetches, known + list(after) + list(towers[0].updates),
@@ -103,15 +114,13 @@ def _check_of_closures(tower_set, request, outputs, combined):
             [variable for variable in tower_set.roles.own_state.of_all_towers()
              if variable.op.name not in trained])
         if not request.has_whole_batch:
-            check_of_no_worker(
-                made, fetches, flat(outputs.loss) + [
-                    loss for tower in towers for loss in flat(tower.loss)],
-                [(tensor, None) for tensor in known])
-    return check
+            check_of_no_worker(made, fetches, flat(outputs.loss) + list(means.values()),
+                               [(tensor, None) for tensor in known])
+    return settle
 
 
 def _of_one_loss(tower_set, request, outputs, gradients, combined, updates, machines, made,
-                 check):
+                 settle):
     towers = tower_set.towers
     scaled_losses, on_skip = tower_set.gradients.scaled_losses, None
     if scaled_losses is not None:
@@ -130,7 +139,7 @@ def _of_one_loss(tower_set, request, outputs, gradients, combined, updates, mach
     applied, operations = _apply(
         tower_set, request, request.objectives[0], loss, gradients, combined, after,
         global_step=request.global_step, scaled_losses=scaled_losses, on_skip=on_skip)
-    check(made + operations, [applied.train_op], after)
+    settle(made + operations, [applied.train_op], after)
     if redirect is not None:
         redirect()  # the optimizer may wait for updates by itself
     if updates_here:
@@ -161,7 +170,7 @@ def _computed(outputs, towers):
     return fetches_in(shown)
 
 
-def _of_several(tower_set, request, outputs, gradients, combined, updates, made, check):
+def _of_several(tower_set, request, outputs, gradients, combined, updates, made, settle):
     """A train op for each loss, which computes nothing for the others; and one for all losses.
 
     The train op for all losses takes all gradients at the weights before the step, and applies them
@@ -183,7 +192,7 @@ def _of_several(tower_set, request, outputs, gradients, combined, updates, made,
             tower_set, request, each, losses[each.name], gradients[each.name],
             combined[each.name], after, global_step=request.global_step)
         train_ops[each.name], made = one.train_op, made + operations
-        check(made, [one.train_op], after)
+        settle(made, [one.train_op], after)
         hold_update(train_ops[each.name], _all_of(combined[each.name]), after, computed)
         slots, of_replicas = slots + one.slots, of_replicas + one.slots_of_replicas
     for each in request.objectives:
@@ -191,7 +200,7 @@ def _of_several(tower_set, request, outputs, gradients, combined, updates, made,
             tower_set, request, each, losses[each.name], gradients[each.name],
             combined[each.name], joint_after + applied, global_step=None)
         made = made + operations
-        check(made, [joint.train_op], joint_after)
+        settle(made, [joint.train_op], joint_after)
         train_op, slots = joint.train_op, slots + joint.slots
         of_replicas += joint.slots_of_replicas
         applied = [train_op]

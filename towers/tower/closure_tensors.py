@@ -2,16 +2,38 @@
 
 A model function may leave a tensor where `transform_gradients`, or an optimizer, finds it: in a
 list, or as an attribute of the model. It is then of one tower, the first or the last one, by how
-the towers are made. A tensor that depends on a tower's examples is refused, a loss, too; one that
-depends on none is the same in all towers.
+the towers are made. In place of a loss the update takes the mean over the batch. Any other tensor
+that depends on a tower's examples is refused; one that depends on none is the same in all towers.
 """
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.errors import GradientError
 from towers.graph import graph_walk
 from towers.graph.variable_writes import Writes
 from towers.tower.optimizer_gradients import computes_with
+
+
+def losses_by_tensor(towers):
+    """{name of the tensor of a tower's loss: name of the loss, None where there is only one}."""
+    return {loss.name: name for tower in towers for name, loss in (
+        tower.loss.items() if isinstance(tower.loss, dict) else [(None, tower.loss)])
+            if isinstance(loss, tf.Tensor)}
+
+
+def take_losses_of_batch(made, losses, whole_loss):
+    """Gives operations the loss of the batch where they take the loss of a tower.
+
+    Args:
+      made: the operations that `transform_gradients`, or the optimizer, has made.
+      losses: dict from names of tensors to names of losses.
+      whole_loss: function from the name of a loss to its mean over the batch.
+    """
+    for op in made:
+        for position, tensor in enumerate(op.inputs):
+            if tensor.name in losses:
+                compat.replace_input(op, position, whole_loss(losses[tensor.name]))
 
 
 def check_of_no_tower(made, fetches, known, losses, recorded, own_state):
@@ -41,9 +63,9 @@ def check_of_no_tower(made, fetches, known, losses, recorded, own_state):
             if source.name in of_one_tower:
                 raise GradientError(
                     'transform_gradients, or the optimizer, takes %s of the model function, which '
-                    'depends on the examples of one tower: let UPDATE_OPS write it to a variable, '
-                    'and read the variable. Gradients of gradients take such tensors, too.'
-                    % taken.name)
+                    "depends on the examples of one tower: take the loss, which is the batch's, or "
+                    'let UPDATE_OPS write it to a variable, and read the variable. Gradients of '
+                    'gradients take such tensors, too.' % taken.name)
 
 
 def _of_one_tower(recorded, own_state):
