@@ -73,7 +73,7 @@ def all_reduce(method, tower_gradients, others, devices):
       method: one of `METHODS`, see `check_all_reduce`.
       tower_gradients: list, one entry a tower, of lists of `(gradient, variable)`; the variables
         are the model's own in every tower.
-      others: list of further lists of pairs that belong to no tower: the regularization's gradient.
+      others: list of further lists of pairs that belong to no tower, see `VariablesBehindInputs`.
       devices: the towers' devices.
 
     Returns:
