@@ -13,13 +13,12 @@ with without_log_lines():  # this program's own lines are the output
     import tensorflow.compat.v1 as tf  # noqa: E402
 
 import datasets  # noqa: E402
-from trainer.bad_examples import prepare_skipping  # noqa: E402
-from trainer.cluster import make_cluster, saves, share, trains  # noqa: E402
+from trainer.cluster import make_cluster, saves, trains  # noqa: E402
 from trainer.command_line import parse_flags  # noqa: E402
 from trainer.contradictions import tell_without_effect  # noqa: E402
 from trainer.data import make_dataset  # noqa: E402
 from trainer.exit_status import lasting_output, run  # noqa: E402
-from trainer.flags import FLAGS, train_dir  # noqa: E402
+from trainer.flags import FLAGS  # noqa: E402
 from trainer.graph_mode import enter_graph_mode  # noqa: E402
 from trainer.job import build_job, make_setup, show  # noqa: E402
 from trainer.modes import run_mode  # noqa: E402
@@ -36,7 +35,7 @@ def main(unused_argv):
     tell_without_effect()
     dataset = make_dataset()
     if FLAGS.mode == 'check_data':
-        return 1 if datasets.check_data(dataset) else 0
+        return 1 if datasets.check_data(dataset, bad_list=FLAGS.bad_examples or None) else 0
     setup = make_setup(dataset)
     return train(setup) if FLAGS.mode == 'train' else run_mode(setup)
 
@@ -54,8 +53,6 @@ def train(setup):
         return serve_or_evaluate(setup, cluster)
     position = find_position(cluster)
     setup = choose_placement(setup, position)
-    if saves(cluster):
-        prepare_skipping(setup, train_dir(), position, share(cluster)[1])
     with tf.Graph().as_default():
         tf.set_random_seed(FLAGS.seed)
         job = build_job(setup, position, saves(cluster) and not FLAGS.plan_only, cluster=cluster)

@@ -135,8 +135,7 @@ def _of_machines(given):
     """Of --cluster: what one machine alone can do, and what is of no use without it."""
     if FLAGS.cluster:
         for name, why in (('fingerprint', 'sums up the examples of one machine'),
-                          ('audit_runtime', 'looks at the devices of one machine'),
-                          ('skip_bad', 'leaves out the examples that one machine finds')):
+                          ('audit_runtime', 'looks at the devices of one machine')):
             if FLAGS[name].value:
                 return '--%s %s, and --cluster has several: leave it out' % (name, why)
         if FLAGS.variable_device == 'auto':
@@ -182,8 +181,7 @@ _GOES_WITH = [  # a flag, and the values of another one with which it is of use
     ('background_class', 'dataset', ['tfrecords']),
     ('num_classes', 'dataset', ['tfrecords', 'synthetic']),
     ('augment', 'dataset', ['imagenet', 'tfrecords', 'folder']),
-    ('skip_bad', 'dataset', ['imagenet', 'tfrecords', 'folder']),
-    ('convert_colors', 'dataset', ['imagenet', 'tfrecords', 'folder']),
+    ('bad_examples', 'dataset', ['imagenet', 'tfrecords', 'folder']),
     ('audit_runtime', 'mode', ['train']),
     ('init_from', 'mode', ['train']),
     ('memory_plot', 'mode', ['memory']),

@@ -27,7 +27,7 @@ GROUPS = collections.OrderedDict([
     ('What is trained', ['mode', 'model', 'image_size', 'weight_decay', 'aux_loss_weight',
                          'batch_norm_decay', 'init_from']),
     ('Data', ['dataset', 'data_dir', 'num_classes', 'background_class', 'augment', 'augment_shift',
-              'convert_colors', 'remainder', 'skip_bad', 'diagnose_seconds']),
+              'remainder', 'bad_examples', 'diagnose_seconds']),
     ('Towers', ['num_towers', 'devices', 'batch_size', 'accumulate', 'recompute', 'micro_batches',
                 'schedule', 'reduction', 'variable_device', 'all_reduce',
                 'shares', 'copies', 'update_ops', 'batch_norm', 'precision', 'loss_scale', 'xla']),
@@ -67,13 +67,11 @@ flags.DEFINE_boolean('background_class', False, 'labels of tfrecords begin at 1,
 flags.DEFINE_enum('augment', 'inception', preprocessing.AUGMENTS, 'of images in files: cut out at '
                   'random, mirrored, colours distorted; or without the colours; or the centre of '
                   'each')
-flags.DEFINE_boolean('convert_colors', False, 'take gray, CMYK and transparent images as the '
-                     'decoder makes them RGB, instead of as bad ones')
 flags.DEFINE_enum('remainder', 'carry', epochs.REMAINDERS,
                   'the last batch of an epoch: filled with '
                   'the next epoch, dropped, padded by repetition, or short and weighted')
-flags.DEFINE_integer('skip_bad', 0, 'how many bad examples to leave out; with the next one the run '
-                     'ends', lower_bound=0, upper_bound=MOST_STEPS)
+flags.DEFINE_string('bad_examples', '', 'file that lists the examples to leave out; '
+                    '--mode=check_data writes it')
 flags.DEFINE_float('diagnose_seconds', 5, 'for each of the measurements of --mode=diagnose',
                    lower_bound=0.1, upper_bound=3600)
 flags.DEFINE_integer('image_size', 0, 'height and width in pixels; 0: what the network asks for, '

@@ -14,9 +14,8 @@ from towers.run.long_steps import LongStepHook
 from towers.run.step_loop import OccasionalHook
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook, default_summaries
-from trainer.bad_examples import INPUT_ERRORS, naming_bad_test_images
 from trainer.best import SINCE_BEST, BestEvaluation
-from trainer.data import is_own, own_failure
+from trainer.data import INPUT_ERRORS, input_failure, is_own, own_failure
 from trainer.fingerprint import FingerprintHook
 from trainer.flags import FLAGS, train_dir
 from trainer.metrics_hook import MetricsHook
@@ -77,8 +76,7 @@ def make_hooks(job, cluster=None):
     signals = StopOnSignalHook() if cluster is None else towers.StopTogetherHook(cluster, job.built)
     tested = job.evaluation
     if cluster is None:  # machines stop together, at a step
-        tested = SavingEvaluation(tested, job.setup.dataset,
-                                  lambda: signals.stopping_signal is not None)
+        tested = SavingEvaluation(tested, lambda: signals.stopping_signal is not None)
     best = BestEvaluation(tested, FLAGS.keep_best, train_dir(), counts.global_step,
                           FLAGS.eval_steps) if FLAGS.keep_best else None
     evaluation = EvaluationHook(
@@ -200,15 +198,14 @@ class SavingEvaluation:
       failure: the error, to be raised when the session has saved; or None.
     """
 
-    def __init__(self, evaluation, dataset, stopped):
+    def __init__(self, evaluation, stopped):
         """
         Args:
           evaluation: `Evaluation` of the test set.
-          dataset: whose test set that is.
           stopped: function without arguments that tells whether a signal has come.
         """
         self.metrics, self.failure = evaluation.metrics, None
-        self._evaluation, self._dataset, self._stopped = evaluation, dataset, stopped
+        self._evaluation, self._stopped = evaluation, stopped
 
     def check_examples(self, session):
         """As of the `Evaluation`."""
@@ -217,10 +214,9 @@ class SavingEvaluation:
     def run(self, session):
         """As of the `Evaluation`; None where it was given up."""
         try:
-            with naming_bad_test_images(self._dataset):
-                return self._evaluation.run(session, self._stopped)
+            return self._evaluation.run(session, self._stopped)
         except (datasets.DatasetError, InputError) as error:
             self.failure = error
         except INPUT_ERRORS as error:
-            self.failure = own_failure(error) or error
+            self.failure = own_failure(error) or input_failure(error) or error
         return None

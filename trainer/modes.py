@@ -2,11 +2,9 @@
 
 import tensorflow.compat.v1 as tf
 
-from trainer.bad_examples import (naming_bad_test_images, prepare_skipping, tell_skipped,
-                                  test_numbers)
-from trainer.flags import FLAGS, train_dir
+from trainer.data import test_numbers
+from trainer.flags import FLAGS
 from trainer.job import make_evaluation, show
-from trainer.position import START
 from trainer.results import evaluate, export, newest_or_refuse, predict
 from trainer.resuming import check_classes
 from trainer.trials import diagnose, show_memory
@@ -20,10 +18,8 @@ def run_mode(setup):
     """
     if FLAGS.mode == 'memory':
         show_memory(setup)
-        tell_skipped(setup.dataset)
     elif FLAGS.mode == 'diagnose':
         print(diagnose(setup))
-        tell_skipped(setup.dataset)
     else:
         check_classes(setup.dataset)
         evaluate_or_predict(setup)
@@ -35,17 +31,14 @@ def evaluate_or_predict(setup):
     exports."""
     if not FLAGS.plan_only:
         newest_or_refuse()  # before a network is built for nothing
-    prepare_skipping(setup, train_dir(), START)
     with tf.Graph().as_default():
         tf.set_random_seed(FLAGS.seed)
         evaluation = make_evaluation(setup, mode='eval' if FLAGS.mode == 'eval' else 'infer')
         show(evaluation.built)
         if not FLAGS.plan_only:
-            with naming_bad_test_images(setup.dataset):
-                if FLAGS.mode == 'eval':
-                    evaluate(evaluation, setup)
-                else:
-                    predict(evaluation, test_numbers(setup.dataset), setup.model.unit)
-            tell_skipped(setup.dataset)
+            if FLAGS.mode == 'eval':
+                evaluate(evaluation, setup)
+            else:
+                predict(evaluation, test_numbers(setup.dataset), setup.model.unit)
     if FLAGS.export_dir and not FLAGS.plan_only:
         export(setup.model)

@@ -13,7 +13,7 @@ from trainer.run_settings import CHANGES, HARMLESS, STATE, RunSettings, recorded
 # The kind of each flag in `RunSettings`: what another value of it means for a run that goes on.
 RESUMING = collections.OrderedDict([
     # Not recorded: about this start of the program, not about the run.
-    (None, ['mode', 'data_dir', 'skip_bad', 'diagnose_seconds', 'init_from',
+    (None, ['mode', 'data_dir', 'bad_examples', 'diagnose_seconds', 'init_from',
             'train_dir', 'recover', 'predictions', 'export_dir', 'plan_only', 'audit_runtime',
             'profile_steps',
             'memory_limit', 'memory_plot', 'memory_fraction', 'allow_growth', 'intra_op_threads',
@@ -22,7 +22,7 @@ RESUMING = collections.OrderedDict([
     (HARMLESS, ['copies', 'recompute', 'schedule', 'train_steps', 'train_epochs',
                 'stop_at_accuracy', 'stop_after', 'eval_steps',
                 'save_steps', 'keep', 'keep_best', 'check_numerics', 'log_every', 'summary_steps']),
-    (CHANGES, ['augment', 'convert_colors', 'remainder', 'weight_decay', 'batch_norm_decay',
+    (CHANGES, ['augment', 'remainder', 'weight_decay', 'batch_norm_decay',
                'augment_shift', 'num_towers', 'devices', 'batch_size', 'accumulate',
                'micro_batches', 'reduction', 'variable_device', 'all_reduce', 'update_ops',
                'batch_norm', 'shares', 'xla',

@@ -4,7 +4,6 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.run.step_loop import LoopSession
-from trainer.bad_examples import skipping
 from trainer.cluster import joined
 from trainer.data import data_ended_on_worker
 from trainer.evaluator import evaluate_run
@@ -62,8 +61,7 @@ def work(cluster, job):
             with member.session(own_hooks + [signals], LoopSession) as session:
                 try:
                     while not session.should_stop():
-                        with skipping(job, session, cluster.num_workers):
-                            session.run_steps(job.train_op, _FOREVER)
+                        session.run_steps(job.train_op, _FOREVER)
                 except tf.errors.OutOfRangeError:  # which ends the session without an error
                     has_ended = True
             if has_ended and not signals.is_told:  # the chief's end ends a step likewise

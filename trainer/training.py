@@ -8,8 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.run.training_session import training_session
-from trainer.bad_examples import naming_bad_test_images, skipping, tell_skipped
-from trainer.cluster import joined, share
+from trainer.cluster import joined
 from trainer.data import data_ended
 from trainer.exit_status import status_of_signal
 from trainer.flags import FLAGS, train_dir
@@ -55,7 +54,7 @@ class Training:
         initial_values = (towers.init_from(FLAGS.init_from, job.built.variables)
                           if FLAGS.init_from else None)
         try:
-            with naming_bad_test_images(job.setup.dataset), joined(cluster, job) as member:
+            with joined(cluster, job) as member:
                 settings = SettingsHook(self._settings(), train_dir())
                 with training_session(
                         train_dir(), job.counts.global_step, [settings] + hooks.first,
@@ -92,9 +91,8 @@ class Training:
           OwnDataError: the training data ended before the run, or the test set is at fault.
           DatasetError, tf.errors.OpError: of the test set.
         """
-        hooks, dataset = self._hooks, self._job.setup.dataset
+        hooks = self._hooks
         stopped_by = hooks.signals.stopping_signal
-        tell_skipped(dataset)
         if stopped_by is None and hooks.failure is None:
             report(hooks.progress.throughput, hooks.evaluation.latest, self._job.setup)
         tell_end(hooks.end)
@@ -133,12 +131,11 @@ def run_steps(job, session, cluster=None):
         audits = FLAGS.audit_runtime
         # Again if TensorFlow lost the session: it then went back to the newest checkpoint.
         while step < last and not session.should_stop():
-            with skipping(job, session, share(cluster)[1]):
-                if audits:
-                    audit_runtime(job, session)
-                    audits = False
-                else:
-                    session.run_steps(job.train_op, last - step)
+            if audits:
+                audit_runtime(job, session)
+                audits = False
+            else:
+                session.run_steps(job.train_op, last - step)
             step = last if session.should_stop() else position()
     except tf.errors.OutOfRangeError:  # ends the session without an error, so that it saves
         return data_ended(position(), begin, last)

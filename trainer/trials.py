@@ -1,7 +1,4 @@
-"""What train.py finds out by running steps that train nothing: placement, memory, diagnosis.
-
-They read the data: whatever runs a step does so within `trying`, which sees to bad examples.
-"""
+"""What train.py finds out by running steps that train nothing: placement, memory, diagnosis."""
 
 import tensorflow.compat.v1 as tf
 
@@ -10,7 +7,7 @@ import towers
 from towers.memory.report import count_on_cpus
 from towers.run.choose_placement import Trial
 from trainer import diagnosis
-from trainer.bad_examples import leave_out_first_bad, trying
+from trainer.data import naming_failures
 from trainer.flags import FLAGS, MOST_EXAMPLES, train_dir
 from trainer.job import build_job, parts_of_batch
 from trainer.records import recorded_choice
@@ -45,9 +42,9 @@ def choose_variable_device(setup, position):
         job = _built(setup._replace(variable_device=candidate), position, with_evaluation=False)
         return Trial(job.train_op, [job.iterator.initializer], session_config(job.built))
     devices = towers.resolve_devices(FLAGS.devices or FLAGS.num_towers)
-    chosen, text = recorded_choice(train_dir(), devices, lambda: trying(
-        setup.dataset, setup.batch_size, lambda say: towers.choose_variable_device(
-            build, towers.placement_candidates(devices))))
+    with naming_failures():
+        chosen, text = recorded_choice(train_dir(), devices, lambda: towers.choose_variable_device(
+            build, towers.placement_candidates(devices)))
     print(text, flush=True)
     return chosen
 
@@ -55,9 +52,9 @@ def choose_variable_device(setup, position):
 def show_memory(setup):
     """Prints where the memory of a step goes, and draws it (--memory_plot)."""
     count_on_cpus()
-    trying(setup.dataset, setup.batch_size, lambda say: towers.memory_report(
-        _measured(setup), setup.batch_size, memory_limit(), FLAGS.memory_plot or None,
-        session_config, say), keep=True)
+    with naming_failures():
+        towers.memory_report(_measured(setup), setup.batch_size, memory_limit(),
+                             FLAGS.memory_plot or None, session_config, _say)
 
 
 def choose_batch_size(setup):
@@ -69,16 +66,13 @@ def choose_batch_size(setup):
     if type(recorded) is int and 0 < recorded <= MOST_EXAMPLES and recorded % parts == 0:
         print('batch %d: as the run in %s was last started' % (recorded, train_dir()), flush=True)
         return recorded
-    return trying(setup.dataset, parts, lambda say: towers.fit_batch_size(
-        _measured(setup), parts, memory_limit(), say, session_config,
-        setup.dataset.num_examples['train'])).batch_size
+    with naming_failures():
+        return towers.fit_batch_size(_measured(setup), parts, memory_limit(), _say, session_config,
+                                     setup.dataset.num_examples['train']).batch_size
 
 
 def diagnose(setup):
-    """Measures the pipeline, the towers, and both: a `diagnosis.Diagnosis` to be printed.
-
-    Each measurement that meets a bad example begins anew, not all of them.
-    """
+    """Measures the pipeline, the towers, and both: a `diagnosis.Diagnosis` to be printed."""
     dataset, batch_size = setup.dataset, setup.batch_size
 
     def trial(batch_size=batch_size):
@@ -94,12 +88,16 @@ def diagnose(setup):
     def stages():
         return dataset.stages(batch_size, FLAGS.seed, remainder=FLAGS.remainder,
                               **setup.model.image_format)
-    return trying(dataset, batch_size, lambda say: diagnosis.diagnose(
-        trial, batches, FLAGS.devices or FLAGS.num_towers, batch_size,
-        stages=stages if hasattr(dataset, 'stages') else None, seconds=FLAGS.diagnose_seconds,
-        trial_alone=lambda: trial(_mean_batch_size(setup)),  # one batch stands for all of them
-        mend=lambda error: leave_out_first_bad(dataset, batch_size, error),
-        say=say), keep=True)
+    with naming_failures():
+        return diagnosis.diagnose(
+            trial, batches, FLAGS.devices or FLAGS.num_towers, batch_size,
+            stages=stages if hasattr(dataset, 'stages') else None, seconds=FLAGS.diagnose_seconds,
+            trial_alone=lambda: trial(_mean_batch_size(setup)),  # one batch stands for all of them
+            say=_say)
+
+
+def _say(line):
+    print(line, flush=True)
 
 
 def _mean_batch_size(setup):

@@ -175,3 +175,18 @@ def test_replicas_of_ones_own_optimizer_are_equal_bit_for_bit(change, scale):
         for variable in built.variables:
             own, other = session.run([variable, built.replicas.replica_of(variable, 1)])
             assert (own == other).all()
+
+
+def test_replicas_follow_what_an_optimizer_writes_without_a_gradient():
+    """It clips all trainable variables, and is given the gradient of one."""
+    data = samples.vectors(12)
+    built = towers.build_towers(
+        samples.two_layers, data, towers.Objective(Clips(0.1), var_list=lambda all_of: all_of[:1]),
+        2, 'mean', variables=towers.VariablePlacement('replicated'))
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(built.replicas.refresh())
+        session.run(built.train_op)
+        for variable in built.variables:
+            own, other = session.run([variable, built.replicas.replica_of(variable, 1)])
+            assert (own == other).all() and abs(own).max() <= .1

@@ -315,7 +315,7 @@ def test_the_rate_grows_with_the_batch_it_is_meant_for():
     ('--mode=predict --train_steps=5 --seed=2', ['train_steps']),
     ('--mode=memory --optimizer=sgd --save_steps=3 --accumulate=2', ['save_steps']),
     ('--mode=diagnose --decay=cosine --recompute=auto', ['decay']),
-    ('--mode=check_data --model=vgg_a --convert_colors --dataset=folder', ['model'])])
+    ('--mode=check_data --model=vgg_a --augment=crop --dataset=folder', ['model'])])
 def test_flags_that_the_mode_does_not_look_at_are_told(argv, names):
     with flagsaver.flagsaver():
         FLAGS.unparse_flags()

@@ -75,8 +75,10 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
                                        'operation that updates the variables.'
                                        % (optimizer, applied))
         if replicas is not None and not is_repeated:
+            writes = Writes(tf.get_default_graph())
             applied = tf.group(applied, *replicas.follow(
-                {variable.op.name for _, variable in pairs}, [applied]))
+                {name for op in made for name in writes.of(op)}.union(
+                    variable.op.name for _, variable in pairs), [applied]))
         uncounted, is_left = (None, False) if global_step is None else _uncounted(
             applied, made, global_step, scaled_losses)
         if uncounted is not None:
