@@ -2,8 +2,9 @@
 
     $ python tests/breakages.py [--only=reduce/] [--check]
 
-Each entry is applied alone to a copy of the tree. It is named by its file and text, so that code
-that has moved on is an error: then the entry has to be renewed. `--check` only looks for the texts.
+To be run where the tests pass. Each entry is applied alone to a copy of the tree. It is named by
+its file and text, so that code that has moved on is an error: then the entry has to be renewed.
+`--check` only looks for the texts.
 """
 
 import argparse
