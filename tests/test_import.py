@@ -110,12 +110,10 @@ held = lambda: [id(value) for name, module in sorted(sys.modules.items())
                 if name.startswith('tf_slim') for value in list(vars(module).values())]
 before = held()
 import towers
-same = before == held()
-mended = towers.mend_slim()
-print(json.dumps([same, len(before), bool(mended) == (before != held())]))
+print(json.dumps([before == held(), len(before)]))
 """
-    same, count, consistent = json.loads(run(program))
-    assert same and count > 100 and consistent
+    same, count = json.loads(run(program))
+    assert same and count > 100
 
 
 def test_errors_are_caught_by_what_legacy_code_catches():

@@ -62,9 +62,6 @@ class _ModuleView(types.ModuleType):
     def __getattr__(self, name):
         return getattr(self._viewed, name)
 
-    def __dir__(self):
-        return sorted(set(dir(self._viewed)) | set(self.__dict__))
-
 
 def mend_slim() -> None:
     """Makes tf_slim 1.1.0 work on TF 2.13 to 2.21, without tf-keras. A no-op on TF 1.15.
@@ -80,10 +77,6 @@ def mend_slim() -> None:
     which lacks some of what the lost Keras layer did. It raises `InvalidArgumentError` for
     `renorm=True`, for `adjustment`, and, where it cannot be fused (`fused=False`, or inputs of a
     rank other than 2 and 4), for `param_regularizers` and for half-precision inputs.
-
-    Returns:
-        A sorted list of the names that were mended by this call, such as 'array_ops.stack'; empty
-        when there was nothing (left) to mend.
     """
     import tf_slim  # pylint: disable=import-outside-toplevel
 
@@ -97,28 +90,16 @@ def mend_slim() -> None:
         if name == _OPS and lost_batch_norm:
             added['GraphKeys'] = _GraphKeys()
         if added:
-            views[name] = (_ModuleView(module, added), added)
-
-    mended = set()
-    for slim_module in _loaded_under(tf_slim.__name__):
-        for attribute, held in list(vars(slim_module).items()):
-            if not isinstance(held, types.ModuleType) or isinstance(held, _ModuleView):
-                continue
-            if held.__name__ in views:
-                view, added = views[held.__name__]
-                setattr(slim_module, attribute, view)
-                short = held.__name__.rsplit('.', 1)[-1]
-                mended.update('%s.%s' % (short, key) for key in added)
-    if lost_batch_norm and _guard_batch_norm(tf_slim.batch_norm):
-        mended.add('batch_norm')
-    return sorted(mended)
-
-
-def _loaded_under(package):
-    """The imported modules of `package`, itself included."""
-    return [module for name, module in sorted(sys.modules.items())
-            if isinstance(module, types.ModuleType)
-            and (name == package or name.startswith(package + '.'))]
+            views[name] = _ModuleView(module, added)
+    package = tf_slim.__name__
+    for name, slim_module in list(sys.modules.items()):
+        if isinstance(slim_module, types.ModuleType) and (name + '.').startswith(package + '.'):
+            for attribute, held in list(vars(slim_module).items()):
+                if isinstance(held, types.ModuleType) and held.__name__ in views and not isinstance(
+                        held, _ModuleView):
+                    setattr(slim_module, attribute, views[held.__name__])
+    if lost_batch_norm:
+        _guard_batch_norm(tf_slim.batch_norm)
 
 
 def _guard_batch_norm(batch_norm):
@@ -128,14 +109,11 @@ def _guard_batch_norm(batch_norm):
     and in no module. Exchanging it there catches every reference to `batch_norm` there is,
     `normalizer_fn=slim.batch_norm` in an arg_scope made long ago included, and sees the arguments
     that arg_scopes add.
-
-    Returns:
-        Whether the guard was put in by this call.
     """
     cell = batch_norm.__closure__[batch_norm.__code__.co_freevars.index('func')]
     unguarded = cell.cell_contents
     if hasattr(unguarded, 'unguarded'):
-        return False
+        return  # mended before
     signature = inspect.signature(unguarded)
 
     def guarded(*args, **kwargs):
@@ -148,7 +126,6 @@ def _guard_batch_norm(batch_norm):
     # The key under which arg_scopes store the arguments for this function.
     guarded._key_op = batch_norm._key_op  # pylint: disable=protected-access
     cell.cell_contents = guarded
-    return True
 
 
 def _check_batch_norm(arguments):

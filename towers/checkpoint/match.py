@@ -147,14 +147,9 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
     own_names = {compat.saved_as(variable)[0] for variable in tf.global_variables()}
     taken, left = collections.OrderedDict(), []
     for name, (shape, dtype, parts) in wanted.items():
-        if any(_is_under(name, scope) for scope in exclude):
-            reason = 'excluded'
-        elif not optimizer_state and _is_counter(parts[0]):
-            reason = 'counter'
-        elif not optimizer_state and _is_optimizer_state(parts[0], own_names):
-            reason = 'optimizer state'
-        else:
-            reason = _mismatch(name, shape, dtype, shapes, dtypes)
+        reason = 'excluded' if any(_is_under(name, scope) for scope in exclude) else (
+            None if optimizer_state else _kind_of_state(parts[0], own_names)) or _mismatch(
+                name, shape, dtype, shapes, dtypes)
         if reason:
             left.append((name, reason))
         else:
@@ -255,20 +250,20 @@ def _is_under(name, scope):
     return name == scope.rstrip('/') or name.startswith(scope.rstrip('/') + '/')
 
 
-def _is_counter(variable):
-    """Whether a variable counts the progress of a run: the global step, examples seen, epochs."""
-    return (not variable.trainable and variable.dtype.is_integer
-            and variable.shape.num_elements() == 1)
+def _kind_of_state(variable, own_names):
+    """'counter' (the global step, examples seen, epochs), 'optimizer state', or None.
 
-
-def _is_optimizer_state(variable, own_names):
-    """Whether a variable's name in the graph is below another variable's name (a slot)."""
+    Optimizer state has a name below another variable's name.
+    """
     if variable.trainable:
-        return False
+        return None
+    if variable.dtype.is_integer and variable.shape.num_elements() == 1:
+        return 'counter'
     name = compat.saved_as(variable)[0]
     scopes = name.split('/')
-    return bool(_BETA_POWER.search(name)) or any(
+    is_slot = bool(_BETA_POWER.search(name)) or any(
         '/'.join(scopes[:end]) in own_names for end in range(1, len(scopes)))
+    return 'optimizer state' if is_slot else None
 
 
 def _find(path):

@@ -82,66 +82,48 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
     machines = checked_machines(cluster, shares, num_ps, same_shards, options)
     check_flag('same_shards', same_shards)
     make_optimizer = make_optimizer or (lambda: tf.train.MomentumOptimizer(0.01, 0.9))
+    workers, devices, sizes = 1, None, None
     if machines is not None:
-        return _check_machines(machines, model_fn, inputs, make_optimizer, num_towers, steps,
-                               reduction, same_shards, tolerance, seed, options)
-    if 'devices' in options:
-        devices = resolve_devices(options.pop('devices'))
+        workers = len(machines.shares)
     else:
-        devices = tuple('/device:CPU:%d' % index for index in range(num_towers))
-    num_towers = len(devices)
-    if num_towers < 2 and not _differs_on_one_tower(devices, options):
-        raise InvalidArgumentError('devices=%r: expected at least 2 towers to compare with one '
-                                   'device; or memory=, or several devices for '
-                                   'the one.' % (devices,))
-    parts = _parts(num_towers, options)
-    options['shares'] = checked_shares(shares, num_towers, 'towers')
-    unit = parts // num_towers * sum(options['shares'])
-    if same_shards:
-        if len(set(options['shares'])) > 1:
+        devices = resolve_devices(options.pop('devices')) if 'devices' in options else tuple(
+            '/device:CPU:%d' % index for index in range(num_towers))
+        num_towers = len(devices)
+        _check_devices(devices, options)
+        options['shares'] = checked_shares(shares, num_towers, 'towers')
+        if same_shards and len(set(options['shares'])) > 1:
             raise InvalidArgumentError('shares=%r and same_shards=True: all shards are the same, '
                                        'so that the towers have equal parts.' % (tuple(shares),))
+    # One for each tower, or for each of its micro-batches.
+    parts = workers * num_towers * options['memory'].accumulate * options['pipeline'].micro_batches
+    if same_shards:
         inputs = repeat_first_shard(inputs, parts)
     elif options.get('remainder') == 'drop':
+        unit = parts // num_towers * sum(options['shares'])
         inputs = first_examples(inputs, lambda count: count - count % unit)
-    factor = num_towers if reduction == 'sum' else 1
+    if machines is not None:
+        sizes = machines.sizes(inputs)
+    factor = workers * num_towers if reduction == 'sum' else 1
     one, traits = run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, options)
     try:
-        many, sum_of_losses = run_towers(model_fn, inputs, make_optimizer, devices, steps,
-                                         one['initial'], reduction, options)
+        if machines is None:
+            many, sum_of_losses = run_towers(model_fn, inputs, make_optimizer, devices, steps,
+                                             one['initial'], reduction, options)
+        else:
+            many, sum_of_losses = run_machines(
+                machines, sizes, model_fn, inputs, make_optimizer, num_towers, steps,
+                one['initial'], reduction, options)
     except SharedVariableError as error:
         missing = Difference('variable', 'of a later tower', float('inf'))
         return TowersReport(False, missing, _tolerance(tolerance, traits), missing,
-                            'an unshared variable: %s' % error, 0, num_towers, steps, reduction,
-                            None, [], 1)
-    return _report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, reduction,
-                      same_shards, parts)
-
-
-def _check_machines(machines, model_fn, inputs, make_optimizer, num_towers, steps, reduction,
-                    same_shards, tolerance, seed, options):
-    """As `check_towers`, on several workers, which `machines` are."""
-    workers = len(machines.shares)
-    parts = workers * _parts(num_towers, options)
-    if same_shards:
-        inputs = repeat_first_shard(inputs, parts)
-    sizes = machines.sizes(inputs)
-    factor = workers * num_towers if reduction == 'sum' else 1
-    one, traits = run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, options)
-    many, sum_of_losses = run_machines(
-        machines, sizes, model_fn, inputs, make_optimizer, num_towers, steps, one['initial'],
-        reduction, options)
+                            'an unshared variable: %s' % error, 0, workers * num_towers, steps,
+                            reduction, None, [], workers)
     return _report_on(one, many, traits, tolerance, sum_of_losses, workers * num_towers, steps,
                       reduction, same_shards, parts, workers)
 
 
-def _parts(num_towers, options):
-    """Into how many parts a batch is cut: one for each tower, or for each of its micro-batches."""
-    return num_towers * options['memory'].accumulate * options['pipeline'].micro_batches
-
-
 def _report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, reduction,
-               same_shards, parts, workers=1):
+               same_shards, parts, workers):
     """The `TowersReport` of two runs.
 
     Args:
@@ -182,7 +164,11 @@ def _tolerance(given, traits):
     return _ROUNDING[traits.coarsest].tolerance if given is None else given
 
 
-def _differs_on_one_tower(devices, options):
-    """Whether one tower is built in another way than a plain program."""
-    return (len(all_devices(devices)) > 1 or options['memory'].recompute is not None
-            or options['memory'].accumulate > 1 or options['pipeline'].micro_batches > 1)
+def _check_devices(devices, options):
+    """Raises `InvalidArgumentError` for one tower that is built as a plain program is."""
+    if len(devices) < 2 and not (
+            len(all_devices(devices)) > 1 or options['memory'].recompute is not None
+            or options['memory'].accumulate > 1 or options['pipeline'].micro_batches > 1):
+        raise InvalidArgumentError('devices=%r: expected at least 2 towers to compare with one '
+                                   'device; or memory=, or several devices for '
+                                   'the one.' % (devices,))
