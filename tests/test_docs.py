@@ -20,7 +20,7 @@ import pages
 import towers
 import train_runs
 from towers import compat
-from trainer.flags import FLAGS
+from trainer.flags import FLAGS, OPTIONS_BY_NAME
 
 IS_TF1 = tf.version.VERSION.startswith('1.')
 PAGES_OF_ONE_PROGRAM = [page for page in pages.names()
@@ -266,6 +266,7 @@ def modules_of_targets():
 def check_flags(program, arguments):
     """Whether a program of this repository has these flags."""
     if program == 'train.py':
+        assert not {each.lstrip('-').partition('=')[0] for each in arguments} & set(OPTIONS_BY_NAME)
         with flagsaver.flagsaver():
             FLAGS.unparse_flags()
             FLAGS(['train.py'] + [each for each in arguments if each != '--help'])
