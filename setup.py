@@ -61,10 +61,9 @@ setup(
         'test': ['pytest', 'pytest-xdist>=3'],
         'plots': ['matplotlib'],  # pictures of the benchmarks and of memory (`draw_memory`)
         'tensorboard': ['tensorboard'],  # TensorFlow brings it along before 2.21 only
-        # CUDA's libraries, and NVML for use and memory of GPUs. TensorFlow 1.15.5 with CUDA is
-        # another package, tensorflow-gpu, and wants CUDA 10.0 from elsewhere: docs/install.md.
-        'gpu': ['nvidia-ml-py',
-                'tensorflow[and-cuda]; python_version>="3.9" and sys_platform=="linux"'],
+        # CUDA's libraries. TensorFlow 1.15.5 with CUDA is another package, tensorflow-gpu, and
+        # wants CUDA 10.0 from elsewhere: docs/install.md.
+        'gpu': ['tensorflow[and-cuda]; python_version>="3.9" and sys_platform=="linux"'],
         'horovod': ['horovod==0.28.1'],  # builds for TensorFlow 1.15 to 2.18
         'docs': ['mkdocs-material>=9.6,<10; python_version>="3.9"',
                  'mkdocstrings-python>=1.16,<3; python_version>="3.9"'],

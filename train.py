@@ -32,12 +32,11 @@ import_quietly()
 import tensorflow.compat.v1 as tf  # noqa: E402
 
 import datasets  # noqa: E402
-from trainer.bad_examples import prepare_skipping, tell_skipped  # noqa: E402
-from trainer.cluster import make_cluster, saves, share, trains  # noqa: E402
+from trainer.cluster import make_cluster, saves, trains  # noqa: E402
 from trainer.command_line import parse_flags  # noqa: E402
 from trainer.data import make_dataset  # noqa: E402
 from trainer.exit_status import run  # noqa: E402
-from trainer.flags import FLAGS, train_dir  # noqa: E402
+from trainer.flags import FLAGS  # noqa: E402
 from trainer.job import build_job, make_setup, show  # noqa: E402
 from trainer.output_stream import make_output_lasting  # noqa: E402
 from trainer.position import find_position  # noqa: E402
@@ -53,7 +52,7 @@ def main(unused_argv):
     enter_graph_mode()
     dataset = make_dataset()
     if FLAGS.mode == 'check_data':
-        return 1 if datasets.check_data(dataset) else 0
+        return 1 if datasets.check_data(dataset, bad_list=FLAGS.bad_examples or None) else 0
     setup = make_setup(dataset)
     if FLAGS.mode == 'train':
         return train(setup)
@@ -64,7 +63,6 @@ def main(unused_argv):
         show_memory(setup)
     else:
         print(diagnose(setup))
-    tell_skipped(dataset)
     return 0
 
 
@@ -80,8 +78,6 @@ def train(setup):
     if not trains(cluster):
         return serve_or_evaluate(setup, cluster)
     position = find_position(cluster)
-    if saves(cluster):
-        prepare_skipping(setup, train_dir(), position, share(cluster)[1])
     with tf.Graph().as_default():
         tf.set_random_seed(FLAGS.seed)
         job = build_job(setup, position, saves(cluster) and not FLAGS.plan_only, cluster=cluster)

@@ -122,10 +122,9 @@ def make_hooks(kind, directory, step, built, summaries):
     values, every = [('loss', built.loss)], FLAGS.interval
     counts = towers.StepCounts(step, FLAGS.batch_size, examples_per_epoch=1437, last_step=10 ** 9)
     if kind == 'logging':
-        return [ProgressHook(values, counts, log_every=every, stream=open(os.devnull, 'w'),
-                             fetch_every_step=True),
+        return [ProgressHook(values, counts, log_every=every, stream=open(os.devnull, 'w')),
                 MetricsHook(values, counts, os.path.join(directory, 'metrics.jsonl'),
-                            log_every=every, fetch_every_step=True)]
+                            log_every=every)]
     if kind == 'summaries':
         return [SummaryHook(summaries, counts, directory, summary_steps=every)]
     if kind == 'checkpoints':

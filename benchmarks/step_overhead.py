@@ -103,10 +103,9 @@ def _with_hooks(graph, steps, every, save_every):
                         examples=graph.examples)
     with tempfile.TemporaryDirectory() as directory, open(os.devnull, 'w') as nowhere:
         listeners = [
-            ProgressHook(graph.values, counts, log_every=every, stream=nowhere,
-                         fetch_every_step=True),
+            ProgressHook(graph.values, counts, log_every=every, stream=nowhere),
             MetricsHook(graph.values, counts, os.path.join(directory, 'metrics.jsonl'),
-                        log_every=every, fetch_every_step=True),
+                        log_every=every),
             SummaryHook(Summaries(dict(graph.values), {}, None), counts, directory,
                         summary_steps=every)]
         signals = StopOnSignalHook()

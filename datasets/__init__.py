@@ -75,14 +75,13 @@ def _keras_set(name):
                    functools.partial(load_keras_set, name))
 
 
-def _tfrecords(data_dir, num_classes=0, background_class=False, skip_bad=0, **options):
+def _tfrecords(data_dir, num_classes=0, background_class=False, **options):
     counted_in = None if num_classes else labels_path(data_dir)
-    num_classes = num_classes or count_classes(data_dir, background_class)
+    num_classes = num_classes or count_classes(data_dir)
     if not num_classes:
         raise InvalidArgumentError('TFRecords do not say how many classes there are, and %s has no '
                                    'labels.txt: give --num_classes.' % data_dir)
-    return ImageSet('tfrecords', record_splits(data_dir, skip_bad > 0),
-                    num_classes + bool(background_class), skip_bad=skip_bad,
+    return ImageSet('tfrecords', record_splits(data_dir), num_classes + bool(background_class),
                     counted_in=counted_in, **options)
 
 
@@ -108,7 +107,7 @@ def get_dataset(name, data_dir=None, num_classes=0, background_class=False, **op
       num_classes: for 'tfrecords' and 'synthetic'; 0: as many as the labels.txt of the TFRecords
         lists, and 1000 of 'synthetic'.
       background_class: for 'tfrecords': labels begin at 1, and 0 is one class more.
-      **options: for those that are files: `augment`, `convert` and `skip_bad` of `ImageSet`.
+      **options: for those that are files: `augment` and `bad_list` of `ImageSet`.
 
     Raises:
       InvalidArgumentError: nobody knows the name (the text lists the names that exist); or it

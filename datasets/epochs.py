@@ -160,20 +160,12 @@ class Epochs:
     def _steps_an_epoch(self):
         return -(-self.length // self._batch)
 
-    def stream(self, of_epoch, first_example=0):
-        """The elements of of_epoch(0), then those of of_epoch(1), …, from a place on.
+    def batches(self, of_epoch, first_example=0, example=None, read=None):
+        """The elements of of_epoch(0), then those of of_epoch(1), …, from a place on, in batches.
 
         Args:
           of_epoch: function from an epoch, an int64 scalar, to a nest of tensors [n, …].
           first_example: the place, an int or a scalar integer tensor.
-        """
-        return self._of_epochs(lambda elements: elements, of_epoch, first_example)
-
-    def batches(self, of_epoch, first_example=0, example=None, read=None):
-        """The same, in batches.
-
-        Args:
-          of_epoch, first_example: as for `stream`.
           example: function that is called with each element; None leaves them as they are.
           read: function that is called before that with some elements together, see
             `read_together`.
@@ -185,8 +177,8 @@ class Epochs:
                 plain_python(example), tf.data.experimental.AUTOTUNE)
         if self.is_static:
             own = self._batch // self._share[1]
-            return examples(dealt(self.stream(of_epoch, first_example), own, self._share)).batch(
-                own, drop_remainder=True)
+            stream = self._of_epochs(lambda elements: elements, of_epoch, first_example)
+            return examples(dealt(stream, own, self._share)).batch(own, drop_remainder=True)
         return self._of_epochs(lambda elements: examples(elements).batch(self._batch), of_epoch,
                                first_example)
 

@@ -1,4 +1,6 @@
-"""The error of a data set whose files cannot be used."""
+"""The errors of a data set whose files cannot be used; folders that cannot be read."""
+
+import os
 
 from towers.errors import TowersError, shown
 
@@ -24,3 +26,22 @@ class OwnDataError(DatasetError):
 
 class OwnModelError(DatasetError):
     """A user's own model function raised an error, or a step of it failed; likewise."""
+
+
+def names_in(folder):
+    """Sorted list of the names in a folder.
+
+    Raises:
+      DatasetError: there is no such folder; it may not be listed; or it may, but its contents may
+        not be reached, so that its files look as if they were not there.
+    """
+    try:
+        names = sorted(os.listdir(folder))
+        os.stat(os.path.join(folder, os.curdir))
+        return names
+    except FileNotFoundError:
+        raise DatasetError('There is no folder %s.' % folder)
+    except NotADirectoryError:
+        raise DatasetError('%s is no folder.' % folder)
+    except OSError as error:
+        raise DatasetError('Cannot read the folder %s: %s.' % (folder, error.strerror or error))

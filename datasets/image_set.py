@@ -1,7 +1,7 @@
 """Images of any size in files, as batches for training and evaluation.
 
 All that is random depends on the seed, the epoch and the example alone, and the order of examples
-on the seed and the epoch (`pipeline.example_order`): a run that is taken up at example i goes on as
+on the seed and the epoch (`pipeline.epoch_order`): a run that is taken up at example i goes on as
 if it had never stopped. A read is at a random place of a file: keep the files on an SSD, or in
 memory.
 
@@ -17,11 +17,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from datasets import preprocessing
-from datasets.bad_examples import Bad, Prober, Skipped, wrong_bytes
+from datasets.bad_examples import Prober, read_list, wrong_bytes
 from datasets.epochs import Epochs, of_workers, plain_python, read_together
-from datasets.errors import BadExampleError, DatasetError
+from datasets.errors import DatasetError
 from datasets.pipeline import epoch_order
-from datasets.stream_probe import StreamProbe, name_of
 from towers.errors import InvalidArgumentError, shown
 
 _PREFETCHED = 2  # batches
@@ -33,51 +32,72 @@ class ImageSet:
     Attributes:
       name, num_classes: labels are 0 .. num_classes - 1.
       image_shape: (None, None, 3): images differ in size.
-      num_examples: a dict from 'train' and 'test' to numbers of images.
+      num_examples: a dict from 'train' and 'test' to numbers of images; those left out count.
       classes: names of the classes, or None.
-      skipped: `Skipped`.
+      left_out: how many images the list of bad examples leaves out.
     """
 
     image_shape = (None, None, 3)
 
-    def __init__(self, name, sources, num_classes, classes=None, augment='inception', convert=False,
-                 skip_bad=0, counted_in=None):
+    def __init__(self, name, sources, num_classes, classes=None, augment='inception',
+                 bad_list=None, counted_in=None):
         """
         Args:
-          name: what it is called.
+          name: of the data set.
           sources: dict from 'train' and 'test' to `RecordImages` or `FolderImages`.
           num_classes: how many there are.
           classes: names of the classes, or None.
           augment: see `preprocessing.random_image`.
-          convert: see `preprocessing.decoded_part`.
-          skip_bad: how many bad examples may be left out.
+          bad_list: path of the list of examples to leave out, see `bad_examples`; or None.
           counted_in: path of the file that says how many classes there are, for errors; or None.
+
+        Raises:
+          DatasetError: the list cannot be read, names an example that is not there, or leaves out
+            all images of a split.
         """
         self.name, self.num_classes, self.classes = name, num_classes, classes
-        self.skipped = Skipped(skip_bad)
-        self._sources, self._augment, self._convert = sources, augment, convert
-        self._counted_in = counted_in
+        self._sources, self._augment, self._counted_in = sources, augment, counted_in
         self._prober = Prober()
-        for split in sorted(sources):
-            for damage in sources[split].damages:
-                self.skipped.add(Bad(split, None, -1, shown(damage.text), count=damage.count),
-                                 shown(damage.short))
         self.num_examples = {split: len(source) for split, source in sources.items()}
+        bad = read_list(bad_list) if bad_list else set()
+        self._good = {split: self._good_numbers(split, bad, bad_list) for split in sources}
+        self.left_out = sum(self.num_examples[split] - len(numbers)
+                            for split, numbers in self._good.items())
+        if self.left_out != len(bad):
+            raise DatasetError(
+                '%s names %d examples, and %s has %d of them: let --mode=check_data write it anew '
+                'for these files.' % (bad_list, len(bad), name, self.left_out))
 
-    def source(self, split):
-        """The source of a split."""
-        return self._sources[split]
+    def _good_numbers(self, split, bad, bad_list):
+        """The numbers of the images of a split that the list does not leave out, int64 [n]."""
+        if not bad:
+            return np.arange(self.num_examples[split])
+        good = [number for number in range(self.num_examples[split])
+                if self.listed_name(split, number) not in bad]
+        if not good:
+            raise DatasetError('%s leaves out all images of the %s set.' % (bad_list, split))
+        return np.array(good, np.int64)
+
+    def listed_name(self, split, number):
+        """The name of an example in a list of bad ones, such as `train/daisy/1.jpg`."""
+        return shown('%s/%s' % (split, self._sources[split].name(number)))
+
+    def good_images(self, split):
+        """The source of a split, and the numbers of its images that no list leaves out."""
+        return self._sources[split], self._good[split]
 
     def with_sources(self, sources):
-        """This data set with other sources of some splits; before any example was looked at."""
+        """This data set with other sources of some splits, of which nothing is left out."""
         other = copy.copy(self)
         other._sources = dict(self._sources, **sources)
         other.num_examples = {split: len(source) for split, source in other._sources.items()}
+        other._good = dict(self._good, **{split: np.arange(len(source))
+                                          for split, source in sources.items()})
         return other
 
     def train_batches(self, batch_size, seed, image_size, channels=3, first_example=0, shift=0,
                       remainder='carry', share=(0, 1)):
-        """Batches for ever, in the order of `pipeline.example_order`.
+        """Batches for ever, in the order of `pipeline.epoch_order`.
 
         Args:
           batch_size, seed, first_example, remainder, share: as for `pipeline.train_batches`.
@@ -98,23 +118,27 @@ class ImageSet:
     def eval_batches(self, batch_size, image_size, channels=3):
         """The test images once, in order: the central 87.5 % of each, scaled.
 
-        What is known to be bad is left out. The last batch may be short.
+        Images that the list leaves out are missing. The last batch may be short.
 
         Args and raised errors: as for `train_batches`.
         """
         _check(channels, 0)
-        numbers = self.good_numbers('test')
+        numbers = self.test_numbers()
 
         @plain_python
         def example(*read):
             encoded, label = self._checked(*read)
-            return preprocessing.central_image(encoded, image_size, channels, self._convert), label
+            return preprocessing.central_image(encoded, image_size, channels), label
         with tf.device('/cpu:0'):
             examples = read_together(
                 tf.data.Dataset.from_tensor_slices(np.asarray(numbers, np.int64)),
                 self._reader('test')).map(example, tf.data.experimental.AUTOTUNE)
             return examples.batch(batch_size, drop_remainder=len(numbers) % batch_size == 0
                                   ).prefetch(_PREFETCHED)
+
+    def test_numbers(self):
+        """The numbers of the images that an evaluation takes, in order."""
+        return self._good['test']
 
     def stages(self, batch_size, seed, image_size, channels=3, remainder='carry'):
         """The training pipeline up to each of its stages, to measure them by.
@@ -135,7 +159,7 @@ class ImageSet:
             draws = _draws(seed, epoch, number, self.num_examples['train'])
             image = preprocessing.decoded_part(
                 encoded, lambda height, width: preprocessing.random_window(draws, height, width),
-                image_size, channels, self._convert)
+                image_size, channels)
             return image[0, 0, 0]
 
         def augment(*read):
@@ -145,7 +169,7 @@ class ImageSet:
             with tf.device('/cpu:0'):
                 epochs = Epochs(self.num_examples['train'], batch_size, remainder)
                 return epochs.batches(
-                    self._places(seed, epochs.length), 0, example,
+                    self._order(seed), 0, example,
                     self._numbered_reader('train')).prefetch(_PREFETCHED)
         found = collections.OrderedDict([('read', staged(read)), ('decode', staged(decode))])
         if self._augment != 'none':
@@ -163,81 +187,44 @@ class ImageSet:
         names = '\0'.join(self._sources[split].names())
         return hashlib.sha256(names.encode('utf-8', 'surrogateescape')).hexdigest()[:8]
 
-    def good_numbers(self, split):
-        """List of the numbers of a split's examples that are not known to be bad."""
-        bad = self.skipped.numbers(split)
-        return [number for number in range(self.num_examples[split]) if number not in bad]
-
-    def find_bad(self, split, numbers):
-        """Looks at examples, and leaves out those that are bad: how many were found.
-
-        A test image is bad where an evaluation could not take it: whether any may be left out does
-        not change which ones are counted. Of a training image all has to be decodable, since a
-        crop may take any part of it. (Not so in a run, see `stream_probe`.)
-
-        Args:
-          split: 'train' or 'test'.
-          numbers: of the examples.
-
-        Raises:
-          DatasetError: they are too many; names the first one that is.
-        """
-        before = len(self.skipped.examples)
-        for number in numbers:
-            good = None
-            while good is None:  # the next good one, if this one is bad, takes its place at once
-                looked_at = self.stand_in(split, number)
-                try:
-                    good = self.look(split, looked_at, whole=split == 'train')
-                except DatasetError as error:
-                    self.skipped.add(Bad(split, looked_at, -1, str(error),
-                                         name_of(self.where(split, looked_at))))
-        return len(self.skipped.examples) - before
-
-    def stream_probe(self, seed, length, image_size, channels=3):
-        """The `StreamProbe` of a training.
-
-        Args:
-          seed, image_size, channels: as for `train_batches`.
-          length: examples that training is given in an epoch, see `Epochs`.
-        """
-        return StreamProbe(self, seed, length, lambda *element: self._train_example(
-            seed, image_size, channels, *(each[0] for each in self._numbered_reader('train')(
-                *(tf.reshape(each, [1]) for each in element)))))
-
     def where(self, split, number):
         """File, and place in it, of an example."""
         return self._sources[split].where(number)
 
-    def look(self, split, number, checksum=False, whole=True):
+    def look(self, split, number):
         """Reads and decodes one example: `((height, width, channels), label)`.
 
         Args:
           split: 'train' or 'test'.
           number: of the example.
-          checksum: compare a record with its checksum as well, which training does not.
-          whole: decode all of a JPEG; False: the part that an evaluation takes.
 
         Raises:
-          DatasetError: it is bad; names file, place and what is wrong.
+          DatasetError: it is bad, or a record does not have its checksum, which training does not
+            compare; names file, place and what is wrong.
         """
         source = self._sources[split]
         where = shown(source.where(number))  # as errors have it
         try:
             encoded, label = source.image(number)
-            if checksum and not source.is_intact(number):
+            if not source.is_intact(number):
                 raise DatasetError('does not have the bytes that its checksum was made of')
-            if not 0 <= label < self.num_classes:
-                raise DatasetError('has the label %d, which is not in 0 .. %d%s%s' % (
-                    label, self.num_classes - 1,
-                    ', by the classes that %s lists' % self._counted_in if self._counted_in else '',
-                    '' if self.name != 'tfrecords' or label < 0 else
-                    ': give --background_class where labels begin at 1, or more --num_classes'))
-            return self._prober.size(encoded, 3, self._convert, whole), int(label)
+            wrong = self._wrong_label(label)
+            if wrong:
+                raise DatasetError(wrong)
+            return self._prober.size(encoded), int(label)
         except DatasetError as error:
             text = str(error)
             named = where.split(', record ')[0] in text  # as that of a file that has gone
             raise DatasetError(text if named else '%s %s' % (where, text))
+
+    def _wrong_label(self, label):
+        """What is wrong with a label; '' for nothing."""
+        return '' if 0 <= label < self.num_classes else (
+            'has the label %d, which is not in 0 .. %d%s%s' % (
+                label, self.num_classes - 1,
+                ', by the classes that %s lists' % self._counted_in if self._counted_in else '',
+                '' if self.name != 'tfrecords' or label < 0 else
+                ': give --background_class where labels begin at 1, or more --num_classes'))
 
     def _training(self, batch_size, seed, image_size, channels, first_example, shift, remainder,
                   share, example):
@@ -245,47 +232,38 @@ class ImageSet:
         epochs = of_workers(self.num_examples['train'], batch_size, remainder, share)
         with tf.device('/cpu:0'):
             return epochs.batches(
-                self._places(seed, epochs.length), first_example,
+                self._order(seed), first_example,
                 lambda *read: example(seed, image_size, channels, *read),
                 self._numbered_reader('train')).prefetch(_PREFETCHED)
 
-    def _places(self, seed, length):
-        """Function from an epoch to `(places, epochs, numbers)` of its examples, int64 [n] each.
-
-        Args:
-          seed: of the order.
-          length: examples that training is given in an epoch. One that is given twice in an epoch
-            has its first place both times.
-        """
+    def _order(self, seed):
+        """Function from an epoch to `(epochs, numbers)` of its examples, int64 [n] each."""
         count = self.num_examples['train']
         order = epoch_order(count, seed)
-        return lambda epoch: (epoch * length + tf.range(count, dtype=tf.int64),
-                              tf.fill([count], epoch), order(epoch))
+        return lambda epoch: (tf.fill([count], epoch), order(epoch))
 
     def _train_example(self, seed, image_size, channels, epoch, number, *read):
         encoded, label = self._checked(*read)
         draws = _draws(seed, epoch, number, self.num_examples['train'])
-        return preprocessing.random_image(encoded, draws, image_size, channels, self._augment,
-                                          self._convert), label
+        return preprocessing.random_image(encoded, draws, image_size, channels, self._augment), label
 
     def _reader(self, split):
-        """Function from numbers of examples and their places in the stream, int64 [n] each, to
-        `(encoded, labels, wrong)`, [n] each.
+        """Function from numbers of examples, int64 [n], to `(encoded, labels, wrong)`, [n] each.
 
-        They are of the examples, or of the good ones in their place. `wrong` says what is wrong
-        with an example, '' for nothing: an error would be that of all n examples.
+        The next good example stands in for one that is left out. `wrong` says what is wrong with
+        an example, '' for nothing: an error would be that of all n examples.
         """
-        source = self._sources[split]
+        source, good = self._sources[split], self._good[split]
 
-        def read(numbers, places):
-            known, found = self.skipped.since(split), []
-            for number, place in zip(numbers, places):
+        def read(numbers):
+            found = []
+            for number in good[np.searchsorted(good, numbers) % len(good)]:
                 try:
-                    encoded, label = source.image(self.stand_in(split, number, place, known))
+                    encoded, label = source.image(number)
                     # What the decoders might take, and `look` calls bad.
-                    wrong = wrong_bytes(encoded)
-                    if not 0 <= label < self.num_classes:
-                        wrong = 'the label %d is not in 0 .. %d' % (label, self.num_classes - 1)
+                    wrong = wrong_bytes(encoded) or self._wrong_label(label)
+                    if wrong:
+                        wrong = '%s %s' % (shown(source.where(number)), wrong)
                     found.append((encoded, label, wrong))
                 except DatasetError as error:
                     found.append((b'', 0, str(error)))
@@ -293,17 +271,16 @@ class ImageSet:
             return (np.array(encoded, object), np.array(labels, np.int64),
                     np.array([text.encode('utf-8') for text in wrong], object))
 
-        def reader(numbers, places=None):
-            read_ones = tf.numpy_function(
-                read, [numbers, tf.zeros_like(numbers) if places is None else places],
-                [tf.string, tf.int64, tf.string], name='read_examples')
+        def reader(numbers):
+            read_ones = tf.numpy_function(read, [numbers], [tf.string, tf.int64, tf.string],
+                                          name='read_examples')
             return tuple(tf.ensure_shape(each, [None]) for each in read_ones)
         return reader
 
     def _numbered_reader(self, split):
-        """`_reader` that takes places, epochs and numbers, and returns the latter two as well."""
+        """`_reader` that takes epochs and numbers, and returns these as well."""
         reader = self._reader(split)
-        return lambda places, epochs, numbers: (epochs, numbers) + reader(numbers, places)
+        return lambda epochs, numbers: (epochs, numbers) + reader(numbers)
 
     def _checked(self, encoded, label, wrong):
         """The encoded image and the label of an example that can be used; else the step fails."""
@@ -311,30 +288,6 @@ class ImageSet:
         valid = tf.raw_ops.Assert(condition=tf.equal(wrong, ''), data=[wrong], summarize=3)
         with tf.control_dependencies([valid]):
             return tf.identity(encoded), tf.identity(label)
-
-    def stand_in(self, split, number, place=None, known=None):
-        """The number of the example itself, or of the next good one: an int.
-
-        Args:
-          split: 'train' or 'test'.
-          number: of the example.
-          place: in the stream, of training examples: later ones may be left out from there on;
-            None: after all of them.
-          known: `skipped.since(split)`, from before; or None.
-
-        Raises:
-          BadExampleError: all are left out there.
-        """
-        count = self.num_examples[split]
-        known = self.skipped.since(split) if known is None else known
-        for following in range(count):
-            other = int(number + following) % count
-            if other not in known or (place is not None and place < known[other]):
-                return other
-        first = next(each.text for each in self.skipped.examples
-                     if each.split == split and each.number is not None)
-        raise BadExampleError('All %d images of the %s set are bad; the first: %s. See '
-                              '--mode=check_data.' % (count, split, first.rstrip('.')))
 
 
 def _draws(seed, epoch, number, count):

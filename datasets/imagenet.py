@@ -10,17 +10,15 @@ from datasets.image_set import ImageSet
 NUM_CLASSES = 1001
 
 
-def imagenet(data_dir, skip_bad=0, **options):
+def imagenet(data_dir, **options):
     """The data set in a folder. Made in seconds (warm) to minutes (cold disk) for all 1.28 million
     images, since the places of all records are looked up.
 
     Args:
       data_dir: the folder with the files train-* and validation-*.
-      skip_bad: how many bad examples may be left out.
-      **options: of `ImageSet`: `augment`, `convert`.
+      **options: of `ImageSet`: `augment`, `bad_list`.
 
     Raises:
       DatasetError: the folder is missing, or its files are missing, damaged or empty.
     """
-    return ImageSet('imagenet', record_splits(data_dir, skip_bad > 0), NUM_CLASSES,
-                    skip_bad=skip_bad, **options)
+    return ImageSet('imagenet', record_splits(data_dir), NUM_CLASSES, **options)

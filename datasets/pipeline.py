@@ -18,7 +18,7 @@ import numbers
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from datasets.epochs import Epochs, of_workers, plain_python
+from datasets.epochs import of_workers, plain_python
 from towers.errors import InvalidArgumentError
 
 _KEY_RANGE = 2 ** 62  # a power of two: the modulo in stateless_uniform favours no key
@@ -27,27 +27,16 @@ _PREFETCHED = 2  # batches: one for the step that comes next, one in the making
 _INT64_MAX = 2 ** 63 - 1
 
 
-def example_order(num_examples, seed, first_example=0):
-    """The endless stream of indices of examples, a new order in each epoch.
+def epoch_order(num_examples, seed):
+    """The function from an epoch, an int64 scalar, to its order: int64 [n], see above.
 
     Args:
       num_examples: n, at least 1.
       seed: an int, -2^63 <= seed < 2^63. Two seeds share no epoch's order, except by chance.
-      first_example: where in the stream to start: 0, or how many examples a stopped run has seen.
-        An int, or a scalar integer tensor (then the dataset needs an initializable iterator).
-
-    Returns:
-      A `tf.data.Dataset` of int64 scalars in [0, n). Each index occurs once among the stream's
-      elements e * n .. e * n + n - 1.
 
     Raises:
       InvalidArgumentError: an argument out of its range.
     """
-    return _stream(epoch_order(num_examples, seed), num_examples, first_example)
-
-
-def epoch_order(num_examples, seed):
-    """The function from an epoch, an int64 scalar, to its order: int64 [n]; see `example_order`."""
     _check_int('num_examples', num_examples, 1)
     _check_int('seed', seed, -2 ** 63)
 
@@ -59,30 +48,12 @@ def epoch_order(num_examples, seed):
     return order
 
 
-def example_shifts(num_examples, seed, largest, first_example=0):
-    """The endless stream of shifts that goes with `example_order`: one for each element of it.
+def epoch_shifts(num_examples, seed, largest):
+    """The function from an epoch, an int64 scalar, to its shifts: int64 [n, 2], pixels down and to
+    the right, in [-largest, largest].
 
         shift = stateless_uniform([n, 2], seed=[seed, -1 - e], 0 <= shift <= 2 * largest) - largest
-
-    Args:
-      num_examples, seed, first_example: as for `example_order`.
-      largest: pixels, at least 0.
-
-    Returns:
-      A `tf.data.Dataset` of int64 [2]: pixels down and to the right, in [-largest, largest].
-
-    Raises:
-      InvalidArgumentError: an argument out of its range.
     """
-    return _stream(epoch_shifts(num_examples, seed, largest), num_examples, first_example)
-
-
-def epoch_shifts(num_examples, seed, largest):
-    """The function from an epoch, an int64 scalar, to its shifts: int64 [n, 2]."""
-    _check_int('num_examples', num_examples, 1)
-    _check_int('seed', seed, -2 ** 63)
-    _check_int('largest', largest, 0)
-
     def shifts(epoch):
         # Epochs of the order are counted up from 0: no seed pair serves both.
         return tf.random.stateless_uniform(
@@ -91,16 +62,9 @@ def epoch_shifts(num_examples, seed, largest):
     return shifts
 
 
-def _stream(of_epoch, num_examples, first_example):
-    """The rows of of_epoch(0) [n, ...], then those of of_epoch(1), …, from an element on."""
-    if not tf.is_tensor(first_example):
-        _check_int('first_example', first_example, 0)
-    return Epochs(num_examples, 1).stream(of_epoch, first_example)
-
-
 def train_batches(images, labels, batch_size, seed, image_size=None, channels=None,
                   first_example=0, shift=0, remainder='carry', share=(0, 1)):
-    """Batches for ever, in the order of `example_order`.
+    """Batches for ever, in the order of `epoch_order`.
 
     Batch k holds the stream's elements first_example + k * batch_size and the batch_size - 1 after
     it. A batch may hold the end of one epoch and the start of the next: that way every batch is
@@ -113,13 +77,14 @@ def train_batches(images, labels, batch_size, seed, image_size=None, channels=No
       images: array [n, h, w, c], any numeric type.
       labels: array [n, ...].
       batch_size: examples a batch, over all towers together. May be larger than n.
-      seed: see `example_order`.
+      seed: see `epoch_order`.
       image_size: None to keep h x w, or (height, width), or one int for both, in pixels. Resized
         by bilinear interpolation with half-pixel centres; the images become float32.
       channels: None to keep c, or a count that gray images (c = 1) are repeated to.
-      first_example: see `example_order`.
+      first_example: where in the stream to start: 0, or how many examples a stopped run has seen;
+        an int, or a scalar integer tensor (then the dataset needs an initializable iterator).
       shift: pixels by which images are moved at random, at most, before they are resized; see
-        `example_shifts`. What moves in from outside is 0.
+        `epoch_shifts`. What moves in from outside is 0.
       remainder: what becomes of the last batch of an epoch, see `epochs`; the place in the stream
         is then that of `Epochs`.
       share: `(w, W)`: the batches of worker w of W, see `epochs.dealt`; not with 'weight'.
@@ -143,12 +108,8 @@ def train_batches(images, labels, batch_size, seed, image_size=None, channels=No
     with tf.device('/cpu:0'):
         if not tf.is_tensor(first_example):
             _check_int('first_example', first_example, 0)
-        of_epoch = order = epoch_order(len(images), seed)
-        if shift:
-            shifts = epoch_shifts(len(images), seed, shift)
-
-            def of_epoch(epoch):
-                return order(epoch), shifts(epoch)
+        order, shifts = epoch_order(len(images), seed), epoch_shifts(len(images), seed, shift)
+        of_epoch = (lambda epoch: (order(epoch), shifts(epoch))) if shift else order
         batches = of_workers(len(images), batch_size, remainder, share).batches(
             of_epoch, first_example)
         return _examples(images, labels, batches, prepare, shift)

@@ -34,7 +34,7 @@ _CENTRAL_SHARE = 0.875
 _RATIOS = (1, 2, 4, 8)  # what libjpeg can scale an image down by while it decodes
 
 
-def random_image(encoded, draws, image_size, channels=3, augment='inception', convert=False):
+def random_image(encoded, draws, image_size, channels=3, augment='inception'):
     """A training image: a random part of an encoded one, scaled, mirrored, its colours distorted.
 
     Args:
@@ -43,23 +43,22 @@ def random_image(encoded, draws, image_size, channels=3, augment='inception', co
       image_size: height and width in pixels.
       channels: 1 or 3.
       augment: `'inception'`; `'crop'` leaves the colours; `'none'` takes the central part.
-      convert: see `decoded_part`.
 
     Returns:
       float32 [image_size, image_size, channels] in -1..1.
     """
     if augment == 'none':
-        return central_image(encoded, image_size, channels, convert)
+        return central_image(encoded, image_size, channels)
     colors = augment == 'inception'
     image = decoded_part(encoded, lambda height, width: random_window(draws, height, width),
-                         image_size, channels, convert, 1. if colors else 2.,
+                         image_size, channels, 1. if colors else 2.,
                          draws[MIRRORED] >= 0.5)
     return (distorted_colors(image, draws[_COLORS]) * 2. if colors else image) - 1.
 
 
-def central_image(encoded, image_size, channels=3, convert=False):
+def central_image(encoded, image_size, channels=3):
     """A test image: the central part, scaled; see `random_image`."""
-    return decoded_part(encoded, central_window, image_size, channels, convert, 2.) - 1.
+    return decoded_part(encoded, central_window, image_size, channels, 2.) - 1.
 
 
 def random_window(draws, height, width):
@@ -99,17 +98,18 @@ def central_window(height, width):
     return tf.concat([begin, tf.stack([height, width]) - 2. * begin], 0)
 
 
-def decoded_part(encoded, window_of, image_size, channels, convert=False, white=1.,
+def decoded_part(encoded, window_of, image_size, channels, white=1.,
                  mirrored=None):
     """A part of an encoded image, scaled.
+
+    Images with other channels become these as the decoders convert them, as slim's do: gray as
+    equal red, green and blue, CMYK as RGB, transparency left out.
 
     Args:
       encoded: string scalar: a JPEG, of which only the part is decoded; or a PNG.
       window_of: function from height and width (float32 scalars) to top, left, height, width.
       image_size: height and width of the result.
       channels: 1 or 3.
-      convert: take images with other channels as well, as the decoder converts them: gray as equal
-        red, green and blue, CMYK as RGB, transparency left out. False: a run that meets one ends.
       white: the value of white.
       mirrored: bool scalar tensor: whether left and right change places; None: they do not.
 
@@ -119,10 +119,9 @@ def decoded_part(encoded, window_of, image_size, channels, convert=False, white=
     # Switch and Merge themselves: tf.cond and tf.switch_case took some hundredths of an image's
     # time more.
     png, jpeg = tf.raw_ops.Switch(data=encoded, pred=is_jpeg(encoded))
-    pixels = tf.image.decode_png(png, channels=channels if convert else 0)
+    pixels = tf.image.decode_png(png, channels=channels)
     shape = the_one([tf.shape(pixels), tf.image.extract_jpeg_shape(jpeg)])
-    with tf.control_dependencies(_channel_checks(shape[2], channels, convert)):
-        size = tf.cast(shape[:2], tf.float32)
+    size = tf.cast(shape[:2], tf.float32)
     window = window_of(size[0], size[1])
     begin, extent = tf.cast(window[:2], tf.int32), tf.cast(window[2:], tf.int32)
     parts = [tf.slice(pixels, tf.concat([begin, [0]], 0), tf.concat([extent, [channels]], 0))]
@@ -167,11 +166,3 @@ def _resized(pixels, image_size, channels, white):
     scaled = tf.raw_ops.ResizeBilinear(images=pixels[tf.newaxis], size=[image_size, image_size],
                                        half_pixel_centers=True)[0]
     return tf.ensure_shape(scaled, [image_size, image_size, channels]) * (white / 255.)
-
-
-def _channel_checks(found, channels, convert):
-    if convert:
-        return []
-    # The op itself: tf.Assert puts a tf.cond around it, which costs more than the check.
-    return [tf.raw_ops.Assert(condition=tf.equal(found, channels), summarize=3, data=[
-        tf.constant('channels expected and found:'), tf.constant(channels), found])]

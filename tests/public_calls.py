@@ -93,8 +93,8 @@ CALLS = {
     'WeightAverages': lambda given: (towers.WeightAverages, dict(
         decay=0.9, global_step=given.step)),
     'SummaryHook': lambda given: (towers.SummaryHook, dict(
-        summaries=towers.default_summaries(given.built), global_step=given.step,
-        logdir=given.folder, batch_size=4)),
+        summaries=towers.default_summaries(given.built),
+        counts=towers.StepCounts(given.step, 4), logdir=given.folder)),
     'default_summaries': lambda given: (towers.default_summaries, dict(built=given.built)),
     'CheckpointHook': lambda given: (towers.CheckpointHook, dict(
         directory=given.folder, global_step=given.step, save_steps=3)),
@@ -105,10 +105,6 @@ CALLS = {
     'StopOnSignalHook': lambda given: (towers.StopOnSignalHook, {}),
     'StopTogetherHook': lambda given: (towers.StopTogetherHook, dict(
         cluster=cluster(), built=given.built._replace(machines=Session()))),
-    'InputWatch': lambda given: (towers.InputWatch, dict(train_op=given.loss)),
-    'InputWatchHook': lambda given: (towers.InputWatchHook, dict(train_op=given.loss)),
-    'LongStepHook': lambda given: (towers.LongStepHook, dict(
-        watch=towers.InputWatch(given.built.train_op))),
     'OutOfMemoryHook': lambda given: (towers.OutOfMemoryHook, dict(built=given.built)),
     'out_of_memory_explained': lambda given: (towers.out_of_memory_explained, dict(
         built=given.built)),
@@ -119,10 +115,6 @@ CALLS = {
     'init_from': lambda given: (towers.init_from, dict(path=given.folder + '/none')),
     'export_saved_model': lambda given: (towers.export_saved_model, dict(
         build=model_fn, checkpoint=given.folder + '/none', directory=given.folder)),
-    'placement_candidates': lambda given: (towers.placement_candidates, dict(
-        devices=['/cpu:0', '/cpu:1'])),
-    'choose_variable_device': lambda given: (towers.choose_variable_device, dict(
-        build=None, candidates=['/cpu:0'])),
     'hold_directory': lambda given: (towers.hold_directory, dict(directory=given.folder)),
     'training_session': lambda given: (towers.training_session, dict(
         directory=given.folder, global_step=given.step, hooks=[Ending()], say=say_nothing)),
@@ -132,8 +124,6 @@ CALLS = {
     'memory_account': lambda given: (towers.memory_account, dict(built=given.built)),
     'measure_memory': lambda given: (towers.measure_memory, dict(
         built=given.built, session=Session())),
-    'operation_times': lambda given: (towers.operation_times, dict(
-        built=given.built, warm_up=1, steps=1)),
     'AutoStages': lambda given: (towers.AutoStages, {}),
     'memory_report': lambda given: (towers.memory_report, dict(build=reached, batch_size=4)),
     'draw_memory': lambda given: (towers.draw_memory, dict(

@@ -29,7 +29,6 @@ ODD = [Odd(), 'two words', '', -1, 0, 1.5, float('nan'), b'bytes', [], {}, [None
 # Functions of the caller's, which are called: what they do is theirs.
 _FUNCTIONS = {('Objective', 'transform_gradients'), ('Objective', 'var_list'),
               ('build_towers', 'model_fn'), ('VariablePlacement', 'device'),
-              ('choose_variable_device', 'build'),
               ('export_saved_model', 'build'), ('Evaluation', 'model_fn'),
               ('training_session', 'say'), ('check_towers', 'model_fn'),
               ('memory_report', 'build'), ('fit_batch_size', 'build')}
@@ -139,7 +138,8 @@ def test_what_the_errors_of_a_hooks_values_say(tmp_path):
         "values['loss']=0.5 is a float: expected a scalar tensor, which is fetched with a step.")
     assert error_of(towers.SummaryHook,
                     towers.run.summaries.Summaries({'a': given.x}, {}, None),
-                    given.step, given.folder, 4).startswith("scalars['a'] has the shape (4, 2)")
+                    towers.StepCounts(given.step, 4), given.folder).startswith(
+                        "scalars['a'] has the shape (4, 2)")
 
 
 @pytest.mark.parametrize('two', [np.int32(2), np.int64(2), np.uint8(2)])
@@ -159,12 +159,10 @@ def test_numbers_of_numpys_are_numbers(two, tmp_path):
 
 @pytest.mark.parametrize('call, text', [
     (lambda: towers.default_summaries(towers.BuiltTowers), 'expected what build_towers returned'),
-    (lambda: towers.choose_variable_device(lambda candidate: None, ['/cpu:0', 'balanced']),
-     'expected a Trial'),
     (lambda: towers.free_ports(-1), 'count=-1: expected a whole number of at least 1.'),
     (lambda: towers.files_of_worker('train.csv', cluster()), 'expected a list of names'),
     (lambda: towers.Cluster(workers='127.0.0.1:1'), "expected a list of addresses, 'host:port'")],
-    ids=['summaries', 'trial', 'ports', 'files', 'workers'])
+    ids=['summaries', 'ports', 'files', 'workers'])
 def test_what_is_something_else(call, text):
     assert text in error_of(call)
 
@@ -206,10 +204,8 @@ def test_functions_that_take_something_else(graph):
             'a device function, from an operation to a device.')
     assert 'make_optimizer=%.80r: expected a function' % one in error_of(
         towers.check_towers, model_fn, x, make_optimizer=one)
-    for name, call in (
-            ('build', lambda: towers.choose_variable_device(none, ['/cpu:0'])),
-            ('build', lambda: towers.export_saved_model(one, 'model.ckpt-1', 'exported'))):
-        assert error_of(call).startswith('%s=<function' % name)
+    assert error_of(lambda: towers.export_saved_model(one, 'model.ckpt-1', 'exported')).startswith(
+        'build=<function')
     assert not graph.get_operations()
 
 

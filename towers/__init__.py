@@ -47,13 +47,9 @@ from towers.reduce.combination import combine_gradients
 from towers.reduce.loss_scale import LossScale
 from towers.run.averages import WeightAverages
 from towers.run.checkpoint_hook import CheckpointHook
-from towers.run.choose_placement import choose_variable_device, placement_candidates
 from towers.run.evaluation import Evaluation, EvaluationHook
 from towers.run.export import export_saved_model
-from towers.run.input_watch import InputWatch, InputWatchHook
 from towers.run.learning_rate import LearningRate, scale_learning_rate
-from towers.run.long_steps import LongStepHook
-from towers.run.operation_times import operation_times
 from towers.run.run_lock import hold_directory
 from towers.run.step_clock import StepCounts
 from towers.run.stopping import StopOnSignalHook

@@ -49,7 +49,6 @@ Names that are not public API, and why each is needed:
 * the collection `('__varscope',)` of a graph: see `opened_scopes`.
 * `_init_from_checkpoint`, and `add_weight` of a `tf.layers` layer: Python functions of TensorFlow
   that look for a graph's variables, recognized as callers.
-* `download_target` and `fpath`, variables of Keras' `get_file`: see `place_of_download`.
 * `_lr` and `_learning_rate` of TF's optimizers: no public call tells an optimizer's rate, and the
   plan shows it. Where neither is there the plan says that it does not know.
 """
@@ -682,28 +681,6 @@ def saved_as(variable):
     if info is None:
         return variable.op.name, variable.shape
     return info.full_name, tf.TensorShape(info.full_shape)
-
-
-# ---- Data sets of Keras -------------------------------------------------------------------------
-
-
-def place_of_download(error):
-    """The path at which Keras looked for a file before it failed to fetch it; None if unknown.
-
-    Name and folder differ between the versions of Keras (`cifar-10-batches-py.tar.gz`,
-    `cifar-10-batches-py-target_archive`; a cache that cannot be written to is replaced by one in
-    /tmp), and no public call tells them.
-
-    Args:
-      error: what `load_data` of a module of `tf.keras.datasets` raised.
-    """
-    place, frames = None, error.__traceback__
-    while frames is not None:
-        if frames.tb_frame.f_code.co_name == 'get_file':
-            known = frames.tb_frame.f_locals
-            place = known.get('download_target', known.get('fpath', place))
-        frames = frames.tb_next
-    return place
 
 
 def enable_determinism():

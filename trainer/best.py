@@ -1,13 +1,13 @@
 """The best checkpoint of a run, apart from the newest; and evaluations without a better one."""
 
 import contextlib
-import json
 import math
 import os
 
 import tensorflow.compat.v1 as tf
 
 import towers
+from trainer.metrics_log import entries
 
 SINCE_BEST = 'since_best'  # evaluations since the best one: 0 where there is none better so far
 
@@ -68,9 +68,7 @@ class BestEvaluation:
     def _read(self):
         """`_values` of a run that resumes, from its log."""
         found, name = [], 'test_' + self._name
-        with open(self._log, 'rb') as lines:
-            for line in lines:
-                with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-                    entry = json.loads(line.decode('utf-8', 'replace'))
-                    found.append((int(entry['step']), float(entry[name])))  # null stands for NaN
+        for entry in entries(self._log):
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                found.append((entry['step'], float(entry[name])))  # null stands for NaN
         return found

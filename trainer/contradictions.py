@@ -36,8 +36,7 @@ def _of_values(given):
     if FLAGS.recompute and not FLAGS.recompute.strip(', '):
         return "--recompute=%s names nothing: give 'auto', or names" % FLAGS.recompute
     if FLAGS.variable_device == 'auto':
-        return ('--variable_device=auto is gone: name a device, balanced or replicated; '
-                'towers.choose_variable_device times them in a program of your own')
+        return ('--variable_device=auto is gone: name a device, balanced or replicated')
     if FLAGS.batch_norm_decay < 0 and FLAGS.batch_norm_decay != -1:
         return '--batch_norm_decay=%g: expected 0 to 1, or -1' % FLAGS.batch_norm_decay
     if FLAGS.mode == 'predict' and not FLAGS.predictions:
@@ -110,6 +109,8 @@ def _of_the_mode(given):
     if FLAGS.batch_size == 'auto' and without_steps:
         return '--batch_size=auto runs steps of training, and %s does not train: give a number' % (
             without_steps)
+    if FLAGS.mode == 'diagnose' and FLAGS.remainder == 'weight':
+        return '--mode=diagnose measures batches of one size: not --remainder=weight'
     if FLAGS.mode in ('memory', 'diagnose', 'check_data') and FLAGS.plan_only:
         return '--mode=%s makes no plan: leave out --plan_only' % FLAGS.mode
     if FLAGS.plan_only and FLAGS.export_dir:
@@ -126,9 +127,6 @@ def _of_machines(given):
         return None
     config = os.environ.get('TF_CONFIG', '')
     if FLAGS.cluster:
-        if FLAGS.skip_bad:
-            return ('--skip_bad leaves out the examples that one machine finds, and --cluster has '
-                    'several: leave it out')
         if FLAGS.batch_size == 'auto':
             return '--batch_size=auto runs steps of one machine: give a number, with --cluster'
         if FLAGS.remainder == 'weight':
@@ -164,7 +162,7 @@ _GOES_WITH = [  # a flag or option, and the values of a flag with which it is of
     ('background_class', 'dataset', ['tfrecords']),
     ('num_classes', 'dataset', ['tfrecords', 'synthetic']), ('augment', 'dataset', _FILES),
     ('unlabelled', 'dataset', _FILES), ('unlabelled', 'mode', ['predict']),
-    ('skip_bad', 'dataset', _FILES), ('convert_colors', 'dataset', _FILES),
+    ('bad_examples', 'dataset', _FILES),
     ('init_from', 'mode', ['train']), ('memory_plot', 'mode', ['memory']),
     ('loss_scale', 'mode', _STEPS), ('xla', 'mode', _STEPS)]
 _OF_NETWORKS_BY_NAME = ['weight_decay', 'aux_loss_weight', 'batch_norm_decay', 'label_smoothing',

@@ -1,5 +1,7 @@
 """The data set of the flags, and errors of a pipeline of the user's own."""
 
+import contextlib
+import itertools
 import re
 import sys
 import traceback
@@ -8,24 +10,38 @@ import tensorflow.compat.v1 as tf
 
 import datasets
 from datasets.held_out import with_unlabelled, with_validation
+from towers.errors import MeasurementError
 from towers.tensorflow_errors import is_of_input, reason_of
 from trainer import own_model
 from trainer.flags import FLAGS
+
+# TensorFlow's errors of a step whose batch cannot be made.
+INPUT_ERRORS = (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.UnknownError,
+                tf.errors.NotFoundError, tf.errors.FailedPreconditionError)
 
 
 def make_dataset():
     """The data set of the flags."""
     options = {}
     if FLAGS.dataset in ('imagenet', 'tfrecords', 'folder'):
-        options = dict(augment=FLAGS.augment, convert=FLAGS.convert_colors, skip_bad=(
-            FLAGS.skip_bad if FLAGS.mode != 'check_data' else 10 ** 12))
+        options = dict(augment=FLAGS.augment)
+        if FLAGS.mode != 'check_data':  # which writes the list
+            options['bad_list'] = FLAGS.bad_examples or None
     dataset = datasets.get_dataset(FLAGS.dataset, FLAGS.data_dir or None, FLAGS.num_classes,
                                    FLAGS.background_class, **options)
+    if options.get('bad_list'):
+        print('left out       %d examples that %s lists' % (
+            dataset.left_out, FLAGS.bad_examples), flush=True)
     if FLAGS.unlabelled:
         return with_unlabelled(dataset, FLAGS.unlabelled)
     if FLAGS.validation and FLAGS.mode not in ('eval', 'predict', 'check_data'):
         return with_validation(dataset, FLAGS.validation)
     return dataset
+
+
+def test_numbers(dataset):
+    """The numbers of the images that an evaluation takes, in order."""
+    return dataset.test_numbers() if hasattr(dataset, 'test_numbers') else itertools.count()
 
 
 # ---- A pipeline of the user's own ---------------------------------------------------------------
@@ -83,8 +99,8 @@ def own_failure(error):
     return failure
 
 
-def unknown_failure(error):
-    """The `BadExampleError` for an error of TensorFlow in the input, of which no example is bad.
+def input_failure(error):
+    """The `BadExampleError` for an error of TensorFlow in the input of a data set of this program.
 
     Args:
       error: `tf.errors.OpError` of a step.
@@ -94,10 +110,33 @@ def unknown_failure(error):
     """
     if is_own() or not is_of_input(error):
         return None
+    found = re.search(r'assertion failed: \[(.*?)\]\s', error.message + '\n')
+    if found:  # the data set's own check, which names the example
+        return datasets.BadExampleError(
+            '%s. --mode=check_data --bad_examples=FILE lists all bad examples, and a run with this '
+            '--bad_examples leaves them out.' % found.group(1).rstrip('.'))
     return datasets.BadExampleError(
-        'a batch of --dataset=%s could not be made: %s. Looked at one by one, its examples are '
-        'good: was a file out of reach for a while, or replaced? Start the same command again; '
-        '--mode=check_data reads them all.' % (FLAGS.dataset, reason_of(error).rstrip('.')))
+        'a batch of --dataset=%s could not be made: %s. --mode=check_data names the examples that '
+        'are bad. If it finds none, was a file out of reach for a while? Start the same command '
+        'again.' % (FLAGS.dataset, reason_of(error).rstrip('.')))
+
+
+@contextlib.contextmanager
+def naming_failures():
+    """A block of steps that train nothing; an error of the user's own data or model is named.
+
+    Raises:
+      OwnDataError, OwnModelError: the user's own pipeline or model failed.
+      Exception: what the block raises for another reason.
+    """
+    try:
+        yield
+    except (tf.errors.OpError, MeasurementError) as error:
+        failed = error if isinstance(error, tf.errors.OpError) else error.__cause__
+        failure = own_failure(failed) if isinstance(failed, tf.errors.OpError) else None
+        if failure is None:
+            raise
+        raise failure from failure.__cause__
 
 
 def show_cause(error):

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 import datasets
 import towers
 from trainer.command_line import refuse, say
-from trainer.data import own_failure, show_cause, unknown_failure
+from trainer.data import input_failure, own_failure, show_cause
 
 # Errors of a run (status 1); the other `TowersError`s are about the flags (status 2).
 _FAILURES = (datasets.BadExampleError, datasets.OwnDataError, datasets.OwnModelError,
@@ -43,7 +43,7 @@ def run(main, argv):
                        'or more towers on other devices.' % (
                            ': ' + found.group() if found else ''))
     except tf.errors.OpError as error:
-        failure = own_failure(error) or unknown_failure(error)
+        failure = own_failure(error) or input_failure(error)
         if failure is None:
             raise
         return _failed(failure)

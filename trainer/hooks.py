@@ -12,13 +12,11 @@ import towers
 from towers.checkpoint.files import newest_prefix
 from towers.errors import InputError
 from towers.run.evaluation import EvaluationHook
-from towers.run.long_steps import LongStepHook
 from towers.run.step_loop import OccasionalHook
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook, default_summaries
-from trainer.bad_examples import INPUT_ERRORS, naming_bad_test_images
 from trainer.best import SINCE_BEST, BestEvaluation
-from trainer.data import is_own, own_failure
+from trainer.data import INPUT_ERRORS, input_failure, is_own, own_failure
 from trainer.flags import FLAGS, train_dir
 from trainer.metrics_hook import MetricsHook
 from trainer.own_model import is_own_model
@@ -57,16 +55,12 @@ def make_hooks(job, cluster=None):
     scaled = job.built.scaled_losses
     if scaled is not None:
         values += [('loss_scale', scaled.scale), ('skipped_steps', scaled.skipped_steps)]
-    # TensorFlow refuses to tell the time in a step whose operations are deterministic.
-    watch = None if FLAGS.deterministic else towers.InputWatchHook(job.train_op, say=None)
     progress = ProgressHook(
         [('lr' if name == 'learning_rate' else name, value) for name, value in values], counts,
-        log_every=FLAGS.log_every, devices=job.built.devices, fetch_every_step=True,
-        input_watch=watch, unit=job.setup.model.unit)
+        log_every=FLAGS.log_every, input_wait=job.input_wait, unit=job.setup.model.unit)
     metrics = MetricsHook(
         values, counts, os.path.join(train_dir(), 'metrics.jsonl'), log_every=FLAGS.log_every,
-        fetch_every_step=True, say=progress.write, input_watch=watch,
-        unit=job.setup.model.unit)
+        say=progress.write, input_wait=job.input_wait, unit=job.setup.model.unit)
     listeners, profiles = [progress, metrics], []
     if FLAGS.summary_steps:
         listeners.append(_summaries(job))
@@ -76,8 +70,7 @@ def make_hooks(job, cluster=None):
     signals = StopOnSignalHook() if cluster is None else towers.StopTogetherHook(cluster, job.built)
     tested = job.evaluation
     if cluster is None:  # machines stop together, at a step
-        tested = SavingEvaluation(tested, job.setup.dataset,
-                                  lambda: signals.stopping_signal is not None)
+        tested = SavingEvaluation(tested, lambda: signals.stopping_signal is not None)
     best = BestEvaluation(tested, FLAGS.keep_best, train_dir(), counts.global_step,
                           FLAGS.eval_steps) if FLAGS.keep_best else None
     evaluation = EvaluationHook(
@@ -91,8 +84,7 @@ def make_hooks(job, cluster=None):
         # the run, however many it has done itself.
         of_cluster = [tf.train.StopAtStepHook(last_step=counts.last_step)]
     newest = NewestCheckpoint(train_dir())
-    watching = [] if watch is None else [watch, LongStepHook(watch.watch, say=progress.write)]
-    first = ([StartInputHook(job.iterator, job.evaluation)] + watching
+    first = ([StartInputHook(job.iterator, job.evaluation)]
              + [MinutesHook(FLAGS.max_minutes)] * bool(FLAGS.max_minutes)
              + of_cluster + listeners + profiles + [evaluation])
     saved = [hook.listener for hook in listeners] + [SaveOnSignal(), newest]
@@ -245,15 +237,14 @@ class SavingEvaluation:
       failure: the error, to be raised when the session has saved; or None.
     """
 
-    def __init__(self, evaluation, dataset, stopped):
+    def __init__(self, evaluation, stopped):
         """
         Args:
           evaluation: `Evaluation` of the test set.
-          dataset: whose test set that is.
           stopped: function without arguments that tells whether a signal has come.
         """
         self.metrics, self.failure = evaluation.metrics, None
-        self._evaluation, self._dataset, self._stopped = evaluation, dataset, stopped
+        self._evaluation, self._stopped = evaluation, stopped
 
     def check_examples(self, session):
         """As of the `Evaluation`."""
@@ -262,10 +253,9 @@ class SavingEvaluation:
     def run(self, session):
         """As of the `Evaluation`; None where it was given up."""
         try:
-            with naming_bad_test_images(self._dataset):
-                return self._evaluation.run(session, self._stopped)
+            return self._evaluation.run(session, self._stopped)
         except (datasets.DatasetError, InputError) as error:
             self.failure = error
         except INPUT_ERRORS as error:
-            self.failure = own_failure(error) or error
+            self.failure = own_failure(error) or input_failure(error) or error
         return None

@@ -15,6 +15,7 @@ from towers.tower.shards import checked_shares
 from towers.tower.stateless_random import make_initial_values_stateless
 from trainer.cluster import counted, examples_a_step, share, workers_a_step
 from trainer.flags import FLAGS
+from trainer.input_wait import timed_batch
 from trainer.own_model import OwnModel, is_own_model
 from trainer.optimizer import (clip, make_learning_rate, make_loss_scale, make_optimizer,
                                weight_of_l2_loss)
@@ -37,7 +38,7 @@ class Setup(collections.namedtuple('Setup', [
 
 class Job(collections.namedtuple('Job', [
         'setup', 'built', 'train_op', 'evaluation', 'iterator', 'counts', 'last_example',
-        'learning_rate'])):
+        'learning_rate', 'input_wait'])):
     """A training, built in the default graph.
 
     Attributes:
@@ -49,6 +50,8 @@ class Job(collections.namedtuple('Job', [
       counts: `StepCounts`; the batch size in it is of all machines together.
       last_example: int, the place in the stream of examples at which the run ends.
       learning_rate: scalar float32 tensor.
+      input_wait: float64 scalar tensor, the seconds that a step waits for its batch; None with
+        --deterministic.
     """
     __slots__ = ()
 
@@ -104,10 +107,13 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
             first_example=tf.identity(examples_seen), shift=FLAGS.augment_shift,
             remainder=FLAGS.remainder, share=share(cluster), **setup.model.image_format)
         iterator = tf.data.make_initializable_iterator(batches)
+        # TensorFlow refuses to tell the time in a step whose operations are deterministic.
+        batch, input_wait = ((iterator.get_next(), None) if FLAGS.deterministic
+                             else timed_batch(iterator))
     rate = make_learning_rate(setup.batch_size, len(devices), epochs.length, last_example,
                               workers_a_step(cluster))
     learning_rate = rate.tensor(tf.identity(examples_seen))
-    built = _build(setup, iterator, devices, learning_rate, epochs.is_static, cluster)
+    built = _build(setup, batch, devices, learning_rate, epochs.is_static, cluster)
     built = built._replace(plan=_with_rate(built.plan, rate))
     train_op, weights = built.train_op, contextlib.nullcontext()
     if FLAGS.average_decay:
@@ -127,13 +133,12 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
             evaluation = make_evaluation(setup, built)
     counts = towers.StepCounts(global_step, examples_a_step(cluster, setup.batch_size),
                                epochs.length, last_step, examples_seen)
-    return Job(setup, built, train_op, evaluation, iterator, counts, last_example, learning_rate)
+    return Job(setup, built, train_op, evaluation, iterator, counts, last_example, learning_rate,
+               input_wait)
 
 
-def _build(setup, iterator, devices, learning_rate, is_static, cluster):
-    """The `BuiltTowers` of the flags, on batches of an iterator; `is_static`: all of one size."""
-    with tf.device('/cpu:0'):
-        batch = iterator.get_next()
+def _build(setup, batch, devices, learning_rate, is_static, cluster):
+    """The `BuiltTowers` of the flags; `is_static`: all batches are of one size."""
     is_replicated = FLAGS.variable_device == 'replicated'
     return towers.build_towers(
         setup.model.model_fn('train'), batch,

@@ -6,8 +6,7 @@ import time
 import tensorflow.compat.v1 as tf
 
 from towers.checkpoint.files import list_checkpoints
-from towers.run.input_watch import checked_watch
-from towers.run.step_clock import SaveListener, StepClock, rate
+from towers.run.step_clock import SaveListener, StepClock, rate, share_waited
 from towers.run.step_loop import OccasionalHook
 from trainer.metrics_log import MetricsLog
 
@@ -25,33 +24,32 @@ class MetricsHook(OccasionalHook):
       log: the `MetricsLog`.
     """
 
-    def __init__(self, values, counts, path, log_every=100, *, fetch_every_step=False, say=print,
-                 input_watch=None, unit='images'):
+    def __init__(self, values, counts, path, log_every=100, *, say=print, input_wait=None,
+                 unit='images'):
         """
         Args:
-          values: list of pairs of a name and a scalar tensor, fetched with the steps that have a
-            line: `loss`, `learning_rate`, ….
+          values: list of pairs of a name and a scalar tensor, fetched with every step: `loss`,
+            `learning_rate`, ….
           counts: `StepCounts` with `examples_per_epoch`, whose `last_step`, if given, has a line
             whatever its number.
           path: of the file, such as `train_dir + '/metrics.jsonl'`.
           log_every: steps from one line to the next.
-          fetch_every_step: as in `ProgressHook`.
           say: called with the line about what was cut or renamed, see `MetricsLog.resume`. A run
             is new if it is at step 0 and there is no checkpoint beside the file.
-          input_watch: `InputWatchHook` of the same session, for `input_wait` in each line: the
-            share of the time since the line before that was waiting for input, 0..1; or None.
+          input_wait: as for `ProgressHook`, for `input_wait` in each line: the share of the time
+            since the line before that was waiting for input, 0..1; or None.
           unit: the name of the examples, as in `images_per_second`.
         """
-        self._arguments = tf.train.SessionRunArgs(dict(values))
+        self._fetches = {'logged': dict(values)}
+        if input_wait is not None:
+            self._fetches['waited'] = input_wait
         self.log = MetricsLog(path)
-        self._clock = StepClock(counts.global_step, counts.batch_size, counts.examples)
+        self._clock = StepClock(counts)
         self.listener = SaveListener(self._clock, lambda step: self.log.sync())
         self._examples_per_epoch = counts.examples_per_epoch
         self._log_every = log_every
         self._last_step = counts.last_step
-        self._fetches_always = fetch_every_step
         self._say = say
-        self._waiting = checked_watch(input_watch)
         self._unit = unit
         self._is_first_session = True
         self._writes = self._ended = False
@@ -71,14 +69,14 @@ class MetricsHook(OccasionalHook):
             self._say(told)
 
     def before_run(self, run_context):
-        """Fetches the values if the coming step has a line."""
+        """Fetches the values."""
         self._writes = self.is_due()
-        return self._arguments if self._writes or self._fetches_always else None
+        return tf.train.SessionRunArgs(self._fetches)
 
     def after_run(self, run_context, run_values):
         """Counts the step, and puts its line, if it has one, into the log."""
         clock = self._clock
-        self._count()
+        self.step_done(run_values.results)
         if not self._writes:
             return
         self._writes = False
@@ -86,14 +84,13 @@ class MetricsHook(OccasionalHook):
         if not clock.passed(self._since, self._log_every, self._last_step):
             return
         self._since = clock.step
-        speed = rate(self._mark, clock.mark)
+        speed, share = rate(self._mark, clock.mark), share_waited(self._mark, clock.mark)
         self._mark = clock.mark
         line = {'epoch': round(clock.examples / self._examples_per_epoch, 6),
                 'examples': clock.examples}
-        line.update(run_values.results)
+        line.update(run_values.results['logged'])
         line[self._unit + '_per_second'] = None if speed is None else round(speed, 3)
-        if self._waiting is not None:
-            share = self._waiting.next(run_context.session).share
+        if 'waited' in self._fetches:
             line['input_wait'] = None if share is None else round(share, 4)
         line['wall_time'] = round(time.time(), 3)
         self.log.add(clock.step, line)
@@ -107,12 +104,14 @@ class MetricsHook(OccasionalHook):
         return self._clock.comes_to(self._log_every, self._last_step)
 
     def step_done(self, fetched):
-        """Counts a step without a line."""
-        self._count()
+        """Counts a step."""
+        self._clock.count(fetched.get('waited', 0.))
+        if self._mark is None:
+            self._mark = self._clock.mark
 
     def always_fetched(self):
-        """The values, with `fetch_every_step`; else None."""
-        return self._arguments.fetches if self._fetches_always else None
+        """The values."""
+        return self._fetches
 
     def end(self, session):
         """Writes the line that is kept back."""
@@ -135,8 +134,3 @@ class MetricsHook(OccasionalHook):
         self.log.add(step, {'%s_%s' % (name, key): value for key, value in results.items()})
         if self._ended:  # the `end` of the hook that evaluates came after this one's
             self.log.sync()
-
-    def _count(self):
-        self._clock.count()
-        if self._mark is None:
-            self._mark = self._clock.mark

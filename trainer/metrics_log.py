@@ -60,7 +60,7 @@ class MetricsLog:
         content, kept, cut = self._read(), [], []
         if is_new and any(line.strip() and (_parse(line) or {'step': 1})['step'] > 0
                           for line in content.split(b'\n')):
-            return self._begin_anew(content)
+            return self._begin_anew()
         lines = content.split(b'\n')
         last = max((number for number, line in enumerate(lines) if line.strip()), default=-1)
         for number, line in enumerate(lines[:last + 1]):
@@ -78,20 +78,15 @@ class MetricsLog:
         self._append(b'')
         if b''.join(kept) != content:
             self._replace(b''.join(kept))
-        if not cut:
-            return None
-        return 'cut %s after step %d from %s: %s done again' % (
-            'the line of step %d' % cut[0] if len(cut) == 1 else
-            'the %d lines of steps %d to %d' % (len(cut), cut[0], cut[-1]), step, self.path,
-            'that step is' if len(cut) == 1 else 'those steps are')
+        return 'cut the lines of steps %d to %d from %s: those steps are done again' % (
+            cut[0], cut[-1], self.path) if cut else None
 
-    def _begin_anew(self, content):
-        """Renames the file, which has this content, and begins an empty one; says so in a line."""
-        count = len([line for line in content.split(b'\n') if line.strip()])
+    def _begin_anew(self):
+        """Renames the file of another run, and begins an empty one; says so in a line."""
         aside = moved_aside(self.path)
         self._append(b'')
-        return ('%s held %d line%s of an earlier run, whose checkpoints are gone: renamed to %s' % (
-            self.path, count, '' if count == 1 else 's', aside))
+        return '%s is of an earlier run, whose checkpoints are gone: renamed to %s' % (
+            self.path, aside)
 
     def add(self, step, values):
         """Adds values to the line of the latest step, or begins the line of a later one.
@@ -155,7 +150,7 @@ class MetricsLog:
 
     def _replace(self, content):
         """Replaces the content of the file by renaming another one, whole or not at all."""
-        with written_whole(self.path, 'wb', self._advice()[1:]) as log:
+        with written_whole(self.path, 'wb') as log:
             log.write(content)
 
     @contextlib.contextmanager
@@ -164,18 +159,17 @@ class MetricsLog:
         try:
             yield
         except OSError as error:
-            raise LogFileError('%s: %s.%s' % (
-                self.path, error.strerror or error, self._advice())) from error
+            raise LogFileError('%s: %s.' % (self.path, error.strerror or error)) from error
 
-    def _advice(self):
-        """End of the text of a `LogFileError`: what to do, and which lines are safe."""
-        step, folder = self._written['step'], os.path.dirname(os.path.abspath(self.path))
-        if not os.path.isdir(folder):
-            return ' %s is gone, and with it the lines up to step %d.' % (
-                folder, step) if step >= 0 else ''
-        if step >= 0 and os.path.exists(self.path):
-            return ' Its lines up to step %d are safe.' % step
-        return ''
+
+def entries(path):
+    """The objects in such a file, a list of dicts, each with an int `step`.
+
+    Raises:
+      BadFileError: it is no regular file.
+    """
+    found = map(_parse, (read_data(path, _MOST_BYTES) or b'').split(b'\n'))
+    return [entry for entry in found if entry is not None]
 
 
 def _parse(line):

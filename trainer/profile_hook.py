@@ -24,7 +24,7 @@ class ProfileHook(OccasionalHook):
             `first` writes no trace for Chrome, and one that begins after `first` writes none.
           say: called with lines that say where the traces are.
         """
-        self._clock = StepClock(counts.global_step, counts.batch_size, counts.examples)
+        self._clock = StepClock(counts)
         self._timeline = tf.train.ProfilerHook(save_steps=1, output_dir=directory)
         self._directory, self._first, self._last, self._say = directory, first, last, say
         self._profiles = False

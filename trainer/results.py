@@ -11,14 +11,11 @@ from towers.errors import shown
 from towers.run.averages import averages_in
 from towers.run.export import export_saved_model
 from towers.safe_files import written_whole
-from trainer.bad_examples import (naming_bad_test_images, prepare_skipping, tell_skipped,
-                                  test_numbers)
 from trainer.best import SINCE_BEST
-from trainer.data import is_own
+from trainer.data import is_own, test_numbers
 from trainer.flags import FLAGS, train_dir
 from trainer.job import make_evaluation, show
 from trainer.own_model import is_own_model, named, rows
-from trainer.position import START
 from trainer.resources import session_config
 from trainer.run_settings import check_classes
 
@@ -33,19 +30,16 @@ def evaluate_or_predict(setup):
     check_classes(setup.dataset)
     if not FLAGS.plan_only:
         newest_or_refuse()  # before a network is built for nothing
-    prepare_skipping(setup, train_dir(), START)
     with tf.Graph().as_default():
         tf.set_random_seed(FLAGS.seed)
         evaluation = make_evaluation(setup, mode='eval' if FLAGS.mode == 'eval' else 'infer')
         show(evaluation.built)
         if FLAGS.plan_only:
             return
-        with naming_bad_test_images(setup.dataset):
-            if FLAGS.mode == 'eval':
-                evaluate(evaluation, setup)
-            else:
-                predict(evaluation, setup)
-        tell_skipped(setup.dataset)
+        if FLAGS.mode == 'eval':
+            evaluate(evaluation, setup)
+        else:
+            predict(evaluation, setup)
     if FLAGS.export_dir:
         export(setup.model)
 

@@ -8,8 +8,7 @@ import towers
 from towers.checkpoint.files import step_of
 from towers.run.step_loop import LoopSession
 from towers.run.training_session import training_session
-from trainer.bad_examples import naming_bad_test_images, skipping, tell_skipped
-from trainer.cluster import joined, share
+from trainer.cluster import joined
 from trainer.data import data_ended, data_ended_on_worker
 from trainer.evaluator import evaluate_run, say_ended
 from trainer.exit_status import status_of_signal
@@ -51,7 +50,7 @@ class Training:
         initial_values = (towers.init_from(FLAGS.init_from, job.built.variables)
                           if FLAGS.init_from else None)
         try:
-            with naming_bad_test_images(job.setup.dataset), joined(cluster, job) as member:
+            with joined(cluster, job) as member:
                 settings = SettingsHook(run_settings(
                     job.setup.batch_size, job.setup.dataset,
                     1 if cluster is None else cluster.num_workers), train_dir())
@@ -85,9 +84,8 @@ class Training:
           OwnDataError: the training data ended before the run, or the test set is at fault.
           DatasetError, tf.errors.OpError: of the test set.
         """
-        hooks, dataset = self._hooks, self._job.setup.dataset
+        hooks = self._hooks
         stopped_by = hooks.signals.stopping_signal
-        tell_skipped(dataset)
         if stopped_by is None and hooks.failure is None:
             report(hooks.progress.throughput, hooks.evaluation.latest, self._job.setup)
         if self._cluster is not None:
@@ -128,8 +126,7 @@ def run_steps(job, session, cluster=None):
     try:
         # Again if TensorFlow lost the session: it then went back to the newest checkpoint.
         while step < last and not session.should_stop():
-            with skipping(job, session, share(cluster)[1]):
-                session.run_steps(job.train_op, last - step)
+            session.run_steps(job.train_op, last - step)
             step = last if session.should_stop() else position()
     except tf.errors.OutOfRangeError:  # ends the session without an error, so that it saves
         return data_ended(position(), begin, last)
@@ -182,8 +179,7 @@ def work(cluster, job):
             with member.session(own_hooks + [signals], LoopSession) as session:
                 try:
                     while not session.should_stop():
-                        with skipping(job, session, cluster.num_workers):
-                            session.run_steps(job.train_op, _FOREVER)
+                        session.run_steps(job.train_op, _FOREVER)
                 except tf.errors.OutOfRangeError:  # which ends the session without an error
                     has_ended = True
             if has_ended and not signals.is_told:  # the chief's end ends a step likewise

@@ -1,15 +1,11 @@
-"""What train.py finds out by running steps that train nothing: memory, batch size, diagnosis.
-
-They read the data: whatever runs a step does so within `trying`, which sees to bad examples.
-"""
+"""What train.py finds out by running steps that train nothing: memory and diagnosis."""
 
 import tensorflow.compat.v1 as tf
 
-from datasets.epochs import Epochs
 import towers
 from towers.memory.report import count_on_cpus
 from trainer import diagnosis
-from trainer.bad_examples import leave_out_first_bad, trying
+from trainer.data import naming_failures
 from trainer.flags import FLAGS, MOST_EXAMPLES, train_dir
 from trainer.job import build_job, parts_of_batch
 from trainer.resources import memory_limit, session_config
@@ -19,9 +15,9 @@ from trainer.run_settings import recorded_setting
 def show_memory(setup):
     """Prints where the memory of a step goes, and draws it (--memory_plot)."""
     count_on_cpus()
-    trying(setup.dataset, setup.batch_size, lambda say: towers.memory_report(
-        _measured(setup), setup.batch_size, memory_limit(), FLAGS.memory_plot or None,
-        session_config, say), keep=True)
+    with naming_failures():
+        towers.memory_report(_measured(setup), setup.batch_size, memory_limit(),
+                             FLAGS.memory_plot or None, session_config, _say)
 
 
 def choose_batch_size(setup):
@@ -33,22 +29,19 @@ def choose_batch_size(setup):
     if type(recorded) is int and 0 < recorded <= MOST_EXAMPLES and recorded % parts == 0:
         print('batch %d: as the run in %s was last started' % (recorded, train_dir()), flush=True)
         return recorded
-    return trying(setup.dataset, parts, lambda say: towers.fit_batch_size(
-        _measured(setup), parts, memory_limit(), say, session_config,
-        setup.dataset.num_examples['train'])).batch_size
+    with naming_failures():
+        return towers.fit_batch_size(_measured(setup), parts, memory_limit(), _say, session_config,
+                                     setup.dataset.num_examples['train']).batch_size
 
 
 def diagnose(setup):
-    """Measures the pipeline, the towers, and both: a `diagnosis.Diagnosis` to be printed.
-
-    Each measurement that meets a bad example begins anew, not all of them.
-    """
+    """Measures the pipeline, the towers, and both: a `diagnosis.Diagnosis` to be printed."""
     dataset, batch_size = setup.dataset, setup.batch_size
 
-    def trial(batch_size=batch_size):
-        job = _built(setup._replace(batch_size=batch_size), with_evaluation=False)
-        return diagnosis.Trial(job.train_op, [job.iterator.initializer], session_config(job.built),
-                               job.built)
+    def train(is_held):
+        job = _built(setup._replace(dataset=_OneBatch(dataset)) if is_held else setup,
+                     with_evaluation=False)
+        return diagnosis.steps_of(job, session_config(job.built))
 
     def batches():
         return dataset.train_batches(batch_size=batch_size, seed=FLAGS.seed,
@@ -58,27 +51,28 @@ def diagnose(setup):
     def stages():
         return dataset.stages(batch_size, FLAGS.seed, remainder=FLAGS.remainder,
                               **setup.model.image_format)
-    return trying(dataset, batch_size, lambda say: diagnosis.diagnose(
-        trial, batches, FLAGS.devices or FLAGS.num_towers, batch_size,
-        stages=stages if hasattr(dataset, 'stages') else None, seconds=FLAGS.diagnose_seconds,
-        trial_alone=lambda: trial(_mean_batch_size(setup)),  # one batch stands for all of them
-        mend=lambda error: leave_out_first_bad(dataset, batch_size, error),
-        say=say), keep=True)
+    with naming_failures():
+        return diagnosis.diagnose(
+            train, batches, batch_size, stages if hasattr(dataset, 'stages') else None,
+            seconds=FLAGS.diagnose_seconds, unit=setup.model.unit, say=_say)
 
 
-def _mean_batch_size(setup):
-    """Examples that a step has on average, rounded up to what divides among the towers.
+def _say(line):
+    print(line, flush=True)
 
-    A step takes about a * examples + b, so that steps of the average size have the mean speed of
-    short ones and full ones (--remainder=weight).
-    """
-    count = setup.dataset.num_examples['train']
-    epochs = Epochs(count, setup.batch_size, FLAGS.remainder)
-    if epochs.is_static:
-        return setup.batch_size
-    parts = parts_of_batch(len(
-        towers.resolve_devices(FLAGS.devices or FLAGS.num_towers, says_how=False)))
-    return min(setup.batch_size, -(-count // (epochs.steps(0, epochs.length) * parts)) * parts)
+
+class _OneBatch:
+    """A data set whose training batches are all its first one, from memory."""
+
+    def __init__(self, dataset):
+        self._dataset = dataset
+
+    def __getattr__(self, name):
+        return getattr(self._dataset, name)
+
+    def train_batches(self, **arguments):
+        """As of the data set."""
+        return self._dataset.train_batches(**arguments).take(1).cache().repeat()
 
 
 def _measured(setup):

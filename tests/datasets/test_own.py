@@ -129,7 +129,7 @@ def test_a_name_is_a_module_and_a_function(name):
     ('not_callable', "The module m has no function 'not_callable', which --dataset=m:not_callable "
                      'names.'),
     ('number', "m:number says of num_examples 20: expected a dict such as {'train': 3320, 'test': "
-               '350}, how many images each has.'),
+               '350}, how many examples each has.'),
     ('classes', "m:classes says of num_classes 'three': expected a whole number of at least 1."),
     ('no_function', 'train_batches of m:no_function is None: expected a function that takes the '
                     'arguments batch_size, seed, image_size, channels, first_example by name.')])
@@ -181,13 +181,14 @@ def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch, source, text):
 @pytest.mark.parametrize('name, text', [
     ('channels', 'train_batches of m:channels gives images of 2 channels: expected the 1 of its '
                  'argument channels.'),
-    ('sevens', 'train_batches of m:sevens gives batches of 7: expected the 4 of its argument '
-               'batch_size.'),
-    ('two_labels', 'train_batches of m:two_labels gives batches of 4 images and 2 labels: expected '
-                   'one label for each image.'),
+    ('sevens', 'train_batches of m:sevens gives parts of 7 examples in a batch: expected the 4 of '
+               'its argument batch_size in each.'),
+    ('two_labels', 'train_batches of m:two_labels gives parts of 2 and 4 examples in a batch: '
+                   'expected the 4 of its argument batch_size in each.'),
     ('one_hot', 'train_batches of m:one_hot gives elements of the shapes ((4, 8, 8, 1), (4, 3)): '
                 'expected (images [batch, height, width, channels], labels [batch]), a label the '
-                'number of a class.'),
+                'number of a class; from output_shapes of from_generator, or from set_shape in a '
+                'map.'),
     ('int32', 'train_batches of m:int32 gives elements of the types float32 and int32: expected '
               'float32 images and int64 labels: tf.cast them, and divide images of whole numbers '
               'by their white.')])
@@ -231,26 +232,24 @@ def test_elements_that_are_no_features_and_labels(own, name, text):
                     datasets.OwnDataError).startswith(text)
 
 
-@pytest.mark.parametrize('name, kinds', [
-    ('dict_features', '({image: Tensor}, Tensor)'), ('three', '(Tensor, Tensor, Tensor)'),
-    ('ragged', '(RaggedTensor, Tensor)')])
-def test_elements_that_are_no_pair_of_tensors(own, name, kinds):
+@pytest.mark.parametrize('name', ['dict_features', 'ragged'])
+def test_elements_that_are_no_pair_of_tensors(own, name):
     assert error_of(lambda: own(name).train_batches(seed=1, **ARGUMENTS),
                     datasets.OwnDataError) == (
-        'train_batches of m:%s gives elements of the structure %s: expected (Tensor, Tensor), the '
-        'images and the labels, both dense: end it with a .map() that returns these two.' % (
-            name, kinds))
+        'train_batches of m:%s gives elements of another structure than (Tensor, Tensor), the '
+        'images and the labels, both dense: end it with a .map() that returns these two.' % name)
 
 
 @pytest.mark.parametrize('name, text', [
     ('label', 'train_batches of m:label gives the label 8: expected 0 to 2'),
     pytest.param(
-        'two_images', 'train_batches of m:two_images gives a batch of 2 images and 4 labels: '
-        'expected one label for each image', marks=pytest.mark.slow),
+        'two_images', 'train_batches of m:two_images gives a batch of 2 examples in one part: '
+        'expected 4 in each, its argument batch_size, from drop_remainder=True',
+        marks=pytest.mark.slow),
     pytest.param(
-        'eval_empty', 'eval_batches of m:eval_empty gives a batch of 0 images: expected none '
-        'without images', marks=pytest.mark.slow),
-    ('more', 'eval_batches of m:more gives 8 images or more, and its num_examples says 4 for '
+        'eval_empty', 'eval_batches of m:eval_empty gives a batch of 0 examples: expected none '
+        'without examples', marks=pytest.mark.slow),
+    ('more', 'eval_batches of m:more gives 8 examples or more, and its num_examples says 4 for '
              'test: correct that, or end the pipeline by .take(4)')])
 @pytest.mark.slow
 def test_a_batch_that_is_not_what_it_has_to_be(own, name, text):
@@ -265,11 +264,8 @@ def test_a_batch_that_is_not_what_it_has_to_be(own, name, text):
 
 
 def test_images_of_an_unknown_shape(own):
-    assert error_of(lambda: own('generated').train_batches(seed=1, **ARGUMENTS),
-                    datasets.OwnDataError) == (
-        'train_batches of m:generated gives images of the shape <unknown>, too little to make a '
-        'network for: expected [batch, height, width, channels], from output_shapes of '
-        'from_generator, or from set_shape in a map.')
+    assert 'gives elements of the shapes' in error_of(
+        lambda: own('generated').train_batches(seed=1, **ARGUMENTS), datasets.OwnDataError)
 
 
 def test_test_images_of_another_size(own):

@@ -64,16 +64,6 @@ def test_averages_are_those_worked_out_by_hand():
                                by_hand([0., 1., 2., 3., 4., 5., 6.]), rtol=1e-6)
 
 
-def test_averages_are_beside_their_weights():
-    build(variables=towers.VariablePlacement('balanced'))
-    variables = {v.op.name: v for v in tf.global_variables()}
-    weights = [variables['net/w'], variables['net/b']]
-    assert weights[0].device != weights[1].device
-    for weight in weights:
-        average = variables[weight.op.name + '/ExponentialMovingAverage']
-        assert average.device == weight.device != ''
-
-
 def test_an_evaluation_takes_them_instead_of_weights():
     built, averages, train_op = build()
     before = {v.op.name for v in tf.global_variables()}

@@ -104,6 +104,33 @@ def test_a_pair_of_tf_metrics_counts_all_batches_from_0_each_time():
                 'x': pytest.approx(X[:7].mean(), rel=1e-12), 'examples': 7}
 
 
+@pytest.mark.parametrize('collections, is_trained', [
+    (['local_variables'], False), (['local_variables', 'metric_variables'], True)])
+def test_a_counter_of_the_models_own_begins_at_0_or_is_refused(collections, is_trained):
+    """One that no collection tells of, or that the training counts in, would go on from there."""
+    def counting(x, y, make=lambda: tf.get_local_variable(
+            'total', [], tf.float64, tf.zeros_initializer(), collections=collections)):
+        total = make()
+        return {'loss': tf.get_variable('w', [], tf.float64) * tf.reduce_mean(x),
+                'metrics': {'total': (total.read_value(), total.assign_add(tf.reduce_sum(x)))}}
+    trained = towers.build_towers(counting, (X[:4], Y[:4]), tf.train.GradientDescentOptimizer(1.),
+                                  2) if is_trained else None
+    with pytest.raises(InvalidArgumentError, match="metric 'total' counts in the variable 'total'"):
+        Evaluation(counting, data(7, 3), None if trained else 2, trained)
+
+    def own(x, y):
+        return counting(x, y, lambda: tf.Variable(tf.zeros([], tf.float64), trainable=False,
+                                                  collections=['local_variables',
+                                                               'metric_variables']))
+    with tf.Graph().as_default():
+        trained = towers.build_towers(own, (X[:4], Y[:4]), tf.train.GradientDescentOptimizer(1.), 2)
+        evaluation = Evaluation(own, data(7, 3), trained=trained)
+        with session_of(evaluation) as session:
+            session.run(tf.local_variables_initializer())
+            session.run(trained.metrics['total'][1])
+            assert [evaluation.run(session)['total'] for _ in range(2)] == [X[:7].sum()] * 2
+
+
 def test_predictions_alone_are_predicted_and_not_evaluated():
     evaluation = Evaluation(lambda x, y: {'predictions': y}, data(7, 3), 2)
     with session_of(evaluation) as session:
@@ -177,14 +204,14 @@ def test_every_so_many_steps_and_once_at_the_end():
     assert run(5, start=5)[1:3] == ([5], [5])  # also where there was nothing left to do
     hook, evaluated, told, _ = run(10, start=4, every_steps=3)
     assert evaluated == told == [6, 9, 10]  # as the run that it goes on with
-    assert hook.latest == {'accuracy': 1., 'examples': 7} and not hook.reached
+    assert hook.latest == {'accuracy': 1., 'examples': 7}
 
 
 def test_a_run_stops_at_a_metric_and_stays_where_it_is():
-    hook, evaluated, told, done = run(100, every_steps=2, stop_at=('accuracy', 0.6))
-    assert hook.reached and done == 6 and evaluated == told == [2, 4, 6]
+    _, evaluated, told, done = run(100, every_steps=2, stop_at=('accuracy', 0.6))
+    assert done == 6 and evaluated == told == [2, 4, 6]
     hook, evaluated, told, done = run(100, start=6, every_steps=2, stop_at=('accuracy', 0.55))
-    assert hook.reached and done == 6 and evaluated == [6]
+    assert done == 6 and evaluated == [6]
     assert told == []  # they were told by the run that stopped
     assert hook.latest['accuracy'] == 0.6
     # A higher aim is another run.
@@ -275,7 +302,6 @@ def test_an_evaluation_without_trained_after_a_build():
             "^variable 'w' exists already in this graph: pass trained= what build_towers returned, "
             r'to evaluate the variables that it trains\.$')):
         Evaluation(model_fn, data(7, 3), 2)
-    assert tf.get_collection('iterators') == []
 
 
 @pytest.mark.parametrize('dataset, text', [
@@ -313,7 +339,7 @@ def test_a_run_is_given_up_between_batches_and_misuse_of_it_is_refused():
         with pytest.raises(InvalidArgumentError, match='is of another graph than what it is to'):
             evaluation.run(other)
     for options, text in [
-            ({'stop_at': ('loss', 1)}, 'is looked at when there is an evaluation: give every_ste'),
+            ({'stop_at': ('loss', 1)}, 'a number, and every_steps, at which it is looked at'),
             ({'stop_at': ('precision', 1), 'every_steps': 1}, 'no such metric; there are loss'),
             ({'every_steps': 0}, 'every_steps=0: expected a whole number')]:
         with pytest.raises(InvalidArgumentError, match=text):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import tensorflow.compat.v1 as tf
 from towers.run.evaluation import Evaluation, EvaluationHook
 from towers.run.step_clock import StepCounts
 from towers.run.step_loop import LoopSession, OccasionalHook
-from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import Summaries, SummaryHook
 from towers.run.training_session import training_session
 from trainer.metrics_hook import MetricsHook
@@ -113,16 +111,6 @@ def test_the_end_of_the_data_ends_the_session_in_good_order():
     assert recorder.ended == 1 and recorder.step == 5
 
 
-def test_an_error_names_operation_and_line_as_without_the_loop():
-    step = tf.train.get_or_create_global_step()
-    with tf.control_dependencies([tf.Assert(step < 4, ['too far'], name='bound')]):
-        train_op = tf.assign_add(step, 1).op
-    with pytest.raises(tf.errors.InvalidArgumentError, match='test_step_loop.py') as caught:
-        with LoopSession(hooks=[Recorder(100)]) as session:
-            session.run_steps(train_op, 9)
-    assert 'bound' in caught.value.op.name and 'too far' in str(caught.value)
-
-
 def test_a_lost_session_is_made_anew(tmp_path):
     """As `MonitoredSession.run` recovers from a machine that is gone."""
     class FailsOnce(Recorder):
@@ -161,24 +149,6 @@ def test_calls_share_what_is_prepared_for_a_step(monkeypatch):
     assert made == [one, two]
 
 
-def test_a_signal_ends_the_loop_after_the_step_it_comes_in(tmp_path):
-    step = tf.train.get_or_create_global_step()
-
-    def strike(number):
-        if number == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return number
-    struck = tf.py_func(strike, [tf.cast(step, tf.int64)], tf.int64)
-    with tf.control_dependencies([struck]):
-        train_op = tf.assign_add(step, 1).op
-    signals = StopOnSignalHook(open(os.devnull, 'w'))
-    with training_session(str(tmp_path), step, [Recorder(100)], save_steps=100,
-                          last_hooks=[signals]) as session:
-        assert session.run_steps(train_op, 50) == 4
-    assert signals.received == signal.SIGTERM
-    assert tf.train.latest_checkpoint(str(tmp_path)).endswith('model.ckpt-4')
-
-
 def train(folder, loop, until=23):
     """A run with the hooks of a run; what it left behind, without times."""
     with tf.Graph().as_default():
@@ -193,7 +163,8 @@ def train(folder, loop, until=23):
         hooks = [ProgressHook(values, StepCounts(step, 10, 100, 23), 5, lines),
                  MetricsHook(values, StepCounts(step, 10, examples_per_epoch=100, last_step=23),
                              str(folder / 'metrics.jsonl'), 4),
-                 SummaryHook(Summaries(values, {'w': w}, None), step, str(folder), 10, 6, 23)]
+                 SummaryHook(Summaries(values, {'w': w}, None), StepCounts(step, 10, last_step=23),
+                             str(folder), 6)]
         with training_session(
                 str(folder), step, hooks + [EvaluationHook(evaluation, step, 10, hooks[1:])],
                 save_steps=7, keep=9, listeners=[hook.listener for hook in hooks]) as session:

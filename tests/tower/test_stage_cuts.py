@@ -210,7 +210,7 @@ def test_a_time_of_a_variables_update_is_where_it_is_read_first():
 
 def test_times_of_another_model():
     with pytest.raises(towers.InvalidArgumentError, match='for 0% of the measured time; it knows '
-                       'no conv1. Measure the times of this model'):
+                       'no conv1. Give the times of this model'):
         build([CPUS[:2]],
               pipeline=towers.Pipeline(
                   stages=towers.AutoStages('time', towers.OperationTimes({'conv1': 1.}, {}))))
@@ -218,7 +218,7 @@ def test_times_of_another_model():
 
 @pytest.mark.parametrize('given, text', [
     (('time',), "AutoStages\\('time'\\) needs times="), (('fast',), "balance='fast'"),
-    (('both', {'MatMul': 1.}), 'what operation_times returned')])
+    (('both', {'MatMul': 1.}), 'expected OperationTimes')])
 def test_what_cannot_be_balanced(given, text):
     with pytest.raises(towers.InvalidArgumentError, match=text):
         towers.AutoStages(*given)

@@ -8,7 +8,6 @@ import tensorflow.compat.v1 as tf
 
 from towers.nonfinite import NonFiniteError, checked_loss
 from towers.run import step_clock
-from towers.run.input_watch import InputWatchHook
 from towers.run.step_clock import StepCounts
 from towers.run.training_session import training_session
 from trainer.metrics_hook import MetricsHook
@@ -32,8 +31,9 @@ def time(monkeypatch):
 class Job:
     """A training whose loss in step s is 1 / s, with a checkpoint every `save_steps`."""
 
-    def __init__(self, folder, log_every=4, last_step=None, save_steps=None, **options):
-        self.graph = tf.Graph()
+    def __init__(self, folder, log_every=4, last_step=None, save_steps=None, graph=None,
+                 **options):
+        self.graph = graph or tf.Graph()
         self.path = folder / 'metrics.jsonl'
         with self.graph.as_default():
             self.global_step = tf.train.get_or_create_global_step()
@@ -95,22 +95,6 @@ def test_no_rate_before_there_is_one(tmp_path, time):
     assert [line['images_per_second'] for line in lines] == [None, None, 5.]
 
 
-def test_fetches_only_for_the_steps_that_have_a_line(tmp_path):
-    for every_step, expected in ((False, [3, 6, 7]), (True, list(range(1, 9)))):
-        job = Job(tmp_path / str(every_step), log_every=3, last_step=7,
-                  fetch_every_step=every_step)
-        asked, before_run = [], job.hook.before_run
-
-        def spy(run_context):
-            arguments = before_run(run_context)
-            asked.append(arguments)
-            return arguments
-        job.hook.before_run = spy
-        job.run(8)
-        assert [step for step, arguments in enumerate(asked, 1) if arguments] == expected
-        assert [line['step'] for line in job.lines()] == [3, 6, 7]
-
-
 def test_the_line_is_there_before_the_checkpoint(tmp_path):
     """Step 4 is saved and has a line; the kill comes before anything else is done."""
     job = Job(tmp_path, 4, save_steps=4).run(4, killed=True)
@@ -166,14 +150,14 @@ def test_a_new_run_where_there_was_one_is_told_and_a_killed_one_is_none(tmp_path
     said = []
     Job(tmp_path, log_every=1, save_steps=100, say=said.append).run(3, killed=True)
     Job(tmp_path, log_every=1, save_steps=100, say=said.append).run(2)  # from the save of step 0
-    assert said == ['cut the 2 lines of steps 1 to 2 after step 0 from %s/metrics.jsonl: those '
-                    'steps are done again' % tmp_path]
+    assert said == ['cut the lines of steps 1 to 2 from %s/metrics.jsonl: those steps are done '
+                    'again' % tmp_path]
     for path in tmp_path.iterdir():
         if path.name != 'metrics.jsonl':
             path.unlink()
     Job(tmp_path, log_every=1, save_steps=100, say=said.append).run(1)
-    assert said[1:] == ['{0} held 2 lines of an earlier run, whose checkpoints are gone: renamed '
-                        'to {0}.1'.format(tmp_path / 'metrics.jsonl')]
+    assert said[1:] == ['{0} is of an earlier run, whose checkpoints are gone: renamed to '
+                        '{0}.1'.format(tmp_path / 'metrics.jsonl')]
     assert (tmp_path / 'metrics.jsonl.1').read_text().count('\n') == 2
 
 
@@ -213,17 +197,8 @@ def test_a_session_that_is_lost_costs_no_line_and_repeats_none(tmp_path):
     assert lines[-1]['step'] >= 14 and len(said) == 1 and said[0].startswith('cut the ')
 
 
-def test_the_share_of_waiting_of_each_line(tmp_path):
-    dataset = tf.data.Dataset.range(9)
-    number = tf.data.make_one_shot_iterator(dataset).get_next()
-    step = tf.train.get_or_create_global_step()
-    with tf.control_dependencies([number]):
-        train_op = tf.assign_add(step, 1).op
-    watch = InputWatchHook(train_op, say=None)
-    metrics = MetricsHook([], StepCounts(step, 1, examples_per_epoch=4),
-                          str(tmp_path / 'metrics.jsonl'), 2, input_watch=watch)
-    with tf.train.MonitoredSession(hooks=[watch, metrics]) as session:
-        for _ in range(4):
-            session.run(train_op)
-    lines = [json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text().splitlines()]
-    assert len(lines) == 2 and all(0 <= line['input_wait'] <= 1 for line in lines)
+def test_the_share_of_waiting_of_each_line(tmp_path, time):
+    """Steps of half a second wait for a fifth of it."""
+    job = Job(tmp_path, log_every=4, input_wait=tf.constant(.1), graph=tf.get_default_graph())
+    lines = job.run(8, each=lambda: setattr(time, 'now', time.now + .5)).lines()
+    assert [line['input_wait'] for line in lines] == [pytest.approx(.2)] * 2

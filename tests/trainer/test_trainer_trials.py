@@ -1,12 +1,13 @@
 """trainer.trials: what 'auto' comes to. (`--mode=diagnose` and `memory` run in test_trainer_data
 and tests/memory/test_report.)"""
 
-import inspect
 import types
 
 from absl.testing import flagsaver
 import pytest
+import tensorflow.compat.v1 as tf
 
+import datasets
 import towers
 from trainer import diagnosis, trials
 from trainer.flags import FLAGS
@@ -22,41 +23,20 @@ def parsed(monkeypatch, tmp_path):
         yield
 
 
-STEPS = {  # what runs the steps of each
-    'choose_batch_size': (towers, 'fit_batch_size'),
-    'diagnose': (diagnosis, 'diagnose'),
-    'show_memory': (towers, 'memory_report')}
+SETUP = Setup(types.SimpleNamespace(unit='images'),
+              types.SimpleNamespace(num_examples={'train': 1437}), 'auto')
 
 
-def test_all_trials_see_to_bad_examples(monkeypatch):
-    """Each runs its steps within `trying`."""
-    assert sorted(STEPS) == sorted(
-        name for name, value in vars(trials).items() if not name.startswith('_')
-        and inspect.isfunction(value) and value.__module__ == trials.__name__)
-    within, runs = [], []
-
-    def trying(dataset, batch_size, trial, keep=False):
-        within.append(dataset)
-        trial(print)
-        raise KeyError  # what it returns is another matter
-
-    def steps(*arguments, **options):
-        assert within
-        runs.append(arguments)
-    monkeypatch.setattr(trials, 'trying', trying)
-    monkeypatch.setattr(trials, '_built', lambda *arguments, **options: (
-        types.SimpleNamespace(built=None, iterator=types.SimpleNamespace(initializer=None))))
-    monkeypatch.setattr(trials, 'session_config', lambda built: types.SimpleNamespace())
-    setup = SETUP._replace(batch_size=4)
-    for name, (module, function) in STEPS.items():
-        monkeypatch.setattr(module, function, steps)
-        del within[:], runs[:]
-        with pytest.raises(KeyError):
-            getattr(trials, name)(setup)
-        assert within == [SETUP.dataset] and len(runs) == 1, name
-
-
-SETUP = Setup(None, types.SimpleNamespace(num_examples={'train': 1437}), 'auto')
+@pytest.mark.parametrize('trial, module, steps', [
+    (trials.choose_batch_size, towers, 'fit_batch_size'), (trials.diagnose, diagnosis, 'diagnose'),
+    (trials.show_memory, towers, 'memory_report')])
+def test_a_failure_of_the_users_own_data_is_named(monkeypatch, trial, module, steps):
+    def fail(*arguments, **options):
+        raise tf.errors.InvalidArgumentError(None, None, 'rotten\n\t [[IteratorGetNext]]')
+    monkeypatch.setattr(module, steps, fail)
+    with flagsaver.flagsaver(dataset='own:data'):
+        with pytest.raises(datasets.OwnDataError, match='own:data: a batch could not be made'):
+            trial(SETUP._replace(batch_size=4))
 
 
 def fitted(*arguments):
@@ -77,35 +57,32 @@ def test_a_run_keeps_the_batch_that_it_was_last_started_with(tmp_path, monkeypat
 
 
 def test_diagnosis_measures_the_batches_of_the_run(monkeypatch):
-    """All of them have the examples that remainder gives a step, moved by augment_shift."""
-    asked, built = [], []
+    """All of them have the examples that remainder gives a step, moved by augment_shift; the
+    towers alone take the first one over and over."""
+    asked = []
 
     def train_batches(**arguments):
         asked.append(arguments)
+        return tf.data.Dataset.range(3)
 
     def stages(*unused, **arguments):
         asked.append(arguments)
-    data = types.SimpleNamespace(num_examples={'train': 1437}, train_batches=train_batches,
-                                 stages=stages)
-    setup = Setup(types.SimpleNamespace(image_format={}), data, 1400)
-
-    def build(given, **unused):
-        built.append(given.batch_size)
-        return types.SimpleNamespace(train_op=None, built=None, iterator=types.SimpleNamespace(
-            initializer=None))
-    monkeypatch.setattr(trials, '_built', build)
+    data = types.SimpleNamespace(train_batches=train_batches, stages=stages)
+    setup = Setup(types.SimpleNamespace(image_format={}, unit='images'), data, 1400)
+    built = []
+    monkeypatch.setattr(trials, '_built', lambda setup, **unused: (
+        built.append(setup.dataset.train_batches()), types.SimpleNamespace(built=None))[1])
     monkeypatch.setattr(trials, 'session_config', lambda built: None)
+    monkeypatch.setattr(diagnosis, 'steps_of', lambda job, config: None)
 
-    def diagnose(trial, batches, devices, batch_size, stages, trial_alone, **unused):
-        trial_alone()
-        trial()
-        batches()
-        stages()
-    monkeypatch.setattr(trials.diagnosis, 'diagnose', diagnose)
-    with flagsaver.flagsaver(remainder='weight', augment_shift=2, num_towers=2):
+    def diagnose(train, batches, batch_size, stages, **unused):
+        for call in (lambda: train(True), lambda: train(False), batches, stages):
+            call()
+    monkeypatch.setattr(diagnosis, 'diagnose', diagnose)
+    with flagsaver.flagsaver(remainder='pad', augment_shift=2):
         trials.diagnose(setup)
-    assert built == [720, 1400]  # of batches of 1400, 37, 1400, 37, …
-    assert [each['remainder'] for each in asked] == ['weight', 'weight']
-    assert asked[0]['shift'] == 2
-    trials.diagnose(setup)
-    assert built[2:] == [1400, 1400]
+    assert [each['remainder'] for each in asked[2:]] == ['pad', 'pad']
+    assert asked[2]['shift'] == 2
+    held, others = (tf.data.make_one_shot_iterator(each).get_next() for each in built)
+    with tf.Session() as session:
+        assert [session.run([held, others]) for _ in range(3)] == [[0, 0], [0, 1], [0, 2]]

@@ -1,15 +1,11 @@
 """`CheckpointHook`, which saves checkpoints during a session."""
 
-import numbers
 import os
-import re
-import time
 import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import (check_flag, check_instance, check_number, check_step_variable,
-                              directory_name)
+from towers.arguments import check_count, check_instance, check_step_variable, directory_name
 from towers.checkpoint.files import (STATE_FILE, describe_safe, files_of, first_line,
                                      list_checkpoints, names_in, newest_named, state_checkpoints,
                                      step_of)
@@ -18,12 +14,8 @@ from towers.errors import CheckpointError, InvalidArgumentError
 from towers.run.step_loop import OccasionalHook
 
 
-# Not allowed: separators of folders, TensorFlow's glob characters, and a leading dot or space.
-_BASENAME = re.compile(r'[\w-][\w .-]*\Z')
-
-
 class CheckpointHook(OccasionalHook):
-    """Saves when the session starts, at regular steps or times, and at the end without an error.
+    """Saves when the session starts, at regular steps, and at the end without an error.
 
     It takes the place of `tf.train.CheckpointSaverHook`, which saves the restored step again,
     writes the graph with each checkpoint, does not delete the checkpoints of earlier runs where the
@@ -41,18 +33,14 @@ class CheckpointHook(OccasionalHook):
     """
 
     def __init__(self, directory: str, global_step: typing.Optional[tf.Variable],
-                 save_steps: typing.Optional[int] = None, *,
-                 save_seconds: typing.Optional[float] = None, keep: int = 5,
-                 saver: typing.Optional[tf.train.Saver] = None, listeners: typing.Sequence = (),
-                 basename: str = 'model.ckpt', write_meta_graph: bool = False):
+                 save_steps: int = 500, *, keep: typing.Optional[int] = 5,
+                 saver: typing.Optional[tf.train.Saver] = None, listeners: typing.Sequence = ()):
         """
         Args:
           directory: of the checkpoints; made if it is missing.
           global_step: the variable that counts steps.
           save_steps: saves at the multiples of so many steps, the same ones whether or not the run
-            was interrupted (where one `session.run` does several steps, after the first run that
-            reaches a multiple); or None.
-          save_seconds: saves when so many seconds have passed since the last save; or None.
+            was interrupted. Where one `session.run` does several steps it may save a run later.
           keep: how many of the newest checkpoints to keep, earlier runs' included; None
             keeps all. Set in the saver's `saver_def`.
           saver: a `tf.train.Saver`; None for the one in the collection `SAVERS`, else one of all
@@ -61,47 +49,28 @@ class CheckpointHook(OccasionalHook):
           listeners: list of `tf.train.CheckpointSaverListener`: their `before_save` and
             `after_save(session, step)` surround each save; one that returns True from `after_save`
             stops the run. While an attribute `wants_save` of one is true, the next step is saved.
-          basename: checkpoints are called `<basename>-<step>`.
-          write_meta_graph: whether to write the graph with each checkpoint, for
-            `import_meta_graph`; it takes seconds for a large one.
 
         Raises:
-          InvalidArgumentError: `save_steps`, `save_seconds` or `keep` out of range, or neither of
-            the first two; a `basename` that names files elsewhere.
+          InvalidArgumentError: `save_steps` or `keep` out of range.
           CheckpointError: from the methods: a save failed, or the directory cannot be made, or
             holds a later step than the session starts from.
         """
-        for name, value in (('save_steps', save_steps), ('keep', keep)):
-            if value is not None and (isinstance(value, bool)
-                                      or not isinstance(value, numbers.Integral) or value < 1):
-                raise InvalidArgumentError('%s=%.80r: expected a whole number of at least 1, or '
-                                           'None.' % (name, value))
-        if save_seconds is not None:
-            check_number('save_seconds', save_seconds, above=0, expected='more than 0, or None')
+        check_count('save_steps', save_steps)
+        if keep is not None:
+            check_count('keep', keep)
         check_step_variable(global_step)
-        if save_steps is None and save_seconds is None:
-            raise InvalidArgumentError('save_steps=None and save_seconds=None: give one of them, '
-                                       'else a run that is killed has saved nothing.')
         if saver is not None:
             check_instance('saver', saver, tf.train.Saver, 'a tf.train.Saver')
         check_instance('listeners', listeners, (list, tuple), 'a list of listeners')
         for listener in listeners:
             check_instance('a listener among listeners', listener,
                            tf.train.CheckpointSaverListener, 'a tf.train.CheckpointSaverListener')
-        if not isinstance(basename, str) or not _BASENAME.match(basename):
-            raise InvalidArgumentError(
-                "basename=%.80r: expected what names of files begin with, of letters, digits, '_', "
-                "'.', '-' and ' ', such as 'model.ckpt'; the folder is directory=." % (basename,))
-        check_flag('write_meta_graph', write_meta_graph)
         self._directory = directory_name('directory', directory)
         self._global_step = global_step
         self._save_steps = save_steps
-        self._save_seconds = save_seconds
         self._keep = keep
         self._saver = saver
         self._listeners = list(listeners)
-        self._basename = basename
-        self._write_meta_graph = write_meta_graph
         self._saved_step = self._saved_at = None
         # The step that was fetched with the latest run, plus 1. The fetch may read the step before
         # or after the update, so the run came to `_step + _advance - 1` at most.
@@ -132,8 +101,7 @@ class CheckpointHook(OccasionalHook):
         self._surplus = earlier[:len(earlier) - len(kept)]
         self._saver.saver_def.max_to_keep = self._keep or 0
         self._saver.recover_last_checkpoints(kept)
-        self._saved_step, self._saved_at = step, time.monotonic()
-        self._step = step
+        self._step = self._saved_step = step
         if not earlier or step_of(earlier[-1]) != step:
             self._save(session, step)
 
@@ -144,8 +112,8 @@ class CheckpointHook(OccasionalHook):
     def after_run(self, run_context, run_values):
         """Saves if the run has come to a step to save."""
         # Reading the exact step costs another `session.run`: only where it may be one to save.
-        self._count(run_values.results)
-        if not self._is_time(self._step + self._advance - 1):
+        self.step_done(run_values.results)
+        if not self._is_time(self._step):
             return
         step = int(run_context.session.run(self._global_step))
         if self._is_time(step) and self._save(run_context.session, step):
@@ -153,11 +121,11 @@ class CheckpointHook(OccasionalHook):
 
     def is_due(self):
         """Whether the coming run may reach a step to save."""
-        return self._is_time(self._step + 2 * self._advance - 1)
+        return self._is_time(self._step + 1)
 
     def step_done(self, fetched):
-        """Counts the step that was fetched with a run after which nothing is saved."""
-        self._count(fetched)
+        """Takes the step that was fetched with a run, from before its update or after it."""
+        self._step = int(fetched) + 1
 
     def always_fetched(self):
         """The global step."""
@@ -171,22 +139,12 @@ class CheckpointHook(OccasionalHook):
         for listener in self._listeners:
             listener.end(session, step)
 
-    def _count(self, fetched):
-        """Updates `_step` and `_advance` from the global step that a run has fetched."""
-        step = int(fetched) + 1
-        self._step, self._advance = step, max(1, step - self._step)
-
     def _is_time(self, step):
-        """Whether a checkpoint is due at this step, by `save_steps` or `save_seconds`."""
+        """Whether a checkpoint is due at this step."""
         if step == self._saved_step:
             return False
-        if any(getattr(listener, 'wants_save', False) for listener in self._listeners):
-            return True
-        if (self._save_steps is not None
-                and step // self._save_steps > self._saved_step // self._save_steps):
-            return True
-        return (self._save_seconds is not None
-                and time.monotonic() - self._saved_at >= self._save_seconds)
+        return (any(getattr(listener, 'wants_save', False) for listener in self._listeners)
+                or step // self._save_steps > self._saved_step // self._save_steps)
 
     def _save(self, session, step):
         """Saves this step; returns whether a listener asks the run to stop.
@@ -196,10 +154,9 @@ class CheckpointHook(OccasionalHook):
         """
         for listener in self._listeners:
             listener.before_save(session, step)
-        path = os.path.join(self._directory, self._basename)
+        path = os.path.join(self._directory, 'model.ckpt')
         try:
-            self._saver.save(session, path, global_step=step,
-                             write_meta_graph=self._write_meta_graph)
+            self._saver.save(session, path, global_step=step, write_meta_graph=False)
             self._remove_surplus()
         except (tf.errors.AbortedError, tf.errors.UnavailableError):
             raise  # a lost machine, which MonitoredSession recovers from
@@ -207,7 +164,7 @@ class CheckpointHook(OccasionalHook):
             # Converted also because a file-size limit is an OutOfRangeError for TF, at which
             # MonitoredSession would end as if the data had ended.
             raise CheckpointError(self._failure(step, error))
-        self._saved_step, self._saved_at = step, time.monotonic()
+        self._saved_step = step
         # All of them, not just up to the first that wants to stop.
         return any([listener.after_save(session, step) for listener in self._listeners])
 

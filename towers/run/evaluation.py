@@ -15,6 +15,8 @@ from towers.api.build import build_towers, check_build_arguments
 from towers.api.built import BuiltTowers, check_same_graph
 from towers.api.options import Numerics, Pipeline, VariablePlacement
 from towers.errors import InputError, InvalidArgumentError, SharedVariableError
+from towers.graph.graph_walk import step_operations
+from towers.graph.variable_writes import Writes
 from towers.run.step_loop import OccasionalHook
 from towers.tower.objectives import with_parts
 
@@ -76,7 +78,7 @@ class Evaluation:
             remainder='weight', reuse=trained, variables=variables, copies=copies,
             numerics=numerics, regularization=regularization, pipeline=pipeline, shares=shares)
         check_build_arguments(model_fn, None, None, devices, **options)
-        with _iterators_put_back(), _advising_trained(trained):
+        with _advising_trained(trained):
             with tf.device('/cpu:0'):
                 self._iterator = tf.data.make_initializable_iterator(dataset)
                 self._batches_known = tf.data.experimental.cardinality(dataset)
@@ -84,8 +86,8 @@ class Evaluation:
             counters = tf.get_collection_ref(tf.GraphKeys.METRIC_VARIABLES)
             before = len(counters)
             self.built = build_towers(model_fn, batch, None, devices, **options)
+            metrics = _checked_metrics(self.built, counters[before:])
             self._from_0 = tf.variables_initializer(counters[before:])
-            metrics = _checked_metrics(self.built)
         self._counts = {name: pair for name, pair in metrics.items() if isinstance(pair, tuple)}
         self._updates = [update for _, update in self._counts.values()]
         self._means = {name: metrics[name] for name in metrics if name not in self._counts}
@@ -188,17 +190,6 @@ _NO_BATCH = 'the data set to be evaluated has no batch: expected one at least.'
 
 
 @contextlib.contextmanager
-def _iterators_put_back():
-    """If the block fails, removes the iterators that it made from the graph's collection."""
-    before = len(tf.get_collection('iterators'))
-    try:
-        yield
-    except BaseException:
-        del tf.get_collection_ref('iterators')[before:]
-        raise
-
-
-@contextlib.contextmanager
 def _advising_trained(trained):
     """Errors about existing variables advise `trained=`, instead of `reuse=` of `build_towers`."""
     try:
@@ -211,11 +202,15 @@ def _advising_trained(trained):
                                   'variables that it trains.' % (name, exists)) from error
 
 
-def _checked_metrics(built):
+def _checked_metrics(built, counters):
     """The metrics of a build: a dict from names to scalar tensors, or pairs of `tf.metrics`.
 
+    Args:
+      built: `BuiltTowers`.
+      counters: list of the variables that are set to 0 before each run.
+
     Raises:
-      InvalidArgumentError: there are none, or one is no number.
+      InvalidArgumentError: there are none, or one is no number, or counts in another variable.
     """
     metrics = dict(built.metrics)
     if built.loss is not None:
@@ -224,6 +219,7 @@ def _checked_metrics(built):
         raise InvalidArgumentError(_NOTHING)
     for metric, value in (built.towers[0].metrics or {}).items():
         if isinstance(value, (tuple, list)):
+            _check_counters(metric, *metrics[metric], counters)
             value = value[0]
             if value.shape.ndims:
                 raise InvalidArgumentError('metric %r has the shape %s: expected one number, or a '
@@ -235,17 +231,16 @@ def _checked_metrics(built):
     return metrics
 
 
-def listed_listeners(listeners):
-    """The listeners of evaluations as a list.
-
-    Raises:
-      InvalidArgumentError: no list, or one with an object without a method `evaluated`.
-    """
-    if not isinstance(listeners, (list, tuple)) or not all(
-            hasattr(listener, 'evaluated') for listener in listeners):
-        raise InvalidArgumentError('listeners=%.80r: expected a list of hooks with evaluated(step, '
-                                   'results, seconds), such as [progress].' % (listeners,))
-    return list(listeners)
+def _check_counters(metric, value, update, counters):
+    """Raises `InvalidArgumentError` unless a metric counts in these variables alone."""
+    writes = Writes(value.graph)
+    written = {name for op in step_operations([update]) for name in writes.of(op)}
+    for op in step_operations([value]):
+        if op.name in written.difference(counter.op.name for counter in counters):
+            raise InvalidArgumentError(
+                'metric %r counts in the variable %r, which is no counter of this evaluation alone '
+                'that begins at 0: make it by tf.Variable(..., collections=[LOCAL_VARIABLES, '
+                'METRIC_VARIABLES]), as tf.metrics does.' % (metric, op.name))
 
 
 class EvaluationHook(OccasionalHook):
@@ -256,7 +251,6 @@ class EvaluationHook(OccasionalHook):
 
     Attributes:
       latest: what `Evaluation.run` returned last, a dict; or None.
-      reached: whether the latest evaluation has reached `stop_at`.
     """
 
     def __init__(self, evaluation: typing.Any, global_step: typing.Optional[tf.Variable],
@@ -286,28 +280,27 @@ class EvaluationHook(OccasionalHook):
             raise InvalidArgumentError('evaluation=%.80r: expected an Evaluation.' % (evaluation,))
         if every_steps is not None:
             check_count('every_steps', every_steps)
-        if stop_at is not None and every_steps is None:
-            raise InvalidArgumentError('stop_at=%r is looked at when there is an evaluation: give '
-                                       'every_steps.' % (stop_at,))
-        if stop_at is not None and not (isinstance(stop_at, (tuple, list)) and len(stop_at) == 2
-                                        and isinstance(stop_at[1], numbers.Real)):
-            raise InvalidArgumentError("stop_at=%.80r: expected a metric's name and a number."
-                                       % (stop_at,))
         if skip_end is not None:
             check_function('skip_end', skip_end, 0, 'a function without arguments, or None')
-        if stop_at is not None and stop_at[0] not in evaluation.metrics:
-            raise InvalidArgumentError('stop_at=%r: there is no such metric; there are %s.' % (
-                stop_at, ', '.join(sorted(evaluation.metrics))))
-        listeners = listed_listeners(listeners)
+        if stop_at is not None:
+            if not (isinstance(stop_at, (tuple, list)) and len(stop_at) == 2
+                    and isinstance(stop_at[1], numbers.Real) and every_steps is not None):
+                raise InvalidArgumentError(
+                    "stop_at=%.80r: expected a metric's name and a number, and every_steps, at "
+                    'which it is looked at.' % (stop_at,))
+            if stop_at[0] not in evaluation.metrics:
+                raise InvalidArgumentError('stop_at=%r: there is no such metric; there are %s.' % (
+                    stop_at, ', '.join(sorted(evaluation.metrics))))
+        if not isinstance(listeners, (list, tuple)) or not all(
+                hasattr(listener, 'evaluated') for listener in listeners):
+            raise InvalidArgumentError('listeners=%.80r: expected a list of hooks with evaluated('
+                                       'step, results, seconds), such as [summaries].' % (
+                                           listeners,))
         check_step_variable(global_step)
         self.latest = None
-        self.reached = False
-        self._evaluation = evaluation
-        self._global_step = global_step
-        self._every_steps = every_steps
-        self._listeners = list(listeners)
-        self._stop_at = stop_at
-        self._skip_end = skip_end
+        self._evaluation, self._global_step = evaluation, global_step
+        self._every_steps, self._listeners = every_steps, list(listeners)
+        self._stop_at, self._skip_end = stop_at, skip_end
         self._step = 0  # counted, as if each run of the session did one step
         self._since = 0  # the step of the latest evaluation that was due, or the restored one
         self._evaluated_step = None
@@ -321,8 +314,8 @@ class EvaluationHook(OccasionalHook):
         if hasattr(self._evaluation, 'check_examples'):  # else found when the training is done
             self._evaluation.check_examples(session)
         if self._stop_at is not None and self._step and self._step % self._every_steps == 0:
-            self._evaluate(session, listeners=())  # they had the results before the step was saved
-            if self._given_up or self._is_reached():
+            # Without listeners: they had the results before the step was saved.
+            if self._evaluate(session, listeners=()):
                 coord.request_stop()
 
     def after_run(self, run_context, run_values):
@@ -335,8 +328,7 @@ class EvaluationHook(OccasionalHook):
         if self._step // self._every_steps <= self._since // self._every_steps:
             return  # several runs make a step here, and the counted step is ahead
         self._since = self._step
-        self._evaluate(run_context.session, self._listeners)
-        if self._given_up or self._is_reached():
+        if self._evaluate(run_context.session, self._listeners):
             run_context.request_stop()
 
     def is_due(self):
@@ -355,21 +347,17 @@ class EvaluationHook(OccasionalHook):
             self._evaluate(session, self._listeners)
 
     def _evaluate(self, session, listeners):
-        """Evaluates the current step, and gives the results and their seconds to the listeners."""
+        """Evaluates the current step, and gives the results and their seconds to the listeners.
+
+        Returns:
+          Whether to stop: the evaluation was given up, or has reached `stop_at`.
+        """
         begin = time.perf_counter()
         results = self._evaluation.run(session)
         self._given_up = results is None
         if self._given_up:
-            return
-        self.latest = results
-        self._evaluated_step = self._step
+            return True
+        self.latest, self._evaluated_step = results, self._step
         for listener in listeners:
-            listener.evaluated(self._step, self.latest, time.perf_counter() - begin)
-
-    def _is_reached(self):
-        """Whether the latest evaluation has reached `stop_at`; sets `reached`."""
-        if self._stop_at is None:
-            return False
-        metric, least = self._stop_at
-        self.reached = self.latest[metric] >= least
-        return self.reached
+            listener.evaluated(self._step, results, time.perf_counter() - begin)
+        return self._stop_at is not None and results[self._stop_at[0]] >= self._stop_at[1]

@@ -6,7 +6,6 @@ not in steps, is the same for every number of towers.
 """
 
 import math
-import numbers
 import sys
 import typing
 
@@ -163,72 +162,56 @@ class LearningRate(object):
         """The rate at which the warm-up starts."""
         return 0. if self.peak == self.base else self.base
 
-    def describe(self, examples_per_epoch=None):
-        """One line, such as `0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 3,594 examples`.
-
-        Args:
-          examples_per_epoch: when given, lengths are in epochs: `x0.94 every 2 epochs`.
-        """
-        if examples_per_epoch is not None:
-            check_count('examples_per_epoch', examples_per_epoch)
-
-        def length(examples):
-            count, unit = examples, 'example'
-            if examples_per_epoch is not None:
-                count, unit = examples / examples_per_epoch, 'epoch'
-            text = format(count, ',d' if isinstance(count, numbers.Integral) else ',.4g')
-            return '%s %s%s' % (text, unit, '' if count == 1 else 's')
-
+    def describe(self):
+        """One line, such as `0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 3,594 examples`."""
         text = '%.6g' % self.peak
         if self.rule != 'none':
             factor = 'sqrt(%d)' if self.rule == 'sqrt' else '%d'
             text += (' = %.6g x ' + factor) % (self.base, self.num_towers)
         parts = [text]
         if self._warmup_examples:
-            parts.append('warm-up from %.6g over %s' % (self._start, length(self._warmup_examples)))
+            parts.append('warm-up from %.6g over %s' % (
+                self._start, _examples(self._warmup_examples)))
         if self._decay == 'exponential':
-            parts.append('x%.6g every %s%s' % (self._decay_rate, length(self._decay_examples),
+            parts.append('x%.6g every %s%s' % (self._decay_rate, _examples(self._decay_examples),
                                                ', in jumps' if self._staircase else ''))
         elif self._decay == 'piecewise':
             parts.append('x%.6g after %s' % (
-                self._decay_rate, ' and '.join(length(b) for b in self._decay_examples)))
+                self._decay_rate, ' and '.join(map(_examples, self._decay_examples))))
         elif self._decay == 'cosine':
-            parts.append('cosine to 0 over %s' % length(self._decay_examples))
+            parts.append('cosine to 0 over %s' % _examples(self._decay_examples))
         return ', '.join(parts)
 
     __str__ = describe
 
 
+def _examples(count):
+    """`'3,594 examples'`."""
+    return '{:,d} example{}'.format(count, '' if count == 1 else 's')
+
+
+_TAKES = {'none': set(), 'exponential': {'decay_examples', 'decay_rate'},
+          'piecewise': {'decay_examples', 'decay_rate'}, 'cosine': {'decay_examples'}}
+
+
 def _check_decay(decay, decay_examples, decay_rate, staircase):
     """Raises InvalidArgumentError unless decay has the arguments it needs and no others."""
-    needed = {'none': (), 'cosine': ('decay_examples',)}.get(
-        decay, ('decay_examples', 'decay_rate'))
-    for name, value in (('decay_examples', decay_examples), ('decay_rate', decay_rate)):
-        if name in needed and value is None:
-            raise InvalidArgumentError('decay=%r needs %s.' % (decay, name))
-        if name not in needed and value is not None:
-            raise InvalidArgumentError(
-                '%s=%r: decay=%r does not use it; leave it out, or choose another decay.'
-                % (name, value, decay))
+    given = {name for name, value in (('decay_examples', decay_examples),
+                                      ('decay_rate', decay_rate)) if value is not None}
+    if given != _TAKES[decay]:
+        raise InvalidArgumentError('decay=%r takes %s, and was given %s.' % (
+            decay, *(' and '.join(sorted(names)) or 'nothing' for names in (_TAKES[decay], given))))
     if staircase and decay != 'exponential':
         raise InvalidArgumentError(
             "staircase=True with decay=%r: only 'exponential' has it." % (decay,))
+    counts = [decay_examples]
     if decay == 'piecewise':
-        if not isinstance(decay_examples, (list, tuple)) or not decay_examples:
-            raise InvalidArgumentError(
-                "decay_examples=%r: expected for decay='piecewise' the list of example counts "
-                'after which the rate falls.' % (decay_examples,))
-        for count in decay_examples:
-            check_count('decay_examples', count)
-        if list(decay_examples) != sorted(set(decay_examples)):
-            raise InvalidArgumentError(
-                'decay_examples=%r: expected each count to be above the one before.'
-                % (decay_examples,))
-    elif 'decay_examples' in needed:
-        check_count('decay_examples', decay_examples)
-    if 'decay_rate' in needed:
-        check_number('decay_rate', decay_rate, above=0, expected='a number above 0')
-        if decay_rate > 1:
-            raise InvalidArgumentError(
-                'decay_rate=%r: expected at most 1: above it the rate would grow.'
-                % (decay_rate,))
+        counts = decay_examples if isinstance(decay_examples, (list, tuple)) else []
+    for count in counts if given else ():
+        check_count('decay_examples', count)
+    if decay == 'piecewise' and (not counts or list(counts) != sorted(set(counts))):
+        raise InvalidArgumentError(
+            "decay_examples=%r: expected for decay='piecewise' the list of example counts after "
+            'which the rate falls, each above the one before.' % (decay_examples,))
+    if 'decay_rate' in given:
+        check_number('decay_rate', decay_rate, above=0, most=1, expected='a number in (0, 1]')

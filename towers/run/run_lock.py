@@ -17,7 +17,7 @@ except ImportError:  # Windows
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import directory_name
-from towers.checkpoint.files import describe_safe
+from towers.checkpoint.files import describe_safe, first_line
 from towers.errors import CheckpointError, RunLockedError
 from towers.safe_files import parsed, regular
 
@@ -57,45 +57,51 @@ def hold_directory(directory: str) -> typing.Iterator[bool]:
       InvalidArgumentError: `directory` is no name of a directory.
     """
     directory = directory_name('directory', directory)
-    if fcntl is None or '://' in directory:
+    with contextlib.ExitStack() as stack:
         try:
             tf.io.gfile.makedirs(directory)
-        except tf.errors.OpError as error:
-            raise _unwritable(directory, error.message)
-        _warn_unlocked(directory, 'there are no file locks for it')
-        yield False
-        return
+            unlocked = 'there are no file locks for it'
+            if fcntl is not None and '://' not in directory:
+                # Unbuffered, so that a full disk is an error of the write. Programs that this
+                # process starts do not inherit the file (PEP 446).
+                lock_file = stack.enter_context(open(
+                    os.path.join(directory, LOCK_FILE), 'a+b', buffering=0, opener=regular))
+                unlocked = _locked(directory, lock_file)
+        except (OSError, tf.errors.OpError) as error:
+            raise CheckpointError(
+                '%s cannot be written to: %s. Nothing was written. %s Give a directory that can be '
+                'made and written to.' % (directory, getattr(error, 'strerror', None)
+                                          or first_line(error), describe_safe(directory)))
+        if unlocked:
+            warnings.warn('%s is not locked, as %s: see to it yourself that no other run uses it.'
+                          % (directory, unlocked), RuntimeWarning,
+                          stacklevel=3)  # the line of the `with` statement, past contextlib
+        yield not unlocked
+
+
+def _locked(directory, lock_file):
+    """Locks the file and writes into it who holds it; returns None, or why there is no lock.
+
+    Raises:
+      RunLockedError: another process has locked it.
+      OSError: it cannot be locked or written.
+    """
     try:
-        os.makedirs(directory, exist_ok=True)
-        # Unbuffered, so that a full disk is an error of the write. Programs that this process
-        # starts do not inherit the file (PEP 446).
-        lock_file = open(os.path.join(directory, LOCK_FILE), 'a+b', buffering=0, opener=regular)
+        fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunLockedError(
+            '%s is in use by %s. Two runs in one directory would overwrite and delete each '
+            "other's checkpoints; nothing was written. Wait for that run, end it, or give this "
+            'one another directory.' % (directory, _holder(lock_file)))
     except OSError as error:
-        raise _unwritable(directory, error.strerror)
-    with lock_file:
-        no_locks = None
-        try:
-            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            lock_file.truncate(0)
-            lock_file.write(_description().encode())
-        except BlockingIOError:
-            raise RunLockedError(
-                '%s is in use by %s. Two runs in one directory would overwrite and delete each '
-                "other's checkpoints; nothing was written. Wait for that run, end it, or give this "
-                'one another directory.' % (directory, _holder(lock_file)))
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise _unwritable(directory, error.strerror)
-            no_locks = error.strerror
-        if no_locks:
-            _warn_unlocked(directory, 'its file system has no file locks (%s)' % no_locks)
-        yield not no_locks
-
-
-def _description():
-    """What the holder writes into the file about itself, a line of JSON."""
-    return json.dumps({'pid': os.getpid(), 'host': socket.gethostname(),
-                       'started': time.strftime('%Y-%m-%d %H:%M:%S')}) + '\n'
+        if error.errno not in _NO_LOCKS:
+            raise
+        return 'its file system has no file locks (%s)' % error.strerror
+    lock_file.truncate(0)
+    lock_file.write(json.dumps({
+        'pid': os.getpid(), 'host': socket.gethostname(),
+        'started': time.strftime('%Y-%m-%d %H:%M:%S')}).encode() + b'\n')
+    return None
 
 
 def _holder(lock_file):
@@ -105,35 +111,4 @@ def _holder(lock_file):
         found = parsed(lock_file.read(_MOST_BYTES), {'pid': int, 'host': str, 'started': str})
     except ValueError:
         return 'another process, which has not said yet which one it is'
-    pid, host, started = found['pid'], found['host'], found['started']
-    text = 'process %s on %s, since %s' % (pid, host, started)
-    if pid == os.getpid() and host == socket.gethostname():
-        return text + ' (this very process)'
-    if host == socket.gethostname() and not _is_alive(pid):
-        return text + ' (which has ended, but a process that it started still lives)'
-    return text
-
-
-def _is_alive(pid):
-    """Whether there is a process of this number on this machine."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass  # another user's; or no number of a process
-    return True
-
-
-def _unwritable(directory, reason):
-    """The `CheckpointError` of a directory that cannot be written to."""
-    return CheckpointError(
-        '%s cannot be written to: %s. Nothing was written. %s Give a directory that can be made '
-        'and written to.' % (directory, reason, describe_safe(directory)))
-
-
-def _warn_unlocked(directory, reason):
-    """Warns that a directory is not locked."""
-    warnings.warn('%s is not locked, as %s: see to it yourself that no other run uses it.'
-                  % (directory, reason), RuntimeWarning,
-                  stacklevel=4)  # the line of the `with` statement, past contextlib
+    return 'process %(pid)s on %(host)s, since %(started)s' % found

@@ -6,7 +6,6 @@ import time
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_count, check_step_variable
-from towers.errors import InvalidArgumentError
 
 
 class StepCounts(collections.namedtuple('StepCounts', [
@@ -28,29 +27,8 @@ class StepCounts(collections.namedtuple('StepCounts', [
     __slots__ = ()
 
 
-def counts_of(global_step, last_step_name='last_step', **fields):
-    """The `StepCounts` that a hook was given, as one argument or field by field.
-
-    Args:
-      global_step: `StepCounts`, or the variable that counts steps.
-      last_step_name: the hook's own name of the argument `last_step`, for the error.
-      fields: the other fields of `StepCounts`; None for those that were not given.
-
-    Raises:
-      InvalidArgumentError: `StepCounts`, and a field beside it.
-    """
-    if not isinstance(global_step, StepCounts):
-        return StepCounts(global_step, **fields)
-    for name, value in fields.items():
-        if value is not None:
-            raise InvalidArgumentError('%s=%.80r is given twice, since StepCounts holds it: leave '
-                                       'it out.' % (last_step_name if name == 'last_step' else name,
-                                                    value))
-    return global_step
-
-
-Mark = collections.namedtuple('Mark', 'seconds examples')
-"""A point of a run: seconds of training and examples so far; differences of two give rates."""
+Mark = collections.namedtuple('Mark', 'seconds examples waited')
+"""A point of a run: seconds of training, examples, and seconds of waiting for input, so far."""
 
 
 class StepClock:
@@ -70,34 +48,31 @@ class StepClock:
 
     _UNTIMED_RUNS = 2  # which build kernels and optimise the graph
 
-    def __init__(self, global_step, batch_size, examples=None):
+    def __init__(self, counts):
         """
         Args:
-          global_step: the variable that counts steps.
-          batch_size: examples a step, an int of at least 1.
-          examples: as of `StepCounts`.
+          counts: `StepCounts`.
 
         Raises:
           InvalidArgumentError: a batch size below 1, or no variable of the default graph.
         """
-        check_count('batch_size', batch_size)
-        check_step_variable(global_step)
-        if examples is not None:
-            check_step_variable(examples, 'examples')
+        check_count('batch_size', counts.batch_size)
+        check_step_variable(counts.global_step)
+        self._counters = {'step': counts.global_step}
+        if counts.examples is not None:
+            check_step_variable(counts.examples, 'examples')
+            self._counters['examples'] = counts.examples
         self.step = self.examples = 0
-        self.batch_size = batch_size
-        self._counters = {'step': global_step}
-        if examples is not None:
-            self._counters['examples'] = examples
+        self.batch_size = counts.batch_size
         self._runs = 0
-        self._latest = self._start = 0.
+        self._latest = self._start = self._waited = 0.
         self._away = self._away_since = 0.
 
     def restart(self, session):
         """Takes over the step of a session that was made anew, and begins to measure again."""
         self.read(session)
         self._runs = 0
-        self._away = self._away_since = 0.
+        self._waited = self._away = self._away_since = 0.
 
     def comes_to(self, every, last=None):
         """Whether the coming step is a multiple of `every`, or is `last`."""
@@ -108,16 +83,17 @@ class StepClock:
         """Whether a multiple of `every`, or `last`, is among the steps after `since`."""
         return self.step > since and (self.step // every > since // every or self.step == last)
 
-    def count(self):
-        """Counts a run that has just ended."""
+    def count(self, waited=0.):
+        """Counts a run that has just ended, and the seconds that it has waited for its input."""
         self.step += 1
         self.examples += self.batch_size
         self._runs += 1
         self._latest = time.perf_counter()
+        self._waited += waited
         self._away += self._away_since
         self._away_since = 0.
         if self._runs == self._UNTIMED_RUNS:
-            self._start, self._away = self._latest, 0.
+            self._start, self._away, self._waited = self._latest, 0., 0.
 
     @property
     def mark(self):
@@ -128,7 +104,7 @@ class StepClock:
         """
         if self._runs < self._UNTIMED_RUNS:
             return None
-        return Mark(self._latest - self._start - self._away, self.examples)
+        return Mark(self._latest - self._start - self._away, self.examples, self._waited)
 
     def read(self, session):
         """Reads step and examples from a `tf.Session` without hooks, and corrects the counts."""
@@ -147,7 +123,7 @@ class SaveListener(tf.train.CheckpointSaverListener):
     def __init__(self, clock, before_save=None):
         """
         Args:
-          clock: an object with `away(seconds)`, such as a `StepClock`.
+          clock: a `StepClock`.
           before_save: function of the step; or None.
         """
         self._clock = clock
@@ -177,3 +153,10 @@ def rate(begin, end):
             or end.examples <= begin.examples):
         return None
     return (end.examples - begin.examples) / (end.seconds - begin.seconds)
+
+
+def share_waited(begin, end):
+    """The share of the time from one `Mark` to another that was waiting, 0..1; None as `rate`."""
+    if rate(begin, end) is None:
+        return None
+    return min(1., (end.waited - begin.waited) / (end.seconds - begin.seconds))

@@ -12,7 +12,7 @@ from towers.arguments import (check_count, check_flag, check_instance, check_num
 from towers.errors import InvalidArgumentError
 from towers.placement.variable_device import only_device
 from towers.run.noise_scale import noise_scale
-from towers.run.step_clock import SaveListener, StepClock, counts_of, rate
+from towers.run.step_clock import SaveListener, StepClock, StepCounts, rate
 from towers.run.step_loop import OccasionalHook
 from towers.tower.objectives import all_pairs, with_parts
 
@@ -29,7 +29,7 @@ class Summaries(collections.namedtuple('Summaries', 'scalars weights custom')):
 
 
 def default_summaries(built: typing.Any, learning_rate: typing.Any = None, norms: bool = True,
-                      norm_of_each: bool = False, scalars: typing.Optional[dict] = None,
+                      scalars: typing.Optional[dict] = None,
                       custom: typing.Sequence = ()) -> Summaries:
     """The summaries of a training. Makes operations: to be called before the session is made.
 
@@ -39,13 +39,11 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None, norms
                                   of a sparse gradient that occur several times are summed first
         weight_norm               the same of the variables that have a gradient
         noise_scale               of the towers' gradients, where they tell it, see `noise_scale`
-        gradient_norm/<variable>, weight_norm/<variable>      if `norm_of_each`
 
     Args:
       built: `BuiltTowers`, of a training.
       learning_rate: scalar tensor (or a number), or None.
       norms: whether to write norms.
-      norm_of_each: whether to write the norms of each variable as well.
       scalars: dict from further tags to scalar tensors.
       custom: list of results of `tf.summary.scalar`, `histogram`, `image`, …. Those that the model
         function made in the first tower, of its shard, are written in any case.
@@ -63,8 +61,7 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None, norms
         raise InvalidArgumentError('these towers were built without an optimizer: there is no '
                                    'training to make summaries of.')
     scalars = scalar_tensors('scalars', {} if scalars is None else scalars)
-    for flag, value in (('norms', norms), ('norm_of_each', norm_of_each)):
-        check_flag(flag, value)
+    check_flag('norms', norms)
     if not isinstance(custom, (list, tuple)) or not all(
             isinstance(each, tf.Tensor) and each.dtype == tf.string for each in custom):
         raise InvalidArgumentError('custom=%.80r: expected a list of what tf.summary.scalar and '
@@ -79,11 +76,11 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None, norms
             for tag, pairs in with_parts('gradient_norm', built.gradients):
                 pairs = [(gradient, variable) for gradient, variable in pairs
                          if gradient is not None]
-                _add_norms(fetched, tag, pairs, built.placement, norm_of_each)
+                fetched[tag] = _norm(pairs, built.placement)
             trained = list({variable.op.name: variable for gradient, variable
                             in all_pairs(built.gradients) if gradient is not None}.values())
-            _add_norms(weights, 'weight_norm', [(variable, variable) for variable in trained],
-                       built.placement, norm_of_each)
+            weights['weight_norm'] = _norm([(variable, variable) for variable in trained],
+                                           built.placement)
             noise = noise_scale(built, _squared_norm_of_sum)
             if noise is not None:
                 fetched['noise_scale'] = noise
@@ -124,27 +121,22 @@ class SummaryHook(OccasionalHook):
         before each checkpoint.
     """
 
-    def __init__(self, summaries: typing.Any, global_step: typing.Optional[tf.Variable],
-                 logdir: str, batch_size: typing.Optional[int] = None, summary_steps: int = 100,
-                 last_step: typing.Optional[int] = None, *, examples: typing.Any = None,
+    def __init__(self, summaries: Summaries, counts: StepCounts, logdir: str,
+                 summary_steps: int = 100, *,
                  graph: typing.Union[None, tf.Graph, tf.GraphDef] = None):
         """
         Args:
           summaries: `Summaries`.
-          global_step: `StepCounts`, whose `last_step`, if given, is written whatever its number; or
-            the variable that counts steps.
+          counts: `StepCounts`, whose `last_step`, if given, is written whatever its number.
           logdir: folder of the event files.
-          batch_size, last_step, examples: with a variable, the other fields of `StepCounts`.
           summary_steps: steps from one summary to the next.
           graph: a `tf.Graph` or `tf.GraphDef` for TensorBoard to draw, written once; or None.
 
         Raises:
-          InvalidArgumentError: a number below 1, or missing; a field beside `StepCounts`; a
-            `logdir` that is a file.
+          InvalidArgumentError: a number below 1, or missing; a `logdir` that is a file.
         """
-        counts = counts_of(global_step, batch_size=batch_size, last_step=last_step,
-                           examples=examples)
         check_instance('summaries', summaries, Summaries, 'what default_summaries returned')
+        check_instance('counts', counts, StepCounts, 'StepCounts')
         check_count('summary_steps', summary_steps)
         if counts.last_step is not None:
             check_count('last_step', counts.last_step)
@@ -164,7 +156,7 @@ class SummaryHook(OccasionalHook):
         self._summary_steps = summary_steps
         self._last_step = counts.last_step
         self._graph = graph
-        self._clock = StepClock(counts.global_step, counts.batch_size, counts.examples)
+        self._clock = StepClock(counts)
         self.listener = SaveListener(self._clock, self._before_save)
         self._writer = None
         self._writes = False
@@ -253,25 +245,19 @@ class SummaryHook(OccasionalHook):
             self._writer.flush()
 
 
-def _add_norms(scalars, tag, pairs, placement, norm_of_each):
-    """Adds norms to a dict of scalars, computed on the devices of the variables.
+def _norm(pairs, placement):
+    """The norm of all tensors together, computed on the devices of the variables.
 
     Args:
-      scalars: dict from tags to scalar tensors.
-      tag: of the norm of all tensors together.
       pairs: list of (tensor, variable).
       placement: `BuiltTowers.placement`.
-      norm_of_each: whether to add `<tag>/<variable>`, the norm of each tensor, as well.
     """
     squares = []
     for tensor, variable in pairs:
         with placement.scope_of(variable):
             squares.append(_squared_norm(tensor))
     with only_device(placement.main):
-        scalars[tag] = tf.sqrt(tf.add_n(squares))
-        if norm_of_each:
-            for (_, variable), square in zip(pairs, squares):
-                scalars['%s/%s' % (tag, variable.op.name)] = tf.sqrt(square)
+        return tf.sqrt(tf.add_n(squares))
 
 
 def _squared_norm_of_sum(tensors):

@@ -23,7 +23,7 @@ from towers.run.step_loop import LoopSession, NeverDueHook
 @contextlib.contextmanager
 def training_session(directory: str, global_step: typing.Optional[tf.Variable],
                      hooks: typing.Iterable, config: typing.Optional[tf.ConfigProto] = None, *,
-                     last_hooks: typing.Iterable = (), save_steps: typing.Optional[int] = 500,
+                     last_hooks: typing.Iterable = (), save_steps: int = 500,
                      keep: int = 5, saver: typing.Optional[tf.train.Saver] = None,
                      listeners: typing.Sequence = (), recover: bool = False,
                      initial_values: typing.Any = None,

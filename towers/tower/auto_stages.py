@@ -10,7 +10,7 @@ from towers.tower.balanced_partition import BALANCES
 
 
 class OperationTimes(collections.namedtuple('OperationTimes', 'operations variables')):
-    """How long a step is busy with each operation of a model; see `operation_times`.
+    """How long a step is busy with each operation of a model, as a trace of it says.
 
     Attributes:
       operations: dict from the names of the model's operations, without the tower's scope, to
@@ -28,8 +28,7 @@ class OperationTimes(collections.namedtuple('OperationTimes', 'operations variab
 class AutoStages(collections.namedtuple('AutoStages', 'balance times')):
     """How `build_towers` cuts a model into stages by itself.
 
-    >>> with tf.Graph().as_default():
-    ...     times = towers.operation_times(build(devices=1))
+    >>> times = towers.OperationTimes({'conv1/Conv2D': 0.02, 'logits/MatMul': 0.01}, {})
     >>> built = build(devices='/gpu:0+/gpu:1', stages=towers.AutoStages('time', times))
 
     Attributes:
@@ -44,12 +43,11 @@ class AutoStages(collections.namedtuple('AutoStages', 'balance times')):
                 times: typing.Optional[OperationTimes] = None):
         check_choice('balance', balance, BALANCES)
         if times is not None:
-            check_instance('times', times, OperationTimes, 'what operation_times returned')
+            check_instance('times', times, OperationTimes, 'OperationTimes')
             check_seconds(times)
         elif balance != 'memory':
             raise InvalidArgumentError(
-                'AutoStages(%r) needs times=, what towers.operation_times(built) returned of this '
-                'model on one device.' % (balance,))
+                'AutoStages(%r) needs times=, the OperationTimes of this model.' % (balance,))
         return super(AutoStages, cls).__new__(cls, balance, times)
 
 

@@ -137,13 +137,13 @@ def check_times(times, operations):
         return
     if not sum(times.operations.values()):
         raise InvalidArgumentError('stages=AutoStages(…, times): the times of all operations are '
-                                   '0. Measure those of this model, by operation_times.')
+                                   '0: give those of this model.')
     names = {op.name for op in operations}
     known = sum(seconds for name, seconds in times.operations.items() if name in names)
     if known < _LEAST_KNOWN * sum(times.operations.values()):
         raise InvalidArgumentError(
             'stages=AutoStages(…, times): the model has operations for %.0f%% of the measured '
-            'time; it knows no %s. Measure the times of this model, by operation_times.' % (
+            'time; it knows no %s. Give the times of this model.' % (
                 100 * known / sum(times.operations.values()),
                 next(name for name in times.operations if name not in names)))
 

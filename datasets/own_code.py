@@ -1,0 +1,87 @@
+"""Code of the user's own: `module:function` of a flag, found, called, its errors named."""
+
+import contextlib
+import importlib
+import inspect
+import os
+import sys
+
+from datasets.errors import OwnDataError
+from towers import compat
+from towers.errors import InvalidArgumentError, TowersError
+
+
+def own_function(name, flag='dataset', kind=OwnDataError,
+                 example='flowers:batches for the function batches of flowers.py'):
+    """The function that `module:function` stands for.
+
+    Args:
+      name, flag, kind: as of `calling`.
+      example: of a name, for the error.
+
+    Raises:
+      InvalidArgumentError: there is no such module or function.
+      kind: the module raised an error.
+    """
+    module_name, _, function_name = name.partition(':')
+    if not module_name or module_name.startswith('.') or not function_name:
+        raise InvalidArgumentError('--%s=%s: expected module:function, such as %s.' % (
+            flag, name, example))
+    function = getattr(_module(name, module_name, flag, kind), function_name, None)
+    if not callable(function):
+        raise InvalidArgumentError('The module %s has no function %r, which --%s=%s names.' % (
+            module_name, function_name, flag, name))
+    return function
+
+
+def _module(name, module_name, flag, kind):
+    """The module, from the working directory or installed."""
+    added = os.getcwd() not in sys.path
+    if added:
+        sys.path.insert(0, os.getcwd())
+    try:
+        with calling(name, 'the module %s' % module_name, flag, kind):
+            try:
+                return importlib.import_module(module_name)
+            except ImportError as error:
+                raise InvalidArgumentError(
+                    'Cannot import the module of --%s=%s: %s. It has to be in the working '
+                    'directory, or installed.' % (flag, name, error)) from None
+    finally:
+        if added:
+            sys.path.remove(os.getcwd())
+
+
+def takes(function, *arguments, **named):
+    """Whether it can be called so; Python's own without a signature are taken to do."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except TypeError:
+        return False
+    except ValueError:
+        pass
+    return True
+
+
+@contextlib.contextmanager
+def calling(name, what, flag='dataset', kind=OwnDataError):
+    """Within it, where code of the user's runs, its errors become one of that kind, by name.
+
+    Args:
+      name: `module:function`.
+      what: of it is called.
+      flag: that names it.
+      kind: of the error.
+    """
+    try:
+        yield
+    except TowersError:
+        raise
+    except (Exception, SystemExit) as error:
+        if compat.missing_layers(error):
+            raise  # the towers say what to install
+        text = ' '.join(str(error).split())
+        raise kind('--%s=%s: %s raised %s%s' % (
+            flag, name, what, type(error).__name__, ': %.200s' % text if text else '')) from error

@@ -1,0 +1,56 @@
+"""Which TFRecord files are to train and to test on, and whether all are there."""
+
+import os
+
+import pytest
+
+import datasets
+from datasets.record_files import record_paths
+
+
+def splits(folder, names):
+    """Names of the files of each split, of a folder with empty files of these names."""
+    for name in names:
+        (folder / name).write_bytes(b'')
+    paths, others = record_paths(str(folder))
+    return [[os.path.basename(path) for path in some]
+            for some in (paths['train'], paths['test'], others)]
+
+
+@pytest.mark.parametrize('train, test, others', [
+    (['train-00000-of-00002', 'train-00001-of-00002'], ['validation-00000-of-00001'],
+     ['test-00000-of-00001']),
+    (['flowers_train_00000-of-00001.tfrecord'], ['flowers_validation_00000-of-00001.tfrecord'],
+     ['all_test.tfrecord']),
+    (['x_train_0_of_1', 'y_train_0_of_1'], ['x_test_0_of_1'], []),
+    (['train-1-of-2', 'train-2-of-2'], ['test-1-of-1'], []),  # some count from 1
+    # The word right before the number counts, whatever is before it.
+    (['re_test_flowers_train_0-of-1'], ['re_train_flowers_test_0-of-1'], []),
+    (['train.tfrecord'], ['flowers_test_v2.tfrecords'], [])])
+def test_names(tmp_path, train, test, others):
+    assert splits(tmp_path, train + test + others + ['train_config.json', 'labels.txt']) == [
+        train, test, others]
+
+
+@pytest.mark.parametrize('names, text', [
+    ([], 'There are no TFRecords to train on in {}: expected names such as train-00000-of-00005. '
+         'The folder has no files.'),
+    (list('abcdefgh'), 'There are no TFRecords to train on in {}: expected names such as '
+     'train-00000-of-00005. The folder has a, b, c, d, e and 3 more.'),
+    (['train-0-of-1'], 'There are no TFRecords to test on in {}: expected names such as '
+     'validation-00000-of-00005 or test-00000-of-00005. The folder has train-0-of-1.'),
+    (['train-00001-of-00003'], '2 of the 3 files {}/train-*-of-00003 are missing, such as '
+     'train-00000-of-00003: copy them again, or move train-00001-of-00003 away if it belongs to '
+     'no such set.'),
+    (['train-7-of-999999999999999'], '999999999999998 of the 999999999999999 files {}/train-*'),
+    (['train-0-of-2', 'train-1-of-2', 'train-1-of-2.bak'], '1 of the 2 files {}/train-*-of-2.bak '
+     'is missing, such as train-0-of-2.bak: copy it again, or move train-1-of-2.bak away'),
+    (['train-0-of-2', 'train-1-of-2', 'train-2-of-2'], 'The number of {}/train-2-of-2 is beyond '
+     'the count in its name: give it another name, or move it away.'),
+    (['train-0-of-1', 'train-0-of-2', 'train-1-of-2'], '{}/train-*-of-1 is one of 2 whole sets of '
+     'the same name: each example would be there twice. Move the others away.')])
+def test_files_that_are_no_whole_set(tmp_path, names, text):
+    with pytest.raises(datasets.DatasetError) as caught:
+        splits(tmp_path, names + (['test-0-of-1'] if len(names) < 4 and names and 'to test' not in
+                                  text else []))
+    assert str(caught.value).startswith(text.format(tmp_path))
