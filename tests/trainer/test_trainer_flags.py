@@ -157,8 +157,6 @@ def test_every_number_has_a_most(capsys):
     ('runs/seed=1/model.ckpt-3 is damaged', 'runs/seed=1/model.ckpt-3 is damaged'),
     ('whole: --recover (recover=True) does so.', 'whole: recover of --config does so.'),
     ('with --init_from=a/b (towers.init_from).', 'with --init_from=a/b.'),
-    ('delete it to choose anew, or name a variable_device.',
-     'delete it to choose anew, or name a --variable_device.'),
     ('Set it, or give create_aux_logits=False.', 'Set it, or give aux_loss_weight=0 of --config.'),
     ("Use f(soft_placement=3).", "Use f(soft_placement=3).")])
 def test_errors_speak_of_flags(text, ours):
