@@ -15,15 +15,13 @@ class _Part:
 
     def __init__(self, source, numbers):
         self._source, self._numbers = source, [int(number) for number in numbers]
-        self.others = source.others
 
     def __len__(self):
         return len(self._numbers)
 
     def names(self):
         """Those of the source, of these images."""
-        names = self._source.names()
-        return [names[number] for number in self._numbers]
+        return [self._source.name(number) for number in self._numbers]
 
     def name(self, number):
         """As of the source."""
@@ -54,24 +52,24 @@ def with_validation(dataset, part):
     Raises:
       InvalidArgumentError: the data set has no examples of its own, or too few.
     """
-    is_of_files = isinstance(dataset, ImageSet)
-    count = len(dataset.good_numbers('train')) if is_of_files else dataset.num_examples['train']
+    is_files = isinstance(dataset, ImageSet)
+    source, good = dataset.good_images('train') if is_files else (None, ())
+    count = len(good) if is_files else int(dataset.num_examples['train'])
     every = int(round(1 / part))
     is_held = np.arange(count) % every == every - 1
     numbers = {'train': np.flatnonzero(~is_held), 'test': np.flatnonzero(is_held)}
     if not len(numbers['test']):
         raise InvalidArgumentError('validation=%g of %d training examples is none: give more.' % (
             part, count))
-    counts = {split: len(each) for split, each in numbers.items()}
-    if is_of_files:
-        good = dataset.good_numbers('train')
-        return dataset.with_sources({split: _Part(dataset.source('train'), good[each])
+    if is_files:
+        return dataset.with_sources({split: _Part(source, good[each])
                                      for split, each in numbers.items()})
     if not hasattr(dataset, 'load'):
         raise InvalidArgumentError(
             'validation=%g: this data set gives batches, and not examples: let its function hold '
             'some out for the test batches.' % part)
     load = dataset.load
+    counts = {split: len(each) for split, each in numbers.items()}
     return dataset._replace(num_examples=counts, load=lambda split: tuple(
         each[numbers[split]] for each in load('train')))
 
@@ -88,8 +86,9 @@ def with_unlabelled(dataset, folder):
     Raises:
       DatasetError: there are no images.
     """
-    paths = sorted(os.path.join(parent, name) for parent, _, names in os.walk(folder)
-                   for name in names if is_image(name) and not name.startswith('.'))
+    paths = sorted(path for parent, _, names in os.walk(folder) for name in names
+                   for path in [os.path.join(parent, name)]
+                   if is_image(path) and not name.startswith('.'))
     if not paths:
         raise DatasetError('%s has no images: expected JPEG or PNG files.' % folder)
     return dataset.with_sources({'test': FolderImages(paths, [0] * len(paths))})

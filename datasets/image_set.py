@@ -82,12 +82,12 @@ class ImageSet:
         """The name of an example in a list of bad ones, such as `train/daisy/1.jpg`."""
         return shown('%s/%s' % (split, self._sources[split].name(number)))
 
-    def source(self, split):
-        """The source of a split."""
-        return self._sources[split]
+    def good_images(self, split):
+        """The source of a split, and the numbers of its images that no list leaves out."""
+        return self._sources[split], self._good[split]
 
     def with_sources(self, sources):
-        """This data set with other sources of some splits, of which no image is left out."""
+        """This data set with other sources of some splits, of which nothing is left out."""
         other = copy.copy(self)
         other._sources = dict(self._sources, **sources)
         other.num_examples = {split: len(source) for split, source in other._sources.items()}
@@ -123,7 +123,7 @@ class ImageSet:
         Args and raised errors: as for `train_batches`.
         """
         _check(channels, 0)
-        numbers = self.good_numbers('test')
+        numbers = self._good['test']
 
         @plain_python
         def example(*read):
@@ -135,10 +135,6 @@ class ImageSet:
                 self._reader('test')).map(example, tf.data.experimental.AUTOTUNE)
             return examples.batch(batch_size, drop_remainder=len(numbers) % batch_size == 0
                                   ).prefetch(_PREFETCHED)
-
-    def good_numbers(self, split):
-        """The numbers of a split's images that are not left out, in order."""
-        return self._good[split]
 
     def stages(self, batch_size, seed, image_size, channels=3, remainder='carry'):
         """The training pipeline up to each of its stages, to measure them by.

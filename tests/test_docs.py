@@ -19,7 +19,7 @@ import pages
 import towers
 import train_runs
 from towers import compat
-from trainer.flags import FLAGS
+from trainer.flags import FLAGS, OPTIONS_BY_NAME
 
 PAGES_OF_ONE_PROGRAM = [page for page in pages.names()
                         if pages.blocks(page, 'python') and page != 'docs/api.md']
@@ -256,6 +256,7 @@ def modules_of_targets():
 def check_flags(program, arguments):
     """Whether a program of this repository has these flags."""
     if program == 'train.py':
+        assert not {each.lstrip('-').partition('=')[0] for each in arguments} & set(OPTIONS_BY_NAME)
         with flagsaver.flagsaver():
             FLAGS.unparse_flags()
             FLAGS(['train.py'] + [each for each in arguments if each != '--help'])

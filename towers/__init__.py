@@ -24,7 +24,7 @@ from towers.errors import (AuditError, BadFileError, CheckpointError, CloneError
                            DeviceError, FailedBuildError, GradientError, InputError,
                            InvalidArgumentError, LogFileError, MeasurementError,
                            MissingPackageError, ModelFunctionError, NameScopeError,
-                           OutOfMemoryError, OutputLostError, PrecisionError, RunLockedError,
+                           OutOfMemoryError, PrecisionError, RunLockedError,
                            SharedVariableError, StepError, TowersError, WorkerLostError)
 from towers.fronts.estimator import replicate_model_fn
 from towers.fronts.keras_model import ParallelModel

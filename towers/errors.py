@@ -93,10 +93,6 @@ class BadFileError(CheckpointError, LogFileError):
     """A file of a run that is no regular file, or holds something else than it should."""
 
 
-class OutputLostError(TowersError):
-    """Standard output that nobody reads any more, or that cannot be written."""
-
-
 class ClusterError(TowersError):
     """A cluster that cannot be joined, or an option that does not go with one."""
 

@@ -145,8 +145,7 @@ _PHRASES = [
     (r"\bpass workers=\['host:port', …\]", 'set TF_CONFIG'),
     (r'\b(takes no|needs a) data_dir', r'\1 --data_dir'),
     (r"stop_at=\('accuracy', ([\d.]+)\)", r'stop_at_accuracy=\1'),
-    (r"\bVariablePlacement\('([^']*)'\)", r'--variable_device=\1'),
-    (r'\bname a variable_device\b', 'name a --variable_device')]
+    (r"\bVariablePlacement\('([^']*)'\)", r'--variable_device=\1')]
 _ARGUMENT = re.compile(r"(?<![\w\-./])([a-z]\w*)=('[^']*'|[\w.+\-]*[\w+](?![\w/]))")
 _OPTION = re.compile(r'(?<![\w\-./])(?:--)?(no)?(%s)\b(=[\w.+\-]*\w)?(?! of --config)' % '|'.join(
     OPTIONS_BY_NAME))

@@ -36,8 +36,7 @@ def _of_values(given):
     if FLAGS.recompute and not FLAGS.recompute.strip(', '):
         return "--recompute=%s names nothing: give 'auto', or names" % FLAGS.recompute
     if FLAGS.variable_device == 'auto':
-        return ('--variable_device=auto is gone: name a device, balanced or replicated; '
-                'towers.choose_variable_device times them in a program of your own')
+        return ('--variable_device=auto is gone: name a device, balanced or replicated')
     if FLAGS.batch_norm_decay < 0 and FLAGS.batch_norm_decay != -1:
         return '--batch_norm_decay=%g: expected 0 to 1, or -1' % FLAGS.batch_norm_decay
     if FLAGS.mode == 'predict' and not FLAGS.predictions:
@@ -110,6 +109,8 @@ def _of_the_mode(given):
     if FLAGS.batch_size == 'auto' and without_steps:
         return '--batch_size=auto runs steps of training, and %s does not train: give a number' % (
             without_steps)
+    if FLAGS.mode == 'diagnose' and FLAGS.remainder == 'weight':
+        return '--mode=diagnose measures batches of one size: not --remainder=weight'
     if FLAGS.mode in ('memory', 'diagnose', 'check_data') and FLAGS.plan_only:
         return '--mode=%s makes no plan: leave out --plan_only' % FLAGS.mode
     if FLAGS.plan_only and FLAGS.export_dir:

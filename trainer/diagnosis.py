@@ -26,8 +26,8 @@ _ADVICE = {
     'read': 'put the files on a faster disk, or in memory',
     'decode': 'store the images no larger than the crops need, or give the pipeline more '
               'processors',
-    'augment': 'distort less (--augment=crop leaves the colours, --augment=none everything), or '
-               'give the pipeline more processors',
+    'augment': 'distort less (of --config, augment=crop leaves the colours, augment=none '
+               'everything), or give the pipeline more processors',
     'batch': 'make the batch from fewer copies, or give the pipeline more processors',
     None: 'make the pipeline cheaper an example, let it run in parallel '
           '(dataset.map(..., num_parallel_calls)) and ahead (dataset.prefetch), or give it more '

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 import datasets
 import towers
 from trainer.command_line import refuse, say
-from trainer.data import own_failure, show_cause, input_failure
+from trainer.data import input_failure, own_failure, show_cause
 
 # Errors of a run (status 1); the other `TowersError`s are about the flags (status 2).
 _FAILURES = (datasets.BadExampleError, datasets.OwnDataError, datasets.OwnModelError,

@@ -147,8 +147,8 @@ OPTIONS = _group(
      'are shifted at random, at most'),
     ('remainder', 'carry', list(epochs.REMAINDERS), CHANGES, 'Last batch of an epoch: filled with '
      'the next epoch, dropped, padded by repetition, or short and weighted'),
-    ('bad_examples', '', None, ONCE, 'File that lists the examples to leave out; '
-     '--mode=check_data writes it'),
+    ('bad_examples', '', None, CHANGES, 'File that lists the examples to leave out, which '
+     '--mode=check_data writes'),
     ('aux_loss_weight', 0.4, (0, MOST_FLOAT), STATE, 'Factor of the loss of auxiliary logits, of '
      'networks that have them; 0 builds none'),
     ('batch_norm_decay', -1., (-1, 1), CHANGES, "Decay of batch norm's moving averages; -1 for "
@@ -210,6 +210,8 @@ GONE = {
     'audit_runtime': 'towers.audit(built, run_metadata) checks a step of a program of your own',
     'worker_hosts': 'set TF_CONFIG, or start by python -m towers.launch',
     'ps_hosts': 'set TF_CONFIG, or start by python -m towers.launch',
+    'skip_bad': 'bad_examples of --config names a list, which --mode=check_data writes',
+    'convert_colors': 'images of other colours are always converted, as in slim',
     'task_index': 'set TF_CONFIG, or start by python -m towers.launch'}
 
 FLAGS_BY_NAME, OPTIONS_BY_NAME = (collections.OrderedDict(
@@ -219,7 +221,7 @@ SETTINGS = collections.OrderedDict(list(FLAGS_BY_NAME.items()) + list(OPTIONS_BY
 
 # Settings that are paths.
 PATHS = ('train_dir', 'data_dir', 'init_from', 'export_dir', 'predictions', 'memory_plot',
-         'unlabelled')
+         'unlabelled', 'bad_examples')
 
 
 class _BatchSizeParser(flags.IntegerParser):

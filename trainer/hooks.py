@@ -27,8 +27,8 @@ _LARGE_CONSTANT = 4096  # bytes; TensorBoard draws no values
 
 
 class RunHooks(collections.namedtuple('RunHooks', [
-        'first', 'save_listeners', 'progress', 'evaluation', 'signals', 'tested', 'end',
-        'newest', 'best'])):
+        'first', 'save_listeners', 'progress', 'evaluation', 'signals', 'tested', 'newest',
+        'best'])):
     """The hooks of a training.
 
     Attributes:
@@ -37,7 +37,6 @@ class RunHooks(collections.namedtuple('RunHooks', [
       progress, evaluation: the `ProgressHook` and the `EvaluationHook` of that list.
       signals: `StopOnSignalHook` (of several machines `StopTogetherHook`), to come last.
       tested: what the `EvaluationHook` runs: a `SavingEvaluation`; in a cluster the `Evaluation`.
-      end: in a cluster an `EndHook`, else None.
       newest: `NewestCheckpoint`, of `save_listeners`.
       best: `BestEvaluation`; None without --keep_best.
     """
@@ -79,21 +78,18 @@ def make_hooks(job, cluster=None):
         ('accuracy', FLAGS.stop_at_accuracy) if FLAGS.stop_at_accuracy else
         (SINCE_BEST, FLAGS.stop_after) if FLAGS.stop_after else None,
         skip_end=lambda: signals.stopping_signal is not None)
-    of_cluster, end = [], None
-    if cluster is not None:
-        end = EndHook(cluster, job, signals)
-        of_cluster = [end]
-        if not cluster.synchronous:
-            # Asynchronous workers all count the same global step: the chief stops at the last step
-            # of the run, however many it has done itself.
-            of_cluster = [tf.train.StopAtStepHook(last_step=counts.last_step), end]
+    of_cluster = []
+    if cluster is not None and not cluster.synchronous:
+        # Asynchronous workers all count the same global step: the chief stops at the last step of
+        # the run, however many it has done itself.
+        of_cluster = [tf.train.StopAtStepHook(last_step=counts.last_step)]
     newest = NewestCheckpoint(train_dir())
     first = ([StartInputHook(job.iterator, job.evaluation)]
              + [MinutesHook(FLAGS.max_minutes)] * bool(FLAGS.max_minutes)
              + of_cluster + listeners + profiles + [evaluation])
     saved = [hook.listener for hook in listeners] + [SaveOnSignal(), newest]
     return RunHooks(first, saved, progress, evaluation,
-                    signals, tested, end, newest, best)
+                    signals, tested, newest, best)
 
 
 class MinutesHook(OccasionalHook):
@@ -201,45 +197,14 @@ class StartInputHook(OccasionalHook):
         return False
 
 
-class EndHook(OccasionalHook):
-    """Says why a run ends before its last step.
+def tell_end(signals):
+    """Prints that a signal to a worker of a cluster has ended the run, if one has.
 
-    Attributes:
-      step: steps that the run has done when the session ends; None before.
+    Args:
+      signals: `StopTogetherHook`.
     """
-
-    def __init__(self, cluster, job, signals):
-        """
-        Args:
-          cluster: `Cluster`.
-          job: `Job`.
-          signals: `StopTogetherHook`.
-        """
-        self.step = None
-        self._cluster, self._counts, self._signals = cluster, job.counts, signals
-
-    def is_due(self):
-        """Never: there is nothing to do around a step."""
-        return False
-
-    def end(self, session):
-        """Reads the step."""
-        self.step = int(session.run(self._counts.global_step))
-
-    def reason(self):
-        """`'stopped at step 629 of 100000: worker 1 was told to stop (SIGTERM)'`; or None."""
-        why = self._signals.reason()
-        if why is None and not self._cluster.is_chief and self._signals.is_told:
-            why = '%s, the chief, has ended the run' % self._cluster.who(0)
-        if why is None or self.step is None or self.step >= self._counts.last_step:
-            return None
-        return 'stopped at step %d of %d: %s' % (self.step, self._counts.last_step, why)
-
-
-def tell_end(end):
-    """Prints the reason of an `EndHook`, if there is one; `end` may be None."""
-    if end is not None and end.reason() is not None:
-        print(end.reason(), flush=True)
+    if signals.reason() is not None:
+        print('stopped: %s' % signals.reason(), flush=True)
 
 
 class NewestCheckpoint(tf.train.CheckpointSaverListener):

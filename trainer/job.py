@@ -138,7 +138,7 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
 
 
 def _build(setup, batch, devices, learning_rate, is_static, cluster):
-    """The `BuiltTowers` of the flags, on a batch; `is_static`: all are of one size."""
+    """The `BuiltTowers` of the flags; `is_static`: all batches are of one size."""
     is_replicated = FLAGS.variable_device == 'replicated'
     return towers.build_towers(
         setup.model.model_fn('train'), batch,

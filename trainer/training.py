@@ -13,7 +13,7 @@ from trainer.data import data_ended, data_ended_on_worker
 from trainer.evaluator import evaluate_run, say_ended
 from trainer.exit_status import status_of_signal
 from trainer.flags import FLAGS, train_dir
-from trainer.hooks import EndHook, StartInputHook, make_hooks, tell_end
+from trainer.hooks import StartInputHook, make_hooks, tell_end
 from trainer.resources import memory_limit, session_config
 from trainer.results import export, report
 from trainer.run_settings import SettingsHook, run_settings
@@ -88,7 +88,8 @@ class Training:
         stopped_by = hooks.signals.stopping_signal
         if stopped_by is None and hooks.failure is None:
             report(hooks.progress.throughput, hooks.evaluation.latest, self._job.setup)
-        tell_end(hooks.end)
+        if self._cluster is not None:
+            tell_end(hooks.signals)
         print('checkpoint     %s' % hooks.newest.path)
         if hooks.best is not None and hooks.best.text:
             print('best           %s' % hooks.best.text)
@@ -168,8 +169,7 @@ def work(cluster, job):
       ClusterError, WorkerLostError: as `towers.join`.
     """
     signals = towers.StopTogetherHook(cluster, job.built)
-    end = EndHook(cluster, job, signals)
-    own_hooks = [StartInputHook(job.iterator), end]
+    own_hooks = [StartInputHook(job.iterator)]
     if not cluster.synchronous:
         own_hooks.append(tf.train.StopAtStepHook(last_step=job.counts.last_step))
     has_ended, ended = False, None
@@ -191,5 +191,5 @@ def work(cluster, job):
     print('%s ended' % cluster.name, flush=True)
     if ended is not None:
         raise ended
-    tell_end(end)
+    tell_end(signals)
     return status_of_signal(signals.stopping_signal)

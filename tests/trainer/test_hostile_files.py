@@ -83,6 +83,7 @@ CASES = [
     (settings(**{'names of classes': 5}), CLASSES,
      'settings.json is not as train.py wrote it: names of classes is 5'),
     (settings(**{'names of classes': '\x1b[2J'}), CLASSES, r"class 0 is 'a', and was '\x1b[2J'"),
+    (fifo('settings.json'), ['--mode=eval'] + CLASSES, 'settings.json is a pipe'),
     (fifo('data/labels.txt'), ['--mode=check_data', '--dataset=tfrecords', '--data_dir={}/data'],
      'labels.txt is a pipe')]
 LATE = [  # read when the graph is there

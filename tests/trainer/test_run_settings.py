@@ -135,7 +135,7 @@ def test_a_run_that_goes_on_says_what_changed(tmp_path):
 @pytest.mark.parametrize('first, second, names, text', [
     (momentum, sgd, ('momentum', 'sgd'), r'--optimizer=sgd, was momentum: the checkpoint \S+-2 '
      r'holds state that the checkpoints to come would be without: w/Momentum\. Nothing was '
-     r'changed\. Go on with --optimizer=momentum\. Or begin another run in another --train_dir, which --init_from='),
+     r'changed\. Go on with --optimizer=momentum\. Or begin another run in '),
     (sgd, momentum, ('sgd', 'momentum'), r'--optimizer=momentum, was sgd: the checkpoint \S+-2 is '
      r'of another model: 1 of the 3 variables of this model differ: not in the checkpoint: '
      r'w/Momentum\. Nothing was changed\. Go on with --optimizer=sgd\. Or begin another run in ')])

@@ -12,7 +12,6 @@ from trainer.cluster import compared_flags, make_cluster, workers_a_step
 from trainer.command_line import in_flags
 from trainer.contradictions import contradiction
 from trainer.flags import FLAGS
-from trainer.hooks import EndHook
 from trainer.job import build_job, make_setup
 from trainer.run_settings import run_settings
 
@@ -72,8 +71,8 @@ def test_the_cluster_is_that_of_tf_config(monkeypatch):
     with flagsaver.flagsaver(cluster='ring'), pytest.raises(towers.InvalidArgumentError) as error:
         make_cluster()
     assert in_flags(str(error.value)) == (
-        'the cluster has 2 tasks of the job worker, and nothing says which of them this process is: '
-        'give an "index" in the "task" of TF_CONFIG.')
+        'the cluster has 2 tasks of the job worker, and nothing says which of them this process '
+        'is: give an "index" in the "task" of TF_CONFIG.')
 
 
 @pytest.mark.slow
@@ -113,21 +112,6 @@ def test_workers_compare_every_flag_that_changes_the_numbers():
             'seed', 'train_steps', 'train_epochs', 'stop_at_accuracy'} <= compared
     # Each machine's own, or compared as what they come to.
     assert not compared & {'data_dir', 'train_dir', 'devices', 'batch_size', 'log_every', 'copies'}
-
-
-@pytest.mark.parametrize('rank, step, stopped_by, is_told, expected', [
-    (0, 629, 'worker 1 was told to stop (SIGTERM)', True,
-     'stopped at step 629 of 1000: worker 1 was told to stop (SIGTERM)'),
-    (1, 629, None, True, 'stopped at step 629 of 1000: worker 0 (a:1), the chief, has ended the '
-     'run'),
-    (0, 629, None, False, None), (1, 1000, None, True, None), (1, None, None, True, None)])
-def test_a_run_that_ends_before_its_last_step_says_why(rank, step, stopped_by, is_told, expected):
-    signals = types.SimpleNamespace(reason=lambda: stopped_by, is_told=is_told)
-    job = types.SimpleNamespace(counts=types.SimpleNamespace(last_step=1000, global_step=None))
-    end = EndHook(towers.Cluster('ring', ['a:1', 'b:2'], rank=rank), job, signals)
-    if step is not None:
-        end.end(types.SimpleNamespace(run=lambda unused_fetch: step))
-    assert end.reason() == expected
 
 
 def test_a_worker_that_saves_nothing_exports_nothing(monkeypatch, tmp_path):

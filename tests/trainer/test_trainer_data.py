@@ -82,7 +82,8 @@ def model_for_three_channels():
 @pytest.mark.slow
 def test_bad_images_are_listed_left_out_and_resumed(runner, tmp_path, model_for_three_channels):
     folder = images(tmp_path / 'data', BAD)
-    flags = FOLDER + ['--data_dir=' + folder, '--config={"bad_examples": "%s"}' % (tmp_path / 'bad')]
+    flags = FOLDER + ['--data_dir=' + folder,
+                      '--config={"bad_examples": "%s"}' % (tmp_path / 'bad')]
     run = runner.start(tmp_path / 'run', ['--mode=check_data'] + flags[:1] + flags[-2:])
     assert run.status() == 1
     assert 'train          8 images that can be used, 2 bad' in run.stdout
@@ -112,10 +113,11 @@ def test_a_bad_training_image_ends_the_run_by_name(runner, tmp_path, model_for_t
     flags = FOLDER + ['--data_dir=' + folder]
     runner.run(tmp_path / 'run', flags + ['--train_steps=2'], before=model_for_three_channels)
     assert newest(tmp_path / 'run') == 2
-    for options in (['--train_steps=3'], ['--mode=diagnose', '--config={"diagnose_seconds": 0.1}']):
+    for options in (['--train_steps=3'],
+                    ['--mode=diagnose', '--config={"diagnose_seconds": 0.1}']):
         run = runner.start(tmp_path / 'run', flags + options, model_for_three_channels)
         assert run.status() == 1
-        assert re.search(r'train.py: \S+train/a/3.jpg is empty. --mode=check_data with bad_examples of',
+        assert re.search(r'train.py: \S+train/a/3.jpg is empty. --mode=check_data bad_examples',
                          run.stderr), run.stderr
         assert 'Traceback' not in run.stderr
 

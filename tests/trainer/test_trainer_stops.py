@@ -222,41 +222,10 @@ def test_a_reader_that_has_seen_enough_ends_a_run_in_good_order(runner, tmp_path
     assert [line['step'] for line in metrics(folder)] == list(range(2, step + 1, 2))
     # One that never read is nothing to begin a run for.
     run = runner.start(tmp_path / 'other', LONG, before=UNREAD)
-    assert run.status() == 128 + signal.SIGHUP
-    assert not steps_saved(tmp_path / 'other') or newest(tmp_path / 'other') < 100
+    assert run.status() == -signal.SIGHUP and not steps_saved(tmp_path / 'other')
     for argv in (['--help'], ['--mode=eval']):
         run = runner.start(folder, argv, before=UNREAD)
         assert run.status() == -signal.SIGHUP and run.stderr == ''
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists('/dev/full'), reason='there is no /dev/full')
-def test_output_onto_a_full_disk(runner, tmp_path):
-    full = 'import os; os.dup2(os.open("/dev/full", os.O_WRONLY), 1)'
-    run = runner.start(tmp_path / 'run', LONG, before=full)
-    assert run.status() in (-signal.SIGHUP, 128 + signal.SIGHUP)
-    assert run.stderr.startswith(
-        'train.py: standard output cannot be written: No space left on device\n')
-
-
-# The first step asks for more memory than there is.
-NO_MEMORY = '''
-import tensorflow.compat.v1 as tf
-from towers.run.step_loop import LoopSession
-def run_steps(self, train_op, steps):
-    raise tf.errors.ResourceExhaustedError(
-        None, None, 'OOM when allocating tensor with shape[100,4096,4096,32] and type float')
-LoopSession.run_steps = run_steps
-'''
-
-
-@pytest.mark.slow
-def test_too_little_memory_is_one_line(runner, tmp_path):
-    run = runner.run(tmp_path / 'run', LONG, status=1, before=NO_MEMORY)
-    assert run.stderr.startswith(
-        'train.py: The step ran out of memory, for a tensor of shape [100, 4096, 4096, 32] (float, '
-        '214,748.4 MB). ')
-    assert run.stderr.count('\n') == 1 and 'accumulate=' in run.stderr
 
 
 @pytest.mark.slow

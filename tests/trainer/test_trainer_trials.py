@@ -57,7 +57,7 @@ def test_a_run_keeps_the_batch_that_it_was_last_started_with(tmp_path, monkeypat
 
 
 def test_diagnosis_measures_the_batches_of_the_run(monkeypatch):
-    """All of them have the examples that --remainder gives a step, moved by --augment_shift; the
+    """All of them have the examples that remainder gives a step, moved by augment_shift; the
     towers alone take the first one over and over."""
     asked = []
 

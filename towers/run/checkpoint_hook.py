@@ -141,10 +141,10 @@ class CheckpointHook(OccasionalHook):
 
     def _is_time(self, step):
         """Whether a checkpoint is due at this step."""
-        if step != self._saved_step and any(
-                getattr(listener, 'wants_save', False) for listener in self._listeners):
-            return True
-        return step // self._save_steps > self._saved_step // self._save_steps
+        if step == self._saved_step:
+            return False
+        return (any(getattr(listener, 'wants_save', False) for listener in self._listeners)
+                or step // self._save_steps > self._saved_step // self._save_steps)
 
     def _save(self, session, step):
         """Saves this step; returns whether a listener asks the run to stop.
