@@ -159,5 +159,5 @@ def _is_importing(frame):
     """Whether a frame is of the call or import of the user's code: one of ours, or of Python's own.
     """
     return (frame.f_globals.get('__name__') in (
-        datasets.own.__name__, own_model.__name__, 'importlib')
+        datasets.own.__name__, datasets.own_code.__name__, own_model.__name__, 'importlib')
             or frame.f_code.co_filename.startswith('<frozen importlib'))
