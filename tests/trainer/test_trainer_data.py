@@ -102,7 +102,7 @@ def test_bad_images_are_listed_left_out_and_resumed(runner, tmp_path, model_for_
     runner.run(tmp_path / 'whole', FOLDER[:3] + ['--mode=predict', '--predictions=%s' % table]
                + flags[-2:], before=model_for_three_channels)
     # The image that is left out, the first of four, has its number as well.
-    assert [row.split(',')[:2] for row in table.read_text().splitlines()] == [
+    assert [row.split(',')[:3:2] for row in table.read_text().splitlines()] == [
         ['image', 'label'], ['1', '0'], ['2', '1'], ['3', '1']]
 
 

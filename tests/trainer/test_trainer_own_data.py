@@ -108,12 +108,12 @@ def test_an_empty_test_set_shows_before_the_training(failing):
 def test_a_test_set_without_end_is_an_error_and_what_was_trained_is_saved(failing):
     done, lines = failing('endless')
     assert lines == [
-        'train.py: eval_batches of own_data:endless gives 30 images or more, and its num_examples '
+        'train.py: eval_batches of own_data:endless gives 30 examples or more, and its num_examples '
         'says 20 for test: correct that, or end the pipeline by .take(20)']
     assert newest(done.train_dir) == 4
     assert 'test accuracy' not in done.stdout
     done, lines = failing('endless', '--mode=eval')
-    assert lines[-1].startswith('train.py: eval_batches of own_data:endless gives 30 images or')
+    assert lines[-1].startswith('train.py: eval_batches of own_data:endless gives 30 examples or')
 
 
 @pytest.mark.slow
