@@ -77,15 +77,6 @@ def test_a_branch_on_an_input_is_where_tf_puts_it(copies):
     assert 'tower 1 off /cpu:1: %s' % stray.name in towers.audit(built).broken[0]
 
 
-@pytest.mark.parametrize('num_towers', [1, 2])
-def test_initial_values_of_a_part_of_the_batch_are_a_note(num_towers):
-    def model(x):
-        scale = tf.get_variable('scale', initializer=lambda: tf.reduce_max(x), use_resource=True)
-        return tf.reduce_mean(x * scale)
-    notes = towers.audit(towers.build_towers(model, np.ones(4), sgd(), num_towers)).notes
-    assert ("initial values of tower 0's part of the batch: scale" in notes) == (num_towers == 2)
-
-
 def test_many_pairs_of_devices_are_summed_up_in_a_line():
     built = towers.build_towers(slope, np.ones(8), sgd(), 8)
     audit = towers.audit(built)
@@ -155,15 +146,6 @@ def test_a_variable_that_only_some_towers_use():
         return linear(x, y) + (tf.reduce_mean(extra) if len(calls) != 2 else 0.)
     built = towers.build_towers(model_fn, samples.vectors(6), sgd(), 3, copies='reuse')
     assert 'variable extra is used by tower 0, 2 only' in towers.audit(built).notes
-
-
-def test_trainable_variables_without_a_gradient():
-    def model_fn(x, y):
-        for i in range(5):
-            tf.get_variable('unused%d' % i, [2])
-        return linear(x, y)
-    notes = towers.audit(towers.build_towers(model_fn, VECTORS, sgd(), 2)).notes
-    assert ('no gradient, hence never trained: unused0, unused1, unused2, ... (2 more)') in notes
 
 
 # ---- what the runtime placed --------------------------------------------------------------------

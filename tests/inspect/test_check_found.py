@@ -95,3 +95,12 @@ def test_an_initial_value_of_the_whole_batch_is():
         scale = tf.get_variable('g', initializer=tf.reduce_mean(tf.square(tf.constant(X))))
         return error(tf.matmul(x, kernel()) * scale, y)
     assert towers.check_towers(model_fn, (X, Y), steps=1).equal
+
+
+@pytest.mark.parametrize('options, names', [
+    (dict(devices=1), []), (dict(devices=1, memory=towers.Memory(accumulate=2)), ['g'])])
+def test_the_plan_names_such_an_initial_value(options, names):
+    plan = towers.build_towers(scaled_by_its_first_batch, (X, Y), samples.sgd(), **options).plan
+    assert plan.initial_of_first == names
+    line = "  initial value    of g is of tower 0's part of the batch, not of all of it"
+    assert str(plan).split('\n').count(line) == len(names)

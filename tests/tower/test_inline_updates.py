@@ -188,10 +188,7 @@ def test_a_step_does_not_run_the_other_towers_writes():
               if op.type.startswith('Assign')]
     assert len(writes) == 2 and not any('tower_' in name for name in writes)
     assert 'tower 0 alone writes %s, fc/BatchNorm/moving_variance' % MEAN in str(built.plan)
-    audit = towers.audit(built)
-    assert not audit.broken
-    assert any(note.startswith('in the forward pass, tower 0 alone writes ' + MEAN)
-               for note in audit.notes)
+    assert not towers.audit(built).broken
 
 
 @pytest.mark.parametrize('v2, accumulate', [(False, 2), (True, 1)], ids=['v1', 'v2'])

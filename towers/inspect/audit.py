@@ -69,9 +69,9 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
       `Audit`. Broken are: a variable, a replica of one, or a slot off its device; an operation or
       gradient operation of a tower on another device, unless it reads or writes a variable there or
       the model itself put it there by `tf.device`.
-      Notes are: variables that only some towers use, trainable variables without a gradient,
-      operations colocated with their variable, or put elsewhere by the model's own `tf.device`,
-      and the bytes of replicas.
+      Notes are, beside what the plan says: variables that only some towers use, operations
+      colocated with their variable, or put elsewhere by the model's own `tf.device`, and the bytes
+      of replicas.
 
     Raises:
       InvalidArgumentError: `run_metadata` has no partition graphs; `built` is something else.
@@ -89,15 +89,6 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     for variable, towers in _used_by_some(built):
         notes.append('variable %s is used by tower %s only' % (
             variable, ', '.join(map(str, towers))))
-    if built.plan.without_gradient:
-        notes.append('no gradient, hence never trained: ' + _some(built.plan.without_gradient))
-    if built.plan.own_state:
-        notes.append('each tower has its own: ' + _some(built.plan.own_state))
-    if built.plan.initial_of_first:
-        notes.append("initial values of tower 0's part of the batch: " + _some(
-            built.plan.initial_of_first))
-    if built.plan.inline_updates:
-        notes.append('in the forward pass, ' + built.plan.inline_updates)
     if built.replicas is not None:
         notes.append('%d replicas of trainable variables, and their %d slots, take %s on %s' % (
             len(built.replicas.variables), len(built.replicas.slots),

@@ -30,15 +30,11 @@ class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments bat
         """The largest of the peaks, in bytes, an int."""
         return max(self.peaks.values())
 
-    def error_of(self, account):
-        """The relative error of a `MemoryAccount`: 0.1 is 10 % more than measured."""
-        return account.peak / float(self.peak) - 1.
-
     def against(self, account):
         """A line with the peak of a `MemoryAccount`, the measured peak, and the error."""
         return 'batch %s: predicted %.1f MB, measured %.1f MB, error %+.1f %%' % (
             '?' if account.batch_size is None else account.batch_size, account.peak / 1e6,
-            self.peak / 1e6, 100 * self.error_of(account))
+            self.peak / 1e6, 100 * (account.peak / float(self.peak) - 1.))
 
     def __str__(self):
         return '\n'.join('%-10s %9.1f MB in use at the most, at %s' % (
@@ -47,8 +43,8 @@ class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments bat
 
 
 def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, *,
-                   session: typing.Optional[tf.Session] = None, train_op: typing.Any = None,
-                   warm_up: int = 2, steps: int = 2, start: typing.Sequence = (),
+                   session: typing.Optional[tf.Session] = None, warm_up: int = 2, steps: int = 2,
+                   start: typing.Sequence = (),
                    config: typing.Optional[tf.ConfigProto] = None) -> MeasuredMemory:
     """Runs a few steps and says how much memory they took.
 
@@ -56,7 +52,6 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
       built: what `build_towers` returned.
       feed_dict: for `session.run`.
       session: a session whose variables are initialized; None: one is made, initialized and closed.
-      train_op: the operation of a step; None for `built.train_op`.
       warm_up: steps before the measured ones, at least 1: the first steps allocate memory that
         stays.
       steps: how many steps are measured; the largest peak counts.
@@ -79,11 +74,8 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
     if session is not None and (isinstance(session, type) or not hasattr(session, 'run')):
         raise InvalidArgumentError('session=%.80r of type %s: expected a tf.Session, or None.' % (
             session, type(session).__name__))
-    if train_op is not None:
-        check_fetches('train_op', train_op, 'the operation of a step, or None for built.train_op')
     start = checked_start('start', start)
-    step = train_op if train_op is not None else (
-        built.train_op if built.train_op is not None else built.loss)
+    step = built.train_op if built.train_op is not None else built.loss
     peaks, moments = {}, {}
     with explained_input(), contextlib.ExitStack() as stack:
         if session is None:
