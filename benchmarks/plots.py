@@ -123,6 +123,7 @@ def draw_peers(ratios, peaks, path):
     left.set_yticks(range(len(workloads)), labels=[_WORKLOADS[each] for each in workloads])
     left.set_ylim(len(workloads) - 0.5, -0.5)
     left.set_title('Time of a step, four towers = 1×')
+    left.set_xlabel('right of the line: slower than towers')
     left.legend(fontsize=8, loc='upper right')
     shown = {'towers': 'four towers', **_PEERS}
     bars = right.barh(range(len(shown)), [peaks.get(peer, 0) / 1e6 for peer in shown],

@@ -201,11 +201,6 @@ def test_example_of_the_readme_has_its_diff_and_prints_what_stands_there(run_pro
     assert pages.is_printed(output, printed.splitlines()), printed
 
 
-def test_the_loss_of_the_readme_is_that_of_its_page():
-    (block,) = pages.blocks('README.md', 'python')
-    assert '\n'.join(block.lines) in pages.text('docs/whole_batch.md')
-
-
 def test_readme_fits_three_screens():
     lines = pages.text('README.md').splitlines()
     assert len(lines) <= 150
