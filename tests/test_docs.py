@@ -14,7 +14,6 @@ import textwrap
 from absl.testing import flagsaver
 import pytest
 import tensorflow
-import tensorflow.compat.v1 as tf
 
 import pages
 import towers
@@ -354,6 +353,19 @@ def test_every_public_name_is_in_the_reference():
     public = {name for name in dir(towers) if not name.startswith('_') and type(
         getattr(towers, name)) is not type(towers)}
     assert listed == public
+
+
+def test_signatures_of_the_reference_are_the_real_ones():
+    text = '\n'.join(line for block in pages.blocks('docs/api.md', 'text') for line in block.lines)
+    shown = re.findall(r'^(\w+)\((.*?)\)', text, re.MULTILINE)
+    assert len(shown) >= 5
+    for name, arguments in shown:
+        real = iter(str(inspect.Parameter(each.name, each.kind, default=each.default))
+                    for each in inspect.signature(getattr(towers, name)).parameters.values())
+        for argument in arguments.split(', '):
+            assert argument in ('*', '…') or argument in real, (name, argument)
+    fields = re.search('-> BuiltTowers: (.*?), …', text, re.DOTALL).group(1)
+    assert set(re.split(r',\s+', fields)) <= set(towers.BuiltTowers._fields)
 
 
 def test_the_reference_has_each_field_of_each_public_tuple():
