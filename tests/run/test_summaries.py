@@ -123,7 +123,7 @@ def test_norm_of_a_sparse_gradient_adds_repeated_rows_first(tmp_path):
 
 @pytest.mark.parametrize('reduction', ['mean', 'sum'])
 def test_the_noise_scale_is_that_of_plain_gradients(reduction):
-    """Of the papers' formulas, with gradients of the shards by numpy; L2 losses are no noise."""
+    """Of the papers' formulas, with gradients of the shards by numpy; an L2 loss is in all."""
     x, y = np.random.RandomState(0).randn(12, 3), np.random.RandomState(1).randn(12)
 
     def model_fn(x, y):
@@ -134,7 +134,8 @@ def test_the_noise_scale_is_that_of_plain_gradients(reduction):
         model_fn, (tf.constant(x), tf.constant(y)), tf.train.GradientDescentOptimizer(0.5), 3,
         reduction, regularization='add')
     errors = x.dot([.5, -1., 2.]) - y
-    shards = [2 * (x[rows].T.dot(errors[rows])) / 4 for rows in np.split(np.arange(12), 3)]
+    shards = [2 * (x[rows].T.dot(errors[rows])) / 4 + 2 * np.array([.5, -1., 2.])
+              for rows in np.split(np.arange(12), 3)]
     small, big = np.mean([g.dot(g) for g in shards]), np.square(np.mean(shards, 0)).sum()
     trace, square = (small - big) / (1 / 4 - 1 / 12), (12 * big - 4 * small) / (12 - 4)
     with tf.Session(config=towers.session_config(built.devices)) as session:

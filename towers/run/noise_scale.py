@@ -3,7 +3,8 @@
 McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", appendix A.1. The gradients of
 N equal shards of a batch of B examples, of which b = B / N each, give without another pass
 
-    small = the mean of |G_k|^2,    big = |the mean of G_k|^2        G_k: of shard k's mean loss
+    small = the mean of |G_k|^2,    big = |the mean of G_k|^2        G_k: of shard k's mean loss,
+                                                                     with the regularization
     |G|^2 = (N big - small) / (N - 1)               an estimate of the true gradient's square
     S     = B (small - big) / (N - 1)               of the trace of one example's covariance
     noise scale = S / |G|^2
