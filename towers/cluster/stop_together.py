@@ -59,7 +59,7 @@ class StopTogetherHook(StopOnSignalHook):
         self.stopped_by = None
         self._cluster, self._machines = cluster, built.machines
         self._built = built
-        self._own = str([each is built for each in builds_of(built)].index(True))
+        self._own = str([each.machines for each in builds_of(built)].index(built.machines))
         self.is_told = self._has_said = False
         self._steps = 0  # of the connection, when it was looked at last
         self._first = self._latest = None  # the builds of the first step, and of the newest
