@@ -47,8 +47,9 @@ class ServedConnection(Connection):
         self._in_step, self._since, self._said = True, time.monotonic(), None
 
     def step_ended(self):
-        """Notes that this worker is in no step."""
-        self._in_step, self._since = False, time.monotonic()
+        """Notes that the step has been made."""
+        super(ServedConnection, self).step_ended()
+        self._since = time.monotonic()
 
     def leave(self):
         """Says that this session makes no more steps."""
