@@ -79,16 +79,28 @@ def connect(cluster, address, deadline, say):
     Raises:
       ClusterError: nothing answered in time.
     """
-    begun, said = time.monotonic(), None
-    timeout = deadline - begun
+    timeout = deadline - time.monotonic()
+    notice = Notice(say, timeout)
+    return wait_for(address, cluster.who(0), deadline, tried=lambda: notice.look(
+        '%s, start_timeout is %.3g s' % (cluster.who(0), timeout)))
 
-    def pause():
-        nonlocal said
-        now = time.monotonic()
-        if now - begun > min(FIRST, timeout / 2.) and (said is None or now - said > AGAIN):
-            said = now
-            say('waiting        for %s, start_timeout is %.3g s' % (cluster.who(0), timeout))
-    return wait_for(address, cluster.who(0), deadline, tried=pause)
+
+class Notice:
+    """Says for whom a wait is: a line when it takes long, and every 30 seconds from then on."""
+
+    def __init__(self, say, timeout):
+        """
+        Args:
+          say: called with the line.
+          timeout: seconds after which the wait ends; half of them pass at most before the line.
+        """
+        self._say, self._due = say, time.monotonic() + min(FIRST, timeout / 2.)
+
+    def look(self, whom):
+        """Says it, if it is time."""
+        if time.monotonic() > self._due:
+            self._due = time.monotonic() + AGAIN
+            self._say('waiting        for ' + whom)
 
 
 def _compared(rank, theirs, own):
