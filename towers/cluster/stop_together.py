@@ -18,12 +18,10 @@ class StopTogetherHook(StopOnSignalHook):
     all workers, among the hooks that come last. Then only one of them has to know how many steps
     there are: in a ring, and with Horovod, all workers stop when one does, on parameter servers
     when the chief does, whatever the reason (asynchronous workers after the step in which they see
-    it). The end of a worker's data is no such stop, see
-    `until_all_end`.
+    it). The end of a worker's data is no such stop, see `until_all_end`.
 
-    A step that another worker has begun meanwhile changes nothing: it raises
-    `tf.errors.OutOfRangeError`, which `tf.train.MonitoredSession` takes for the end of the
-    training, as at the end of the data.
+    A worker that would begin one more step gets `tf.errors.OutOfRangeError`, which
+    `tf.train.MonitoredSession` takes for the end of the training, as at the end of the data.
 
         with …session(hooks=[stop]) as session:
             while not session.should_stop():
