@@ -25,6 +25,7 @@ from towers.errors import ClusterError
 FIRST, AGAIN = 5., 30.  # seconds to the first line about a wait, and from one line to the next
 _BEATS = 5  # messages that a worker sends within `dead_after`
 _LINGER = 0.5  # seconds
+_MOST_STRANGERS = 256  # connections of processes that have not said who they are
 _CUT = 'its process has ended, or its machine cut the connection'
 _ENDED_EARLY = ('it has ended its training, perhaps for lack of data, and others have not: see '
                 'until_all_end')
@@ -153,6 +154,8 @@ class Coordinator:
                 self._strangers.append(Lines(self._listener.accept()[0]))
             except OSError:  # it is gone already, or this process has too many connections
                 time.sleep(0.01)
+            if len(self._strangers) > _MOST_STRANGERS:
+                self._drop(next(each for each in self._strangers if each is not self._own))
             return
         for lines in [each for each in self._strangers if each.socket is ready]:
             try:
