@@ -102,12 +102,6 @@ def test_workers_that_step_other_builds_are_told_so():
     together(work, 2)
 
 
-def test_a_session_with_another_digest_does_not_begin():
-    of_all = members(2)
-    assert together(lambda rank: of_all[rank].connection.begin_session(str(rank)), 2) == [
-        False, False]
-
-
 def test_who_waits_for_a_step_is_told_for_whom(monkeypatch):
     monkeypatch.setattr(coordinator_module, 'FIRST', 0.1)
     of_all = members(2)
@@ -364,14 +358,6 @@ def test_of_ten_thousand_messages_of_strangers_none_does_more_than_close_its_con
     of_all = together(work, 2, seconds=PATIENCE)
     assert said and all(each.isprintable() for each in said)
     assert not any(each.losses for each in of_all)
-
-
-@pytest.mark.parametrize('line', [
-    b'[1]', b'{', b'\xff', b'{"type": "hello", "rank": true}'])
-def test_a_line_that_is_no_object(line):
-    with connected() as (sender, receiver), pytest.raises(ClusterError, match='is no message'):
-        sender.sendall(line + b'\n')
-        receiver.take()
 
 
 @pytest.mark.parametrize('address, expected', [

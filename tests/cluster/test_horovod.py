@@ -106,19 +106,18 @@ class Coordinated:
     newest is the last."""
 
     def __init__(self, left_after=None, last=None):
-        self.steps, self.builds, self.checks, self.is_over = 0, '0', False, False
+        self.made, self.builds, self.checks, self.is_over = 0, '0', False, False
         self.stopped_by, self._left_after, self._last, self.has_left = None, left_after, last, False
 
     def begin_step(self, builds):
-        if self.steps == self._left_after:
+        if self.made == self._left_after:
             self.is_over = True
             raise tf.errors.OutOfRangeError(None, None, 'another worker has ended its steps')
-        self.steps += 1
-        if self.steps == self._last:
-            self.is_over, self.stopped_by = True, (1, 15)
 
     def step_ended(self):
-        pass
+        self.made += 1
+        if self.made == self._last:
+            self.is_over, self.stopped_by = True, (1, 15)
 
     def leave(self):
         self.has_left = True

@@ -10,11 +10,10 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers import Cluster, StopTogetherHook
-from towers.cluster import served_connection
 from towers.cluster.connection import connect, meet
 from towers.cluster.coordinator import Coordinator
 from towers.cluster.ports import listen
-from towers.cluster.served_connection import ServedConnection, ServerWatch
+from towers.cluster.served_connection import ServedConnection
 from towers.errors import ClusterError
 from one_process import addresses
 
@@ -125,21 +124,6 @@ def test_a_chief_that_is_gone_is_looked_for():
     again = Coordinator(workers.cluster(0), SAME, listen(workers._address, print), 600., 60., print)
     until(lambda: not other.chief_gone)
     assert not other.chief_gone and again._workers[1].lines is not None
-
-
-@pytest.mark.parametrize('in_step, answer, said', [
-    (False, False, 'no step for more than 0.1 seconds; ps 0 (ps:1) does not answer: start it '
-     'again, and the run goes on'),
-    (True, None, 'the step takes more than 0.1 seconds; ps 0 (ps:1) takes connections and says '
-     'nothing: its process is frozen')])
-def test_a_server_that_does_not_answer_is_named(in_step, answer, said, monkeypatch):
-    monkeypatch.setattr(served_connection, 'all_answers', lambda addresses: [answer])
-    lines = []
-    watch = ServerWatch(Cluster('ps', ['w:1'], ['ps:1']), types.SimpleNamespace(
-        waits_since=(time.monotonic(), in_step)), 0.1, lines.append)
-    until(lambda: lines)
-    watch.close()
-    assert lines == ['waiting        ' + said]
 
 
 def hook_of(cluster):

@@ -50,8 +50,8 @@ def meet(cluster, fingerprint, connected, deadline, say):
         return lines
     except (EOFError, OSError):
         lines.close()
-        raise ClusterError('%s has closed the connection: it is at work already, or was ended. '
-                           'All workers start together.' % cluster.who(0)) from None
+        raise ClusterError('%s has closed the connection: it is at work already, or was ended: see '
+                           'what it says.' % cluster.who(0)) from None
     except ClusterError:
         lines.close()
         raise
@@ -79,16 +79,28 @@ def connect(cluster, address, deadline, say):
     Raises:
       ClusterError: nothing answered in time.
     """
-    begun, said = time.monotonic(), None
-    timeout = deadline - begun
+    timeout = deadline - time.monotonic()
+    notice = Notice(say, timeout)
+    return wait_for(address, cluster.who(0), deadline, tried=lambda: notice.look(
+        '%s, start_timeout is %.3g s' % (cluster.who(0), timeout)))
 
-    def pause():
-        nonlocal said
-        now = time.monotonic()
-        if now - begun > min(FIRST, timeout / 2.) and (said is None or now - said > AGAIN):
-            said = now
-            say('waiting        for %s, start_timeout is %.3g s' % (cluster.who(0), timeout))
-    return wait_for(address, cluster.who(0), deadline, tried=pause)
+
+class Notice:
+    """Says for whom a wait is: a line when it takes long, and every 30 seconds from then on."""
+
+    def __init__(self, say, timeout):
+        """
+        Args:
+          say: called with the line.
+          timeout: seconds after which the wait ends; half of them pass at most before the line.
+        """
+        self._say, self._due = say, time.monotonic() + min(FIRST, timeout / 2.)
+
+    def look(self, whom):
+        """Says it, if it is time."""
+        if time.monotonic() > self._due:
+            self._due = time.monotonic() + AGAIN
+            self._say('waiting        for ' + whom)
 
 
 def _compared(rank, theirs, own):
@@ -108,8 +120,8 @@ class Connection:
       stopped_by: None, or `(rank, number)` of the worker that got a signal, and the signal's.
       is_over: whether this session makes no step after the one that it has begun last.
       checks: whether all workers compare their weights after that step.
-      steps: how many steps this session has begun.
-      builds: the numbers of the builds that made the newest one, in words: `'0'`, `'0 1'`.
+      steps, made: how many steps this session has begun, and made.
+      builds: the numbers of the builds of the newest one, in words: `'0'`, `'0 1'`.
     """
 
     def __init__(self, cluster, lines, dead_after, say, on_lost):
@@ -123,7 +135,7 @@ class Connection:
         """
         self.lost = self.stopped_by = None
         self.is_over = self.checks = False
-        self.steps, self.builds = 0, ''
+        self.steps, self.made, self.builds = 0, 0, ''
         self._cluster, self._lines, self._say = cluster, lines, say
         self._dead_after, self._on_lost = dead_after, on_lost
         self._session, self._has_begun, self._in_step = 0, False, False
@@ -148,7 +160,7 @@ class Connection:
           WorkerLostError: a worker is gone.
         """
         self._session += 1
-        self.steps, self.stopped_by, self.is_over = 0, None, False
+        self.steps, self.made, self.stopped_by, self.is_over = 0, 0, None, False
         self._has_begun = self._ask(digest) == 'go'
         self._in_step = False
         return self._has_begun
@@ -178,8 +190,8 @@ class Connection:
         self.builds = builds
 
     def step_ended(self):
-        """Notes that this worker is in no step."""
-        self._in_step = False
+        """Notes that the step has been made."""
+        self.made, self._in_step = self.made + 1, False
 
     def leave(self):
         """Says that this session makes no more steps.

@@ -25,6 +25,7 @@ from towers.errors import ClusterError
 FIRST, AGAIN = 5., 30.  # seconds to the first line about a wait, and from one line to the next
 _BEATS = 5  # messages that a worker sends within `dead_after`
 _LINGER = 0.5  # seconds
+_MOST_STRANGERS = 256  # connections of processes that have not said who they are
 _CUT = 'its process has ended, or its machine cut the connection'
 _ENDED_EARLY = ('it has ended its training, perhaps for lack of data, and others have not: see '
                 'until_all_end')
@@ -64,8 +65,8 @@ class _Worker:
       done: when it said that its training was over; or None.
     """
 
-    def __init__(self, rank):
-        self.rank, self.lines, self.refused, self.gone = rank, None, '', ''
+    def __init__(self, rank, lines=None):
+        self.rank, self.lines, self.refused, self.gone = rank, lines, '', ''
         self.heard = self.since = time.monotonic()
         self.begins, self.told, self.left, self.done = None, None, 0, None
         self.step, self.in_step = 0, False
@@ -153,6 +154,8 @@ class Coordinator:
                 self._strangers.append(Lines(self._listener.accept()[0]))
             except OSError:  # it is gone already, or this process has too many connections
                 time.sleep(0.01)
+            if len(self._strangers) > _MOST_STRANGERS:
+                self._drop(next(each for each in self._strangers if each is not self._own))
             return
         for lines in [each for each in self._strangers if each.socket is ready]:
             try:
@@ -214,24 +217,23 @@ class Coordinator:
             why = 'it has compared something else'
         if why:
             self._say('refused        worker %d: %s' % (rank, why))
-            if 0 < rank < count:
+            if 0 < rank < count and not self._is_here(self._workers[rank]):
                 self._workers[rank].refused = why
             self._send(lines, {'type': 'refused', 'why': why})
             self._drop(lines)
             return
         self._strangers.remove(lines)
-        self._welcome(self._workers[rank], lines)
+        self._welcome(rank, lines)
 
     def _is_here(self, worker):
         """Whether a worker is; where they come and go, one whose machine is off is not."""
         return worker.lines is not None and (
             self._are_together or time.monotonic() - worker.heard < 2 * beat(self._dead_after))
 
-    def _welcome(self, worker, lines):
-        if worker.lines is not None:
-            worker.lines.close()
-        worker.__init__(worker.rank)
-        worker.lines = lines
+    def _welcome(self, rank, lines):
+        if self._workers[rank].lines is not None:
+            self._workers[rank].lines.close()
+        self._workers[rank] = _Worker(rank, lines)
         if not self._are_together:
             self._is_complete = True
             self._send(lines, {'type': 'welcome'})
@@ -253,6 +255,7 @@ class Coordinator:
                 worker.since = time.monotonic()
         elif kind == 'begin':
             worker.since, worker.told = time.monotonic(), None
+            worker.step = message.get('step', 0)
             worker.begins = (message.get('session', 0), message.get('step', 0),
                              message.get('digest', ''))
             self._let_begin()
@@ -345,7 +348,8 @@ class Coordinator:
                    and worker.done is None]
         waiting = [worker for worker in self._workers if worker.in_step]
         if self._stops(done) and any(
-                now - max(worker.since, done[-1].done) > self._dead_after for worker in waiting):
+                now - max([worker.since] + [each.done for each in done]) > self._dead_after
+                for worker in waiting):
             self._lose(done[0], _ENDED_EARLY)  # in a ring: in the step of the others
         elif self._stops(missing) and waiting and now - self._begun > self._start_timeout:
             self._lose(missing[0], 'there is no word of it within start_timeout%s' % (

@@ -60,9 +60,9 @@ class DriftHook(NeverDueHook):
         Raises:
           ClusterError: a variable is another one on some worker.
         """
-        if self._steps == self._connection.steps:
+        if self._steps == self._connection.made:
             return  # a look at something else, by one worker alone
-        self._steps = self._connection.steps
+        self._steps = self._connection.made
         if not self._connection.checks and self._steps & (self._steps - 1):
             return
         counted = [] if self._built.global_step is None else [self._built.global_step]

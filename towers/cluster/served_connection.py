@@ -6,7 +6,7 @@ import time
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.connection import Connection, meet
+from towers.cluster.connection import Connection, Notice, meet
 from towers.cluster.coordinator import AGAIN, FIRST, silence_of
 from towers.cluster.ports import all_answers, split_address
 from towers.errors import ClusterError, WorkerLostError
@@ -47,8 +47,9 @@ class ServedConnection(Connection):
         self._in_step, self._since, self._said = True, time.monotonic(), None
 
     def step_ended(self):
-        """Notes that this worker is in no step."""
-        self._in_step, self._since = False, time.monotonic()
+        """Notes that the step has been made."""
+        super(ServedConnection, self).step_ended()
+        self._since = time.monotonic()
 
     def leave(self):
         """Says that this session makes no more steps."""
@@ -149,9 +150,9 @@ class ChiefWait:
             this worker has begun.
           say: called with lines.
         """
-        self._cluster, self._connection, self._say = cluster, connection, say
+        self._cluster, self._connection = cluster, connection
         self._whom, self._start_timeout = whom, start_timeout
-        self._begun, self._said = time.monotonic(), None
+        self._begun, self._notice = time.monotonic(), Notice(say, start_timeout)
 
     def pause(self, seconds):
         """Waits between two looks.
@@ -168,10 +169,8 @@ class ChiefWait:
                 '%s cannot begin: the session of %s, the chief, has not begun, and %s. When that '
                 'is mended, start the workers again.' % (
                     self._cluster.who(self._cluster.rank), self._cluster.who(0), why))
-        if now - self._begun > min(FIRST, self._start_timeout / 2.) and (
-                self._said is None or now - self._said > AGAIN):
-            self._said, gone = now, self._connection.chief_gone
-            self._say('waiting        for %s%s' % (self._whom, gone and ', which is gone: ' + gone))
+        gone = self._connection.chief_gone
+        self._notice.look(self._whom + (gone and ', which is gone: ' + gone))
         time.sleep(seconds)
 
 

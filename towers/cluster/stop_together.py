@@ -18,12 +18,10 @@ class StopTogetherHook(StopOnSignalHook):
     all workers, among the hooks that come last. Then only one of them has to know how many steps
     there are: in a ring, and with Horovod, all workers stop when one does, on parameter servers
     when the chief does, whatever the reason (asynchronous workers after the step in which they see
-    it). The end of a worker's data is no such stop, see
-    `until_all_end`.
+    it). The end of a worker's data is no such stop, see `until_all_end`.
 
-    A step that another worker has begun meanwhile changes nothing: it raises
-    `tf.errors.OutOfRangeError`, which `tf.train.MonitoredSession` takes for the end of the
-    training, as at the end of the data.
+    A worker that would begin one more step gets `tf.errors.OutOfRangeError`, which
+    `tf.train.MonitoredSession` takes for the end of the training, as at the end of the data.
 
         with …session(hooks=[stop]) as session:
             while not session.should_stop():
@@ -59,10 +57,10 @@ class StopTogetherHook(StopOnSignalHook):
         self.stopped_by = None
         self._cluster, self._machines = cluster, built.machines
         self._built = built
-        self._own = str([each is built for each in builds_of(built)].index(True))
+        self._own = str([each.machines for each in builds_of(built)].index(built.machines))
         self.is_told = self._has_said = False
-        self._steps = 0  # of the connection, when it was looked at last
-        self._first = self._latest = None  # the builds of the first step, and of the newest
+        # Steps made when the connection was looked at last; the builds of the first and the newest.
+        self._steps, self._first, self._latest = 0, None, None
 
     @property
     def stopping_signal(self):
@@ -84,6 +82,10 @@ class StopTogetherHook(StopOnSignalHook):
             return None
         rank = self._cluster.rank if self.received is not None else self.stopped_by[0]
         return 'worker %d was told to stop (%s)' % (rank, signal.Signals(number).name)
+
+    def begin(self):
+        """A session begins, whose steps are counted anew."""
+        self._steps, self._first, self._latest = 0, None, None
 
     def before_run(self, run_context):
         """Says a signal, if there was one."""
@@ -110,6 +112,8 @@ class StopTogetherHook(StopOnSignalHook):
             self._learn()
             self.is_told = self.is_told or self._machines.chief_has_ended
             self._machines.connection.leave()
+            if self._cluster.has_copies:
+                self._learn()
         super(StopTogetherHook, self).end(session)
 
     def noticed(self):
@@ -144,9 +148,9 @@ class StopTogetherHook(StopOnSignalHook):
           ClusterError: rounds begin with another step, or do not end with this hook's build.
         """
         connection = self._machines.connection
-        if connection.steps == self._steps:
+        if connection.made == self._steps:
             return False
-        self._steps, builds = connection.steps, connection.builds
+        self._steps, builds = connection.made, connection.builds
         self._first = self._first or builds
         if self._latest is not None and self._own in self._latest.split() and (
                 self._own not in builds.split() and builds != self._first):
