@@ -1,4 +1,4 @@
-"""Finds weights and optimizer state that have become others on some worker of a ring, or of Horovod.
+"""Finds weights and optimizer state that have become others on a worker of a ring or of Horovod.
 
 Every worker makes the update by itself. One that is computed from random numbers, the time, or what
 one worker alone knows would let their weights drift apart without an error. So all workers compare
@@ -9,7 +9,7 @@ step from each checkpoint on, for which the chief asks by its code in the sums o
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.several_builds import builds_of, shared_variables
+from towers.cluster.machines import builds_of, shared_variables
 from towers.cluster.stop_codes import CHECK
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
@@ -35,7 +35,7 @@ class DriftHook(NeverDueHook):
     def begin(self):
         """Makes the operations, when all variables are there."""
         builds = builds_of(self._built)
-        written = {name for each in builds for name in each.machines.update['lines']}
+        written = {name for each in builds for name in each.machines.written}
         written |= {variable.op.name for each in builds for variable in each.machines.state}
         variables, sums = shared_variables(self._built), []
         self._names = [variable.op.name for variable in variables]

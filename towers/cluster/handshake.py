@@ -12,7 +12,7 @@ import json
 import socket
 import time
 
-from towers.cluster.fingerprint import difference
+from towers.cluster.signature import difference
 from towers.cluster.json_messages import MOST_OF_WORKER_0, Lines, readable
 from towers.cluster.ports import split_address, wait_for
 from towers.cluster.wait_notice import REFUSED_WAITS, Waiting

@@ -16,17 +16,16 @@ from towers.api.built import BuiltTowers
 from towers.cluster import worker_data, horovod, session_guard, server_placement
 from towers.cluster.chief_wait import AwaitedChief, WaitingCreator
 from towers.cluster.cluster import Cluster
-from towers.cluster.partitioned_embeddings import check_lookups
 from towers.cluster.drift_check import AskForCheck, DriftHook
 from towers.cluster.ended_workers import EndedWorkers
-from towers.cluster.fingerprint import difference, fingerprint_of_all
 from towers.cluster.handshake import all_ready, check_port, meet
 from towers.cluster.member_hooks import (BegunAnewHook, BeginHook, BroadcastHook,
                                          NextSessionHook, StepWatchHook, ToldAgainHook,
                                          lost_session)
 from towers.cluster.parameter_servers import agree, answer_or_raise
-from towers.cluster.several_builds import builds_of
+from towers.cluster.machines import builds_of
 from towers.cluster.server_placement import SpreadingCreator, servers_of_variables
+from towers.cluster.signature import difference, signature
 from towers.cluster.stall import StallWatch, silent_servers
 from towers.cluster.step_fetches import StepFetches
 from towers.cluster.wait_notice import Waiting
@@ -181,11 +180,10 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     for each in builds_of(built):
         if each.machines.redirect is not None:
             each.machines.redirect()
-    own = fingerprint_of_all(cluster, built, settings)
+    own = signature(cluster, built, settings)
     if cluster.kind == 'ps':
         own['servers'] = servers_of_variables(
             cluster, tf.get_default_graph(), [variable for _, variable in built.gradients])
-        check_lookups()
         check_port(cluster.workers[cluster.rank], say)
         with Waiting(lambda: silent_servers(cluster), start_timeout, say):
             answer_or_raise(cluster, deadline)

@@ -5,9 +5,9 @@ import zlib
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.ring import broadcast_variables
+from towers.cluster.collectives import broadcast_variables
 from towers.cluster.session_guard import not_by_member
-from towers.cluster.several_builds import builds_of, shared_variables
+from towers.cluster.machines import builds_of, shared_variables
 from towers.cluster.step_fetches import refuse_sums_alone
 from towers.cluster.wait_notice import Waiting
 from towers.errors import ClusterError, WorkerLostError

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import check_instance
 from towers.api.built import BuiltTowers
 from towers.cluster.cluster import Cluster
-from towers.cluster.several_builds import builds_of
+from towers.cluster.machines import builds_of
 from towers.cluster.step_fetches import StepFetches
 from towers.errors import ClusterError, InvalidArgumentError
 from towers.run.stopping import StopOnSignalHook
