@@ -31,10 +31,10 @@ _SOURCE = re.compile('Iterator|Dequeue|Dataset|ReaderRead|ReadFile|^Placeholder|
 """Types of operations that bring in data: what is before them does not count."""
 
 _NO_NUMBERS = frozenset([
-    'seed', 'seed2', 'shape', 'shapes', 'element_shape', 'output_shapes', 'Tshape', 'message',
-    'shared_name', 'container', 'frame_name', 'parallel_iterations', 'token', 'tensor_array_name',
-    'use_cudnn_on_gpu', 'use_locking', 'validate_indices', 'validate_shape', 'grad_a', 'grad_b',
-    'debug_name', 'allowed_devices', 'config', 'config_proto', 'executor_type', 'value', 'dtype'])
+    'seed', 'seed2', 'shape', 'shapes', 'element_shape', 'output_shapes', 'message', 'shared_name',
+    'container', 'frame_name', 'stack_name', 'tensor_array_name', 'token', 'config',
+    'config_proto'])
+"""Attributes with names, seeds, sizes and settings of a machine."""
 
 
 def signature(cluster, built, settings=None):
