@@ -1,14 +1,16 @@
 """Examples per second of 2 towers, of clusters of 2 processes, and of others' clusters; and bytes.
 
     python -m benchmarks.cluster [--seconds=5] [--rounds=3] [--workloads=small_conv,dense]
-                                  [--examples=512]
+                                  [--examples=512] [--ways=towers,ring,ring@1,ring-bfloat16]
 
-Ways: `towers`, one process with 2 towers; `ring` and `ps`, 2 workers with a tower each; `mirrored`,
-TensorFlow's `MultiWorkerMirroredStrategy`; `horovod`, plain Horovod, where it is installed. All on
-this machine, over loopback, by turns, so that what else runs there hits all alike. Rates are
-of all processes together; ratios are of the same round, medians over the rounds. Bytes are what the
-kernel counts as acknowledged on this process's TCP connections (`TCP_INFO`), so they hold for
-Linux alone.
+Ways: `towers`, one process with 2 towers; `ring` and `ps`, 2 workers with a tower each;
+`ring-float16` and `ring-bfloat16`, whose gradients travel so; `ring@1`, with buffers of 1 MiB;
+`mirrored`, TensorFlow's `MultiWorkerMirroredStrategy`; `horovod`, plain Horovod, where it is
+installed. All on this machine, over loopback, by turns, so that what else runs there hits all
+alike. Rates are of all processes together; ratios are of the same round, medians over the rounds.
+Processor time is that of the processes that train, without parameter servers; it is steadier than
+the rates where other programs run. Bytes are what the kernel counts as acknowledged on this
+process's TCP connections (`TCP_INFO`), so they hold for Linux alone.
 """
 
 import argparse
@@ -23,7 +25,7 @@ import time
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
-WAYS = ('towers', 'ring', 'ps', 'mirrored', 'horovod')
+WAYS = ('towers', 'ring', 'ring-float16', 'ring-bfloat16', 'ps', 'mirrored', 'horovod')
 HOROVODRUN = os.path.join(os.path.dirname(sys.executable), 'horovodrun')
 _CHUNK = 10  # steps between two looks at the clock
 _TCP_INFO, _BYTES_ACKED = 11, 120  # where struct tcp_info has tcpi_bytes_acked, from Linux 4.2 on
@@ -60,21 +62,25 @@ def _left_out():
 
 def compare(options, workload):
     """Runs all ways by turns for one workload, and prints their rates."""
-    ways, rates, wire = options.ways.split(','), {}, {}
-    for _ in range(options.rounds):
+    ways, rates, used, wire = options.ways.split(','), {}, {}, {}
+    for number in range(options.rounds):
         for way in ways:
             results = run(way, options, workload)
             rates.setdefault(way, []).append(sum(each['rate'] for each in results))
-            if way == 'ring':
-                wire = next(each for each in results if each['rank'] == 0)
+            used.setdefault(way, []).append(statistics.mean(each['used'] for each in results))
+            print('%-10s %-13s round %d: %8.0f examples/s, %.3f ms of processor an example' % (
+                workload, way, number + 1, rates[way][-1], used[way][-1]), flush=True)
+            if way.startswith('ring'):
+                wire[way] = next(each for each in results if each['rank'] == 0)
     for way in ways:
-        ratios = [own / towers for own, towers in zip(rates[way], rates[ways[0]])]
-        print('%-10s %-9s %8.0f examples/s   %.2f of %s (%.2f to %.2f)' % (
+        ratios, costs = [[own / towers for own, towers in zip(found[way], found[ways[0]])]
+                         for found in (rates, used)]
+        print('%-10s %-13s %8.0f examples/s   %.2f of %s (%.2f to %.2f); processor %.2f of it' % (
             workload, way, statistics.median(rates[way]), statistics.median(ratios), ways[0],
-            min(ratios), max(ratios)), flush=True)
-    if wire:
-        print('%-10s ring sends %d bytes a step and worker, the least is %d: %.3f of it' % (
-            workload, wire['bytes'], wire['least'], wire['bytes'] / wire['least']), flush=True)
+            min(ratios), max(ratios), statistics.median(costs)), flush=True)
+    for way, sent in wire.items():
+        print('%-10s %s sends %d bytes a step and worker, %.3f of the least of float32, %d' % (
+            workload, way, sent['bytes'], sent['bytes'] / sent['least'], sent['least']), flush=True)
 
 
 def run(way, options, workload):
@@ -115,10 +121,13 @@ def worker(options):
     if options.worker in ('mirrored', 'horovod'):
         peer = getattr(cluster_peers, options.worker)(model_fn, arrays, _CHUNK)
         return report(*cluster_peers.timed(*peer, options.seconds, _CHUNK), 0, batch, 0, None)
+    kind, _, buffer_mb = options.worker.partition('@')
+    kind, _, wire = kind.partition('-')
     tf.disable_v2_behavior()
     cluster = None
     if options.worker != 'towers':
-        cluster = towers.Cluster.from_tf_config(options.worker)
+        cluster = towers.Cluster.from_tf_config(kind, wire=wire or None,
+                                                buffer_mb=float(buffer_mb) if buffer_mb else None)
         if cluster.job == 'ps':
             towers.serve(cluster, say=lambda line: None)
     count = 2 if cluster is None else 1
@@ -142,24 +151,27 @@ def worker(options):
 
 
 def timed(run_step, seconds, should_stop=lambda: False, forever=False):
-    """(steps, seconds, bytes sent) after a warm-up; forever: until told to stop."""
+    """(steps, seconds, processor's seconds, bytes sent) after a warm-up; forever: until told to
+    stop."""
     from tensorflow import errors
     run_step()
-    sent, begin, steps = bytes_sent(), time.perf_counter(), 0
+    sent, begin, used, steps = bytes_sent(), time.perf_counter(), time.process_time(), 0
     try:
         while not should_stop() and (forever or time.perf_counter() - begin < seconds):
             run_step()
             steps += _CHUNK
     except errors.OutOfRangeError:  # the chief of a ring has ended
         pass
-    return steps, time.perf_counter() - begin, bytes_sent() - sent
+    return (steps, time.perf_counter() - begin, time.process_time() - used,
+            bytes_sent() - sent)
 
 
-def report(steps, seconds, sent, batch, least, rank):
+def report(steps, seconds, used, sent, batch, least, rank):
     """Prints one line of JSON. The chief's steps are exact; others are told to stop within a chunk.
     """
     print(json.dumps({'rate': steps * batch / seconds, 'bytes': sent / max(steps, 1),
-                      'least': least, 'rank': rank}), flush=True)
+                      'used': 1e3 * used / max(steps * batch, 1), 'least': least,
+                      'rank': rank}), flush=True)
 
 
 def bytes_sent():

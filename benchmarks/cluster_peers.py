@@ -85,12 +85,13 @@ def horovod(model_fn, arrays, chunk):
 
 
 def timed(run, mean, seconds, chunk):
-    """`(steps, seconds)` of as many calls of `run` as fit in about that time, on all processes."""
+    """`(steps, seconds, seconds of this process's processors)` of calls of `run`: as many as fit in
+    about that time, on all processes."""
     run()
     begin = time.perf_counter()
     run()
     calls = max(1, round(seconds / mean(time.perf_counter() - begin)))
-    begin = time.perf_counter()
+    begin, used = time.perf_counter(), time.process_time()
     for _ in range(calls):
         run()
-    return calls * chunk, time.perf_counter() - begin
+    return calls * chunk, time.perf_counter() - begin, time.process_time() - used

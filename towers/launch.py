@@ -80,32 +80,6 @@ def tasks_of(workers, ps, command, host='127.0.0.1', environment=None):
     return tasks
 
 
-class StatusLine:
-    """The one line at the bottom of a terminal; lines of output go above it."""
-
-    def __init__(self, stream):
-        self._stream, self._shown = stream, ''
-
-    def show(self, text):
-        """Exchanges the line's text."""
-        text = text[:shutil.get_terminal_size().columns - 1]
-        if text != self._shown:
-            self._stream.write('\r\x1b[K' + text)
-            self._stream.flush()
-            self._shown = text
-
-    def write(self, line):
-        """Writes a line of output above it."""
-        self._stream.write('\r\x1b[K' * bool(self._shown) + line + '\n' + self._shown)
-        self._stream.flush()
-
-    def close(self):
-        """Erases the line."""
-        if self._shown:
-            self._stream.write('\r\x1b[K')
-            self._stream.flush()
-
-
 def _count(least):
     def number(text):
         if not text.isdigit() or int(text) < least:
@@ -127,6 +101,7 @@ def _seconds(text):
 def main(argv):
     """Runs a launch to its end; returns the exit status."""
     options, command = parse(argv)
+
     def tasks():
         return tasks_of(options.workers, options.ps, command, options.host)
     try:
@@ -134,10 +109,8 @@ def main(argv):
     except ClusterError as error:
         sys.stderr.write('towers.launch: %s\n' % error)
         return 2
-    status = StatusLine(sys.stdout) if sys.stdout.isatty() else None
     # All again on new ports: what was left of the former processes may still hold theirs.
-    processes = Processes(first, options.restarts, options.linger, options.grace,
-                          status and status.write, status and status.show, announce=True,
+    processes = Processes(first, options.restarts, options.linger, options.grace, announce=True,
                           again=None if options.ps else tasks)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
@@ -150,9 +123,6 @@ def main(argv):
     except (BrokenPipeError, OSError) as error:  # nobody reads; `run` has ended all processes
         sys.stderr.write('towers.launch: standard output is lost: %s\n' % error)
         return 1
-    finally:
-        if status is not None:
-            status.close()
 
 
 if __name__ == '__main__':

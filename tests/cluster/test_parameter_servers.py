@@ -7,9 +7,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster.fingerprint import difference, fingerprint
-from towers.cluster.partitioned_embeddings import check_lookups
 from towers.cluster.server_placement import servers_of_variables, spread_over_servers
+from towers.cluster.signature import difference, signature
 from towers.errors import ClusterError
 from machine_samples import batches, close, on_one_device, sparse_and_dense
 from one_process import addresses, averaged, serve, together, train
@@ -197,7 +196,7 @@ def of_order(rank, names, chief_only=()):
         sums = {op.get_attr('shared_name').decode().rpartition('/')[2]: op.device
                 for op in graph.get_operations() if op.type.endswith('ConditionalAccumulator')}
         servers = servers_of_variables(cluster, graph, trained)
-        said = dict(fingerprint(cluster, built, 4), servers=servers)
+        said = dict(signature(cluster, built), servers=servers)
         return servers, sums, said
 
 
@@ -231,12 +230,13 @@ def test_rows_are_sent_to_the_worker_and_not_their_table(graph):
                        ), op.name
 
 
-def test_a_large_embedding_is_cut_into_a_part_a_server(graph):
-    cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1', 'd:1'], partition_bytes=1000)
+def test_a_table_that_tensorflow_cuts_is_on_all_servers(graph):
+    cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1', 'd:1'])
+    cut = tf.min_max_variable_partitioner(len(cluster.ps), min_slice_size=1000)
 
     def model_fn(rows):
-        table = tf.get_variable('table', [1000, 4], partitioner=cluster.partitioner())
-        small = tf.get_variable('small', [4], partitioner=cluster.partitioner())
+        table = tf.get_variable('table', [1000, 4], partitioner=cut)
+        small = tf.get_variable('small', [4], partitioner=cut)
         return tf.reduce_mean(tf.nn.embedding_lookup(table, rows, 'div') + small)
     built = towers.build_towers(model_fn, tf.zeros([4], tf.int64),
                                 tf.train.GradientDescentOptimizer(0.1), 2, 'mean', cluster=cluster)
@@ -244,28 +244,3 @@ def test_a_large_embedding_is_cut_into_a_part_a_server(graph):
     parts = {name: task for name, task in tasks.items() if name.startswith('table')}
     assert sorted(parts.values()) == [0, 1]
     assert [name for name in tasks if name.startswith('small')] == ['small/part_0']
-    assert towers.Cluster('ps', ['a:1'], ['c:1']).partitioner() is None
-
-
-CLUSTER = towers.Cluster('ps', ['a:1'], ['b:1', 'c:1'], partition_bytes=16)
-
-
-def look_up(strategy, partitioner, ids):
-    table = tf.get_variable('net/table', [10, 4], partitioner=partitioner)
-    assert partitioner is None or len(list(table)) == 2
-    return tf.nn.embedding_lookup(table, ids, partition_strategy=strategy)
-
-
-def test_rows_by_remainders_are_refused():
-    look_up('mod', CLUSTER.partitioner(), tf.constant([[3, 4], [9, 0]]))
-    with pytest.raises(ClusterError, match="'net/table' is cut into 2 parts, and .* by "
-                                           "partition_strategy='mod', the default"):
-        check_lookups()
-
-
-def test_rows_in_order_and_tables_that_are_cut_otherwise_are_not():
-    look_up('div', CLUSTER.partitioner(), tf.constant([3, 4]))
-    check_lookups()
-    with tf.Graph().as_default():  # the program's own number of parts, on any cluster
-        look_up('mod', tf.fixed_size_partitioner(2), tf.constant([3, 4]))
-        check_lookups()

@@ -7,11 +7,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster import ring, ring_rows, wire_types
+from towers.cluster import collectives, ring_rows
 from towers.cluster.ring_rows import SparseGradients
 from towers.errors import ClusterError, InvalidArgumentError, WorkerLostError
 from towers.graph.graph_walk import reachable_from
-from towers.reduce import all_reduce
 from machine_samples import batches, close, on_one_device, sparse_and_dense
 from one_process import StopWithoutSignals, addresses, together, train
 
@@ -21,14 +20,15 @@ from one_process import StopWithoutSignals, addresses, together, train
     pytest.param([5, 3, 1], 1, 'mean', None, marks=pytest.mark.slow)])
 def test_gradients_and_weights_are_those_of_one_device(
         sizes, num_towers, reduction, place, monkeypatch):
+    size = {}
     if len(sizes) == 3:  # of a kernel's 9 numbers 5 travel, by halves, and then 4
-        monkeypatch.setattr(all_reduce, 'BUFFER_BYTES', 40)
-        monkeypatch.setattr(ring, '_HALVED', 40)
+        size['buffer_mb'] = 40. / 2 ** 20
+        monkeypatch.setattr(collectives, '_HALVED', 40)
     parts, workers = batches(sizes), addresses(len(sizes))
     results = together(lambda rank: train(
-        towers.Cluster('ring', workers, rank=rank, uneven=len(set(sizes)) > 1), sparse_and_dense,
-        parts[rank], lambda: tf.train.GradientDescentOptimizer(0.125), 2, num_towers, reduction,
-        variables=place and towers.VariablePlacement(place)), len(sizes))
+        towers.Cluster('ring', workers, rank=rank, uneven=len(set(sizes)) > 1, **size),
+        sparse_and_dense, parts[rank], lambda: tf.train.GradientDescentOptimizer(0.125), 2,
+        num_towers, reduction, variables=place and towers.VariablePlacement(place)), len(sizes))
     factor = len(sizes) * num_towers if reduction == 'sum' else 1
     gradients, weights = on_one_device(parts, results[0]['first'], 2, factor)
     close(gradients, results[0]['gradients'])
@@ -40,14 +40,42 @@ def test_gradients_and_weights_are_those_of_one_device(
             assert value.tobytes() == other['gradients'][name].tobytes(), name
 
 
-def test_each_reduction_waits_for_the_one_before(monkeypatch):
+WIRES = {'float16': 2. ** -11, 'bfloat16': 2. ** -8}
+"""What a number may change by when it is rounded, at most, of its size."""
+
+
+@pytest.mark.parametrize('wire, count', [
+    ('float16', 2), pytest.param('bfloat16', 3, marks=pytest.mark.slow)])
+def test_dense_gradients_that_travel_as_16_bit_numbers_are_rounded_once(wire, count):
+    """And added up in float32: each sum is off by the workers' roundings at most, and the same
+    bits on all. Rows travel as they are."""
+    sizes = [5, 3, 1][:count]
+    parts, workers = batches(sizes), addresses(count)
+    results = together(lambda rank: train(
+        towers.Cluster('ring', workers, rank=rank, uneven=True, wire=wire), sparse_and_dense,
+        parts[rank], lambda: tf.train.GradientDescentOptimizer(0.125), 2), count)
+    exact = on_one_device(parts, results[0]['first'], 1, 1)[0]
+    own = [on_one_device([part], results[0]['first'], 1, 1)[0] for part in parts]
+    changed = 0
+    for name, value in results[0]['gradients'].items():
+        most = sum(size * np.abs(each[name]) for size, each in zip(sizes, own)) / sum(sizes)
+        error = np.abs(value - exact[name])
+        assert (error <= WIRES[wire] * most + 1e-6).all(), (name, error.max())
+        changed += (error > 1e-6).any()
+    assert changed
+    for other in results[1:]:
+        for name, value in results[0]['last'].items():
+            assert value.tobytes() == other['last'][name].tobytes(), name
+
+
+def test_each_reduction_waits_for_the_one_before():
     """Else one worker might wait in one of them for a worker that waits in another."""
-    monkeypatch.setattr(all_reduce, 'BUFFER_BYTES', 64)  # a buffer for each variable
     rows, targets = batches([4])[0]
     towers.build_towers(
         sparse_and_dense, (tf.constant(rows), tf.constant(targets)),
         tf.train.GradientDescentOptimizer(0.1), 2, 'mean', remainder='weight',
-        cluster=towers.Cluster('ring', ['127.0.0.1:1', '127.0.0.1:2'], uneven=True))
+        cluster=towers.Cluster('ring', ['127.0.0.1:1', '127.0.0.1:2'], uneven=True,
+                               buffer_mb=64. / 2 ** 20))  # a buffer for each variable
     operations = tf.get_default_graph().get_operations()
     reductions = sorted((op for op in operations if op.type.startswith('Collective')),
                         key=lambda op: op.get_attr('instance_key'))
@@ -88,10 +116,9 @@ def test_momentum_and_types_that_are_no_floats_begin_as_worker_0_has_them():
 
 
 def test_a_variable_that_cannot_be_sent_is_named():
-    from towers.cluster.ring import broadcast_variables
     text = tf.get_variable('text', [], tf.string, tf.constant_initializer('x'), trainable=False)
     with pytest.raises(ClusterError, match="variable 'text' is string"):
-        broadcast_variables(towers.Cluster('ring', ['a:1', 'b:2']), [text])
+        collectives.broadcast_variables(towers.Cluster('ring', ['a:1', 'b:2']), [text])
 
 
 @pytest.mark.slow
@@ -193,10 +220,10 @@ def test_every_type_of_number_comes_back_bit_for_bit():
             draw.bytes(6 * dtype.size), dtype.as_numpy_dtype)
         given.append(np.nan_to_num(value.reshape(2, 3)) if dtype.is_floating else
                      value.reshape(2, 3))
-        sent = wire_types.to_sent(tf.constant(given[-1]))
-        assert sent.dtype == wire_types.sent_type(dtype)
-        assert sent.shape == wire_types.sent_shape(tf.TensorShape([2, 3]), dtype)
-        back.append(wire_types.from_sent(sent, dtype))
+        sent = collectives.to_sent(tf.constant(given[-1]))
+        assert sent.dtype == collectives.sent_type(dtype)
+        assert sent.shape == collectives.sent_shape(tf.TensorShape([2, 3]), dtype)
+        back.append(collectives.from_sent(sent, dtype))
     with tf.Session() as session:
         for kind, before, after in zip(KINDS, given, session.run(back)):
             assert after.tobytes() == before.tobytes(), kind
@@ -205,7 +232,7 @@ def test_every_type_of_number_comes_back_bit_for_bit():
 @pytest.mark.parametrize('dtype', [tf.complex64, tf.complex128])
 def test_complex_gradients_are_added_with_their_imaginary_parts(dtype):
     gradients = [tf.constant([1. + 2.j, 3. - 4.j], dtype), tf.constant([.5j, 1.], dtype)]
-    total = wire_types.from_added(sum(map(wire_types.to_added, gradients)), dtype)
+    total = collectives.from_added(sum(map(collectives.to_added, gradients)), dtype)
     with tf.Session() as session:
         np.testing.assert_array_equal(session.run(total), [1. + 2.5j, 4. - 4.j])
 

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.cluster.cluster import Cluster
-from towers.cluster.several_builds import builds_of
+from towers.cluster.machines import builds_of
 from towers.errors import ClusterError
 from one_process import StopWithoutSignals, addresses, in_sessions, together
 

@@ -6,14 +6,14 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_choice, check_count, check_flag, check_instance
-from towers.cluster import partitioned_embeddings
+from towers.arguments import check_choice, check_flag, check_instance, check_number
+from towers.cluster.collectives import BUFFER_MB, MOST_GATHERED, WIRES
 from towers.cluster.horovod import HorovodMachines, load_horovod
 from towers.placement.other_combiners import combiner_of, name_of
+from towers.cluster.machines import check_goes_with_others
 from towers.cluster.parameter_servers import ServedMachines
 from towers.cluster.ports import same_address
 from towers.cluster.ring import RingMachines
-from towers.cluster.several_builds import check_goes_with_others
 from towers.cluster.tf_config import parse_tf_config, place_of
 from towers.errors import ClusterError, InvalidArgumentError
 
@@ -22,7 +22,7 @@ KINDS = ('ring', 'ps', 'horovod')
 
 class Cluster(collections.namedtuple('Cluster', [
         'kind', 'workers', 'ps', 'job', 'rank', 'synchronous', 'backup_workers', 'uneven',
-        'active', 'partition_bytes'])):
+        'active', 'wire', 'buffer_mb', 'compare'])):
     """The machines that train one model, each with towers of its own: `build_towers(cluster=…)`.
 
     The towers' gradients are combined within each machine, then once across the machines. With
@@ -46,14 +46,21 @@ class Cluster(collections.namedtuple('Cluster', [
         of asynchronous workers, too.
       active: float scalar tensor of this process, 1 or 0: with 0 its batch counts as empty; see
         `until_all_end`. None: always 1. Not with asynchronous workers.
-      partition_bytes: for `'ps'`: the least bytes of a part of a variable, see `partitioner`.
+      wire: for a ring of 2 or 3 workers: `'float16'` or `'bfloat16'`, in which dense gradients
+        travel, in half the bytes; they are added up in float32. None: as they are.
+      buffer_mb: for `'ring'`: the size of the buffers in which gradients travel together, a number
+        of MiB. A buffer is sent when all of its gradients are there.
+      compare: `'program'`: workers whose loss or update is computed by other operations than
+        worker 0's are refused. `'variables'`, for programs that mean to differ: only the variables,
+        gradients and settings have to be alike.
     """
     __slots__ = ()
 
     def __new__(cls, kind: str = 'ring', workers: typing.Sequence[str] = (),
                 ps: typing.Sequence[str] = (), job: str = 'worker', rank: int = 0,
                 synchronous: bool = True, backup_workers: int = 0, uneven: bool = False,
-                active: typing.Any = None, partition_bytes: int = 64 << 20):
+                active: typing.Any = None, wire: typing.Optional[str] = None,
+                buffer_mb: float = BUFFER_MB, compare: str = 'program'):
         """
         Raises:
           InvalidArgumentError: an argument that makes no sense, or does not go with the kind.
@@ -61,52 +68,65 @@ class Cluster(collections.namedtuple('Cluster', [
         """
         check_choice('kind', kind, KINDS)
         check_choice('job', job, ('worker', 'ps', 'evaluator'))
+        check_choice('compare', compare, ('program', 'variables'))
         for name, value in (('workers', workers), ('ps', ps)):
             check_instance(name, value, (list, tuple), "a list of addresses, 'host:port'")
-        workers, ps = tuple(workers), tuple(ps)
         check_flag('synchronous', synchronous)
         check_flag('uneven', uneven)
-        check_count('partition_bytes', partition_bytes)
-        if isinstance(backup_workers, bool) or not isinstance(backup_workers, int):
-            raise InvalidArgumentError('backup_workers=%.80r: expected a whole number.'
-                                       % (backup_workers,))
+        check_number('buffer_mb', buffer_mb, above=0, expected='a number of MiB')
         if kind == 'horovod':
             hvd = load_horovod()
             workers, ps, rank = (None,) * hvd.size(), (), hvd.rank()
-        taken = {}
-        for address in workers + ps if kind != 'horovod' else ():
+        self = super(Cluster, cls).__new__(
+            cls, kind, tuple(workers), tuple(ps), job, rank, synchronous, backup_workers, uneven,
+            active, wire, buffer_mb, compare)
+        self._check_places()
+        self._check_steps()
+        self._check_wire()
+        return self
+
+    def _check_places(self):
+        """Raises for addresses and a rank that make no sense."""
+        kind, taken = self.kind, {}
+        for address in self.workers + self.ps if kind != 'horovod' else ():
             place = same_address(address)
             if place in taken:
                 raise ClusterError('%s is the address of two tasks of the cluster%s: give each one '
                                    'its own.' % (address, '' if taken[place] == address else
                                                  ', once as ' + taken[place]))
             taken[place] = address
-        if not workers:
+        if not self.workers:
             raise ClusterError('a cluster needs a worker, and workers=() names none: set '
                                "TF_CONFIG, or pass workers=['host:port', …].")
-        if kind == 'ps' and not ps:
+        if kind == 'ps' and not self.ps:
             raise ClusterError("kind='ps' needs a parameter server, and there is none: name one "
                                "under 'ps', or use kind='ring', which needs none.")
-        if kind == 'ring' and ps:
+        if kind == 'ring' and self.ps:
             raise ClusterError("kind='ring' has no parameter servers, and %s is one: leave it out, "
-                               "or use kind='ps'." % ps[0])
-        tasks = {'worker': workers, 'ps': ps}.get(job)
+                               "or use kind='ps'." % self.ps[0])
+        tasks, rank = {'worker': self.workers, 'ps': self.ps}.get(self.job), self.rank
         if (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0
                 or tasks is not None and rank >= len(tasks)):
             raise ClusterError('%s %r is none of the cluster, which has %s.' % (
-                job, rank, '%d of them, from 0' % len(tasks) if tasks else 'none of them'))
-        if kind != 'ps' and (not synchronous or backup_workers):
+                self.job, rank, '%d of them, from 0' % len(tasks) if tasks else 'none of them'))
+
+    def _check_steps(self):
+        """Raises for arguments about the workers of a step that do not go together."""
+        backup, synchronous, active = self.backup_workers, self.synchronous, self.active
+        if isinstance(backup, bool) or not isinstance(backup, int):
+            raise InvalidArgumentError('backup_workers=%.80r: expected a whole number.' % (backup,))
+        if self.kind != 'ps' and (not synchronous or backup):
             raise InvalidArgumentError(
                 "synchronous=%r, backup_workers=%r: a %s is synchronous, with all workers. Use "
-                "kind='ps'." % (synchronous, backup_workers, kind))
-        if not 0 <= backup_workers < len(workers):
+                "kind='ps'." % (synchronous, backup, self.kind))
+        if not 0 <= backup < self.num_workers:
             raise InvalidArgumentError('backup_workers=%r: expected 0 to %d, fewer than the %d '
-                                       'workers.' % (backup_workers, len(workers) - 1,
-                                                     len(workers)))
-        if backup_workers and (uneven or active is not None or not synchronous):
+                                       'workers.' % (backup, self.num_workers - 1,
+                                                     self.num_workers))
+        if backup and (self.uneven or active is not None or not synchronous):
             raise InvalidArgumentError(
                 'backup_workers=%d: with gradients left out the weights of uneven batches are not '
-                'known, and without synchronous=True nothing waits: leave it out.' % backup_workers)
+                'known, and without synchronous=True nothing waits: leave it out.' % backup)
         if active is not None and not synchronous:
             raise InvalidArgumentError(
                 'active=%.80r, synchronous=False: asynchronous workers wait for nobody, and each '
@@ -115,8 +135,21 @@ class Cluster(collections.namedtuple('Cluster', [
         if active is not None and not isinstance(active, tf.Tensor):
             raise InvalidArgumentError('active=%.80r: expected what until_all_end returned, or '
                                        'None.' % (active,))
-        return super(Cluster, cls).__new__(cls, kind, workers, ps, job, rank, synchronous,
-                                           backup_workers, uneven, active, partition_bytes)
+
+    def _check_wire(self):
+        """Raises for a type of gradients on the wire that this kind does not have."""
+        if self.wire is None:
+            return
+        check_choice('wire', self.wire, sorted(WIRES))
+        if self.kind != 'ring':
+            raise InvalidArgumentError(
+                "wire=%r: %s sends gradients as they are. Use kind='ring', or leave it out." % (
+                    self.wire, 'Horovod' if self.kind == 'horovod' else 'a parameter server'))
+        if self.num_workers > MOST_GATHERED:
+            raise InvalidArgumentError(
+                'wire=%r: to be added up in float32, 16-bit gradients go from each of the %d '
+                'workers to each other one, which of more than %d workers are no fewer bytes than '
+                "the ring's. Leave it out." % (self.wire, self.num_workers, MOST_GATHERED))
 
     @classmethod
     def _make(cls, values):  # namedtuple's `_replace` calls it: the new tuple is checked, too
@@ -239,18 +272,6 @@ class Cluster(collections.namedtuple('Cluster', [
                 changed.gpu_options.visible_device_list = str(hvd.local_rank())
         return changed
 
-    def partitioner(self):
-        """For `tf.get_variable(partitioner=…)`: cuts a large variable into parts, one a server.
-
-        A variable gets as many parts as possible of at least `partition_bytes` each, and at most
-        one for each parameter server. None where there is one server or none. Look its rows up by
-        `partition_strategy='div'`: the default, `'mod'`, takes row i from part i mod P, which is
-        another row with another number of parts, and `join` refuses it.
-        """
-        if len(self.ps) < 2:
-            return None
-        return partitioned_embeddings.partitioner(len(self.ps), self.partition_bytes)
-
     def machines(self, examples, reduction, num_towers):
         """The object that combines the build's gradients across machines; makes no operation.
 
@@ -308,8 +329,10 @@ class Cluster(collections.namedtuple('Cluster', [
             text = '%s on %d parameter server%s, %s' % (
                 count, len(self.ps), '' if len(self.ps) == 1 else 's', how)
         else:
-            text = '%s of %s' % ({'ring': "TensorFlow's ring", 'horovod': 'Horovod'}[self.kind],
-                                 count)
+            text = '%s of %s%s' % (
+                {'ring': "TensorFlow's ring", 'horovod': 'Horovod'}[self.kind], count,
+                '' if self.wire is None or self.num_workers == 1 else
+                ', dense gradients travel as %s and are added up in float32' % self.wire)
         return '%s; this is worker %d' % (text, self.rank)
 
     def warning(self):

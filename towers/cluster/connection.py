@@ -6,7 +6,7 @@ import time
 import tensorflow.compat.v1 as tf
 
 from towers.cluster.coordinator import AGAIN, FIRST, beat, digest_of, silence_of
-from towers.cluster.fingerprint import difference
+from towers.cluster.signature import difference
 from towers.cluster.messages import MOST_OF_WORKER_0, OF_WORKER_0, Lines, readable
 from towers.cluster.ports import wait_for
 from towers.errors import ClusterError, WorkerLostError
@@ -17,7 +17,7 @@ def meet(cluster, fingerprint, connected, deadline, say):
 
     Args:
       cluster: `Cluster`.
-      fingerprint: of this worker, see `fingerprint_of_all`.
+      fingerprint: of this worker, see `signature.signature`.
       connected: socket that is connected with worker 0.
       deadline: `time.monotonic()` at which to give up.
       say: called with lines about who is waited for.

@@ -83,7 +83,7 @@ class Coordinator:
         """
         Args:
           cluster: `Cluster`.
-          fingerprint: of worker 0, see `fingerprint_of_all`.
+          fingerprint: of worker 0, see `signature.signature`.
           listener: socket that listens; in a ring it is closed when all workers are there.
           dead_after: seconds of silence after which a worker is lost.
           start_timeout: seconds that workers have to come.

@@ -9,7 +9,7 @@ step from each checkpoint on, for which the chief asks.
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.several_builds import builds_of, shared_variables
+from towers.cluster.machines import builds_of, shared_variables
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.run.step_loop import NeverDueHook
@@ -33,7 +33,7 @@ class DriftHook(NeverDueHook):
     def begin(self):
         """Makes the operations, when all variables are there."""
         builds = builds_of(self._built)
-        written = {name for each in builds for name in each.machines.update['lines']}
+        written = {name for each in builds for name in each.machines.written}
         written |= {variable.op.name for each in builds for variable in each.machines.state}
         variables, sums = shared_variables(self._built), []
         self._names = [variable.op.name for variable in variables]

@@ -4,11 +4,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.cluster import data_end
-from towers.cluster.machines import Machines
-from towers.cluster.several_builds import shared_scope
-from towers.cluster.signature import signature_of_update
-from towers.cluster.batch_weights import Shares
-from towers.cluster.state_from_worker_0 import share_state
+from towers.cluster.machines import Machines, Shares, shared_scope
+from towers.cluster.shared_state import share_state
 from towers.compat import TF_VERSION
 from towers.errors import MissingPackageError, WorkerLostError
 from towers.placement.variable_device import only_device
@@ -55,14 +52,8 @@ class HorovodMachines(Machines):
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
         self._hvd = load_horovod()
-        self.state = []
         self._own = []  # as in `RingMachines`
         self._scope = None  # of all that Horovod brings together by its name
-
-    @property
-    def same_examples(self):
-        """This machine's number of examples, if all machines need the same number; else None."""
-        return self._shares.same_examples
 
     def _over_machines(self, gradients, loss):
         shares = self._shares
@@ -110,7 +101,7 @@ class HorovodMachines(Machines):
         """As `RingMachines.train_op`."""
         if self._cluster.num_workers == 1:
             return update
-        self.update = signature_of_update(update, before, self.combined)
+        self.note_update(update, before)
         update, self.state = share_state(
             update, before, self._own, self.combined, self._of_rank_0, replicated)
         return update

@@ -17,12 +17,11 @@ from towers.cluster import worker_data, horovod, session_guard, server_placement
 from towers.cluster.cluster import Cluster
 from towers.cluster.connection import Connection, connect, meet
 from towers.cluster.coordinator import FIRST, Coordinator
-from towers.cluster.partitioned_embeddings import check_lookups
 from towers.cluster.drift_check import AskForCheck, DriftHook
-from towers.cluster.fingerprint import fingerprint_of_all
+from towers.cluster.machines import builds_of
 from towers.cluster.member_hooks import BegunAnewHook, BeginHook, TogetherHook, lost_session
-from towers.cluster.several_builds import builds_of
 from towers.cluster.server_placement import SpreadingCreator, servers_of_variables
+from towers.cluster.signature import signature
 from towers.cluster.step_fetches import StepFetches
 from towers.cluster.ports import check_port, check_server, listen, split_address
 from towers.cluster.served_connection import (ChiefWait, ServedConnection, ServerWatch,
@@ -209,11 +208,10 @@ class _Place:
         for each in builds_of(built):
             if each.machines.redirect is not None:
                 each.machines.redirect()
-        self._fingerprint = fingerprint_of_all(cluster, built, settings)
+        self._signature = signature(cluster, built, settings)
         if cluster.kind == 'ps':
-            self._fingerprint['servers'] = servers_of_variables(
+            self._signature['servers'] = servers_of_variables(
                 cluster, tf.get_default_graph(), [variable for _, variable in built.gradients])
-            check_lookups()
 
     @contextlib.contextmanager
     def coordinated(self, on_lost):
@@ -226,16 +224,16 @@ class _Place:
         address, listener = self._address()
         try:
             if listener is not None:
-                coordinator = Coordinator(cluster, self._fingerprint, listener, self._dead_after,
+                coordinator = Coordinator(cluster, self._signature, listener, self._dead_after,
                                           self._start_timeout, self._say)
                 lines = self._met(coordinator)
             else:
-                lines = meet(cluster, self._fingerprint,
+                lines = meet(cluster, self._signature,
                              connect(cluster, address, self._deadline, self._say), self._deadline,
                              self._say)
             given = cluster, lines, self._dead_after, self._say, on_lost
             yield Connection(*given) if cluster.kind != 'ps' else ServedConnection(
-                *given, fingerprint=self._fingerprint, address=address)
+                *given, fingerprint=self._signature, address=address)
         finally:
             if coordinator is not None:
                 coordinator.close()
@@ -258,7 +256,7 @@ class _Place:
     def _met(self, coordinator):
         """Worker 0's `Lines`; where some have not come, its error says who is missing."""
         try:
-            return meet(self._cluster, self._fingerprint, coordinator.own_end, self._deadline,
+            return meet(self._cluster, self._signature, coordinator.own_end, self._deadline,
                         self._say)
         except ClusterError:
             raise coordinator.missing() from None

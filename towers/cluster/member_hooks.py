@@ -2,10 +2,10 @@
 
 import tensorflow.compat.v1 as tf
 
+from towers.cluster.collectives import broadcast_variables
 from towers.cluster.coordinator import digest_of
-from towers.cluster.ring import broadcast_variables
+from towers.cluster.machines import builds_of, shared_variables
 from towers.cluster.session_guard import not_by_member
-from towers.cluster.several_builds import builds_of, shared_variables
 from towers.cluster.step_fetches import begin_together
 from towers.errors import ClusterError, WorkerLostError
 from towers.run.step_loop import NeverDueHook

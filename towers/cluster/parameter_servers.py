@@ -15,18 +15,16 @@ token is the last one: the round's number and 1 where the chief has ended, and 3
 data.
 """
 
-import time
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import data_end
-from towers.cluster.machines import Machines, without_gradient
+from towers.cluster.machines import Machines, Shares, without_gradient
 from towers.cluster.ports import check_server
+from towers.cluster.server_placement import tasks_by_size
 from towers.cluster.synchronous_rounds import FIRST_SERVER, RoundsHook, SentGradients
 from towers.cluster.session_guard import COLLECTIONS, SessionBegun
-from towers.cluster.signature import signature_of_update
-from towers.cluster.batch_weights import Shares
 from towers.errors import ClusterError
 from towers.graph.nests import bytes_of
 from towers.placement.variable_device import only_device
@@ -57,12 +55,6 @@ class ServedMachines(Machines):
 
     chief_has_ended = property(lambda self: self.hook is not None and self.hook.chief_has_ended)
 
-    @property
-    def same_examples(self):
-        """This machine's number of examples, if all machines need the same number; else None."""
-        # Asynchronous workers need it, too: the chief counts steps of all by its own batch.
-        return self._shares.same_examples
-
     def _over_machines(self, gradients, loss):
         """The gradients for the update: list of `(gradient, variable)`.
 
@@ -70,60 +62,72 @@ class ServedMachines(Machines):
         worker, and each worker of an asynchronous training, gets its own gradients back. It sends
         them when it has computed its `loss`, too: the update may begin as soon as it has.
         """
-        cluster, shares = self._cluster, self._shares
+        cluster = self._cluster
         if not cluster.synchronous or cluster.num_workers == 1:
-            gradients, self.gates = data_end.own_data(cluster, rows_once(gradients))
-            if cluster.num_workers == 1:
-                return gradients
-            begun = SessionBegun()
-            self.begin = begun.begin
-            return data_end.after(begun.check(), gradients)
+            return self._of_this_worker(gradients)
         needed = cluster.workers_a_step
         with tf.name_scope(_SCOPE):
             self._make_rounds()
-            weight = shares.own_examples() if shares.are_weighted else None
-            factor = weight
-            if weight is None:
-                factor = 1. if shares.is_mean else float(needed)
-                # With backup workers more gradients may come than are needed, so the accumulators
-                # divide by the number that came.
-                factor /= 1 if cluster.backup_workers else needed
-            tasks = tasks_by_size([variable for _, variable in gradients], len(cluster.ps))
-            to_sum = []  # (gradient, shape of the sum, name, server)
-            if weight is not None:
-                to_sum.append((weight, [], _SCOPE + 'examples', FIRST_SERVER))
-            for gradient, variable in gradients:
-                with only_device('/cpu:0'):
-                    gradient = scaled(_as(gradient, _summed_dtype(gradient)), factor)
-                    if isinstance(gradient, tf.IndexedSlices):
-                        gradient = each_row_once(gradient)
-                to_sum.append((gradient, variable.get_shape(), _SCOPE + 'sums/' + variable.op.name,
-                               '/job:ps/task:%d/device:CPU:0' % tasks[variable.op.name]))
-            sums = self._all_summed(to_sum, needed, [] if loss is None else [loss])
+            sums = self._all_summed(self._to_sum(gradients, needed), needed,
+                                    [] if loss is None else [loss])
             self.hook = RoundsHook(cluster, self._round, self._own_round, self._first_round,
                                    self._accumulators, self._tokens, self._sent_gradients)
-            if not cluster.is_chief:
-                return gradients
-            with only_device('/cpu:0'):  # one operation, which every write of the step waits for
-                self.gates = [tf.group(*tensors_of([(each, None) for each in sums]),
-                                       name='all_gradients')]
-            total = is_over = None
-            if weight is not None:
-                with only_device(FIRST_SERVER):
-                    total, sums = sums[0], sums[1:]
-                    is_over = total <= 0.
-                    total = tf.maximum(total, 1.)
-                of_all = (1. if shares.is_mean else float(cluster.num_workers)) / total
-                sums = [scaled(each, of_all) for each in sums]
-            # An accumulator adds up equal rows of two workers only where both send them in
-            # ascending order.
+            return self._for_update(gradients, sums) if cluster.is_chief else gradients
+
+    def _of_this_worker(self, gradients):
+        """The gradients of an asynchronous worker, or of the only one."""
+        cluster = self._cluster
+        gradients, self.gates = data_end.own_data(cluster, rows_once(gradients))
+        if cluster.num_workers == 1:
+            return gradients
+        begun = SessionBegun()
+        self.begin = begun.begin
+        return data_end.after(begun.check(), gradients)
+
+    def _to_sum(self, gradients, needed):
+        """List of `(weighted gradient, shape of the sum, name, server)`; first the examples."""
+        cluster, shares = self._cluster, self._shares
+        weight = shares.own_examples() if shares.are_weighted else None
+        factor = weight
+        if weight is None:
+            factor = 1. if shares.is_mean else float(needed)
+            # With backup workers more gradients may come than are needed, so the accumulators
+            # divide by the number that came.
+            factor /= 1 if cluster.backup_workers else needed
+        tasks = tasks_by_size({variable.op.name: bytes_of(variable)
+                               for _, variable in gradients}, [0] * len(cluster.ps))
+        to_sum = [] if weight is None else [(weight, [], _SCOPE + 'examples', FIRST_SERVER)]
+        for gradient, variable in gradients:
             with only_device('/cpu:0'):
-                sums = rows_once([(_as(each, gradient.dtype.base_dtype), variable)
-                                  for each, (gradient, variable) in zip(sums, gradients)])
-            if cluster.active is None:
-                return sums
-            self.gates = [self._end_all(is_over)]
-            return data_end.after(self.gates[0], sums)
+                gradient = scaled(_as(gradient, _summed_dtype(gradient)), factor)
+                if isinstance(gradient, tf.IndexedSlices):
+                    gradient = each_row_once(gradient)
+            to_sum.append((gradient, variable.get_shape(), _SCOPE + 'sums/' + variable.op.name,
+                           '/job:ps/task:%d/device:CPU:0' % tasks[variable.op.name]))
+        return to_sum
+
+    def _for_update(self, gradients, sums):
+        """The sums over all workers as the chief's gradients, and the `gates` of its writes."""
+        cluster, shares = self._cluster, self._shares
+        with only_device('/cpu:0'):  # one operation, which every write of the step waits for
+            self.gates = [tf.group(*tensors_of([(each, None) for each in sums]),
+                                   name='all_gradients')]
+        if shares.are_weighted:
+            with only_device(FIRST_SERVER):
+                total, sums = sums[0], sums[1:]
+                is_over = total <= 0.
+                total = tf.maximum(total, 1.)
+            of_all = (1. if shares.is_mean else float(cluster.num_workers)) / total
+            sums = [scaled(each, of_all) for each in sums]
+        # An accumulator adds up equal rows of two workers only where both send them in ascending
+        # order.
+        with only_device('/cpu:0'):
+            sums = rows_once([(_as(each, gradient.dtype.base_dtype), variable)
+                              for each, (gradient, variable) in zip(sums, gradients)])
+        if cluster.active is None:
+            return sums
+        self.gates = [self._end_all(is_over)]
+        return data_end.after(self.gates[0], sums)
 
     @property
     def updates_here(self):
@@ -145,7 +149,7 @@ class ServedMachines(Machines):
     def train_op(self, update, before=(), replicated=()):
         """The operation of a step: on the chief with the update, elsewhere without."""
         if self.hook is None:
-            self.update = signature_of_update(update, before, self.combined)
+            self.note_update(update, before)
             return update
         with tf.name_scope(_SCOPE), only_device('/cpu:0'):
             if self._cluster.is_chief:
@@ -277,28 +281,6 @@ def _as(gradient, dtype):
         return tf.IndexedSlices(tf.cast(gradient.values, dtype), gradient.indices,
                                 gradient.dense_shape)
     return tf.cast(gradient, dtype)
-
-
-def tasks_by_size(variables, num_servers, used=None):
-    """Deals variables out over servers: each goes to the server that has the fewest bytes so far.
-
-    The largest comes first. Every worker computes the same, in whatever order it made them: it
-    depends on their sizes and names alone.
-
-    Args:
-      variables: list of variables.
-      num_servers: how many servers there are.
-      used: list of the bytes that each server has already; grows here. None where they have none.
-
-    Returns:
-      Dict from names of variables to numbers of servers.
-    """
-    used, tasks = [0] * num_servers if used is None else used, {}
-    for variable in sorted(variables, key=lambda each: (-bytes_of(each), each.op.name)):
-        task = used.index(min(used))
-        tasks[variable.op.name] = task
-        used[task] += bytes_of(variable)
-    return tasks
 
 
 def answer_or_raise(cluster, deadline):

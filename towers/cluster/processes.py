@@ -93,6 +93,10 @@ class TaskProcess:
         except (ProcessLookupError, PermissionError):  # PermissionError: nothing but a zombie
             pass
 
+    def wait(self):
+        """Waits for the end of the process, which was killed."""
+        self._process.wait()
+
     def finish(self):
         """Waits for the end of its output."""
         self._reader.join(2.)
@@ -107,11 +111,11 @@ class TaskProcess:
 class Processes:
     """All processes of a cluster; `run` returns when they have ended."""
 
-    def __init__(self, tasks, restarts=0, linger=5., grace=30., write=None, progress=None,
-                 announce=False, again=None):
+    def __init__(self, tasks, restarts=0, linger=5., grace=30., write=None, announce=False,
+                 again=None):
         """
         Args:
-          tasks: list of `Task`s; the progress line shows the last line of the first one.
+          tasks: list of `Task`s.
           restarts: how often each process that fails is started again; with `again`, how often all
             are. None is when one ends with the status of SIGTERM, SIGINT or SIGHUP (143, 130, 129):
             it was told to stop, and has ended in good order.
@@ -120,7 +124,6 @@ class Processes:
             where it was told to stop.
           grace: seconds from SIGTERM to SIGKILL.
           write: called with each line of output, prefixed; None for standard output.
-          progress: called with the one line that says how things are, or None.
           announce: whether to write the number of each process that is started.
           again: function without arguments that returns the tasks to start all again with when one
             has failed, for processes that cannot go on without it. None: the one that has failed is
@@ -131,11 +134,11 @@ class Processes:
         self._again, self._restarts_left = again, 0 if again is None else restarts
         self._linger, self._grace = linger, grace
         self._write = write or _write_line
-        self._progress = progress
         self._lines = queue.Queue()
         self._signals = collections.deque()
         self._signalled = None
         self._processes = []
+        self._failed = self._terminate_at = self._kill_at = None
 
     def signal(self, number):
         """Has a signal passed on to all; may be called from a signal handler."""
@@ -152,10 +155,9 @@ class Processes:
         Raises:
           ClusterError: a process cannot be started; the others are ended.
         """
-        begin, self._last = time.monotonic(), ''
         try:
             self._start_all()
-            status = self._wait(begin)
+            status = self._wait()
         finally:
             self._kill_all()
         if status and self._restarts and self._signalled is None:
@@ -168,99 +170,101 @@ class Processes:
             self._processes.append(TaskProcess(task, self._lines, self._restarts))
             self._started(self._processes[-1])
 
-    def _wait(self, begin):
-        failed = None
-        terminate_at = kill_at = None
+    def _wait(self):
         while True:
-            self._show(begin)
+            self._show()
             now = time.monotonic()
-            while self._signals:
-                number = self._signals.popleft()
-                self._signalled = self._signalled or number
-                for process in self._running(serving=False) or self._running():
-                    process.send(number)
-                kill_at = kill_at or now + self._grace
+            self._pass_signals_on(now)
             # Asked once a round: what ends meanwhile still counts as running, so that no failure
             # is passed over because nothing runs any more.
-            status = [process.status() for process in self._processes]
-            for number, process in enumerate(self._processes):
-                if status[number] and failed is None and self._signalled is None:
-                    told = process.was_told()
-                    if process.restarts_left and self._again is None and not told:
-                        process.finish()
-                        process.restarts_left -= 1
-                        self._say('%s %s: it is started again' % (process.name, process.ending()))
-                        process.start()
-                        self._started(process)
-                        status[number] = None
-                        continue
-                    failed = number
-                    if told:  # nobody wants the run to go on, and the others have to save
-                        self._restarts = self._restarts_left = 0
-                        self._say('%s %s, since the run was told to stop: the others are ended' % (
-                            process.name, process.ending()))
-                        terminate_at = now + max(self._linger, self._grace)
-                        continue
-                    self._say('%s %s: %s' % (process.name, process.ending(), self._consequence()))
-                    terminate_at = now + self._linger
-            working = [number for number, process in enumerate(self._processes)
-                       if process.task.job not in _LAST]
-            running = [number for number in working if status[number] is None]
-            if (not running and failed is not None and self._signalled is None
-                    and self._restarts_left):
-                self._start_all_again()
-                failed = terminate_at = kill_at = None
-                continue
+            status = {process: process.status() for process in self._processes}
+            self._look_for_failures(status, now)
+            working = [process for process in status if process.task.job not in _LAST]
+            running = [process for process in working if status[process] is None]
             if not running:
-                break
-            if terminate_at is not None and now >= terminate_at:
-                terminate_at, kill_at = None, now + self._grace
-                # A server ends after the workers: they need it to save, and to say why they end.
-                for process in self._running(serving=False) or self._running():
-                    process.send(signal.SIGTERM)
-            if kill_at is not None and now >= kill_at:
-                kill_at = float('inf')
-                self._say('%s did not end within %g seconds: killed' % (
-                    ', '.join(self._processes[number].name for number in running), self._grace))
-                for number in running:
-                    self._processes[number].send(signal.SIGKILL)
-        if failed is not None:
-            return status[failed]
+                if self._failed is None or self._signalled is not None or not self._restarts_left:
+                    break
+                self._start_all_again()
+                continue
+            self._end_late_ones(running, now)
+        if self._failed is not None:
+            return status[self._failed]
         if self._signalled is not None:
             return 128 + self._signalled
-        return max(status[number] for number in working) if working else 0
+        return max([status[process] for process in working] or [0])
 
-    def _consequence(self):
-        """What follows from a failure, in words."""
-        if self._again is not None and self._restarts_left:
-            return 'all are ended, and started again (%d of %d)' % (
-                self._restarts - self._restarts_left + 1, self._restarts)
-        return 'the others are ended'
+    def _pass_signals_on(self, now):
+        while self._signals:
+            number = self._signals.popleft()
+            self._signalled = self._signalled or number
+            self._send_to_workers(number)
+            self._kill_at = self._kill_at or now + self._grace
+
+    def _look_for_failures(self, status, now):
+        """Starts what has failed again, or notes the first failure.
+
+        Args:
+          status: dict from processes to their status; None for what is started again here.
+        """
+        for process in self._processes:
+            if not status[process] or self._failed is not None or self._signalled is not None:
+                continue
+            told = process.was_told()
+            if process.restarts_left and self._again is None and not told:
+                process.finish()
+                process.restarts_left -= 1
+                self._say('%s %s: it is started again' % (process.name, process.ending()))
+                process.start()
+                self._started(process)
+                status[process] = None
+                continue
+            self._failed, self._terminate_at = process, now + self._linger
+            consequence = ': the others are ended'
+            if told:  # nobody wants the run to go on, and the others have to save
+                self._restarts = self._restarts_left = 0
+                self._terminate_at = now + max(self._linger, self._grace)
+                consequence = ', since the run was told to stop' + consequence
+            elif self._restarts_left:
+                consequence = ': all are ended, and started again (%d of %d)' % (
+                    self._restarts - self._restarts_left + 1, self._restarts)
+            self._say('%s %s%s' % (process.name, process.ending(), consequence))
+
+    def _end_late_ones(self, running, now):
+        """Sends SIGTERM, and later SIGKILL, to what runs on when another has failed."""
+        if self._terminate_at is not None and now >= self._terminate_at:
+            self._terminate_at, self._kill_at = None, now + self._grace
+            self._send_to_workers(signal.SIGTERM)
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = float('inf')
+            self._say('%s did not end within %g seconds: killed' % (
+                ', '.join(process.name for process in running), self._grace))
+            for process in running:
+                process.send(signal.SIGKILL)
+
+    def _send_to_workers(self, number):
+        # A server ends after the workers: they need it to save, and to say why they end.
+        running = self._running()
+        for process in [each for each in running if each.task.job not in _LAST] or running:
+            process.send(number)
 
     def _start_all_again(self):
         """Starts all in new processes; none of the former ones runs any more."""
         self._restarts_left -= 1
         self._end_groups()
-        self._tasks, self._processes, self._last = self._again(), [], ''
+        self._failed = self._terminate_at = self._kill_at = None
+        self._tasks, self._processes = self._again(), []
         self._start_all()
 
-    def _running(self, serving=True):
-        return [process for process in self._processes if process.status() is None
-                and (serving or process.task.job not in _LAST)]
+    def _running(self):
+        return [process for process in self._processes if process.status() is None]
 
-    def _show(self, begin, wait=0.1):
-        """Writes the lines that have come; waits for one for a moment."""
+    def _show(self, wait=0.1):
+        """Writes a line that has come; waits for one for a moment."""
         try:
             process, line = self._lines.get(timeout=wait)
         except queue.Empty:
-            pass
-        else:
-            self._write('[%s] %s' % (process.name, line))
-            if process.task == self._tasks[0]:
-                self._last = line
-        if self._progress is not None:
-            self._progress('%d of %d processes, %d s | %s' % (
-                len(self._running()), len(self._processes), time.monotonic() - begin, self._last))
+            return
+        self._write('[%s] %s' % (process.name, line))
 
     def _started(self, process):
         if self._announce:
@@ -283,10 +287,10 @@ class Processes:
         for process in self._processes:
             process.send(signal.SIGKILL)  # the group: also what a process left behind
         for process in self._processes:
-            process._process.wait()
+            process.wait()
             process.finish()
         while not self._lines.empty():
-            self._write('[%s] %s' % (lambda entry: (entry[0].name, entry[1]))(self._lines.get()))
+            self._show()
 
 
 def _die_with_parent():

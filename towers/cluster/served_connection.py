@@ -27,7 +27,7 @@ class ServedConnection(Connection):
         """
         Args:
           cluster, lines, dead_after, say, on_lost: as for `Connection`.
-          fingerprint: of this worker, see `fingerprint_of_all`.
+          fingerprint: of this worker, see `signature.signature`.
           address: where worker 0 listens.
         """
         self.chief_gone = ''

@@ -7,19 +7,18 @@ before they go over the wire, rows go over the wire and not their table, and the
 operations (savers, summaries, input) are on no server.
 """
 
-import collections
 import re
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.cluster.parameter_servers import tasks_by_size
-from towers.cluster.reads_after_server_writes import read_after_writes
 from towers.errors import ClusterError
 from towers.graph.edit import group_of
-from towers.graph.graph_walk import behind, step_operations
+from towers.graph.frames import Frames
+from towers.graph.graph_walk import Precedence, behind, step_operations
 from towers.graph.nests import bytes_of
-from towers.graph.op_types import LEAD_IN, VARIABLE_OPS
+from towers.graph.op_types import LEAD_IN, RESHAPES, VARIABLE_OPS
+from towers.graph.variable_access import REFERENCE_VARIABLES
 from towers.graph.variable_writes import Writes
 from towers.tensorflow_errors import reason_of
 
@@ -81,6 +80,67 @@ def check_writes(graph, built):
                     % (op.name, variable.op.name))
 
 
+def read_after_writes(graph, variables, train_op=None):
+    """Gives what waits for a write of a reference variable the value from after that write.
+
+    On one machine an operation that takes the value of a reference variable gets the variable's
+    memory: if it waits for a write, it sees what was written. Between a server and a worker the
+    value is sent at the start of the step: moving averages that take the global step after the
+    train op would get the one before it. Here such an operation gets a read of its own, on the
+    server, which waits for all else that the operation waits for. (The variables that the model
+    makes in the build are resource variables, which TensorFlow reads anew.)
+
+    Args:
+      graph: a `tf.Graph` that no session has run yet.
+      variables: the variables that are on servers.
+      train_op: operation that counts as a write of all of them: on a worker that does not make the
+        update itself, it waits for the one that does; or None.
+
+    Raises:
+      ClusterError: an operation that has to be given another value is within a loop or branch (v1),
+        or takes it through a reshape, which others may take as it was.
+    """
+    names = {variable.op.name for variable in variables if variable.op.type in REFERENCE_VARIABLES}
+    finder, operations, writes = Writes(graph), graph.get_operations(), {}
+    for op in operations if names else ():
+        for name in names if op is train_op else names.intersection(finder.of(op)):
+            writes.setdefault(name, []).append(op)
+    order = Precedence([op for each in writes.values() for op in each], operations)
+
+    def waits(op, source):
+        return any(order.waits_for(op, write) and op is not write
+                   for write in writes.get(source.name, ()))
+    frames = None
+    for op in operations if writes else ():
+        for place, tensor in enumerate(op.inputs):
+            source = behind(tensor, LEAD_IN | RESHAPES).op
+            if (source.name not in writes or not waits(op, source) or waits(tensor.op, source)
+                    or _takes_reference(op, place, tensor) or op.type in ('Merge', 'RefMerge')):
+                continue
+            frames = frames or Frames(operations)
+            if tensor.op.type not in ('Identity', source.type) or not frames.always_runs(op):
+                raise ClusterError(
+                    '%r takes the value of the variable %r after a write that it waits for. %r is '
+                    'a reference variable on a parameter server, whose value is sent at the start '
+                    'of the step. Make it with tf.get_variable(…, use_resource=True), and read it '
+                    'there by read_value().' % (op.name, source.name, source.name))
+            others = [each.op for each in op.inputs if each is not tensor] + list(op.control_inputs)
+            with graph.as_default(), tf.control_dependencies(None), tf.name_scope(
+                    'served/after/'), graph.colocate_with(source, True):
+                with tf.control_dependencies(others):
+                    compat.replace_input(op, place, tf.identity(
+                        source.outputs[0], source.name + '/read'))
+
+
+def _takes_reference(op, place, tensor):
+    """Whether an operation takes the variable itself as this input, and not its value."""
+    if tensor.dtype == tensor.dtype.base_dtype:
+        return False
+    arguments = op.op_def.input_arg
+    return any(each.is_ref for each in arguments) and (
+        len(arguments) != len(op.inputs) or arguments[place].is_ref)
+
+
 def spread_over_servers(cluster, graph, first=()):
     """Gives a job and a task to each operation of a graph whose device names none.
 
@@ -128,17 +188,36 @@ def servers_of_variables(cluster, graph, first=()):
     Returns:
       Dict from names of variables to numbers of servers.
     """
-    variables = collections.OrderedDict(
-        (variable.op.name, variable) for some in (first, _global_variables(graph))
-        for variable in sorted(some, key=lambda each: each.op.name))
-    owners = _used_together(graph, variables)
+    variables = {variable.op.name: variable for some in (first, _global_variables(graph))
+                 for variable in sorted(some, key=lambda each: each.op.name)}
+    owners, sizes = _used_together(graph, variables), {}  # of groups, by their first variables
+    for name, variable in variables.items():
+        sizes[owners[name]] = sizes.get(owners[name], 0) + bytes_of(variable)
     names, used, tasks = {variable.op.name for variable in first}, [0] * len(cluster.ps), {}
-    together = _Together.of(variables, owners)
     for are_first in (True, False):
-        tasks.update(tasks_by_size([each for each in together
-                                    if (each.op.name in names) == are_first],
-                                   len(cluster.ps), used))
+        tasks.update(tasks_by_size({name: size for name, size in sizes.items()
+                                    if (name in names) == are_first}, used))
     return {name: tasks[owners[name]] for name in variables}
+
+
+def tasks_by_size(sizes, used):
+    """Deals variables out over servers: each goes to the server that has the fewest bytes so far.
+
+    The largest comes first. Every worker computes the same, in whatever order it made them: it
+    depends on their sizes and names alone.
+
+    Args:
+      sizes: dict from names of variables to bytes.
+      used: list of the bytes that each server has already; grows here.
+
+    Returns:
+      Dict from names of variables to numbers of servers.
+    """
+    tasks = {}
+    for name in sorted(sizes, key=lambda each: (-sizes[each], each)):
+        tasks[name] = used.index(min(used))
+        used[tasks[name]] += sizes[name]
+    return tasks
 
 
 def explained(error):
@@ -157,26 +236,6 @@ def explained(error):
 
 _APART = re.compile(r'Cannot colocate nodes \{\{colocation_node ([^}]*)\}\} and '
                     r'\{\{colocation_node ([^}]*)\}\}: Cannot merge devices with incompatible jobs')
-
-
-class _Together(collections.namedtuple('_Together', 'op shape dtype')):
-    """Variables that have to be on one server, in the form of one variable for `tasks_by_size`."""
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, variables, owners):
-        """List of groups, in the order of their first variables; `owners` of `_used_together`."""
-        together = collections.OrderedDict()
-        for name, variable in variables.items():
-            together.setdefault(owners[name], []).append(variable)
-        return [cls(_Named(owner), sum(map(bytes_of, members)), tf.int8)
-                for owner, members in together.items()]
-
-    def get_shape(self):
-        return tf.TensorShape([self.shape])
-
-
-_Named = collections.namedtuple('_Named', 'name')
 
 
 def _global_variables(graph):

@@ -1,17 +1,15 @@
-"""What the losses and the update of a worker are computed by, to be compared with worker 0's.
+"""What a worker is about to train, as a dict of JSON's types that is compared with worker 0's.
 
-Workers with the same variables add up their gradients whatever losses these are of. So the program
-is described from the losses back to the inputs, the variables and the sources of data, and from
-what the update writes back to the sums over the workers: a line for each operation, with its type,
-attributes and inputs. The first line that differs is named.
+Workers with the same variables would add up their gradients whatever losses these are of. So the
+program is described, too: from the loss back to the inputs, the variables and the sources of data,
+and from what the update writes back to the sums over the workers, a line for each operation with
+its type, its inputs and its attributes. The first line that differs is named.
 
-An operation's name, its device and its seeds do not count; nor does what only hands a value on or
-looks at it. Of constants in a loss single numbers of a floating type count: arrays and integers
-may be data, or a worker's number. Nor does what was made before the towers, such as a pipeline.
-
-Constants and attributes may follow the shapes of the inputs. Where those differ among workers, the
-operations alone are compared; where a dimension is known to one worker alone, TensorFlow itself
-makes other operations, and nothing is.
+An operation's name, device and seeds do not count. Nor do arrays and integers, which may be data or
+a worker's number; nor what was made before the inputs, such as a pipeline. Where the static sizes
+of the inputs differ among workers, attributes and constants may follow them, and types and inputs
+alone are compared; where a size is known to one worker alone, TensorFlow itself makes other
+operations, and nothing is.
 """
 
 import collections
@@ -21,239 +19,220 @@ import zlib
 
 import tensorflow.compat.v1 as tf
 
-from towers.graph.graph_walk import step_operations
+from towers.cluster.machines import builds_of
 from towers.graph.library import Library
 from towers.graph.op_types import VARIABLE_OPS
-from towers.graph.variable_writes import Writes
 from towers.tower.objectives import flat, tensors_of
 
 ADDED_UP = ('Collective', 'Horovod')
 """Beginnings of types of operations whose results are the same on all workers: counts, say."""
 
-_HANDS_ON = frozenset([
-    'Identity', 'IdentityN', 'Snapshot', 'CheckNumerics', 'CheckNumericsV2', 'Print', 'EnsureShape',
-    'ReadVariableOp', 'PreventGradient', 'RefIdentity'])
 _SOURCE = re.compile('Iterator|Dequeue|Dataset|ReaderRead|ReadFile|^Placeholder|^Arg$|^_Arg$')
 """Types of operations that bring in data: what is before them does not count."""
 
 _NO_NUMBERS = frozenset([
-    'seed', 'seed2', 'shape', 'shapes', 'element_shape', 'output_shapes', 'Tshape', 'message',
-    'shared_name', 'container', 'frame_name', 'parallel_iterations', 'token', 'tensor_array_name',
-    'use_cudnn_on_gpu', 'use_locking', 'validate_indices', 'validate_shape', 'grad_a', 'grad_b',
-    'debug_name', 'allowed_devices', 'config', 'config_proto', 'executor_type', 'value', 'dtype'])
-_MOST_NUMBERS = 64  # of a constant whose numbers are said
-_LONGEST = 200  # characters of an operation
+    'seed', 'seed2', 'shape', 'shapes', 'element_shape', 'output_shapes', 'message', 'shared_name',
+    'container', 'frame_name', 'stack_name', 'tensor_array_name', 'token', 'config',
+    'config_proto'])
+"""Attributes with names, seeds, sizes and settings of a machine."""
 
 
-def signature_of_loss(built):
-    """What is to be compared of the losses, a dict of JSON's types; see `difference_of_signatures`.
+def signature(cluster, built, settings=None):
+    """What has to be the same on all workers.
 
     Args:
-      built: `BuiltTowers`.
-
-    Returns:
-      Dict: `shapes`, of the first tower's inputs and of what else it takes from outside; `lines`,
-      dict from `'loss'` to a list of `[type, inputs, attributes, name]`.
+      cluster: `Cluster`.
+      built: the `BuiltTowers` that is given to `join`; the others of its graph are described, too.
+      settings: dict of further values that have to agree, from names to numbers or strings. They
+        are compared before the model, and so say why the rest differs.
     """
-    tower = built.towers[0]
-    losses = [each for each in flat(tower.data_loss) if each is not None]
-    inputs = [tensor for tensor in tf.nest.flatten(tower.inputs, expand_composites=True)
-              if isinstance(tensor, tf.Tensor)]
-    names = {tensor.op.name for tensor in inputs}
-    operations = [op.name for op in losses[0].graph.get_operations()]
-    lines = _Lines(losses[0].graph, names, set(
-        itertools.takewhile(lambda name: name not in names, operations)))
-    found = lines.of(_LOSS, losses)
-    return {'shapes': [_shape(tensor) for tensor in inputs + lines.captured],
-            'lines': {_LOSS: found}}
+    builds = builds_of(built)
+    return {
+        'kind of cluster': cluster.kind, 'list of workers': list(cluster.workers),
+        'list of parameter servers': list(cluster.ps), 'synchronous': cluster.synchronous,
+        'backup_workers': cluster.backup_workers, 'wire': cluster.wire,
+        'buffer_mb': cluster.buffer_mb, 'compare': cluster.compare,
+        # 1.15 and 2.21 do not understand each other's messages.
+        'TensorFlow': tf.VERSION if hasattr(tf, 'VERSION') else tf.__version__,
+        'number of builds with cluster=': len(builds),
+        'build that is given to join': [
+            each.machines is built.machines for each in builds].index(True),
+        '_settings': dict(settings or {}), '_builds': [_of_build(cluster, each) for each in builds]}
 
 
-def signature_of_update(update, before, combined):
-    """What is to be compared of an update that each worker makes; see `difference_of_signatures`.
-
-    Args:
-      update: the operation that updates the weights.
-      before: list of the tensors and operations of the model that the optimizer waits for.
-      combined: list of `(gradient, variable)`: the sums over the workers, before
-        `transform_gradients`.
-
-    Returns:
-      Dict as of `signature_of_loss`, with lines by variable, of those that it writes.
-    """
-    models = {op.name for op in step_operations(before)}
-    trained = {variable.op.name for _, variable in combined}
-    known = trained | {variable.op.name for variable in tf.global_variables()}
-    writes, writing = Writes(tf.get_default_graph()), {}
-    for op in step_operations([update]):
-        for name in writes.of(op) if op.name not in models else ():
-            if name in known:
-                writing.setdefault(name, []).append(op)
-    sums = tensors_of(combined)
-    lines = _Lines(tf.get_default_graph(), {tensor.op.name for tensor in sums}, models, True)
-    # What several variables share stands at the first of them; trained ones, which all workers
-    # have, come first.
-    names = sorted(writing, key=lambda name: (name not in trained, name))
-    return {'shapes': [[size is not None for size in _shape(tensor) or ()] for tensor in sums],
-            'lines': {name: lines.of(name, writing[name]) for name in names}}
+def _of_build(cluster, built):
+    machines = built.machines
+    inputs = [each for each in tf.nest.flatten(built.towers[0].inputs, expand_composites=True)
+              if isinstance(each, tf.Tensor)]
+    compares = cluster.num_workers > 1 and cluster.compare == 'program'
+    return {
+        'number of towers': len(built.devices), 'reduction': built.plan.reduction,
+        'number of examples a step': machines.same_examples, 'optimizer': built.plan.optimizer,
+        '_variables': [[variable.op.name, '%s %s' % (variable.dtype.base_dtype.name,
+                                                     variable.get_shape())]
+                       for variable in built.variables],
+        '_gradients': machines.kinds,
+        '_state': [[variable.op.name, 'sent'] for variable in machines.state],
+        '_shapes': [None if each.shape.ndims is None else each.shape.as_list() for each in inputs],
+        '_loss': _lines_of_loss(built, inputs) if compares else [],
+        '_update': _lines_of_update(machines) if compares and machines.written else []}
 
 
-def difference_of_signatures(own, other):
-    """How a worker's signature, `other`, differs from worker 0's, `own`: a clause, or None."""
-    if not own or not other or _known(own) != _known(other):
-        return None
-    compared = 3 if own['shapes'] == other['shapes'] else 2
-    for label in sorted(set(own['lines']) & set(other['lines'])):
-        for ours, theirs in itertools.zip_longest(own['lines'][label], other['lines'][label],
-                                                  fillvalue=['nothing', '', '', '']):
-            if ours[:compared] != theirs[:compared]:
-                here, there = _in_words(theirs), _in_words(ours)
-                return (_OF_LOSS if label == _LOSS else _OF_UPDATE % str(label)) % (
-                    here, there + ' of other inputs' * (here == there))
+def difference(own, other):
+    """How a worker's signature `other` differs from worker 0's, `own`: a clause, or None."""
+    why = _of_fields(own, other) or _of_values(
+        sorted(set(own['_settings']) | set(other['_settings'])), own['_settings'],
+        other['_settings'])
+    for number, (ours, theirs) in enumerate(zip(own['_builds'], other['_builds'])):
+        found = None if why else _of_builds(ours, theirs)
+        if found:
+            why = ('in build %d of the graph ' % number if len(own['_builds']) > 1 else '') + found
+    mine, theirs = own.get('servers', {}), other.get('servers', {})  # the chief may have more
+    return why or _of_names(
+        'it spreads other variables over the servers: %r is on number %s, and that of worker 0, '
+        'which gives it its value, on %s. Make the same variables on all workers, or what one of '
+        'them needs for itself in collections=[tf.GraphKeys.LOCAL_VARIABLES]',
+        {name: mine[name] for name in sorted(mine) if name in theirs}, theirs if mine else {})
+
+
+def _of_builds(own, other):
+    ours, theirs = own['_gradients'], other['_gradients']
+    swapped = [[name, before] for (before, _), (name, _) in zip(ours, theirs) if name != before]
+    return (_of_fields(own, other)
+            or _of_names('its model is another one: variable %r is %s, and that of worker 0 %s',
+                         own['_variables'], other['_variables'])
+            or _of_names('it trains other variables, or trains them otherwise: the gradient of %r '
+                         'is %s, and that of worker 0 %s. Have the loss computed from the same '
+                         'variables in the same way on every worker, with the same var_list',
+                         ours, theirs)
+            or swapped and 'its variables are in another order: %r is before %r, and on worker 0 '
+            'behind it. Gradients travel in this order: make the variables, or list them in '
+            'var_list, in one order on all workers, such as that of sorted(names), and not in that '
+            'of a set' % tuple(swapped[0])
+            or _of_lines('loss', own, other)
+            or _of_names('its state that training reads is another one: %r is %s, and that of '
+                         'worker 0 %s', own['_state'], other['_state'])
+            or _of_lines('update', own, other))
+
+
+def _of_fields(own, other):
+    return _of_values([name for name in sorted(own) if name[0] != '_' and name != 'servers'],
+                      own, other)
+
+
+def _of_values(names, own, other):
+    for name in names:
+        if own.get(name) != other.get(name):
+            here, there = ['not given' if value is None else ', '.join(map(str, value)) or 'empty'
+                           if isinstance(value, list) else str(value)
+                           for value in (other.get(name), own.get(name))]
+            return 'its %s is %s, and that of worker 0 %s' % (name, here, there)
     return None
 
 
-_LOSS = 'loss'
-_OF_LOSS = ('its model is another one: its loss is computed by %s, and that of worker 0 by %s. '
-            'Have every worker make the same operations in the same order, such as that of '
-            'sorted(names), and not that of a set')
-_OF_UPDATE = ('its update of %r is computed by %%s, and that of worker 0 by %%s. Give the same '
-              'optimizer, learning rate and transform_gradients on every worker')
+def _of_names(text, own, other):
+    ours, theirs = dict(own), dict(other)
+    for name in list(ours) + list(theirs):
+        if ours.get(name) != theirs.get(name):
+            return text % (name, theirs.get(name, 'missing'), ours.get(name, 'missing'))
+    return None
 
 
-def _in_words(line):
-    kind, _, attributes, name = line
-    return ' '.join([kind] + [attributes] * bool(attributes))[:_LONGEST] + (
-        ' (%r)' % str(name) if name else '')
+def _of_lines(section, own, other):
+    known = [[shape and [size is not None for size in shape] for shape in each['_shapes']]
+             for each in (own, other)]
+    ours, theirs = own['_' + section], other['_' + section]
+    if not ours or not theirs or known[0] != known[1]:
+        return None
+    compared = 3 if own['_shapes'] == other['_shapes'] else 2
+    for lines in itertools.zip_longest(theirs, ours, fillvalue=['nothing'] * 4):
+        if lines[0][:compared] != lines[1][:compared]:
+            return ('its program is another one: its %s is computed by %s, and that of worker 0 by '
+                    '%s. Run one program with the same flags, which makes its operations in one '
+                    'order (that of sorted(names), and not that of a set); or give Cluster '
+                    "compare='variables'" % ((section,) + tuple(
+                        '%s %s (%s)' % (kind, attributes[:200] or 'of other inputs', name)
+                        for kind, _, attributes, name in lines)))
+    return None
 
 
-def _known(signature):
-    return [shape and [bool(size) for size in shape] for shape in signature['shapes']]
+def _lines_of_loss(built, inputs):
+    losses = [each.op for each in flat(built.towers[0].data_loss) + flat(built.regularization_loss)
+              if each is not None]
+    names = {each.op.name for each in inputs}
+    outside = itertools.takewhile(lambda name: name not in names, (
+        op.name for op in losses[0].graph.get_operations()))
+    return _lines_of(losses, names, set(outside))
 
 
-def _shape(tensor):
-    shape = tensor.get_shape()
-    return None if shape.ndims is None else shape.as_list()
+def _lines_of_update(machines):
+    ends = [op for name in sorted(machines.written)
+            for op in sorted(machines.written[name], key=lambda each: each.name)]
+    sums = {tensor.op.name for tensor in tensors_of(machines.combined)}
+    return _lines_of(ends, sums, machines.model)
 
 
-class _Lines:
-    """Describes the operations of a graph, each once.
+def _lines_of(ends, known, outside):
+    """List of `[type, inputs, attributes, name]` of all operations that some come from.
 
-    Attributes:
-      captured: list of the tensors from outside that were met.
+    Args:
+      ends: list of operations.
+      known: names of operations that are not looked into: inputs, or sums over the workers.
+      outside: names of the operations that were made before what is described.
     """
+    texts = _Texts(ends[0].graph)
+    lines, places, queue = [], {}, collections.deque()
 
-    def __init__(self, graph, ends, outside, is_update=False):
-        """
-        Args:
-          graph: `tf.Graph`.
-          ends: names of operations that are not looked into: inputs, or sums over the workers.
-          outside: names of the operations that were made before what is described.
-          is_update: whether all constants count.
-        """
-        self.captured = []
-        self._ends, self._outside, self._is_update = ends, outside, is_update
-        self._places = {}  # names of operations -> where their lines are
-        self._library = Library(graph)
-        self._texts = {}  # names of functions -> texts of their bodies
-
-    def of(self, label, ends):
-        """List of `[type, inputs, attributes, name]` of what operations or tensors come from."""
-        lines, queue = [], collections.deque()
-
-        def place(op):
-            if op.name not in self._places:
-                self._places[op.name] = '%s %d' % (label if self._is_update else '', len(seen))
-                seen.append(op)
-                queue.append(op)
-            return self._places[op.name]
-        seen = []
-        for end in ends:
-            place(self._source(end)[0] if isinstance(end, tf.Tensor) else end)
-        while queue:
-            op = queue.popleft()
-            (kind, attributes), is_leaf = self._said(op)
-            taken = [self._source(tensor) for tensor in ([] if is_leaf else op.inputs)]
-            inputs = ' '.join('%s:%d' % (place(source), output) for source, output in taken)
-            lines.append([kind, op.name if kind == 'variable' else inputs, attributes, op.name])
-        return lines
-
-    def _source(self, tensor):
-        """`(operation, output)` that a tensor has its value from."""
-        seen = set()
-        while tensor.op.type in _HANDS_ON and tensor.op.name not in seen and not (
-                tensor.op.name in self._ends or not tensor.op.inputs):
-            if tensor.op.type.startswith('Identity') and (
-                    '_gradient_op_type' in tensor.op.node_def.attr):
-                break  # what the gradient is, is said by it
-            seen.add(tensor.op.name)
-            tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == 'IdentityN' else 0]
-        return tensor.op, tensor.value_index
-
-    def _said(self, op):
-        """`((type, attributes), whether that is all)`."""
-        if op.name in self._ends or op.type.startswith(ADDED_UP):
-            return ('given', ''), True
+    def place(op):
+        if op.name not in places:
+            places[op.name] = len(places)
+            queue.append(op)
+        return places[op.name]
+    for op in ends:
+        place(op)
+    while queue:
+        op = queue.popleft()
         if op.type in VARIABLE_OPS:
-            return ('variable', ''), True
-        if op.type == 'Const':
-            self.captured.extend(op.outputs if op.name in self._outside else ())
-            return ('Const', self._constant(op.get_attr('value'))), True
-        if op.name in self._outside or not self._is_update and _SOURCE.search(op.type):
-            self.captured.extend(op.outputs)
-            return ('given', ''), True
-        return self._node(op.node_def), False
+            lines.append(['variable', op.name, '', op.name])
+        elif op.name in known or op.type.startswith(ADDED_UP) or op.type != 'Const' and (
+                op.name in outside or _SOURCE.search(op.type)):
+            lines.append(['given', '', '', op.name])
+        else:
+            inputs = ['%d:%d' % (place(each.op), each.value_index) for each in op.inputs]
+            lines.append([op.type, ' '.join(inputs), texts.attributes(op.node_def), op.name])
+    return lines
 
-    def _node(self, node):
-        """`(type, attributes)` of a `NodeDef`."""
-        called = self._library.called_by(node)
-        texts = []
-        for name in sorted(node.attr):
-            if name not in _NO_NUMBERS and (name[0] != '_' or name == '_gradient_op_type'):
-                texts.append('%s=%s' % (name, self._attribute(node.attr[name])))
-        texts += ['calls ' + self._body(node.op)] if node.op in called else []
-        return 'call' if node.op in called else node.op, ' '.join(texts)
 
-    def _attribute(self, value):
-        kind = value.WhichOneof('value')
-        if kind == 'func':
-            return self._body(value.func.name)
-        if kind == 'list' and value.list.func:
-            return ','.join(self._body(each.name) for each in value.list.func)
-        if kind == 'type':
-            return tf.as_dtype(value.type).name
-        if kind in ('b', 'i', 'f'):
-            return '%.9g' % value.f if kind == 'f' else str(getattr(value, kind))
-        if kind == 's':  # functions with a gradient are numbered in the order they are made
-            return re.sub(r'\d+$', '', value.s.decode('utf-8', 'replace'))
-        return re.sub(r'\s+', ' ', str(value)).strip()
+class _Texts:
+    """The attributes of operations as texts, with a checksum of each function that they call."""
 
-    def _body(self, name):
-        """A checksum of a function's operations."""
-        definition = self._library.function(name)
-        if definition is None or name in self._texts:
-            return self._texts.get(name, 'unknown')
-        self._texts[name] = 'itself'  # of one that calls itself
-        places = {each.name: 'argument %d' % number for number, each in
-                  enumerate(definition.signature.input_arg)}
-        places.update((node.name, str(number)) for number, node in enumerate(definition.node_def))
-        texts = []
-        for node in definition.node_def:
-            text = ('Const', self._constant(node.attr['value'].tensor)
-                    ) if node.op == 'Const' else self._node(node)
-            texts.append(' '.join(text + tuple(
-                places.get(each.partition(':')[0], '') + each.partition(':')[2]
-                for each in node.input if each[0] != '^')))
-        self._texts[name] = '%08x' % zlib.crc32('\n'.join(texts).encode('utf-8'))
-        return self._texts[name]
+    def __init__(self, graph):
+        self._library, self._bodies = Library(graph), {}
 
-    def _constant(self, constant):
-        """The number, or numbers, of a constant where they count, as a text; else its type."""
-        kind = tf.as_dtype(constant.dtype)
-        if not (self._is_update and (kind.is_floating or kind.is_integer or kind.is_bool)) and (
-                constant.tensor_shape.dim or not kind.is_floating):
-            return kind.name
-        value = tf.make_ndarray(constant).astype('float64')
-        if value.size > _MOST_NUMBERS:
-            return '%s of %d numbers, checksum %08x' % (
-                kind.name, value.size, zlib.crc32(value.tobytes()))
-        return '%s %s' % (kind.name, ', '.join('%.9g' % each for each in value.reshape(-1)))
+    def attributes(self, node):
+        """The attributes of a `NodeDef` that count; of a constant its type, or its number."""
+        if node.op == 'Const':
+            constant = node.attr['value'].tensor
+            kind = tf.as_dtype(constant.dtype)
+            return kind.name if constant.tensor_shape.dim or not kind.is_floating else (
+                '%s %.9g' % (kind.name, float(tf.make_ndarray(constant))))
+        texts = ['calls %08x' % self._checksum(name) for name in self._library.called_by(node)]
+        for name, value in sorted(node.attr.items()):
+            if name in _NO_NUMBERS or value.HasField('func') or value.list.func or (
+                    name[0] == '_' and name != '_gradient_op_type'):
+                continue
+            text = tf.as_dtype(value.type).name if value.type else str(value)
+            if name[0] == '_':  # gradients of their own are numbered in the order they are made
+                text = re.sub(r'\d+', '', text)
+            texts.append('%s=%s' % (name, re.sub(r'\s+', ' ', text).strip()))
+        return ' '.join(texts)
+
+    def _checksum(self, name):
+        """Of a function's operations, whose inputs are numbered in the order they are made."""
+        if name not in self._bodies:
+            self._bodies[name] = 0  # of one that calls itself
+            body = [(node.op, self.attributes(node), [
+                re.sub(r'_\d+', '', each) for each in node.input if each[0] != '^'])
+                    for node in self._library.function(name).node_def]
+            self._bodies[name] = zlib.crc32(repr(body).encode('utf-8'))
+        return self._bodies[name]

@@ -6,7 +6,7 @@ import typing
 from towers.arguments import check_instance
 from towers.api.built import BuiltTowers
 from towers.cluster.cluster import Cluster
-from towers.cluster.several_builds import builds_of
+from towers.cluster.machines import builds_of
 from towers.errors import ClusterError, InvalidArgumentError
 from towers.run.stopping import StopOnSignalHook
 

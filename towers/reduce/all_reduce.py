@@ -137,20 +137,22 @@ def _by_buffers(ring, method, aligned, devices):
     return on_towers
 
 
-def buffers_of(aligned):
+def buffers_of(aligned, most=None):
     """Lists of `(variable, present)` that share a buffer, the variables made last first.
 
     Args:
       aligned: list of `(variable, present)`, `present` a list of `(tower, gradient)`.
+      most: bytes of a buffer; None for `BUFFER_BYTES`.
     """
+    most = most or BUFFER_BYTES
     buffers, open_ones = [], {}  # dtype -> (the buffer to be filled, bytes in it)
     for variable, present in reversed(aligned):
         dtype, size = present[0][1].dtype.base_dtype, bytes_of(variable)
-        if size > BUFFER_BYTES or not variable.get_shape().is_fully_defined():
+        if size > most or not variable.get_shape().is_fully_defined():
             buffers.append([(variable, present)])
             continue
         buffer, used = open_ones.get(dtype, (None, 0))
-        if buffer is None or used + size > BUFFER_BYTES:
+        if buffer is None or used + size > most:
             buffer, used = [], 0
             buffers.append(buffer)
         buffer.append((variable, present))
