@@ -21,9 +21,9 @@ from towers.errors import ClusterError, WorkerLostError
 from one_process import addresses, together
 
 PATIENCE = 120.  # seconds that a loaded machine may take for what comes at once
-SAME = {'kind': 'ring', 'workers': [], 'towers': 2, 'variables': [['w', 'float32', '(2,)']],
-        'gradients': [['w', 'dense float32']], 'update': {'shapes': [], 'lines': {}},
-        'settings': {'--seed': 1}}
+SAME = {'kind of cluster': 'ring', 'number of towers': 2, '_settings': {'--seed': 1}, '_builds': [{
+    '_variables': [['w', 'float32 (2,)']], '_gradients': [['w', 'dense float32']], '_state': [],
+    '_shapes': [], '_loss': [], '_update': []}]}
 
 
 class Member:
@@ -123,7 +123,7 @@ def test_a_worker_that_trains_something_else_is_refused_by_name():
         if rank == 0:
             return Member(workers, 0).said
         with pytest.raises(ClusterError) as refused:
-            Member(workers, 1, dict(SAME, towers=3))
+            Member(workers, 1, dict(SAME, **{'number of towers': 3}))
         Member(workers, 1)  # the right one, for which worker 0 has waited
         return str(refused.value)
     said, text = together(work, 2)
@@ -220,15 +220,16 @@ def test_strangers_are_not_listened_to():
 
 def test_what_workers_may_differ_by_is_found_by_the_worker():
     """More than 64 KB of it, which worker 0 would take from nobody."""
-    own = dict(SAME, loss={'shapes': [], 'lines': {'loss': [
-        ['Mul', 'loss %d:0' % (line + 1), '', 'name %d' % line] for line in range(5000)]}})
+    own = dict(SAME, _builds=[dict(SAME['_builds'][0], _loss=[
+        ['Mul', '%d:0' % (line + 1), '', 'name %d' % line] for line in range(5000)])])
     renamed = json.loads(json.dumps(own).replace('name', 'other'))
     workers = addresses(2)
     together(lambda rank: Member(workers, rank, [own, renamed][rank]), 2)
 
 
 @pytest.mark.parametrize('change', [
-    {'variables': [[]]}, {'gradients': [3]}, {'settings': [1]}, {'update': [[1]]}, {'servers': 7}])
+    {'_builds': [[]]}, {'_builds': [3]}, {'_settings': [1]}, {'_builds': [{'_gradients': 1}]},
+    {'servers': 7}])
 def test_a_fingerprint_of_any_other_form_is_refused(change):
     assert _compared(1, dict(SAME, **change), SAME)['why'] == (
         'worker 0 sends no fingerprint of a worker')

@@ -17,7 +17,7 @@ from towers.cluster.served_connection import ServedConnection
 from towers.errors import ClusterError
 from one_process import addresses
 
-SAME = {'kind': 'ps', 'variables': [], 'gradients': []}
+SAME = {'kind of cluster': 'ps', 'reduction': 'mean', '_settings': {}, '_builds': []}
 
 
 class Workers:
@@ -95,7 +95,7 @@ def test_a_first_step_whose_worker_never_comes_ends():
 
 def test_a_worker_that_is_refused_is_waited_for_and_named():
     workers = Workers(start_timeout=1.)
-    with pytest.raises(ClusterError, match='its reduction is sum, and that of worker 0 not given'):
+    with pytest.raises(ClusterError, match='its reduction is sum, and that of worker 0 mean'):
         workers.come(1, dict(SAME, reduction='sum'))
     workers.chief.begin_step('0')
     workers.says('for worker 1 (w:2), which was refused: its reduction is sum, and that of ')

@@ -157,8 +157,7 @@ def _of_lines(section, own, other):
 
 
 def _lines_of_loss(built, inputs):
-    losses = [each.op for each in flat(built.towers[0].data_loss) + flat(built.regularization_loss)
-              if each is not None]
+    losses = [each.op for each in flat(built.towers[0].data_loss) if each is not None]
     names = {each.op.name for each in inputs}
     outside = itertools.takewhile(lambda name: name not in names, (
         op.name for op in losses[0].graph.get_operations()))
