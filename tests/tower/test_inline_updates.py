@@ -292,3 +292,28 @@ def test_generators_of_random_numbers_draw_in_every_tower():
     first = [op for op in samples.step_operations([built.predictions])
              if not op.name.startswith('tower_1/')]
     assert not any(other.name.startswith('tower_1/') for op in first for other in op.control_inputs)
+
+
+def test_a_step_of_one_loss_writes_no_average_of_layers_that_only_another_loss_needs():
+    def norm(x):
+        with tf.variable_scope('norm', reuse=tf.AUTO_REUSE):
+            mean = tf.get_variable('mean', [], tf.float64, tf.zeros_initializer(), trainable=False)
+        with tf.control_dependencies([tf.assign_sub(mean, (mean - tf.reduce_mean(x)) * .1)]):
+            return x - tf.reduce_mean(x)
+
+    def model_fn(images, noise):
+        made = noise * tf.get_variable('g', [], tf.float64, tf.ones_initializer())
+        real, of_made = [norm(x) * tf.get_variable(name, [], tf.float64, tf.ones_initializer())
+                         for name, x in (('d', images), ('d2', made))]
+        return {'loss': {'d': tf.reduce_mean(real) + tf.reduce_mean(of_made),
+                         'g': tf.reduce_mean(tf.square(of_made - 1.))}}
+    images, noise = tf.placeholder(tf.float64, [4]), tf.placeholder(tf.float64, [4])
+    built = towers.build_towers(model_fn, (images, noise), {
+        name: tf.train.GradientDescentOptimizer(0.) for name in 'dg'}, 2, 'mean')
+    mean, = [each for each in tf.global_variables() if each.op.name == 'norm/mean']
+    with tf.Session(config=towers.session_config(2)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_ops['g'], {noise: [1.] * 4})  # without images
+        np.testing.assert_allclose(session.run(mean), .1, rtol=1e-12)
+        session.run(built.train_ops['d'], {images: [100.] * 4, noise: [1.] * 4})
+        np.testing.assert_allclose(session.run(mean), .1 + 9.99 + .09, rtol=1e-12)

@@ -52,7 +52,8 @@ def write_after_reads(towers, graph, of_every_tower=()):
     by_tower = [[(op, names) for op, names in some if names] for some in by_tower]
     of_every = {op.name for some in by_tower for op, _ in some}
     writes = [(op, names) for op, names in writes if op.name not in of_every] + sum(by_tower, [])
-    written = {name for _, names in writes for name in names}
+    written, writing = {name for _, names in writes for name in names}, {op.name for op, _ in writes}
+    steps = _steps_of_one_loss(towers[0])
     reading = towers[1:] + [towers[0]._replace(predictions=None)]
     others = graph_walk.step_operations(sum((_fetches(tower) for tower in reading), []))
     operations = list({op.name: op for op in first + others}.values())
@@ -61,6 +62,9 @@ def write_after_reads(towers, graph, of_every_tower=()):
     pairs = [(end, gate) for op, names in writes for gate in gates(op, names, frames)
              for name in names for reader, ends in readers[name]
              if reader is not op and (op.name not in of_every or reader.name not in of_every)
+             # A step of one loss does not run what only another loss writes.
+             and not (reader.name in writing and any(
+                 op.name in step and reader.name not in step for step in steps))
              for end in ends]
     precedence = graph_walk.Precedence([gate for _, gate in pairs], operations)
     after = graph_walk.reachable_from([gate for _, gate in pairs], operations, control=True)
@@ -81,6 +85,15 @@ def write_after_reads(towers, graph, of_every_tower=()):
                 op for op, others in before if not set(others).isdisjoint(names))
     for gate, waited in waits_for.items():
         compat.add_control_inputs(gate, list({op.name: op for op in waited}.values()))
+
+
+def _steps_of_one_loss(tower):
+    """Sets of the names of the operations that a step of one loss runs; [] of a single loss."""
+    if not isinstance(tower.loss, dict):
+        return []
+    return [{op.name for op in graph_walk.step_operations(fetches_in(
+        [tower.data_loss[name], [gradient for gradient, _ in tower.gradients.get(name, ())]]))}
+            for name in tower.loss]
 
 
 def _readers(towers, written, frames, finder, graph):
