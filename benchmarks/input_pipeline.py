@@ -19,7 +19,6 @@ in a temporary folder. Rates are of the same processors, in turns, medians over 
 """
 
 import argparse
-import functools
 import os
 import resource
 import tempfile
@@ -36,8 +35,6 @@ from datasets.epochs import Epochs  # noqa: E402
 from datasets.image_set import _draws  # noqa: E402
 from datasets.pipeline import epoch_order  # noqa: E402
 import towers  # noqa: E402
-from trainer.diagnosis import Trial  # noqa: E402
-from trainer.speeds import StepsSpeed  # noqa: E402
 
 HEIGHT, WIDTH, QUALITY = 375, 500, 96
 BATCH = 32
@@ -114,15 +111,21 @@ def _cropped(data, draws, image_size):
 
 
 class Rate:
-    """A pipeline whose rate is taken in turns with others'."""
+    """A pipeline, or a step on its batches, whose rate is taken in turns with others'."""
 
-    def __init__(self, make):
-        graph = tf.Graph()
+    def __init__(self, make, model_fn=None):
+        graph, config = tf.Graph(), None
         with graph.as_default():
             iterator = tf.data.make_initializable_iterator(make())
-            self._step = tf.group(*[part.op for part in tf.nest.flatten(iterator.get_next())])
-        self._session = tf.Session(graph=graph)
-        self._session.run(iterator.initializer)
+            batch = iterator.get_next()
+            self._step = tf.group(*[part.op for part in tf.nest.flatten(batch)])
+            if model_fn is not None:
+                built = towers.build_towers(model_fn, batch,
+                                            tf.train.GradientDescentOptimizer(.01), 2)
+                self._step, config = built.train_op, towers.session_config(built.devices)
+            begin = tf.group(iterator.initializer, tf.global_variables_initializer())
+        self._session = tf.Session(graph=graph, config=config)
+        self._session.run(begin)
         self.rates, self.costs = [], []
         for _ in range(4):
             self._session.run(self._step)
@@ -246,16 +249,12 @@ def main():
         if found:
             print('slim           %6.0f images/s' % found)
 
-        def trial(model_fn):
-            iterator = tf.data.make_initializable_iterator(batches('crop', options.image_size))
-            built = towers.build_towers(model_fn, iterator.get_next(),
-                                        tf.train.GradientDescentOptimizer(.01), 2)
-            return Trial(built.train_op, [iterator.initializer],
-                         towers.session_config(built.devices), built)
+        def held():
+            return batches('crop').take(1).cache().repeat()
         for kind, model_fn in (('step', small_net),
                                ('waiting', waiting_net(2. * BATCH / pipelines[2][1].rate))):
-            steps = [(name, StepsSpeed(functools.partial(trial, model_fn), holds_batch))
-                     for name, holds_batch in (('memory', True), ('pipeline', False))]
+            steps = [(name, Rate(make, model_fn))
+                     for name, make in (('memory', held), ('pipeline', lambda: batches('crop')))]
             for _ in range(options.rounds):
                 for _, each in steps:
                     each.measure(options.seconds / options.rounds)
