@@ -171,25 +171,3 @@ def test_an_evaluation_cuts_its_batches_by_the_shares():
     assert [tower.size for tower in evaluation.built.towers] == [12, 4]
     with tf.Session(config=towers.session_config(evaluation.built.devices)) as session:
         assert evaluation.run(session)['loss'] == pytest.approx(Y.mean(), rel=1e-12)
-
-
-@pytest.mark.parametrize('kind', ['dense', 'sparse', 'variable', 'shards'])
-def test_a_trained_variable_behind_the_batch_is_refused(kind):
-    table = tf.get_variable('table', [4, 3], tf.float64)
-    rows = tf.nn.embedding_lookup(table, [1, 2, 3, 0])
-    make = {'dense': lambda rows: rows, 'shards': lambda rows: towers.Shards([rows, rows]),
-            'sparse': lambda rows: tf.SparseTensor(
-                [[i, 0] for i in range(4)], tf.reduce_sum(rows, 1), [4, 1]),
-            'variable': lambda rows: table}[kind]
-
-    def model_fn(x):
-        x = tf.sparse.to_dense(x) if kind == 'sparse' else x
-        return tf.reduce_mean(x) * tf.get_variable('w', [], tf.float64)
-    with pytest.raises(towers.InputError, match=(
-            'is computed from the trainable variable table, .*: compute it in the model function, '
-            'or pass its tf.stop_gradient')):
-        towers.build_towers(model_fn, make(rows), tf.train.GradientDescentOptimizer(1.), 2)
-    towers.build_towers(model_fn, make(rows), None, 2, reuse=tf.AUTO_REUSE)
-    if kind != 'variable':
-        towers.build_towers(model_fn, make(tf.stop_gradient(rows)),
-                            tf.train.GradientDescentOptimizer(1.), 2, reuse=tf.AUTO_REUSE)

@@ -99,6 +99,14 @@ def test_of_several_losses_each_trains_them():
         np.testing.assert_allclose(ours, plain, rtol=1e-12)
 
 
+def test_a_variable_that_is_an_input_is_trained():
+    rows = tf.get_variable('rows', [4], tf.float64, tf.constant_initializer([1., 2., 3., 4.]))
+    built = towers.build_towers(lambda x: tf.reduce_mean(tf.square(x)) * tf.get_variable(
+        'w', [], tf.float64, tf.ones_initializer()), rows, momentum(), 2, 'mean')
+    gradient, = [gradient for gradient, variable in built.gradients if variable is rows]
+    np.testing.assert_allclose(samples.run(built, gradient), [.5, 1., 1.5, 2.], rtol=1e-12)
+
+
 def test_a_sparse_input_that_is_computed_from_one_is_refused():
     values = tf.get_variable('values', [4], tf.float64)
     x = tf.SparseTensor([[i, 0] for i in range(4)], values * 2., [4, 1])

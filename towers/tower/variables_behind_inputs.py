@@ -8,6 +8,7 @@ gradient once, from those of all towers with respect to their shards:
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.errors import InputError
 from towers.graph import graph_walk
 from towers.placement.variable_device import only_device
@@ -39,7 +40,8 @@ class VariablesBehindInputs:
         self._of_leaves, self._variables = [], []
         if not trains or not trainable:
             return
-        dense, names = tf.nest.flatten(inputs), set()
+        dense, names = [tf.convert_to_tensor(leaf) if isinstance(leaf, compat.VARIABLE_TYPES)
+                        else leaf for leaf in tf.nest.flatten(inputs)], set()
         for leaf in dense:
             if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating:
                 found = trained_behind(leaf, trainable)
