@@ -420,11 +420,6 @@ def set_opened_scopes(graph, opened):
         store.variable_scopes_count = dict(opened)
 
 
-def parts_of(variable):
-    """The parts of a partitioned variable as a list; None for anything else."""
-    return list(variable) if hasattr(variable, '_get_partitions') else None
-
-
 # The dtypes that the kernel of `CollectiveReduce` on CPUs takes.
 COLLECTIVE_DTYPES = (tf.float32, tf.float64) + ((tf.float16,) if TF_VERSION >= (2, 0) else ())
 

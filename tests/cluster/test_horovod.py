@@ -52,7 +52,7 @@ def test_gradients_are_weighted_by_examples(uneven, reduction, given, operations
     """3 of 4 examples are here: the mean is 3/4 of this gradient and 1/4 of the other's."""
     cluster = towers.Cluster('horovod', uneven=uneven)
     v, rows = [tf.get_variable(name, [2], initializer=tf.zeros_initializer()) for name in 'vr']
-    machines = cluster.machines(3, reduction, 1)
+    machines = cluster.machines(3, reduction)
     combined = machines.combine([
         (tf.constant([4., 4.]), v),
         (tf.IndexedSlices(tf.constant([4.]), tf.constant([1]), tf.constant([2])), rows)])
@@ -76,7 +76,7 @@ def test_each_row_is_sent_once_and_those_of_all_are_added(asked, monkeypatch):
         return tf.IndexedSlices(tf.concat([slices.values, [10., 20.]], 0),
                                 tf.concat([slices.indices, [1, 0]], 0))
     monkeypatch.setattr(sys.modules['horovod.tensorflow'], 'allreduce', allreduce)
-    [(gradient, _)] = towers.Cluster('horovod').machines(3, 'sum', 1).combine([(
+    [(gradient, _)] = towers.Cluster('horovod').machines(3, 'sum').combine([(
         tf.IndexedSlices(tf.constant([1., 2., 4.]), tf.constant([1, 0, 1])), rows)])
     with tf.Session() as session:
         own, together = session.run([sent[0], gradient])
@@ -90,7 +90,7 @@ def test_the_step_without_data_raises_after_all_reductions(asked, monkeypatch):
                         lambda tensor, op, name=None: tensor)
     weight = tf.get_variable('w', [], initializer=tf.zeros_initializer())
     active, gradient = tf.placeholder(tf.float32, []), tf.constant(2.) + 0.
-    machines = towers.Cluster('horovod', active=active).machines(3, 'mean', 1)
+    machines = towers.Cluster('horovod', active=active).machines(3, 'mean')
     [(combined, _)] = machines.combine([(gradient, weight)])
     [ended] = machines.gates
     assert gradient.op in step_operations([ended])

@@ -30,6 +30,15 @@ def test_the_graph_is_the_recipes(graph):
     assert run(built, [tower.loss for tower in built.towers]) == [1.5, 4.5]
 
 
+def test_its_parts_know_their_tower_and_micro_batch(graph):
+    built = built_of(mean, memory=towers.Memory(accumulate=2))
+    assert [(tower.index, tower.micro_batch) for tower in built.towers] == [
+        (0, 0), (0, 1), (1, 0), (1, 1)]
+    assert towers.largest_batch(built, 10 ** 6).per_tower == towers.largest_batch(
+        towers.build_towers(mean, X, sgd(), 2, 'mean', memory=towers.Memory(accumulate=2),
+                            reuse=tf.AUTO_REUSE), 10 ** 6).per_tower
+
+
 @pytest.mark.parametrize('options', [
     dict(remainder='weight'), pytest.param(dict(memory=towers.Memory(accumulate=2)),
                                            marks=pytest.mark.slow)], ids=str)

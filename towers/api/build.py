@@ -81,7 +81,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         towers' or `'none'`. The `UPDATE_OPS` from before the towers that belong to no other build
         ride on it, too, except with `'none'`. The same goes for writes in the forward pass itself
         (`updates_collections=None`), see `inline_updates`; local variables that the forward pass
-        writes are each tower's own, see `local_state`.
+        writes are each tower's own, see `ownership`.
       batch_norm: `'shard'`: a batch norm normalizes by the statistics of its tower's shard; or
         `'sync'`: by those of the whole batch, as on one device, see `sync_batch_norm`.
       variables: `VariablePlacement`: where variables live, and how replicated ones are kept equal.
@@ -96,7 +96,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         `tower_2`, … (of a second build `build_2/tower_1`, …). Tables, queues, iterators and
         placeholders that it makes are then common to all towers; a random op that it gave a seed
         gets another seed in each copy. `'reuse'`: the hand-written recipe, a call for each tower
-        under `variable_scope` reuse, with the recipe's limits; see `reuse`.
+        under `variable_scope` reuse, with the recipe's limits; see `make_towers`.
       reuse: for the first tower: None, True or `tf.AUTO_REUSE` as in `tf.variable_scope`; or what
         an earlier `build_towers` returned, to share its variables, those made without
         `get_variable` included, in the scope of that build.
@@ -278,7 +278,7 @@ def combine_machines(request, shards, combined, loss):
     """
     if request.cluster is None or not request.objectives:
         return combined, None
-    machines = request.cluster.machines(shards.batch_size, request.reduction, len(request.devices))
+    machines = request.cluster.machines(shards.batch_size, request.reduction)
     with tf.name_scope('combine_machines'):
         gradients = machines.combine(combined.gradients, loss)
     on_towers = combined.on_towers

@@ -52,7 +52,7 @@ class Plan(collections.namedtuple('Plan', [
       loss_scale: one line, or None for a loss that is not scaled.
       xla: one line, or None where XLA compiles nothing.
       owners: one line: who writes how many variables; None where the update alone writes.
-      own_state: names of the state variables that each tower has of its own, see `local_state`.
+      own_state: names of the state variables that each tower has of its own, see `ownership`.
       initial_of_first: names of variables whose initial value is computed from the first tower's
         part of the batch (data-dependent initialization); on one device, from the whole batch.
       inline_updates: one line about the variables that the towers' forward pass writes, or None.

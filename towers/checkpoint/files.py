@@ -58,7 +58,7 @@ class Damaged(collections.namedtuple('Damaged', 'prefix step reason')):
         return shown('%s %s' % (self.prefix, self.reason))
 
 
-def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[str]:
+def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional['Newest']:
     """Finds the checkpoint to go on from, and reads every tensor of it to see that it is whole.
 
     The newest checkpoint is the one that the state file `checkpoint` names. Where there is no state

@@ -20,7 +20,7 @@ _OBJECT_GRAPH = '_CHECKPOINTABLE_OBJECT_GRAPH'
 _BETA_POWER = re.compile(r'(^|/)beta[12]_power(_\d+)?$')
 
 
-def check_fits(prefix: str, variables: typing.Any = None) -> None:
+def check_fits(prefix: str, variables: typing.Any = None) -> typing.List[str]:
     """Compares a checkpoint with the variables that it is to be restored into, changing nothing.
 
     Only names, shapes and types are read, from the index of the checkpoint.

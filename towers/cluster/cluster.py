@@ -272,16 +272,15 @@ class Cluster(collections.namedtuple('Cluster', [
                 changed.gpu_options.visible_device_list = str(hvd.local_rank())
         return changed
 
-    def machines(self, examples, reduction, num_towers):
+    def machines(self, examples, reduction):
         """The object that combines the build's gradients across machines; makes no operation.
 
         Args:
           examples: number of examples in this machine's batch: an int, or an int scalar tensor.
           reduction: as for `build_towers`.
-          num_towers: number of this machine's towers.
         """
         kind = {'ring': RingMachines, 'ps': ServedMachines, 'horovod': HorovodMachines}[self.kind]
-        return kind(self, examples, reduction, num_towers)
+        return kind(self, examples, reduction)
 
     def check_build(self, optimizer, all_reduce, scales_loss):
         """Raises `ClusterError` for a build that this cluster cannot train; makes no operation.

@@ -116,6 +116,7 @@ class Connection:
     """A thread that hears what worker 0 says, and the words of this worker to it.
 
     Attributes:
+      dead_after: seconds of silence after which worker 0 is gone.
       lost: None, or `(rank, why)` of the worker that is gone.
       stopped_by: None, or `(rank, number)` of the worker that got a signal, and the signal's.
       is_over: whether this session makes no step after the one that it has begun last.
@@ -137,7 +138,7 @@ class Connection:
         self.is_over = self.checks = False
         self.steps, self.made, self.builds = 0, 0, ''
         self._cluster, self._lines, self._say = cluster, lines, say
-        self._dead_after, self._on_lost = dead_after, on_lost
+        self.dead_after, self._on_lost = dead_after, on_lost
         self._session, self._has_begun, self._in_step = 0, False, False
         self._answer = None  # of worker 0, to what this worker is about to begin
         self._heard, self._ended, self._closed = time.monotonic(), False, threading.Event()
@@ -269,7 +270,7 @@ class Connection:
     # ---- the thread -----------------------------------------------------------------------------
 
     def _run(self):
-        pause, beat_at = beat(self._dead_after), 0.
+        pause, beat_at = beat(self.dead_after), 0.
         while not (self._closed.is_set() or self._ended or self.lost is not None):
             now = time.monotonic()
             if now >= beat_at:
@@ -285,7 +286,7 @@ class Connection:
                     self._is_cut('its process has ended, or its machine cut the connection')
             except ClusterError as error:
                 self._is_cut('it sent %s' % error)
-            if time.monotonic() - now > self._dead_after / 2.:
+            if time.monotonic() - now > self.dead_after / 2.:
                 self._heard = time.monotonic()  # this process was frozen itself
             self._look(time.monotonic() - self._heard)
 
@@ -298,8 +299,8 @@ class Connection:
 
     def _look(self, silence):
         """Looks, some times a second, for how many seconds worker 0 has said nothing."""
-        if silence > self._dead_after:
-            self._lose(0, silence_of(self._dead_after))
+        if silence > self.dead_after:
+            self._lose(0, silence_of(self.dead_after))
 
     def _take(self, message):
         kind = message['type']

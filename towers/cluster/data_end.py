@@ -7,7 +7,7 @@ from towers import compat
 from towers.placement.variable_device import only_device
 
 
-def raise_at_end(is_over, flag=None, value=True):
+def raise_at_end(is_over):
     """An operation that raises `tf.errors.OutOfRangeError` when a condition holds.
 
     A queue that is closed and empty raises it, as the end of a `tf.data` iterator does. The next
@@ -15,8 +15,6 @@ def raise_at_end(is_over, flag=None, value=True):
 
     Args:
       is_over: bool scalar.
-      flag: variable that is set before; or None.
-      value: what it is set to.
     """
     # An operation waits for all of a branch of control flow v1, and for the condition alone of v2.
     with only_device('/cpu:0'), compat.control_flow_v1():
@@ -28,8 +26,7 @@ def raise_at_end(is_over, flag=None, value=True):
 
         def end():
             closed = [tf.cond(data.is_closed(), lambda: tf.constant(0), close)]
-            flagged = [] if flag is None else [tf.assign(flag, value)]
-            with tf.control_dependencies(closed + flagged):
+            with tf.control_dependencies(closed):
                 return data.dequeue()
         return tf.identity(tf.cond(is_over, end, lambda: tf.constant(0)), name='data_goes_on').op
 

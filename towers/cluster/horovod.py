@@ -48,7 +48,7 @@ class HorovodMachines(Machines):
     hook = None
     updates_here = True
 
-    def __init__(self, cluster, examples, reduction, num_towers):
+    def __init__(self, cluster, examples, reduction):
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
         self._hvd = load_horovod()

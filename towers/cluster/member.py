@@ -60,7 +60,7 @@ class Member:
         self._begin = BeginHook(
             cluster, built, target, config, StepFetches(lambda: builds_of(built)),
             connection if cluster.has_copies or cluster.kind == 'ps' else None,
-            lambda: self.lost(DEAD_AFTER))
+            self.lost)
         self.hooks = [self._begin]
         self.listeners = []
         if cluster.has_copies:
@@ -109,20 +109,17 @@ class Member:
             creator = tf.train.ChiefSessionCreator(scaffold, self.target, self.config)
         return session_class(self.session_creator(creator, scaffold), self.hooks + list(hooks))
 
-    def lost(self, seconds=0.):
-        """`WorkerLostError` about the worker that is gone, or None.
-
-        Args:
-          seconds: how long to wait until a loss is known.
-        """
-        return self._connection.error(seconds)
+    def lost(self):
+        """`WorkerLostError` about the worker that is gone, or None; waits until a loss is known, at
+        most for `dead_after`."""
+        return self._connection.error(self._connection.dead_after)
 
 
 @contextlib.contextmanager
 def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.ConfigProto] = None,
          start_timeout: float = START_TIMEOUT, dead_after: float = DEAD_AFTER,
          settings: typing.Optional[dict] = None, say: typing.Callable = print,
-         on_lost: typing.Optional[typing.Callable] = None) -> Member:
+         on_lost: typing.Optional[typing.Callable] = None) -> typing.Iterator['Member']:
     """Joins the cluster for the time of the `with` block, in which this worker trains.
 
         with towers.join(cluster, built) as member, member.session() as session:
@@ -359,7 +356,7 @@ class _OnceCreator(tf.train.SessionCreator):
 
     def create_session(self):
         if self._made:
-            raise self._member.lost(DEAD_AFTER) or lost_session(self._member.cluster)
+            raise self._member.lost() or lost_session(self._member.cluster)
         self._made = True
         return self._creator.create_session()
 

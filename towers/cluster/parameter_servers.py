@@ -21,7 +21,6 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.cluster import data_end
 from towers.cluster.machines import Machines, Shares, without_gradient
-from towers.cluster.ports import check_server
 from towers.cluster.server_placement import tasks_by_size
 from towers.cluster.synchronous_rounds import FIRST_SERVER, RoundsHook, SentGradients
 from towers.cluster.session_guard import COLLECTIONS, SessionBegun
@@ -46,7 +45,7 @@ class ServedMachines(Machines):
       chief_has_ended: whether a step was not made since the chief had ended its training.
     """
 
-    def __init__(self, cluster, examples, reduction, num_towers):
+    def __init__(self, cluster, examples, reduction):
         """See `Cluster.machines`."""
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
@@ -281,9 +280,3 @@ def _as(gradient, dtype):
         return tf.IndexedSlices(tf.cast(gradient.values, dtype), gradient.indices,
                                 gradient.dense_shape)
     return tf.cast(gradient, dtype)
-
-
-def answer_or_raise(cluster, deadline):
-    """Raises `ClusterError` if a parameter server does not answer in time."""
-    for rank, address in enumerate(cluster.ps):
-        check_server(address, cluster.who(rank, 'ps'), deadline)

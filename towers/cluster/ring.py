@@ -26,17 +26,15 @@ class RingMachines(Machines):
     """Combines the gradients of one build over the workers of a ring.
 
     Attributes:
-      data_ended: bool variable, True after the step in which no worker had an example; None where
-        every worker always has examples.
       examples: float64 scalar: the number of examples of this step on all workers; None where each
         worker has the same number, so that nothing is counted.
     """
 
-    def __init__(self, cluster, examples, reduction, num_towers):
+    def __init__(self, cluster, examples, reduction):
         """See `Cluster.machines`."""
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
-        self.examples = self.data_ended = self.hook = None
+        self.examples = self.hook = None
         self._own = []  # the gradients of this machine, with their variables
 
     def _over_machines(self, gradients, loss):
@@ -153,7 +151,5 @@ class RingMachines(Machines):
         """
         if self.examples is None:
             return None
-        self.data_ended = tf.Variable(False, trainable=False, use_resource=True, name='data_ended',
-                                      collections=[tf.GraphKeys.LOCAL_VARIABLES])
-        return data_end.raise_at_end(self.examples <= 0., self.data_ended)
+        return data_end.raise_at_end(self.examples <= 0.)
 

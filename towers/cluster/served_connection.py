@@ -101,10 +101,10 @@ class ServedConnection(Connection):
                 self._looked = now
                 self._meet_again()
             self._closed.wait(0.1)
-        elif silence < self._dead_after and self.chief_gone == silence_of(self._dead_after):
+        elif silence < self.dead_after and self.chief_gone == silence_of(self.dead_after):
             self.chief_gone = ''
-        elif silence > self._dead_after:
-            self.chief_gone = self.chief_gone or silence_of(self._dead_after)
+        elif silence > self.dead_after:
+            self.chief_gone = self.chief_gone or silence_of(self.dead_after)
         takes = now - self._since
         if self.chief_gone and self._has_begun and self._in_step and takes > FIRST and (
                 self._cluster.synchronous and not self.is_over):
@@ -114,11 +114,11 @@ class ServedConnection(Connection):
                 self._say('waiting        for %s. Start it again, and the run goes on'
                           % self._waits_for)
         if self._signalled is not None and self._in_step and (
-                now - max(self._signalled, self._since) > self._dead_after):
+                now - max(self._signalled, self._since) > self.dead_after):
             self.lose(WorkerLostError(
                 '%s was told to stop, and its step takes more than %g seconds: %s. It ends without '
                 'saving. Started again, all go on from the last checkpoint.' % (
-                    self._cluster.who(self._cluster.rank), self._dead_after,
+                    self._cluster.who(self._cluster.rank), self.dead_after,
                     self._waits_for or 'a server or a worker is slow, or gone')))
 
     def _meet_again(self):

@@ -1,5 +1,4 @@
-"""Scopes by their full names: variable scopes, and name scopes within texts."""
-
+"""Variable scopes by their full names."""
 
 import tensorflow.compat.v1 as tf
 

@@ -163,7 +163,7 @@ def buffers_of(aligned, most=None):
 def _of_tower(tower, present, variable, num_towers, device):
     """A tower's summand: its gradient, or zeros if it has none.
 
-    Gradients that belong to no tower, such as the regularization's, are added to tower 0's.
+    Gradients that belong to no tower, of `VariablesBehindInputs`, are added to tower 0's.
     """
     gradients = [gradient for index, gradient in present
                  if index == tower or tower == 0 and index >= num_towers]

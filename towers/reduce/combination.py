@@ -49,7 +49,7 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
 
 
 def combine(tower_gradients):
-    """`combine_gradients` for lists that may belong to no tower, such as the regularization's.
+    """`combine_gradients` for lists that may belong to no tower, see `VariablesBehindInputs`.
 
     Raises:
       GradientError: as `combine_gradients`.

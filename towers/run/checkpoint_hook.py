@@ -71,11 +71,8 @@ class CheckpointHook(OccasionalHook):
         self._keep = keep
         self._saver = saver
         self._listeners = list(listeners)
-        self._saved_step = self._saved_at = None
-        # The step that was fetched with the latest run, plus 1. The fetch may read the step before
-        # or after the update, so the run came to `_step + _advance - 1` at most.
+        self._saved_step = None
         self._step = 0
-        self._advance = 1  # steps that one run does
         self._surplus = []  # checkpoints of earlier runs beyond `keep`, to be removed
 
     def begin(self):

@@ -218,10 +218,6 @@ class Substitution:
         self._operations = {name.split(':')[0]: tensor.op for name, tensor in tensors.items()}
         self._operations.update((name, variable.op) for name, variable in variables.items())
 
-    def variable(self, variable):
-        """The variable that tower k has for one of tower 0."""
-        return self._variables.get(variable.op.name, variable)
-
     def operation(self, op):
         """The operation that tower k waits for, or is colocated with, in place of one of tower 0.
         """

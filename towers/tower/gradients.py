@@ -43,7 +43,7 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
       gradients_of: `TowerGradients`.
       request: `Request`.
       shards: `CutBatch`.
-      number: the tower's number: 0, but for the recipe's calls after the first.
+      number: of the part: 0, but for the recipe's calls after the first.
       scale: the factor of the loss in the combined gradient: a float, or a scalar.
       taken: what a step runs besides what the model function returned.
     """
@@ -73,11 +73,13 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
     operations = [op for op in recorded.operations if op.name not in recorded.owned]
     operations += list(losses.operations) + graph.get_operations()[start:]
     backward = frozenset(op.name for op in backward + again.operations)
+    part = request.parts[number]
     tower = Tower(
-        index=number, device=device, name_scope=root, inputs=shards.inputs[number],
-        size=shards.sizes[number], loss=output.loss, predictions=output.predictions,
-        metrics=output.metrics, gradients=gradients, of_shard=of_shard,
-        updates=recorded.updates, variables=recorded.variables, data_loss=losses.data_loss, micro_batch=0,
+        index=part.tower, micro_batch=part.micro_batch, device=device, name_scope=root,
+        inputs=shards.inputs[number], size=shards.sizes[number], loss=output.loss,
+        predictions=output.predictions, metrics=output.metrics, gradients=gradients,
+        of_shard=of_shard, updates=recorded.updates, variables=recorded.variables,
+        data_loss=losses.data_loss,
         forward=frozenset(op.name for op in operations) - backward, backward=backward)
     return Differentiated(tower, operations, recomputed, keys)
 

@@ -95,7 +95,7 @@ def inline_updates(operations, fetches, ignored, request, replicated=()):
     if served is not None and update_ops == 'first':
         _refuse_served(others, fetches)
     unused = [write for write in others if write.op.name not in used]
-    if update_ops == 'none' or served:
+    if update_ops == 'none' or served is not None and served > 0:  # the chief writes
         _unhook(operations, unused)
     return found._replace(
         left_out={write.op.name for write in unused}, in_functions=in_functions,

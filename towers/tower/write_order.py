@@ -39,7 +39,7 @@ def write_after_reads(towers, graph, of_every_tower=()):
     """
     finder = Writes(graph)
     first = graph_walk.step_operations(_fetches(towers[0]) + list(towers[0].updates))
-    # Counters of metrics are every tower's to write, see `counters`.
+    # Counters of metrics are every tower's to write, see `metric_counters`.
     counters = metric_variables()
     writes = [(op, [name for name in finder.of(op) if name not in counters]) for op in first
               if towers[0].has(op.name) and not graph_walk.is_random(op)]
