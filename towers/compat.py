@@ -420,6 +420,26 @@ def set_opened_scopes(graph, opened):
         store.variable_scopes_count = dict(opened)
 
 
+def set_reuse(scope, reuse):
+    """Sets the reuse flag of a `tf.VariableScope`: its public method only turns it on."""
+    scope._reuse = reuse
+
+
+def wrapped_optimizer(optimizer):
+    """The optimizer that another one wraps (`SyncReplicasOptimizer`, loss scales); None without."""
+    return getattr(optimizer, '_optimizer', None) or getattr(optimizer, '_opt', None)
+
+
+def make_slots(optimizer, variables):
+    """Has an optimizer make its slots, which it does otherwise in `apply_gradients` alone."""
+    optimizer._create_slots(variables)
+
+
+def saver_of_hook(hook):
+    """The saver that TensorFlow's `CheckpointSaverHook` was given; None of any other hook."""
+    return getattr(hook, '_saver', None)
+
+
 # The dtypes that the kernel of `CollectiveReduce` on CPUs takes.
 COLLECTIVE_DTYPES = (tf.float32, tf.float64) + ((tf.float16,) if TF_VERSION >= (2, 0) else ())
 

@@ -10,6 +10,7 @@ import contextlib
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.errors import ModelFunctionError
 from towers.graph import graph_walk
 from towers.graph.scopes import like_current_scope
@@ -44,7 +45,7 @@ def make_slots(optimizer, variables, placement):
         if scope.reuse is True:  # only then, since a scope that is left forgets the names in it
             scopes.enter_context(tf.variable_scope(like_current_scope(scope.name, False),
                                                    auxiliary_name_scope=False))
-        optimizer._create_slots(variables)
+        compat.make_slots(optimizer, variables)
     return slots
 
 
@@ -54,7 +55,7 @@ def _slot_maker(optimizer):
     None where it is not known how the slots are made.
     """
     if isinstance(optimizer, tf.train.SyncReplicasOptimizer):
-        optimizer = optimizer._opt
+        optimizer = compat.wrapped_optimizer(optimizer)
     if not isinstance(optimizer, tf.train.Optimizer) or 'apply_gradients' in vars(optimizer):
         return None
     owner = next(kind for kind in type(optimizer).__mro__ if 'apply_gradients' in vars(kind))
@@ -96,7 +97,7 @@ def check_saved(spec, late):
     """
     graph = tf.get_default_graph()
     savers = [getattr(spec.scaffold, 'saver', None)] + graph.get_collection(tf.GraphKeys.SAVERS) + [
-        getattr(hook, '_saver', None) for hook in
+        compat.saver_of_hook(hook) for hook in
         list(spec.training_hooks or ()) + list(spec.training_chief_hooks or ())]
     for saver in savers if late else ():
         if not isinstance(saver, tf.train.Saver) or not saver.saver_def:

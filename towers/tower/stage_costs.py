@@ -9,6 +9,7 @@ import itertools
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.errors import ModelFunctionError
 from towers.graph.graph_walk import is_control_flow, reachable_from
 from towers.graph.nests import bytes_of
@@ -59,7 +60,7 @@ def number_of_slots(optimizer):
     for kind in type(optimizer).__mro__:
         if kind.__name__ in _SLOTS:
             return _SLOTS[kind.__name__]
-    inner = getattr(optimizer, '_optimizer', None) or getattr(optimizer, '_opt', None)
+    inner = compat.wrapped_optimizer(optimizer)
     return 1 if inner is None else number_of_slots(inner)
 
 

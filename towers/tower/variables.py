@@ -100,7 +100,8 @@ class NewVariables:
             yield
         finally:
             current.set_custom_getter(former)
-            current._reuse = reuse_before  # the model's own reuse_variables() ends with its call
+            # The model's own reuse_variables() ends with its call.
+            compat.set_reuse(current, reuse_before)
 
     def _getter(self, getter, *args, **kwargs):
         self._by_name += 1
