@@ -84,6 +84,48 @@ def test_rows_and_counts_of_examples_are_those_of_one_device(write, rows, inline
         2 if write is counts else 1) in built.plan.owners
 
 
+def counted_in(shard_or_batch):
+    """The usual center loss: a row moves the less, the more examples of its class there are."""
+    def write(centers, rows, unused_features, difference):
+        counts = shard_or_batch(tf.reduce_sum(tf.one_hot(rows, 12, dtype=tf.float64), 0))
+        return tf.scatter_sub(centers, rows, difference / (1 + tf.gather(counts, rows))[:, None])
+    return write
+
+
+def by_unique(centers, rows, unused_features, difference):
+    _, place, counts = tf.unique_with_counts(rows)
+    return tf.scatter_sub(centers, rows, difference / tf.cast(
+        1 + tf.gather(counts, place), tf.float64)[:, None])
+
+
+def codebook(statistic):
+    """A moving average, as of a VQ-VAE's cluster sizes."""
+    def write(centers, rows, features, difference):
+        with tf.control_dependencies([difference]):  # after the read
+            return tf.assign(centers, .9 * centers + .1 * statistic(rows, features))
+    return write
+
+
+def sizes(rows, unused_features):
+    return tf.reduce_sum(tf.one_hot(rows, 12, dtype=tf.float64), 0)[:, None] * tf.ones([12, 3],
+                                                                                      tf.float64)
+
+
+def test_rows_and_averages_by_values_of_the_whole_batch_are_those_of_one_device():
+    assert_one_device(model(counted_in(towers.batch_sum)), LABELS, 3)
+    assert_one_device(model(codebook(lambda *given: towers.batch_sum(sizes(*given)))), LABELS, 3)
+
+
+@pytest.mark.parametrize('statistic', [
+    lambda rows, features: tf.reduce_mean(features), lambda rows, features: tf.reduce_max(features),
+    lambda rows, features: tf.sqrt(tf.nn.moments(features, [0])[1]),
+    lambda rows, features: tf.reduce_sum(features, 0) / tf.cast(tf.shape(features)[0], tf.float64)])
+def test_averages_of_an_estimate_are_tower_0s(statistic):
+    built = towers.build_towers(model(codebook(statistic)), (tf.constant(X), tf.constant(LABELS)),
+                                tf.train.GradientDescentOptimizer(.1), 2)
+    assert 'tower 0 writes' in built.plan.owners
+
+
 def at_a_counted_place(centers, rows, features, unused_difference):
     place = tf.get_variable('place', [], tf.int32, tf.zeros_initializer(), trainable=False)
     update = tf.scatter_update(centers, place + tf.range(tf.shape(features)[0]), features)
@@ -102,6 +144,13 @@ def at_a_counted_place(centers, rows, features, unused_difference):
         tf.placeholder_with_default(True, []),
         lambda: tf.group(pulls(centers, rows, features, difference)), tf.no_op),
      'in a branch, a loop or a function'),
+    (counted_in(lambda counts: counts), 'writes rows of variable centers .* computed across'),
+    (by_unique, 'writes rows of variable centers .* computed across the examples'),
+    (lambda centers, rows, features, _: tf.scatter_add(
+        centers, rows, features - tf.reduce_mean(features, 0)), 'computed across the examples'),
+    (codebook(sizes), 'no moving average'),
+    (codebook(lambda rows, features: tf.matmul(
+        tf.one_hot(rows, 12, dtype=tf.float64), features, transpose_a=True)), 'no moving average'),
     (at_a_counted_place, 'the place of its rows is computed from a variable that the step writes')])
 def test_what_no_tower_and_not_every_tower_can_write_is_refused(write, text):
     with pytest.raises(towers.SharedVariableError, match=text):

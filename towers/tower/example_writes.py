@@ -1,10 +1,11 @@
 """Writes of shared variables by values that come from the examples.
 
 Tower 0 may write for all towers what is the same in all of them, and averages of a statistic of its
-examples, such as batch norm's: new = a old + b statistic, with 0 < a < 1; with a = 0 the statistic
-has to be a mean over the examples. Rows that belong to examples (class centers, memory banks) and
-counts of examples are written by every tower, after all towers have read, tower by tower. A value
-that follows from the whole batch in another way can be no tower's: it is refused.
+examples, such as batch norm's: new = a old + b statistic, with 0 < a < 1, where the statistic is no
+sum over the examples; with a = 0 it has to be a mean over them. Rows that belong to examples (class
+centers, memory banks), each computed from its example alone, and counts of examples are written by
+every tower, after all towers have read, tower by tower. A value that follows from the whole batch
+in another way can be no tower's: it is refused.
 """
 
 import numpy as np
@@ -16,6 +17,8 @@ from towers.graph import graph_walk
 from towers.graph.op_types import ADDS, CHOICES, QUOTIENTS, SAME_NUMBERS, SETS, SUMS
 from towers.graph.variable_access import read_from
 from towers.graph.variable_writes import Writes
+from towers.tower.across_examples import added_up, mixed
+from towers.tower.sync_batch_norm import statistics_of
 
 _LINEAR = SAME_NUMBERS | SUMS | CHOICES | {'Neg'}
 
@@ -47,8 +50,11 @@ def written_by_every_tower(recorded, size, step, ignored, of_cluster):
         if any([_is_of_every_tower(op, name, recorded.from_shard, depends, size)
                 for name in names]):
             found.append((op, names))
+    of_batch_norm = statistics_of(recorded.operations) if found else ()
     for op, names in found:
         _check(op, names[0], depends, written, of_cluster)
+        if 'Scatter' in op.type:
+            _check_rows(op, names[0], recorded.from_shard, of_batch_norm)
     return sorted({name for _, names in found for name in names})
 
 
@@ -66,6 +72,17 @@ def _check(op, name, depends, written, of_cluster, is_in_function=False):
         raise SharedVariableError(
             'the model function writes variable %s by its examples (operation %s), which every '
             'tower does in its turn, and %s.' % (name, op.name, reason))
+
+
+def _check_rows(op, name, from_examples, of_batch_norm):
+    """Refuses rows whose values follow from several examples, of which a tower has a part."""
+    across = mixed(op.inputs[2], from_examples, of_batch_norm)
+    if across is not None:
+        raise SharedVariableError(
+            'the model function writes rows of variable %s (operation %s) by values that are '
+            'computed across the examples of the batch (operation %s), of which a tower has a part '
+            'alone: compute them over all towers (towers.batch_sum, towers.batch_mean), or from '
+            'each example alone.' % (name, op.name, across.name))
 
 
 def _is_of_every_tower(op, name, from_examples, depends, size):
@@ -99,7 +116,7 @@ def _is_of_every_tower(op, name, from_examples, depends, size):
         return True
     is_moving = any(depends.on(each, name) for each in added)
     if (is_moving or op.type in SETS and not depends.on(op.inputs[1], name)) and _is_affine(
-            op.inputs[1], name, from_examples, depends, not is_moving):
+            op.inputs[1], name, from_examples, depends, not is_moving, size):
         return False
     raise SharedVariableError(
         'the model function writes variable %s (operation %s) by its examples, and no moving '
@@ -153,9 +170,12 @@ def _added_to_old(tensor, name):
     return others if len(others) < len(inputs) else []
 
 
-def _is_affine(tensor, name, from_examples, depends, of_means):
+def _is_affine(tensor, name, from_examples, depends, of_means, size):
     """Whether a tensor is a sum of the variable's value and statistics, each times a factor that
-    does not depend on the examples; with `of_means` all statistics have to be means."""
+    does not depend on the examples; with `of_means` all statistics have to be means.
+
+    A sum that is divided by the number of the examples, `size`, or by another sum, is a mean.
+    """
     stack, seen = [tensor], set()
     while stack:
         tensor = stack.pop()
@@ -171,10 +191,15 @@ def _is_affine(tensor, name, from_examples, depends, of_means):
             stack.append(op.inputs[tensor.value_index + 2])  # hands on the averages it is given
         elif op.type in _LINEAR:
             stack.extend(op.inputs)
+        elif op.type in QUOTIENTS and not depends.on(tensor, name) and graph_walk.behind(
+                op.inputs[0], SAME_NUMBERS).op.type == 'Sum' and (
+                    op.inputs[1].op.name in from_examples or isinstance(size, int)
+                    and _static(op.inputs[1]) == size):
+            continue
         elif op.type in QUOTIENTS or op.type == 'Mul':
             stack.extend(each for each in op.inputs if depends.on(each, name)
                          or each.op.name in from_examples)
         elif of_means and op.type != 'Mean' and not op.type.startswith('FusedBatchNorm') or (
-                depends.on(tensor, name)):
+                depends.on(tensor, name)) or added_up(tensor, from_examples) is not None:
             return False
     return True

@@ -47,6 +47,11 @@ def synchronize(operations, graph):
     return len(moments) + len(fused), instead
 
 
+def statistics_of(operations):
+    """Names of the operations that compute the statistics of batch norms of single operations."""
+    return {tensor.op.name for pair in _moments(operations) for tensor in pair}
+
+
 def _is_fused(kind):
     return kind.startswith('FusedBatchNorm') and 'Grad' not in kind
 

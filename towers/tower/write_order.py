@@ -52,7 +52,8 @@ def write_after_reads(towers, graph, of_every_tower=()):
     by_tower = [[(op, names) for op, names in some if names] for some in by_tower]
     of_every = {op.name for some in by_tower for op, _ in some}
     writes = [(op, names) for op, names in writes if op.name not in of_every] + sum(by_tower, [])
-    written, writing = {name for _, names in writes for name in names}, {op.name for op, _ in writes}
+    written = {name for _, names in writes for name in names}
+    writing = {op.name for op, _ in writes}
     steps = _steps_of_one_loss(towers[0])
     reading = towers[1:] + [towers[0]._replace(predictions=None)]
     others = graph_walk.step_operations(sum((_fetches(tower) for tower in reading), []))
