@@ -33,8 +33,9 @@ def added_up(tensor, from_examples):
     def look(op):
         if op.type in _ESTIMATES and _is_over_examples(op) or op.type.startswith('FusedBatchNorm'):
             return ()
-        divisors = op.inputs[1:] if op.type in QUOTIENTS else [
-            each for each in op.inputs if op.type == 'Mul' and each.op.type in ('Reciprocal', 'Inv')]
+        divisors = [each for each in op.inputs if each.op.type in ('Reciprocal', 'Inv')]
+        if op.type in QUOTIENTS:
+            divisors = op.inputs[1:]
         if any(each.op.name in from_examples for each in divisors):
             return ()
         return None if op.type in ('Sum', 'Prod') and _is_over_examples(op) or (

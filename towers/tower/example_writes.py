@@ -191,10 +191,10 @@ def _is_affine(tensor, name, from_examples, depends, of_means, size):
             stack.append(op.inputs[tensor.value_index + 2])  # hands on the averages it is given
         elif op.type in _LINEAR:
             stack.extend(op.inputs)
-        elif op.type in QUOTIENTS and not depends.on(tensor, name) and graph_walk.behind(
-                op.inputs[0], SAME_NUMBERS).op.type == 'Sum' and (
-                    op.inputs[1].op.name in from_examples or isinstance(size, int)
-                    and _static(op.inputs[1]) == size):
+        elif op.type in QUOTIENTS and not depends.on(tensor, name) and (
+                op.inputs[1].op.name in from_examples or isinstance(size, int)
+                and _static(op.inputs[1]) == size) and (not of_means or graph_walk.behind(
+                    op.inputs[0], SAME_NUMBERS).op.type == 'Sum'):
             continue
         elif op.type in QUOTIENTS or op.type == 'Mul':
             stack.extend(each for each in op.inputs if depends.on(each, name)
