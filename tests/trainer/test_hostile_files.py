@@ -117,7 +117,7 @@ def test_a_hostile_file_of_the_steps_ends_in_one_line(runner, reference, tmp_pat
 def refused(runner, folder, make, argv, said):
     (folder.parent / 'precious').write_text('precious')
     make(folder)
-    run = runner.start(folder, [each.format(folder) for each in argv])
+    run = runner.start(folder, [each.replace('{}', str(folder)) for each in argv])
     wait_until(run.has_ended, 60)  # a pipe would be waited for
     lines = run.stderr.splitlines()
     assert (run.status(), len(lines)) == (2, 1), run.stdout + run.stderr

@@ -117,7 +117,7 @@ def test_a_bad_training_image_ends_the_run_by_name(runner, tmp_path, model_for_t
                     ['--mode=diagnose', '--config={"diagnose_seconds": 0.1}']):
         run = runner.start(tmp_path / 'run', flags + options, model_for_three_channels)
         assert run.status() == 1
-        assert re.search(r'train.py: \S+train/a/3.jpg is empty. --mode=check_data bad_examples',
+        assert re.search(r'train.py: \S+train/a/3.jpg is empty. --mode=check_data with bad',
                          run.stderr), run.stderr
         assert 'Traceback' not in run.stderr
 
