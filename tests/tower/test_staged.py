@@ -45,6 +45,12 @@ def test_the_steps_are_those_of_the_dataset(num_towers, dataset, options):
                                   trained(num_towers, False, dataset, **options))
 
 
+def test_the_plan_counts_the_examples_of_all_shards():
+    built = towers.build_towers(model_fn, towers.staged(batches(drop_remainder=True), 2),
+                                tf.train.GradientDescentOptimizer(.1), 2)
+    assert str(built.plan).startswith('2 towers, batch 8 = 2 x 4\n')
+
+
 @pytest.mark.parametrize('staged, build, text', [
     (lambda: towers.staged(X, 2), {}, 'expected a tf.data.Dataset'),
     (lambda: towers.staged(batches(drop_remainder=True), 3), {}, r'\(8, 6\).* that 3 towers'),
