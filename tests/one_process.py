@@ -27,7 +27,7 @@ def _own_ports(count, processes=16):
     own = int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0')[len('gw'):]) % processes
     found = set()
     while len(found) < count:
-        found.update(port for port in free_ports(processes) if port % processes == own)
+        found.update(port for port in free_ports(processes) if port // 2 % processes == own)
     return sorted(found)[:count]
 
 

@@ -53,16 +53,17 @@ def free_ports(count: int, host: str = '127.0.0.1') -> list:
 
 
 def _lasting_ports(range_file='/proc/sys/net/ipv4/ip_local_port_range'):
-    """The ports from 20,000 on that the system gives to no outgoing connection: a `range`.
+    """The even ports from 20,000 on that the system gives to no outgoing connection: a `range`.
 
-    Empty where the system gives out all of them.
+    Empty where the system gives out all of them. The odd port after each is left to the chief of a
+    cluster with parameter servers, which listens on the port after its server's.
     """
     try:
         with open(range_file) as lines:
             first = int(lines.read().split()[0])
     except (OSError, ValueError, IndexError):
         first = 32768  # Linux' default; on macOS and Windows that range begins at 49152
-    return range(20000, min(first, 65536))
+    return range(20000, min(first, 65536), 2)
 
 
 def _bind_to_one(free_socket, host, ports):
