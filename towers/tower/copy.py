@@ -22,7 +22,7 @@ from towers.graph.op_types import CONTROL_FLOW, PLACEHOLDERS
 from towers.placement.tower_device import TowerDevice, moved, overlaps
 from towers.tower.batch_values import is_batch_value
 from towers.tower.copy_template import CopiedFunctions, Template, producer_of
-from towers.tower.objectives import flat, map_shaped
+from towers.tower.objectives import map_shaped
 
 
 class Copies:
@@ -51,7 +51,7 @@ class Copies:
             [leaf.op for leaf in leaves_of(tower.inputs)], made)
         self._shared = set(shared)
         outputs = [tower.loss, tower.data_loss, tower.predictions, tower.metrics, tower.updates,
-                   [gradient for gradient, _ in tower.pairs], flat(tower.of_shard), list(further)]
+                   [gradient for gradient, _ in tower.pairs], list(further)]
         needed = self._needed([getattr(each, 'op', each) for each in fetches_in(outputs)])
         # In the order in which they were made, which an import of loops needs.
         self._nodes = {op.name: needed[op.name] for op in made if op.name in needed}
@@ -92,7 +92,6 @@ class Copies:
             predictions=copies(tower.predictions), metrics=copies(tower.metrics),
             gradients=map_shaped(lambda pairs: [
                 (copies(gradient), variable) for gradient, variable in pairs], tower.gradients),
-            of_shard=map_shaped(copies, tower.of_shard),
             updates=copies(tower.updates), data_loss=copies(tower.data_loss),
             forward=copied.names(tower.forward), backward=copied.names(tower.backward))
         return copy, copied.leaf
