@@ -25,7 +25,6 @@ from towers.graph.variable_writes import Writes
 from towers.reduce.replicas import make_replicas
 from towers.tower.batch_values import exchange, is_batch_value
 from towers.tower.copy import Copies
-from towers.tower.copy_template import Substitution
 from towers.tower.example_writes import written_by_every_tower
 from towers.tower.gradients import TowerGradients, differentiate
 from towers.tower.inline_updates import LateWrites, wait_for_readers
@@ -35,6 +34,7 @@ from towers.tower.outputs import fetches_of
 from towers.tower.ownership import check_no_own_optimizer, ownership
 from towers.tower.record import put_on_devices, record
 from towers.tower.stateless_random import give_seeds_of_tower
+from towers.tower.substitution import Substitution
 from towers.tower.tower import TowerSet
 
 
@@ -96,12 +96,9 @@ def copies_of(first, roles, request, shards, by_shard, of_model=None):
         return []
     # What tower 0 alone writes may be computed from all towers' parts.
     further = [op for op in first.operations if is_batch_value(op)]
-    updates, towers = roles.inline_updates, []
-    copies = Copies(
-        first.tower, first.operations, shared=updates.shared, left_out=updates.left_out,
-        left_alone=updates.in_functions, names=request.names,
-        random_keys=first.random_keys,
-        further=further if of_model is None else of_model.fetches() + further)
+    copies = Copies(first, roles.inline_updates, request.names,
+                    further if of_model is None else of_model.fetches() + further)
+    towers = []
     for number, part in list(enumerate(request.parts))[1:]:
         exchanged = dict(zip((leaf.name for leaf in leaves_of(shards.inputs[0])),
                              leaves_of(shards.inputs[number])))

@@ -64,28 +64,30 @@ def functions_of(node):
     return names
 
 
-def with_callers(names, functions):
-    """The names, and those of all functions that call one, themselves or through others: a set.
+def copied_functions(functions, suffix, change):
+    """Copies of functions, under names of their own, which call one another.
 
     Args:
-      functions: {name: `FunctionDef`}.
+      functions: {name: `FunctionDef`}, with all that they call.
+      suffix: of the new names.
+      change: function that changes a node of a copy: of the `NodeDef`, and of the names of those
+        arguments of the function that are resources.
+
+    Returns:
+      `(copies, names)`: list of `FunctionDef`s; {name: name of its copy}.
     """
-    found, before = set(names), None
-    while before != len(found):
-        before = len(found)
-        found |= {name for name, function in functions.items()
-                  if any(functions_of(node) & found for node in function.node_def)}
-    return found
-
-
-def renamed(function, names):
-    """A copy of a `FunctionDef` that has, and calls functions by, other names (dict from old)."""
-    copy = type(function)()
-    copy.CopyFrom(function)
-    copy.signature.name = names[function.signature.name]
-    for node in copy.node_def:
-        rename_functions(node, names)
-    return copy
+    names, copies = {name: '%s__%s' % (name, suffix) for name in functions}, []
+    for name in sorted(functions):
+        copy = type(functions[name])()
+        copy.CopyFrom(functions[name])
+        copy.signature.name = names[name]
+        resources = {argument.name for argument in copy.signature.input_arg
+                     if argument.type == tf.resource.as_datatype_enum}
+        for node in copy.node_def:
+            rename_functions(node, names)
+            change(node, resources)
+        copies.append(copy)
+    return copies, names
 
 
 def rename_functions(node, names):
