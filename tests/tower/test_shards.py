@@ -8,7 +8,6 @@ import tensorflow.compat.v1 as tf
 
 from towers import build_towers, session_config, split_batch
 from towers.errors import InputError, InvalidArgumentError
-from towers.tower.batch_inputs import NamedInputs
 
 Batch = collections.namedtuple('Batch', 'images labels')
 
@@ -282,8 +281,6 @@ def test_static_first_dimensions_that_differ():
     pair = collections.namedtuple('Pair', 'b a')
     assert "inputs[0].b has 4, inputs[1]['q'] has 6" in error_of(
         (pair(images, None), {'q': labels, 'p': None}), 2)
-    assert "features['x'] has 4, labels has 6" in error_of(
-        NamedInputs(features={'x': images}, labels=labels), 2)
 
 
 def foreign():

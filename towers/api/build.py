@@ -22,7 +22,7 @@ from towers.reduce.micro_batches import add_up_micro_batches, check_order
 from towers.reduce.replicas import check_no_replicas
 from towers.tower.batch_inputs import check_nothing_is_trained_behind, with_sparse_tensors
 from towers.tower.metric_counters import leave_out_padding, put_in_order, weigh_additions
-from towers.tower.cut_inputs import ALREADY_CUT, check_cuts_nothing
+from towers.tower.cut_inputs import Shards, check_cuts_nothing
 from towers.tower.build_context import BuildCollections, check_not_nested, undone_on_error
 from towers.tower.objectives import map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
@@ -175,7 +175,7 @@ def checked_inputs(request, inputs):
       InputError: a batch that cannot be cut as `remainder` says, or that is computed from a
         trained variable; the graph has no new name then.
     """
-    if isinstance(inputs, ALREADY_CUT):
+    if isinstance(inputs, Shards):
         check_cuts_nothing(request)
         inputs.check(request)
         tensors = inputs.tensors()
@@ -200,8 +200,8 @@ def _check_size(request, inputs):
 
 def cut(request, inputs):
     """The parts of the batch: `CutBatch`."""
-    if isinstance(inputs, ALREADY_CUT):
-        return inputs.shards(request)
+    if isinstance(inputs, Shards):
+        return inputs.shards()
     return split_batch(inputs, len(request.parts), request.remainder,
                        called=_word_for_parts(request), shares=request.shares)
 
