@@ -21,7 +21,7 @@ import tensorflow.compat.v1 as tf
 from towers.errors import ModelFunctionError, SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.nests import leaves_of
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes
 from towers.reduce.replicas import make_replicas
 from towers.tower.batch_values import exchange, is_batch_value
 from towers.tower.copy import Copies

@@ -15,11 +15,12 @@ import tensorflow.compat.v1 as tf
 from towers import compat, nonfinite
 from towers.errors import CloneError
 from towers.graph import graph_walk
-from towers.graph.edit import colocate, group_in_node, without_writes
+from towers.graph.edit import (Library, colocate, copied_functions, functions_of, group_in_node,
+                               rename_functions)
 from towers.graph.frames import waited_instead
-from towers.graph.library import Library, copied_functions, functions_of, rename_functions
 from towers.graph.nests import fetches_in, leaves_of, map_leaves
 from towers.graph.op_types import CONTROL_FLOW, PLACEHOLDERS
+from towers.graph.variable_access import without_writes
 from towers.placement.tower_device import TowerDevice, moved, overlaps
 from towers.tower.batch_values import is_batch_value
 from towers.tower.objectives import map_shaped

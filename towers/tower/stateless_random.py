@@ -26,7 +26,7 @@ from towers import compat
 from towers.errors import GradientError
 from towers.graph import graph_walk
 from towers.graph.graph_walk import has_seed
-from towers.graph.library import Library, call_others, copied_functions
+from towers.graph.edit import Library, call_others, copied_functions
 from towers.graph.op_types import ADDS, SETS
 from towers.graph.variable_access import initializers
 from towers.placement.tower_device import device_like
