@@ -124,11 +124,6 @@ def test_loss_and_updates_run_before_the_weights_change():
         assert {getattr(update, 'op', update).name for update in built.towers[0].updates} <= before
 
 
-# ---- dropout -------------------------------------------------------------------------------------
-
-# ---- scopes and sharing --------------------------------------------------------------------------
-
-
 # ---- a graph for GPUs, built and not run ---------------------------------------------------------
 
 def conv_net(x, y):

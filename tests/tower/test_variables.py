@@ -268,15 +268,14 @@ def test_a_variable_that_reuse_finds_in_another_shape():
 # ---- reuse by a later build ----------------------------------------------------------------------
 
 @pytest.mark.parametrize('first, second, text', [
-    (dict(v=[]), dict(v=[], w=[]),
-     "the model function makes variable 'w' without get_variable, beyond the 1 that the earlier "
-     'build made so. '),
+    (dict(v=[]), dict(v=[], w=[]), "'w' of shape () and dtype float32 as its variable number 2 made "
+                                   'without get_variable; the earlier build made none there. '),
     (dict(a=[], b=[2]), dict(a=[], b=[3]),
-     "the model function asks for 'b' as its variable number 2 made without get_variable of shape "
-     '(3,) and dtype float32; the earlier build made it of shape (2,) and dtype float32. '),
+     "'b' of shape (3,) and dtype float32 as its variable number 2 made without get_variable; the "
+     "earlier build made 'b' of shape (2,) and dtype float32 there. "),
     (dict(a=[]), dict(b=[]),
-     "the model function asks for 'b' as its variable number 1 made without get_variable; the "
-     "earlier build made 'a' there. ")])
+     "'b' of shape () and dtype float32 as its variable number 1 made without get_variable; the "
+     "earlier build made 'a' of shape () and dtype float32 there. ")])
 def test_a_later_build_that_makes_others_is_refused(first, second, text):
     def making(shapes, wrapped):
         def model_fn(x):
@@ -289,7 +288,7 @@ def test_a_later_build_that_makes_others_is_refused(first, second, text):
             earlier = build(making(first, wrapped))
             with pytest.raises(SharedVariableError) as caught:
                 build_again(earlier, making(second, wrapped))
-        assert str(caught.value) == text + (
+        assert str(caught.value) == 'the model function asks for ' + text + (
             'Make the same variables in the same order as the earlier build did, or make them with '
             'tf.get_variable.')
 

@@ -21,11 +21,10 @@ import tensorflow.compat.v1 as tf
 from towers.errors import ModelFunctionError, SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.nests import leaves_of
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes
 from towers.reduce.replicas import make_replicas
 from towers.tower.batch_values import exchange, is_batch_value
 from towers.tower.copy import Copies
-from towers.tower.copy_template import Substitution
 from towers.tower.example_writes import written_by_every_tower
 from towers.tower.gradients import TowerGradients, differentiate
 from towers.tower.inline_updates import LateWrites, wait_for_readers
@@ -35,16 +34,16 @@ from towers.tower.outputs import fetches_of
 from towers.tower.ownership import check_no_own_optimizer, ownership
 from towers.tower.record import put_on_devices, record
 from towers.tower.stateless_random import give_seeds_of_tower
+from towers.tower.substitution import Substitution
 from towers.tower.tower import TowerSet
 
 
-def call_once_and_copy(request, shards, behind, scaled_losses):
+def call_once_and_copy(request, shards, scaled_losses):
     """Builds all towers, by one call of the model function: `TowerSet`.
 
     Args:
       request: `Request`.
       shards: `CutBatch`, one for each of the request's parts.
-      behind: `VariablesBehindInputs`.
       scaled_losses: `ScaledLosses`; or None.
     """
     weights = _as_tensors(shards.weights, shards.is_even)
@@ -66,7 +65,7 @@ def call_once_and_copy(request, shards, behind, scaled_losses):
     roles = ownership(recorded, request, shards.sizes[0], taken, None if (
         request.placement.all_reduce is None) else make_replicas)
     losses = make_losses(recorded, request, 0)
-    gradients = TowerGradients(request, scaled_losses, behind)
+    gradients = TowerGradients(request, scaled_losses)
     first = differentiate(recorded, losses, gradients, request, shards, 0, scales[0], taken)
     others = copies_of(first, roles, request, shards, [weights, scales, of_calls], of_model)
     towers = [first.tower] + others
@@ -97,12 +96,9 @@ def copies_of(first, roles, request, shards, by_shard, of_model=None):
         return []
     # What tower 0 alone writes may be computed from all towers' parts.
     further = [op for op in first.operations if is_batch_value(op)]
-    updates, towers = roles.inline_updates, []
-    copies = Copies(
-        first.tower, first.operations, shared=updates.shared, left_out=updates.left_out,
-        left_alone=updates.in_functions, names=request.names,
-        random_keys=first.random_keys,
-        further=further if of_model is None else of_model.fetches() + further)
+    copies = Copies(first, roles.inline_updates, request.names,
+                    further if of_model is None else of_model.fetches() + further)
+    towers = []
     for number, part in list(enumerate(request.parts))[1:]:
         exchanged = dict(zip((leaf.name for leaf in leaves_of(shards.inputs[0])),
                              leaves_of(shards.inputs[number])))
@@ -133,13 +129,12 @@ def _how_built(count):
         count - 1, 'y' if count == 2 else 'ies')
 
 
-def call_for_each_tower(request, shards, behind, scaled_losses):
+def call_for_each_tower(request, shards, scaled_losses):
     """Builds all towers, by a call of the model function for each: `TowerSet`.
 
     Args:
       request: `Request`.
       shards: `CutBatch`, one for each of the request's parts.
-      behind: `VariablesBehindInputs`.
       scaled_losses: `ScaledLosses`; or None.
 
     Raises:
@@ -162,7 +157,7 @@ def call_for_each_tower(request, shards, behind, scaled_losses):
                 _check_updates(recorded, shards.sizes[0], request)
             losses = make_losses(recorded, request, number)
             if not number:
-                gradients = TowerGradients(request, scaled_losses, behind)
+                gradients = TowerGradients(request, scaled_losses)
             calls.append(recorded)
             all_losses.append(losses)
             done.append(differentiate(recorded, losses, gradients, request, shards, number,

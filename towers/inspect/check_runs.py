@@ -9,8 +9,8 @@ from towers.api.options import check_var_list, checked_objectives
 from towers.api.build import build_towers
 from towers.errors import GradientError, InputError, InvalidArgumentError
 from towers.graph import graph_walk
-from towers.graph.same_value import is_computed_from
-from towers.graph.variable_writes import Writes
+from towers.graph.graph_walk import is_computed_from
+from towers.graph.variable_access import Writes
 from towers.placement.devices import session_config
 from towers.tensorflow_errors import failing_on
 from towers.reduce.update import free_initial_values, transformed_pairs

@@ -84,14 +84,6 @@ def check_nothing_is_trained_behind(inputs):
                     'tf.stop_gradient.' % (leaf.name, name))
 
 
-class NamedInputs(dict):
-    """A dict of inputs whose keys are names of the user's own arguments.
-
-    Errors use these names, and do not advise to drop the rest of a batch, since the user's call has
-    no argument for it.
-    """
-
-
 def with_sparse_tensors(inputs):
     """The nest with each `tf.SparseTensorValue` made a tensor: `tf.nest` would take it apart.
 
@@ -133,8 +125,7 @@ def _leaves(inputs):
         paths = ['']
     elif len(paths) != len(flat):  # a nest of a kind that tf.nest alone knows
         paths = ['[%d]' % i for i in range(len(flat))]
-    first = '' if isinstance(inputs, NamedInputs) else 'inputs'
-    leaves = [(first + path, leaf) for path, leaf in zip(paths, flat)]
+    leaves = [('inputs' + path, leaf) for path, leaf in zip(paths, flat)]
     for path, leaf in leaves:
         if leaf is None:
             continue
@@ -172,8 +163,7 @@ def _paths(nest, path):
     """How each leaf is got out of a nest, in the order of `tf.nest.flatten`: `['x']`, `[0].labels`.
     """
     if isinstance(nest, dict):
-        parts = [(key if isinstance(nest, NamedInputs) else '[%r]' % (key,), nest[key])
-                 for key in sorted(nest)]
+        parts = [('[%r]' % (key,), nest[key]) for key in sorted(nest)]
     elif isinstance(nest, (tuple, list)):
         names = ['.' + field for field in getattr(nest, '_fields', ())]
         parts = zip(names or ['[%d]' % i for i in range(len(nest))], nest)

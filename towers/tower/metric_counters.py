@@ -26,8 +26,7 @@ from towers import compat
 from towers.graph import graph_walk
 from towers.graph.frames import Frames
 from towers.graph.op_types import ADDS, ADDS_ROWS
-from towers.graph.variable_access import metric_variables, read_from
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes, metric_variables, read_from
 from towers.placement.variable_device import only_device
 from towers.tower.objectives import flat
 from towers.tower.outputs import metrics_by_kind

@@ -22,7 +22,7 @@ from towers import compat
 from towers.errors import GradientError
 from towers.graph import graph_walk
 from towers.graph.op_types import SIZES
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
 from towers.tower.objectives import GradientsOfModel
 

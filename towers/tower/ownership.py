@@ -22,8 +22,7 @@ from towers import compat
 from towers.errors import GradientError, SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.op_types import VARIABLE_OPS
-from towers.graph.variable_access import is_variable, metric_variables
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes, is_variable, metric_variables
 from towers.placement.variable_device import only_device
 from towers.tower.example_writes import written_by_every_tower
 from towers.tower.inline_updates import inline_updates

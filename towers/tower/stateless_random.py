@@ -26,7 +26,7 @@ from towers import compat
 from towers.errors import GradientError
 from towers.graph import graph_walk
 from towers.graph.graph_walk import has_seed
-from towers.graph.library import Library, call_others, renamed, with_callers
+from towers.graph.edit import Library, call_others, copied_functions
 from towers.graph.op_types import ADDS, SETS
 from towers.graph.variable_access import initializers
 from towers.placement.tower_device import device_like
@@ -256,37 +256,27 @@ def give_seeds_of_tower(operations, fetches, number, graph):
       number: the tower's number among those of all machines.
       graph: their graph.
     """
-    needed = {op.name for op in graph_walk.step_operations(fetches)}
-    operations = [op for op in operations if op.name in needed]
-    for op in operations:
-        if has_seed(op.node_def):
-            compat.set_attribute(op, 'seed2', tf.AttrValue(i=seed_of_tower(
-                op.get_attr('seed'), op.get_attr('seed2'), number)))
-    _change_functions(operations, number, graph)
-
-
-def _change_functions(operations, number, graph):
-    """The same within functions: branches and loops of control flow v2."""
-    library = Library(graph)
-    callers = [op for op in operations if library.called_by(op.node_def)]
-    functions = library.reached_from([op.node_def for op in callers])
-    drawing = with_callers([name for name, function in functions.items()
-                            if any(map(has_seed, function.node_def))], functions)
-    names = {name: '%s__part_%d' % (name, number) for name in drawing}
-    copies = [renamed(functions[name], names) for name in sorted(drawing)]
-    for node in [node for function in copies for node in function.node_def]:
-        if has_seed(node):
-            node.attr['seed2'].i = seed_of_tower(
-                node.attr['seed'].i, node.attr['seed2'].i, number)
-    if copies:
+    needed, library = {op.name for op in graph_walk.step_operations(fetches)}, Library(graph)
+    nodes = [(op, op.node_def) for op in operations if op.name in needed]
+    functions = library.reached_from([node for _, node in nodes])
+    names = {}
+    if any(has_seed(node) for function in functions.values() for node in function.node_def):
+        copies, names = copied_functions(functions, 'part_%d' % number,
+                                         lambda node, _: give_seed_of_tower(node, number))
         library.add(copies)
-    for op in callers if copies else ():
-        call_others(op, names)
+    for op, node in nodes:
+        if has_seed(node):
+            give_seed_of_tower(node, number)
+            compat.set_attribute(op, 'seed2', node.attr['seed2'])
+        if names and library.called_by(node):
+            call_others(op, names)
 
 
-def seed_of_tower(seed, seed2, tower):
-    """The `seed2` of an op in another tower than the first one.
+def give_seed_of_tower(node, tower):
+    """Gives a `NodeDef` that draws by a seed of its own the `seed2` of another tower than the first.
 
-    It does not depend on the op's name: two ops with equal seeds have equal numbers there, too.
+    It does not depend on the node's name: two with equal seeds draw the same numbers there, too.
     """
-    return zlib.crc32(('%d %d tower %d' % (seed, seed2, tower)).encode()) or 1
+    if has_seed(node):
+        node.attr['seed2'].i = zlib.crc32(('%d %d tower %d' % (
+            node.attr['seed'].i, node.attr['seed2'].i, tower)).encode()) or 1

@@ -162,29 +162,26 @@ class NewVariables:
         return variable
 
     def _of_earlier_build(self, requested, kwargs):
-        fix = ('Make the same variables in the same order as the earlier build did, or make them '
-               'with tf.get_variable.')
-        if not self._pending:
+        """The variable that an earlier build made where this one asks for one."""
+        alike = [each for each in self._pending if each.requested_name == requested] or [
+            each for each in self._pending
+            if without_numbers(each.requested_name) == without_numbers(requested)]
+        shape, dtype = _wanted_shape_and_dtype(kwargs)
+        if not alike or not alike[0].variable.shape.is_compatible_with(shape) or (
+                alike[0].variable.dtype.base_dtype != dtype):
             raise SharedVariableError(
-                'the model function makes variable %r without get_variable, beyond the %d that the '
-                'earlier build made so. %s' % (requested, len(self._earlier), fix))
-        first = next((each for each in self._pending if each.requested_name == requested), None) \
-            or next((each for each in self._pending if without_numbers(
-                each.requested_name) == without_numbers(requested)), None)
-        given = 'the model function asks for %r as its variable number %d made without ' \
-            'get_variable' % (requested, len(self._earlier) - len(self._pending) + 1)
-        if first is None:
-            raise SharedVariableError('%s; the earlier build made %r there. %s' % (
-                given, self._pending[0].requested_name, fix))
-        shape, dtype = _wanted_shape_and_dtype(kwargs, first.variable)
-        there = first.variable.get_shape(), first.variable.dtype.base_dtype
-        if not shape.is_compatible_with(there[0]) or dtype != there[1]:
-            raise SharedVariableError('%s of shape %s and dtype %s; the earlier build made it of '
-                                      'shape %s and dtype %s. %s' % (
-                                          given, shape, dtype.name, there[0], there[1].name, fix))
-        self._pending.remove(first)
-        self.direct.append(first)
-        return first.variable
+                'the model function asks for %r of shape %s and dtype %s as its variable number %d '
+                'made without get_variable; the earlier build made %s there. Make the same '
+                'variables in the same order as the earlier build did, or make them with '
+                'tf.get_variable.' % (
+                    requested, shape, dtype.name, len(self._earlier) - len(self._pending) + 1,
+                    'none' if not self._pending else '%r of shape %s and dtype %s' % (
+                        (alike or self._pending)[0].requested_name,
+                        (alike or self._pending)[0].variable.shape,
+                        (alike or self._pending)[0].variable.dtype.base_dtype.name)))
+        self._pending.remove(alike[0])
+        self.direct.append(alike[0])
+        return alike[0].variable
 
 
 def _after_getter(former, own, getter, *args, **kwargs):
@@ -274,17 +271,16 @@ def owner_by_name(name, by_name):
     return None
 
 
-def _wanted_shape_and_dtype(kwargs, first):
+def _wanted_shape_and_dtype(kwargs):
     """The shape and dtype that a direct creation asks for; its initial value never runs."""
-    initial = kwargs.get('initial_value')
-    dtype, shape = kwargs.get('dtype'), kwargs.get('shape')
-    if callable(initial) and (shape is None or dtype is None):
-        with tf.control_dependencies(None), tf.device(None), tf.device(first.device):
+    initial, dtype, shape = map(kwargs.get, ('initial_value', 'dtype', 'shape'))
+    if shape is not None and dtype is not None:
+        return tf.TensorShape(shape), tf.as_dtype(dtype).base_dtype
+    if callable(initial):
+        with tf.control_dependencies(None), tf.device(None), tf.device('/cpu:0'):
             initial = initial()
-    if not callable(initial) and initial is not None:
-        value = tf.convert_to_tensor(initial, dtype=dtype and tf.as_dtype(dtype).base_dtype)
-        return value.shape if shape is None else tf.TensorShape(shape), value.dtype.base_dtype
-    return tf.TensorShape(shape), tf.as_dtype(dtype or tf.float32).base_dtype
+    value = tf.convert_to_tensor(initial, dtype=dtype and tf.as_dtype(dtype).base_dtype)
+    return tf.TensorShape(value.shape if shape is None else shape), value.dtype.base_dtype
 
 
 def without_numbers(name):

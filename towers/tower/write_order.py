@@ -18,9 +18,8 @@ from towers.graph import graph_walk
 from towers.graph.frames import Frames
 from towers.graph.nests import fetches_in
 from towers.graph.op_types import HAND_ON, VARIABLE_OPS
-from towers.graph.variable_access import (is_variable, metric_variables, read_from,
+from towers.graph.variable_access import (Writes, is_variable, metric_variables, read_from,
                                           takers_of_memory, variable_op)
-from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 
 
