@@ -12,7 +12,8 @@ graph; TensorFlow's optimizer drops them from a step that fetches none of them.
 
 import tensorflow.compat.v1 as tf
 
-from towers.graph.variable_access import may_be_of_reference_variable
+from towers.graph.graph_walk import ancestors
+from towers.graph.variable_access import REFERENCE_VARIABLES
 
 # Measured on two cores, see benchmarks/results/speed.md: from 64 examples a tower on, towers that
 # multiply side by side are as fast. No more rows in all than were measured.
@@ -60,13 +61,14 @@ def joined_product(gradients, variable):
 def _is_thin_product(op, elements):
     """Whether joining pays: each factor is read and written once more, and the products are not.
 
-    A factor in the memory of a reference variable is left: the update waits for a tower's product.
+    What may be the memory of a reference variable is left: its update waits for a tower's product.
     """
     return (op.type == 'MatMul' and '_XlaCompile' not in op.node_def.attr
             and not _is_read(op.outputs[0])
             and all(tensor.shape.is_fully_defined() for tensor in op.inputs)
             and 2 * sum(tensor.shape.num_elements() for tensor in op.inputs) <= elements
-            and not any(map(may_be_of_reference_variable, op.inputs)))
+            and not any(op.graph.get_operation_by_name(name).type in REFERENCE_VARIABLES
+                        for name in ancestors(op.inputs)))
 
 
 def _is_read(tensor):
