@@ -261,5 +261,5 @@ def _updates(tower_set, update_ops, before, of_optimizers):
         roles = tower_set.roles
         others += updates_that_write(towers, [
             variable.op.name for variable in roles.own_state.of_other_towers]
-            + list(metric_variables()) + roles.of_every_tower)
+            + list(metric_variables()) + roles.names('every'))
     return [update for tower in chosen for update in tower.updates] + others + of_optimizers

@@ -23,28 +23,27 @@ from towers.tower.sync_batch_norm import statistics_of
 _LINEAR = SAME_NUMBERS | SUMS | CHOICES | {'Neg'}
 
 
-def written_by_every_tower(recorded, size, step, ignored, of_cluster):
-    """Names of the variables that every tower writes: a sorted list.
+def written_by_every_tower(recorded, writes, size, request):
+    """Names of the variables that every tower writes: a set.
 
     Args:
       recorded: `Recorded`.
+      writes: list of `Write`: those of shared variables that a step of tower 0 runs.
       size: examples in tower 0's shard: an int, or a tensor.
-      step: names of the operations that a step of tower 0 runs, its updates included.
-      ignored: names of the variables that are no shared ones: state of a tower, counters.
-      of_cluster: where other machines make the same step: `'servers'`, which have the variables, or
-        `'copies'`, one on each worker; else None.
+      request: `Request`.
 
     Raises:
       SharedVariableError: a write of the examples that no tower, and not every tower, can make.
     """
-    finder, found, writes = Writes(tf.get_default_graph()), [], []
-    for op in recorded.operations:
-        if op.name in step and op.name not in recorded.owned and not graph_walk.is_random(op):
-            writes.append((op, [name for name in finder.of(op) if name not in ignored]))
-    written = {name for _, names in writes for name in names}
-    depends = _Dependence(written, recorded.operations if written else ())
+    served = request.served_rank is not None
+    if not writes or request.update_ops != 'first' or len(request.parts) == 1 and not served:
+        return set()
+    of_cluster = 'servers' if served else 'copies' if request.has_copies else None
+    finder, found = Writes(tf.get_default_graph()), []
+    written = {name for write in writes for name in write.variables}
+    depends = _Dependence(written, recorded.operations)
     for op, names in writes:
-        if names and op.name in recorded.from_shard and finder.within_function(op) and any(
+        if op.name in recorded.from_shard and finder.within_function(op) and any(
                 'Scatter' in node.op for each in finder.functions(op) for node in each.node_def):
             _check(op, names[0], depends, written, of_cluster, True)
         if any([_is_of_every_tower(op, name, recorded.from_shard, depends, size)
@@ -55,7 +54,7 @@ def written_by_every_tower(recorded, size, step, ignored, of_cluster):
         _check(op, names[0], depends, written, of_cluster)
         if 'Scatter' in op.type:
             _check_rows(op, names[0], recorded.from_shard, of_batch_norm)
-    return sorted({name for _, names in found for name in names})
+    return {name for _, names in found for name in names}
 
 
 def _check(op, name, depends, written, of_cluster, is_in_function=False):
