@@ -30,7 +30,7 @@ from towers.tower.gradients import TowerGradients, differentiate
 from towers.tower.losses import make_losses
 from towers.tower.objectives import GradientsOfModel, flat, tensors_of
 from towers.tower.outputs import fetches_of
-from towers.tower.ownership import check_no_own_optimizer, ownership
+from towers.tower.ownership import ownership
 from towers.tower.record import put_on_devices, record
 from towers.tower.stateless_random import give_seeds_of_tower
 from towers.tower.tower import TowerSet
@@ -60,8 +60,6 @@ def call_once_and_copy(request, shards, behind, scaled_losses):
     recorded = recorded._replace(variables=[
         each for each in recorded.variables if each.op.name not in names_of_slots])
     cuts = put_on_devices(recorded, request, request.parts[0].device)
-    if of_model is None:
-        check_no_own_optimizer(recorded, request.objectives)
     roles = ownership(recorded, request, shards.sizes[0], taken, None if (
         request.placement.all_reduce is None) else make_replicas)
     losses = make_losses(recorded, request, 0)
@@ -159,7 +157,6 @@ def call_for_each_tower(request, shards, behind, scaled_losses):
             if number:
                 _check_shard(number, recorded, shards)
             else:
-                check_no_own_optimizer(recorded, request.objectives)
                 roles = ownership(recorded, request, shards.sizes[0])
                 for name in roles.names('every'):
                     raise SharedVariableError(

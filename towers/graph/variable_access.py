@@ -136,26 +136,3 @@ def may_be_of_reference_variable(tensor):
             seen.add(op.name)
             stack += [each.op for each in op.inputs]
     return False
-
-
-def takers_of_memory(variable, writes):
-    """The operations that take what may be the memory of a reference variable.
-
-    Args:
-      variable: the operation of the variable.
-      writes: function that tells whether an operation writes the variable: what takes its result
-        takes the new value.
-
-    Returns:
-      Set of names of operations; empty for a resource variable.
-    """
-    if variable.type not in REFERENCE_VARIABLES:
-        return set()
-    stack, found = list(variable.outputs), set()
-    while stack:
-        for op in stack.pop().consumers():
-            if op.name not in found:
-                found.add(op.name)
-                if op.type not in COMPUTES and not writes(op):
-                    stack.extend(op.outputs)
-    return found

@@ -1,13 +1,12 @@
-"""Ownership: what each variable that the forward pass writes is to the towers.
+"""Ownership: one table that says what each variable is to the towers; copy, order, update read it.
 
-State is a local variable that the forward pass writes, as that of an RNN that goes on from step to
-step: it belongs to one tower's part of the batch. The first tower's is the variable that the model
-makes, under the model's own name; tower k > 0 has `<name>_tower_<k>`, a local variable that starts
-with the same value, which its copy of the graph reads and writes instead (`Substitution`).
-
-Shared are: counters of `tf.metrics`, which count over all towers; global variables, unless they are
-the state of a stateful Keras layer; and variables whose value is the same in every tower, such as a
-count of steps.
+A local variable that the forward pass writes, as the state of an RNN that goes on from step to
+step, belongs to one tower's part of the batch, and so does the state of a stateful Keras layer. The
+first tower's is the variable that the model makes, under the model's own name; tower k > 0 has
+`<name>_tower_<k>`, a local variable that starts with the same value, which its copy of the graph
+reads and writes instead (`Substitution`). Counters of `tf.metrics` are the exception, to which all
+towers add. Of global variables there is one, which tower 0 writes for all, or every tower in turn:
+see `example_writes`.
 
 A model function that trains by an optimizer of its own, within the towers' step, is refused: the
 update would have the gradient of one tower's part of the batch. `replicate_model_fn` is for these.
@@ -21,12 +20,11 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import GradientError, SharedVariableError
 from towers.graph import graph_walk
-from towers.graph.op_types import VARIABLE_OPS
-from towers.graph.variable_access import is_variable, metric_variables
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import metric_variables
 from towers.placement.variable_device import only_device
 from towers.tower.example_writes import written_by_every_tower
 from towers.tower.inline_updates import inline_updates, writes_of
+from towers.tower.objectives import GradientsOfModel
 from towers.tower.outputs import fetches_of, metrics_by_kind
 
 _IN_WORDS = collections.OrderedDict([
@@ -93,18 +91,21 @@ def ownership(recorded, request, size, taken=(), make_replicas=None):
 
     Raises:
       SharedVariableError: a write that no tower can make for all.
+      GradientError: the model function trains a variable by itself.
     """
     scalars, pairs = metrics_by_kind(recorded.output.metrics)
     fetches = fetches_of(recorded.output._replace(metrics=scalars)) + list(taken)
     forward, step, counted = [{op.name for op in graph_walk.step_operations(each)} for each in (
         fetches, fetches + recorded.updates, [update for _, update in pairs])]
+    runs = step if request.objectives else forward  # no step runs updates in an evaluation
     writes, of_metrics = writes_of(recorded), set(metric_variables())
+    if not any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives):
+        _check_trains_nothing(writes, runs)
     state = own_state(recorded, writes, step, counted, request.parts_a_call)
     own = {variable.op.name for variable in state.of_all_towers()}
     replicas = None if make_replicas is None else make_replicas(
         recorded.variables, request.devices)
     shared = _without(writes, own | of_metrics)
-    runs = step if request.objectives else forward  # no step runs updates in an evaluation
     every = written_by_every_tower(
         recorded, [write for write in shared if write.op.name in runs], size, request)
     updates = inline_updates(
@@ -170,8 +171,7 @@ def own_state(recorded, writes, step, counted, num_towers):
         if op.name in step or op.name not in counted and op.name in recorded.from_shard:
             for name in choices.keys() & names:
                 of_state.setdefault(name, []).append(op)
-    names = _that_differ(recorded, of_state, choices)
-    variables = [choices[name] for name in of_state if name in names]
+    variables = [choices[name] for name in of_state]
     if num_towers > 1:
         _check_state(variables, of_state, step, num_towers)
     there = {variable.op.name: variable for variable in tf.local_variables()}
@@ -196,36 +196,9 @@ def _check_state(variables, of_state, step, num_towers):
                 'trainable=False.' % variable.op.name)
 
 
-def _that_differ(recorded, of_state, choices):
-    """Names of the variables whose value differs from tower to tower: a set.
-
-    What is computed from constants and shared variables alone, as a counter of steps is, is the
-    same in all towers; what has state otherwise may draw random numbers or examples.
-    """
-    if not of_state:
-        return set()
-    graph = tf.get_default_graph()
-    finder = Writes(graph)
-    differing = [graph.get_operation_by_name(name) for name in recorded.from_shard] + [
-        op for op in recorded.operations if op.op_def.is_stateful
-        and op.type not in VARIABLE_OPS and not any(map(is_variable, op.inputs))]
-    names, before = set(), None
-    while before != len(names):  # state may follow from other state
-        before = len(names)
-        reached = graph_walk.reachable_from(
-            differing + [choices[name].op for name in names], recorded.operations,
-            control=compat.in_control_flow)  # which branch is taken
-        names.update(name for name, ops in of_state.items() if any(
-            compat.in_control_flow(op) or finder.within_function(op) or op.name in reached
-            for op in ops))
-    return names
-
-
 def _choices(keras_states):
-    """{name: variable} of the variables that may be state.
-
-    These are local variables that are no counters of metrics, and the state of Keras layers.
-    """
+    """{name: variable} of what may be state: local variables, but no counters of metrics, and the
+    state of Keras layers."""
     shared = {id(variable) for key in (tf.GraphKeys.METRIC_VARIABLES, tf.GraphKeys.GLOBAL_VARIABLES)
               for variable in tf.get_collection(key)}
     choices = {v.op.name: v for v in tf.local_variables() if id(v) not in shared}
@@ -256,32 +229,20 @@ OF_GRADIENTS = re.compile(r'(^|/)gradients(_\d+)?/')
 """The name scope of the operations that `tf.gradients` makes."""
 
 
-def check_no_own_optimizer(recorded, objectives):
+def _check_trains_nothing(writes, step):
     """Raises `GradientError` where a step trains a variable within a tower.
 
     An update is an operation of TensorFlow's optimizers, or any write of a trainable variable by
     what `tf.gradients` gives.
-
-    Args:
-      recorded: `Recorded`.
-      objectives: `Objectives`; without one, updates do not run.
     """
-    operations = recorded.operations
     trainable = {variable.op.name for variable in tf.trainable_variables()}
-    takes_gradients = any(OF_GRADIENTS.search(op.name) for op in operations)
-    writes = Writes(tf.get_default_graph())
-    candidates = [op for op in operations if OPTIMIZER_UPDATES.search(op.type) or takes_gradients]
-    candidates = [(op, name) for op in candidates for name in trainable.intersection(writes.of(op))]
-    if not candidates:
-        return
-    step = {op.name for op in graph_walk.step_operations(
-        fetches_of(recorded.output) + (recorded.updates if objectives else []))}
-    for op, name in candidates:
-        if op.name in step and (OPTIMIZER_UPDATES.search(op.type) or any(
-                OF_GRADIENTS.search(each) for each in graph_walk.ancestors(
-                    [tensor for tensor in op.inputs if tensor.op.name != name]))):
-            raise GradientError(
-                'the model function trains %r by the update %r, which a step would run in a tower, '
-                'by the gradient of its part of the batch alone: leave the update out and pass the '
-                'optimizer to build_towers; for several losses a dict of optimizers by name.'
-                % (name, op.name))
+    for op, names in writes:
+        for name in trainable.intersection(names) if op.name in step else ():
+            if OPTIMIZER_UPDATES.search(op.type) or any(map(
+                    OF_GRADIENTS.search, graph_walk.ancestors(
+                        [tensor for tensor in op.inputs if tensor.op.name != name]))):
+                raise GradientError(
+                    'the model function trains %r by the update %r, which a step would run in a '
+                    'tower, by the gradient of its part of the batch alone: leave the update out '
+                    'and pass the optimizer to build_towers; for several losses a dict of '
+                    'optimizers by name.' % (name, op.name))

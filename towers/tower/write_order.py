@@ -25,7 +25,7 @@ from towers.graph.frames import Frames
 from towers.graph.nests import fetches_in
 from towers.graph.op_types import HAND_ON, VARIABLE_OPS
 from towers.graph.variable_access import (is_variable, metric_variables, read_from,
-                                          takers_of_memory, variable_op)
+                                          variable_op)
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 from towers.tower.objectives import flat
@@ -57,7 +57,7 @@ def write_after_reads(towers, roles):
         sum((_fetches(tower) for tower in reading), [])))
     operations = list(operations.values())
     frames, waits_for = Frames(operations), collections.OrderedDict()
-    pairs = _reads_before_writes(towers, reading, writes, frames, finder)
+    pairs = _reads_before_writes(towers, reading, writes, frames)
     precedence = graph_walk.Precedence([gate for _, gate, _ in pairs], operations)
     after = graph_walk.reachable_from([gate for _, gate, _ in pairs], operations, control=True)
     # Reads that come after another variable's write are last, since more of them cannot wait.
@@ -93,10 +93,9 @@ def _writes_of(tower, step, finder, every, number):
     return found
 
 
-def _reads_before_writes(towers, reading, writes, frames, finder):
+def _reads_before_writes(towers, reading, writes, frames):
     """`[(operation after which a variable was read, gate of its write, the write)]`."""
-    readers = _readers(reading, {name for write in writes for name in write.variables}, frames,
-                       finder)
+    readers = _readers(reading, {name for write in writes for name in write.variables}, frames)
     writing = {write.op.name: write for write in writes}
     steps, pairs = _steps_of_one_loss(towers[0]), []
     for write in writes:
@@ -123,17 +122,16 @@ def _steps_of_one_loss(tower):
             for name in tower.loss]
 
 
-def _readers(towers, written, frames, finder):
+def _readers(towers, written, frames):
     """{name of a variable: [(operation that reads it, [operations after which it has read])]}."""
     readers = collections.defaultdict(list)
-    of_memory = _takers_of_memory(written, finder)
     for tower in towers:
         trains = None
         for op in graph_walk.step_operations(_fetches(tower)):
             if not tower.has(op.name) or op.type in HAND_ON and is_variable(op.outputs[0]):
                 continue  # the latter hands on a variable itself, to where it is read
-            names = of_memory[op.name].union(written.intersection(
-                source.name for tensor in op.inputs for source in _sources(tensor, tower)))
+            names = written.intersection(
+                source.name for tensor in op.inputs for source in _sources(tensor, tower))
             if not names:
                 continue
             ends = frames.ends(op)
@@ -145,16 +143,6 @@ def _readers(towers, written, frames, finder):
             for name in names:
                 readers[name].append((op, ends))
     return readers
-
-
-def _takers_of_memory(written, finder):
-    """{name of an operation: names of the reference variables whose memory it may read}."""
-    found, graph = collections.defaultdict(set), tf.get_default_graph()
-    for name in sorted(written):
-        for taker in takers_of_memory(graph.get_operation_by_name(name),
-                                      lambda op: name in finder.of(op)):
-            found[taker].add(name)
-    return found
 
 
 def _sources(tensor, tower):
