@@ -154,7 +154,7 @@ def _apply(tower_set, request, objective, loss, gradients, combined, after, **fu
     """Applies the gradients of a loss: `(Applied, list of the operations that this has made)`."""
     optimizer = objective.optimizer
     if has_own_minimize(optimizer):
-        optimizer = Minimizing(optimizer, loss, request.has_whole_batch)
+        optimizer = Minimizing(optimizer, loss)
     with graph_walk.Recording(tf.get_default_graph()) as made:
         applied = apply_update(
             optimizer, gradients, placement=request.placement,

@@ -11,10 +11,11 @@ from towers.nonfinite import checked_gradients
 from towers.placement.loop_state_devices import keep_stacks_with_loops
 from towers.placement.stages import place_backward
 from towers.placement.tower_device import TowerDevice, keep_off_resources, keep_with_tower
+from towers.placement.variable_device import only_device
 from towers.placement.xla import explained
 from towers.recompute.rewrite import rewrite
 from towers.tower.objectives import all_pairs, tensors_of
-from towers.tower.optimizer_gradients import OwnGradients, computed, has_own_minimize
+from towers.tower.optimizer_gradients import computed, has_own, has_own_minimize, own_pairs
 from towers.tower.outputs import fetches_of
 from towers.tower.stateless_random import (check_draws_again, give_own_seeds, give_seeds_of_tower,
                                            make_stateless)
@@ -109,7 +110,6 @@ class TowerGradients:
     Attributes:
       trainable: the variables that any loss is differentiated by.
       scaled_losses: `ScaledLosses` to take gradients with; or None.
-      own: `OwnGradients`: what the optimizers make of the combined gradients themselves.
     """
 
     def __init__(self, request, scaled_losses, behind):
@@ -124,10 +124,14 @@ class TowerGradients:
           InvalidArgumentError: `var_list` has something else than trainable variables.
         """
         self.scaled_losses = scaled_losses
-        self.own = OwnGradients([each for each in request.objectives
-                                 if not has_own_minimize(each.optimizer)], request)
         self._request, self._behind, self._graph = request, behind, tf.get_default_graph()
         self._variables_of = self._chosen_variables()  # by the objective's name
+        self._factors = {}  # of losses whose optimizers have a compute_gradients of their own
+        for each in request.objectives:
+            if has_own(each.optimizer):
+                with tf.control_dependencies(None), only_device(request.placement.main):
+                    # float64 holds a factor of any other type.
+                    self._factors[each.name] = tf.constant(1., tf.float64, name='loss_factor')
         self.trainable = list({variable.op.name: variable for chosen in self._variables_of.values()
                                for variable in chosen}.values())
 
@@ -170,15 +174,16 @@ class TowerGradients:
                 [operations for _, _, operations in found])
 
     def made_by_optimizer(self, objective, loss, combined):
-        """What the objective's optimizer makes of the combined gradients, see `OwnGradients.pairs`.
+        """What the objective's optimizer makes of the combined gradients, see `own_pairs`.
 
         These gradients themselves where its `compute_gradients` is the usual one: as that returns
         them, with a pair of None for each variable that has no gradient. A program may go by their
         places.
         """
         variables = self._variables_of[objective.name]
-        if self.own.are_of(objective):
-            return self.own.pairs(objective, loss, combined, variables)
+        if objective.name in self._factors:
+            return own_pairs(objective, loss, combined, variables, self._factors[objective.name],
+                             self._request)
         rest = collections.OrderedDict((pair[1].op.name, pair) for pair in combined)
         return [rest.pop(variable.op.name, (None, variable)) for variable in variables] + list(
             rest.values())
@@ -203,9 +208,9 @@ class TowerGradients:
         if self.scaled_losses is not None:
             data_loss = self.scaled_losses.scaled(data_loss)
         optimizer = objective.optimizer
-        if self.own.are_of(objective):
-            data_loss, optimizer = self.own.multiplied(objective, data_loss), _PLAIN
-        elif has_own_minimize(optimizer):  # which calls its compute_gradients itself
+        if objective.name in self._factors:
+            data_loss = data_loss * tf.cast(self._factors[objective.name], data_loss.dtype)
+        if objective.name in self._factors or has_own_minimize(optimizer):  # called later
             optimizer = _PLAIN
         pairs = computed(optimizer, data_loss, self._variables_of[objective.name],
                          objective.gradient_options)
