@@ -71,7 +71,7 @@ def test_pieces():
         one = tf.tanh(tf.placeholder(tf.float32, [2, 6], name='x'), name='one')
         tf.concat([one, tf.zeros([2, 4])], 1, name='two')
     mine = [op for op in made.operations if op.type != 'Placeholder']
-    pieces, ends = pieces_of(mine, 2, {'one': 7}, {'two': [(100, 400)]})
+    pieces, ends = pieces_of(mine, {'one': 7}, {'two': [(100, 400)]})
     assert [mine[end].name for end in ends] == ['one', 'two']
     assert [tuple(each) for each in pieces] == [(0, 7, 0, 96, 48), (100, 0, 400, 160, 0)]
 
@@ -83,18 +83,12 @@ def piece(kept=0, crossing=1, held=0, gradients=0, transient=0):
 
 
 def test_the_memory_of_a_stage_is_that_of_its_worst_moment():
-    """Whichever end it is made larger at."""
     pieces = [piece(kept=10, transient=2, held=100, gradients=1), piece(kept=5, transient=8),
               piece(kept=1, transient=1, held=200, gradients=50)]
     # With the backward pass at the first piece: its 10, and all gradients. At the second: 10 + 5,
     # 8, and the last one's gradient. At the last: 16, 1, and that.
     assert StageCost(1, pieces).memory == 300 + max(10 + 2 + 51, 15 + 8 + 50, 16 + 1 + 50)
     assert StageCost(3, pieces).memory == 300 + max(30 + 2 + 51, 45 + 8 + 50, 48 + 1 + 50)
-    for copies in (1, 3):
-        other = StageCost(copies)
-        for each in reversed(pieces):
-            other.add_first(each)
-        assert other.memory == StageCost(copies, pieces).memory
 
 
 def test_it_is_cut_where_the_least_crosses_but_not_at_any_price():

@@ -3,6 +3,7 @@
 import collections
 
 from towers import compat
+from towers.errors import ModelFunctionError
 from towers.graph.edit import group_of, is_free, names_beside
 from towers.graph.library import Library
 from towers.graph.op_types import HAND_ON, VARIABLE_OPS
@@ -10,7 +11,7 @@ from towers.graph.variable_access import read_from
 from towers.placement.devices import short_name
 from towers.placement.stages import move
 from towers.placement.tower_device import StageDevice, TowerDevice, stages_of
-from towers.tower.stage_costs import (StageCost, check_enough, cut_evenly, kept_bytes, pieces_of,
+from towers.tower.stage_costs import (StageCost, cut_evenly, kept_bytes, pieces_of,
                                       variable_bytes)
 
 StageCuts = collections.namedtuple('StageCuts', 'memory crossing names')
@@ -64,7 +65,6 @@ def cut_into_stages(operations, variables, owned, device, movable, cutting):
     """
     stages = stages_of(device)
     mine = [op for op in operations if op.name not in owned and _may_move(op, stages)]
-    check_enough(len(mine), len(stages))
     leaders, by_name = _leaders(variables), {each.op.name: each for each in variables}
     first_reader = _first_readers(
         [op for op in operations if op.name not in owned], mine, leaders)
@@ -72,10 +72,14 @@ def cut_into_stages(operations, variables, owned, device, movable, cutting):
     for name, leader in leaders.items():
         sizes[leader].append(variable_bytes(by_name[name], cutting.slots))
     pieces, ends = pieces_of(
-        mine, len(stages), _kept(operations, mine, stages[0]) if cutting.trains else {},
+        mine, _kept(operations, mine, stages[0]) if cutting.trains else {},
         {reader: [size for name in names for size in sizes[name]]
          for reader, names in first_reader.items()})
-    check_enough(len(pieces), len(stages))
+    if len(pieces) < len(stages):
+        raise ModelFunctionError(
+            "stages='auto', and there are %d devices a tower for %d operations of the model that "
+            'may be put anywhere: name fewer devices, or leave out towers.stage and tf.device in '
+            'the model function (or stages=).' % (len(stages), len(pieces)))
     cuts = cut_evenly(pieces, cutting.copies)
     bounds = [-1] + [ends[cut] for cut in cuts] + [len(mine) - 1]
     library = Library(mine[0].graph)
@@ -161,7 +165,7 @@ def _first_readers(operations, mine, leaders):
                     waiting.append(source.name)
         if moves and op.type != 'Const' and waiting:
             found[op.name], waiting = waiting, []
-    if waiting:
+    if waiting and mine:
         found.setdefault(mine[-1].name, []).extend(waiting)
     return found
 
