@@ -217,9 +217,7 @@ def test_a_variable_of_two_stages_is_where_it_is_made():
                                                       pipeline=towers.Pipeline(micro_batches=2))
     np.testing.assert_allclose(found['a'], one['a'], rtol=0, atol=1e-12)
     with tf.Graph().as_default():
-        built = built_on([TWO[0]], model_fn=shared)
-        assert built.variables[0].device == CPUS[0]
-        assert built.plan.stages.endswith('; read in several stages: a')
+        assert built_on([TWO[0]], model_fn=shared).variables[0].device == CPUS[0]
 
 
 def test_stages_out_of_order_are_in_the_plan():

@@ -1,8 +1,6 @@
 """Stages: parts of one model on several devices of a tower."""
 
-import collections
 import contextlib
-import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -159,30 +157,13 @@ def _against_the_order(operations, stages):
                 yield op, tensor
 
 
-def remarks_on_stages(operations, variables, device):
-    """What is allowed and costs copies, for the plan: a list of texts.
-
-    Args:
-      operations: those of a tower's forward pass.
-      variables: the model's variables.
-      device: `StagedDevices`.
-    """
-    stages, readers, remarks = stages_of(device), collections.OrderedDict(), []
-    for op in operations:
-        # A read alone may be where the variable is: what takes its value counts.
-        is_taken = op.device in stages and op.type != 'ReadVariableOp'
-        for tensor in op.inputs if is_taken else ():
-            for variable in read_from(tensor):
-                readers.setdefault(variable.name, set()).add(op.device)
-    names = {variable.op.name for variable in variables}
-    shared = [name for name, found in readers.items() if len(found) > 1 and name in names]
-    if shared:
-        remarks.append('read in several stages: %s%s' % (
-            ', '.join(shared[:3]), ' and %d more' % (len(shared) - 3) if shared[3:] else ''))
-    for op, tensor in itertools.islice(_against_the_order(operations, stages), 1):
-        remarks.append('stage %d takes %s of stage %d: they wait for each other' % (
-            stages.index(op.device), tensor.op.name, stages.index(tensor.op.device)))
-    return remarks
+def remark_on_stages(operations, device):
+    """The plan's remark where stages of a tower's forward pass wait for each other; or ''."""
+    stages = stages_of(device)
+    for op, tensor in _against_the_order(operations, stages):
+        return '; stage %d takes %s of stage %d: they wait for each other' % (
+            stages.index(op.device), tensor.op.name, stages.index(tensor.op.device))
+    return ''
 
 
 def place_backward(operations, loss, device):

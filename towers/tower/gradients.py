@@ -39,11 +39,7 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
     """Takes the gradients of the recorded loss: `Differentiated`.
 
     Args:
-      recorded: `Recorded`.
-      losses: `Losses` of this call.
       gradients_of: `TowerGradients`.
-      request: `Request`.
-      shards: `CutBatch`.
       number: of the part: 0, but for the recipe's calls after the first.
       scale: the factor of the loss in the combined gradient: a float, or a scalar.
       taken: what a step runs besides what the model function returned.
@@ -114,11 +110,6 @@ class TowerGradients:
 
     def __init__(self, request, scaled_losses, behind):
         """
-        Args:
-          request: `Request`.
-          scaled_losses: `ScaledLosses` to take gradients with; or None.
-          behind: `VariablesBehindInputs`.
-
         Raises:
           GradientError: a loss trains no variable.
           InvalidArgumentError: `var_list` has something else than trainable variables.
@@ -137,28 +128,44 @@ class TowerGradients:
 
     def _chosen_variables(self):
         """{name of an objective: the variables that its loss trains}."""
-        found = {}
-        candidates = tf.trainable_variables()
+        found, candidates = {}, tf.trainable_variables()
         for objective in self._request.objectives:
-            wanted = objective.var_list
-            chosen = candidates if wanted is None else self._chosen(objective, candidates)
+            named = '' if objective.name is None else ' for %r' % objective.name
+            chosen = candidates if objective.var_list is None else self._chosen(
+                objective.var_list, 'var_list' + named, candidates)
             if not chosen:
                 raise GradientError(
                     'there is no trainable variable%s%s: %s' % (
-                        '' if objective.name is None else ' for the loss %r' % objective.name,
-                        ' left by var_list' if wanted is not None else '',
+                        named, ' left by var_list' if objective.var_list is not None else '',
                         'the choices were %s.' % ', '.join(v.op.name for v in candidates[:5])
                         if candidates else 'the model function made none. Pass optimizer=None to '
                         'evaluate it.'))
             found[objective.name] = chosen
         return found
 
+    def _chosen(self, wanted, called, candidates):
+        chosen = wanted(list(candidates)) if callable(wanted) else wanted
+        try:
+            chosen = [compat.keras_variable_value(variable) for variable in chosen]
+        except TypeError:
+            raise InvalidArgumentError('%s returned %r: expected a list of variables.'
+                                       % (called, chosen)) from None
+        for place, variable in enumerate(chosen):
+            if not isinstance(variable, compat.VARIABLE_TYPES):
+                raise InvalidArgumentError('%s holds %r of type %s: expected variables.'
+                                           % (called, variable, type(variable).__name__))
+            if variable.graph is not self._graph:
+                raise InvalidArgumentError('%s holds %r, which belongs to another graph.'
+                                           % (called, variable.op.name))
+            if any(variable is each for each in chosen[:place]):
+                raise InvalidArgumentError('%s holds %r twice: expected each variable once.'
+                                           % (called, variable.op.name))
+        return chosen
+
     def of_tower(self, number, data_losses, scale, inputs):
         """Takes the gradients of a tower's losses, in its scope, on its device.
 
         Args:
-          number: the tower's number.
-          data_losses: a loss, or a dict of losses by name.
           scale: the factor of the loss: a float, or a scalar.
           inputs: the tower's shard.
 
@@ -218,25 +225,3 @@ class TowerGradients:
         if self.scaled_losses is not None:
             pairs, of_shard = map(self.scaled_losses.unscaled, (pairs, of_shard))
         return pairs, [gradient for gradient, _ in of_shard]
-
-    def _chosen(self, objective, candidates):
-        wanted = objective.var_list
-        name = 'var_list' if objective.name is None else 'var_list for %r' % objective.name
-        chosen = wanted(list(candidates)) if callable(wanted) else wanted
-        try:
-            chosen = [compat.keras_variable_value(variable) for variable in chosen]
-        except TypeError:
-            raise InvalidArgumentError('%s returned %r: expected a list of variables.'
-                                       % (name, chosen)) from None
-        for variable in chosen:
-            if not isinstance(variable, compat.VARIABLE_TYPES):
-                raise InvalidArgumentError('%s holds %r of type %s: expected variables.'
-                                           % (name, variable, type(variable).__name__))
-            if variable.graph is not self._graph:
-                raise InvalidArgumentError('%s holds %r, which belongs to another graph.'
-                                           % (name, variable.op.name))
-        for variable in chosen:
-            if sum(variable is each for each in chosen) > 1:
-                raise InvalidArgumentError('%s holds %r twice: expected each variable once.'
-                                           % (name, variable.op.name))
-        return chosen
