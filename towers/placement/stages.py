@@ -56,12 +56,7 @@ def says_stages(operations):
 
 
 def place_forward(operations, device):
-    """Puts each operation outside of stages on the last stage among its inputs.
-
-    Args:
-      operations: the operations of the model function's call, in order.
-      device: the tower's device, or `StagedDevices`.
-    """
+    """Puts each operation outside of stages on the last stage among its inputs."""
     stages = stages_of(device)
     if len(stages) == 1:
         return
@@ -88,11 +83,6 @@ def place_forward(operations, device):
 
 def move(op, device, library):
     """Puts an operation on the device of another stage.
-
-    Args:
-      op: an operation.
-      device: where it goes.
-      library: `Library` of its graph.
 
     Raises:
       ModelFunctionError: it calls a function whose operations are on a device of their own.
@@ -123,10 +113,6 @@ def _stages_of_loops(graph, backward, stages):
 
 def check_stages(operations, device):
     """Raises if a stage takes a tensor of a later stage, for which a pipeline has no order.
-
-    Args:
-      operations: the operations of a forward pass.
-      device: `StagedDevices`.
 
     Raises:
       ModelFunctionError: names one such tensor.
@@ -176,7 +162,6 @@ def place_backward(operations, loss, device):
     Args:
       operations: the operations that `compute_gradients` has made, in order.
       loss: the scalar that is differentiated.
-      device: the tower's device, or `StagedDevices`.
     """
     stages = stages_of(device)
     if len(stages) == 1:

@@ -75,7 +75,6 @@ def inline_updates(writes, operations, fetches, request, replicated=frozenset())
       writes: list of `Write`: those that the fetches need, of shared variables.
       operations: the operations that the call of the model function made.
       fetches: the tensors that a step needs: loss, predictions, metrics; not the updates.
-      request: `Request`.
       replicated: names of the variables that have replicas.
 
     Raises:
@@ -175,10 +174,6 @@ def writes_used(writes, fetches):
     """Names of the writes whose new value the fetches are computed from.
 
     A control edge from a write does not use its value; a read that waits for one does.
-
-    Args:
-      writes: list of `Write`.
-      fetches: tensors.
     """
     operations, by_variable = {write.op.name: write.op for write in writes}, {}
     for write in writes:

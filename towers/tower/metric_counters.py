@@ -30,7 +30,6 @@ def leave_out_padding(towers, weights, variables):
     """Has towers without an example add nothing to these variables.
 
     Args:
-      towers: list of `Tower`s.
       weights: each tower's share of the batch: floats, or float64 scalars.
       variables: set of names of the variables that every tower adds to.
     """

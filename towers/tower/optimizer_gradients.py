@@ -23,7 +23,7 @@ from towers.errors import GradientError
 from towers.graph import graph_walk
 from towers.graph.op_types import SIZES
 from towers.placement.variable_device import only_device
-from towers.tower.objectives import GradientsOfModel
+from towers.tower.objectives import GradientsOfModel, tensors_of
 
 _numbers = itertools.count()  # of names in TensorFlow's registry of gradients
 _OF_GATE = re.compile(r'tuple/control_dependency(_\d+)?$')
@@ -64,7 +64,8 @@ def own_pairs(objective, loss, combined, variables, factor, request):
         if of_loss.graph is not loss.graph or compat.in_control_flow(of_loss.op):
             raise GradientError(called + ' takes the gradient of its loss within a branch or a '
                                 'loop: take it outside.')
-        if not _are_same_number([of_loss] + factors):
+        numbers = [tf.get_static_value(each) for each in [of_loss] + factors]
+        if factors and (None in numbers or len(set(map(float, numbers))) > 1):
             raise GradientError(
                 called + ' takes gradients of its loss with several factors, by groups of '
                 'variables say, and the towers have one backward pass: take them with one factor, '
@@ -122,12 +123,6 @@ def _first(taken, called):
     return taken[0]
 
 
-def _are_same_number(tensors):
-    values = [tf.get_static_value(tensor) for tensor in tensors]
-    return len(values) == 1 or all(
-        value is not None and value == values[0] for value in values)
-
-
 def computed(optimizer, loss, variables, options):
     """What an optimizer's `compute_gradients` returns, as a list of pairs.
 
@@ -179,22 +174,15 @@ def times(gradient, factor):
 
 def computes_with(gradients, surrogate, combined):
     """Whether gradients depend on the value of the surrogate, and not on its shape alone."""
-    tensors = [tensor for each in gradients for tensor in (
-        [each.values, each.indices] if isinstance(each, tf.IndexedSlices) else [each])]
-    ends = {tensor.op.name for gradient, _ in combined for tensor in (
-        [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices)
-        else [gradient])}
-    stack = [tensor.op for tensor in tensors if tensor.op.name not in ends]
-    seen = {op.name for op in stack}
+    stack = [tensor.op for tensor in tensors_of([(each, None) for each in gradients])]
+    seen = {tensor.op.name for tensor in tensors_of(combined)}
     while stack:
         op = stack.pop()
         if op is surrogate.op:
             return True
-        for tensor in op.inputs[:1] if op.type == 'Print' else (
-                () if op.type in _OF_SHAPE else op.inputs):
-            if tensor.op.name not in seen and tensor.op.name not in ends:
-                seen.add(tensor.op.name)
-                stack.append(tensor.op)
+        if op.name not in seen and op.type not in _OF_SHAPE:
+            stack += [tensor.op for tensor in op.inputs][:1 if op.type == 'Print' else None]
+        seen.add(op.name)
     return False
 
 
@@ -221,17 +209,17 @@ def minimized(optimizer, loss, global_step, var_list):
     Raises:
       GradientError: it needs another argument, or returns no operation.
     """
-    called, arguments = 'minimize of ' + type(optimizer).__name__, dict(
-        global_step=global_step, var_list=var_list)
-    known = list(inspect.signature(optimizer.minimize).parameters.values())
-    for each in known[1:]:
-        if each.default is each.empty and each.name not in arguments and each.kind not in (
-                each.VAR_KEYWORD, each.VAR_POSITIONAL):
-            raise GradientError('%s needs the argument %r: expected minimize(loss, '
-                                'global_step=None, var_list=None).' % (called, each.name))
-    if not any(each.kind is each.VAR_KEYWORD for each in known):
-        names = {each.name for each in known[1:]}
-        arguments = {name: value for name, value in arguments.items() if name in names}
+    called = 'minimize of ' + type(optimizer).__name__
+    arguments = dict(global_step=global_step, var_list=var_list)
+    signature = inspect.signature(optimizer.minimize)
+    if not any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
+        arguments = {name: value for name, value in arguments.items()
+                     if name in signature.parameters}
+    try:
+        signature.bind(loss, **arguments)
+    except TypeError as error:
+        raise GradientError('%s: expected minimize(loss, global_step=None, var_list=None): %s.'
+                            % (called, error)) from None
     applied = optimizer.minimize(loss, **arguments)
     if not isinstance(applied, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES):
         raise GradientError('%s returned %.80r: expected the operation that updates the variables.'
@@ -243,19 +231,10 @@ class Minimizing:
     """Has `apply_gradients`, as an optimizer, which calls the optimizer's own `minimize`."""
 
     def __init__(self, optimizer, loss):
-        """
-        Args:
-          optimizer: the optimizer.
-          loss: the mean loss over the batch (of this machine).
-        """
-        self._optimizer, self._loss = optimizer, loss
+        self._optimizer, self._loss = optimizer, loss  # the mean loss over the batch
 
     def apply_gradients(self, pairs, global_step=None):
-        """The operation of one step.
-
-        Args:
-          pairs: list of `(gradient, variable)`; a gradient may be None.
-          global_step: variable to increase by one, or None.
+        """The operation of one step, of pairs whose gradient may be None.
 
         Raises:
           GradientError: the method takes no gradient of its loss.

@@ -66,7 +66,6 @@ def variable_bytes(variable, slots):
     """`(held, gradient)`: bytes of a variable with its slots; and of its gradient.
 
     Args:
-      variable: a variable.
       slots: as of `number_of_slots`; None where its slots and its gradient are elsewhere.
     """
     size = bytes_of(variable)
@@ -77,9 +76,6 @@ def variable_bytes(variable, slots):
 
 def kept_bytes(operations):
     """How many bytes of each operation's results the backward pass needs: a `Counter` by its name.
-
-    Args:
-      operations: those of a model function's call.
     """
     trained = reachable_from([op for op in operations if any(map(read_from, op.inputs))],
                              operations)
@@ -177,7 +173,6 @@ class StageCost:
         """
         Args:
           copies: micro-batches whose activations the stage keeps at the same time.
-          pieces: list of `Piece`.
         """
         self._copies = copies
         self._held = self._kept = self._gradients = self._worst = 0

@@ -51,11 +51,8 @@ def cut_into_stages(operations, variables, owned, device, movable, cutting):
 
     Args:
       operations: the operations of the model function's call, in order.
-      variables: the model's variables.
       owned: names of the operations that were made with these, as parts of them.
-      device: `StagedDevices`.
       movable: names of variables that go to the stage that reads them first.
-      cutting: `Cutting`.
 
     Returns:
       `StageCuts`.
@@ -147,7 +144,6 @@ def _first_readers(operations, mine, leaders):
     Args:
       operations: all of the model function's call, in order, without the variables' own.
       mine: those that may be put anywhere, in order.
-      leaders: as `_leaders` returns.
 
     Returns:
       {operation's name: names of the variables that it is the first to read}.
@@ -194,15 +190,7 @@ def _scopes_of(name):
 
 
 def _move_variable(library, companions, name, there, device):
-    """Puts a variable, with its parts and the operations colocated with it, on another device.
-
-    Args:
-      library: `Library`.
-      companions: `_companions`.
-      name: the name of the variable's operation.
-      there: the device that it is on.
-      device: the device that it goes to.
-    """
+    """Puts a variable, with its parts and the operations colocated with it, on another device."""
     moved = [op for op in companions[name] if op.device == there]
     for op in moved:
         move(op, device, library)

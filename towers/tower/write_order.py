@@ -38,7 +38,6 @@ def write_after_reads(towers, roles):
     A read that already waits for the write of tower 0, in any tower, is left as it is.
 
     Args:
-      towers: list of all `Tower`s.
       roles: `Roles`; what every tower writes is written outside of control flow.
 
     Raises:
@@ -182,10 +181,6 @@ def to_wait_for(op, finder):
 
     Args:
       op: an operation in no loop and no branch of control flow v1.
-      finder: `Writes` of its graph.
-
-    Returns:
-      List of operations.
     """
     if not finder.within_function(op):
         return [op]
@@ -198,13 +193,6 @@ def updates_that_write(towers, names):
     """The operations among the updates of the towers after the first that write some variables.
 
     Updates of batch norm and the like come from one tower; updates of counters come from all.
-
-    Args:
-      towers: list of `Tower`s.
-      names: names of the variables.
-
-    Returns:
-      List of operations, none of them within a loop or a branch.
     """
     found, names, finder = {}, set(names), Writes(tf.get_default_graph())
     for tower in towers[1:] if names else ():
