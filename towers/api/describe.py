@@ -100,8 +100,8 @@ def _of_variables(tower_set, request, update):
                          if each.variable.op.name not in local] if several else [],
         without_gradient=[variable.op.name for variable in tower_set.gradients.trainable
                           if variable.op.name not in trained],
-        owners=roles.describe(len(trainable), request.update_ops) if several else None,
-        own_state=[variable.op.name for variable in roles.own_state.variables],
+        owners=roles.describe(len(trainable), request) if several else None,
+        own_state=roles.names('own') if several else [],
         initial_of_first=_from_shard(variables, tower_set.towers[0]) if several else [],
         inline_updates=_inline_updates(roles.inline_updates, request.update_ops)
         if several else None)
@@ -236,10 +236,10 @@ def _batch_norm(tower_set, request, before):
 
 def _inline_updates(updates, update_ops):
     """The line about shared variables that the forward pass writes."""
-    parts = []
-    if updates.with_all_towers:
-        parts.append('every tower writes ' + briefly(updates.with_all_towers))
-    left_out, used = updates.variables()
+    parts, (left_out, used) = [], updates.variables()
+    if update_ops == 'all' and updates.writes:
+        parts.append('every tower writes ' + briefly(sorted(
+            {name for write in updates.writes for name in write.variables})))
     if left_out:
         parts.append('%s writes %s' % ('nobody' if update_ops == 'none' else 'tower 0 alone',
                                        briefly(left_out)))

@@ -154,7 +154,7 @@ def _apply(tower_set, request, objective, loss, gradients, combined, after, **fu
     """Applies the gradients of a loss: `(Applied, list of the operations that this has made)`."""
     optimizer = objective.optimizer
     if has_own_minimize(optimizer):
-        optimizer = Minimizing(optimizer, loss, request.has_whole_batch)
+        optimizer = Minimizing(optimizer, loss)
     with graph_walk.Recording(tf.get_default_graph()) as made:
         applied = apply_update(
             optimizer, gradients, placement=request.placement,
@@ -261,5 +261,5 @@ def _updates(tower_set, update_ops, before, of_optimizers):
         roles = tower_set.roles
         others += updates_that_write(towers, [
             variable.op.name for variable in roles.own_state.of_other_towers]
-            + list(metric_variables()) + roles.of_every_tower)
+            + list(metric_variables()) + roles.names('every'))
     return [update for tower in chosen for update in tower.updates] + others + of_optimizers
