@@ -219,22 +219,22 @@ def test_a_variable_of_two_stages_is_where_it_is_made():
     with tf.Graph().as_default():
         built = built_on([TWO[0]], model_fn=shared)
         assert built.variables[0].device == CPUS[0]
-        assert built.plan.stages.endswith('; read in several stages: a')
+        assert built.plan.line('stages').endswith('; read in several stages: a')
 
 
 def test_stages_out_of_order_are_in_the_plan():
     with tf.Graph().as_default():
-        assert built_on([TWO[0]], model_fn=back_and_forth).plan.stages.endswith(
+        assert built_on([TWO[0]], model_fn=back_and_forth).plan.line('stages').endswith(
             '; stage 0 takes add of stage 1: they wait for each other')
     with tf.Graph().as_default():
-        assert ';' not in built_on([TWO[0]]).plan.stages
+        assert ';' not in built_on([TWO[0]]).plan.line('stages')
 
 
 def test_a_stage_that_the_model_does_not_have_is_in_the_plan():
     with tf.Graph().as_default():
         plan = built_on([['/cpu:0', '/cpu:1', '/cpu:2']]).plan
-        assert '/cpu:2: no stage of the model is there' in plan.stages
-        assert '/cpu:1: no stage' not in plan.stages
+        assert '/cpu:2: no stage of the model is there' in plan.line('stages')
+        assert '/cpu:1: no stage' not in plan.line('stages')
 
 
 @pytest.mark.parametrize('devices, options, text', [
@@ -245,9 +245,10 @@ def test_a_stage_that_the_model_does_not_have_is_in_the_plan():
 def test_only_stages_that_have_a_part_of_the_model_wait(devices, options, text):
     with tf.Graph().as_default():
         plan = built_on(devices, pipeline=towers.Pipeline(micro_batches=4), **options).plan
-        assert plan.accumulation.endswith(text), plan
+        assert plan.line('accumulation').endswith(text), plan
         if 'model_fn' in options:
-            assert plan.stages.endswith("stages='auto' cuts a model that names no towers.stage)")
+            assert plan.line('stages').endswith(
+                "stages='auto' cuts a model that names no towers.stage)")
 
 
 @pytest.mark.slow

@@ -63,9 +63,9 @@ def test_stages_are_even_and_cut_between_layers():
         assert [len(names) for names in of_stage.values()] == [4, 4]
         assert {slot.device for slot in built.slots} == set(CPUS[:2])
         # A layer is a product, a tanh and a sum; TF 1.15 calls the sums add, and so does 2.
-        assert built.plan.stages.count(', after add') == 1
+        assert built.plan.line('stages').count(', after add') == 1
         for share in [part.split('%')[0].split()[-1] for part in
-                      built.plan.stages.replace('%,', '%|').split('|')]:
+                      built.plan.line('stages').replace('%,', '%|').split('|')]:
             assert abs(float(share) - 50.) <= 7.5
         crossing = [pair for pair in towers.audit(built).transfers
                     if pair.source == CPUS[0] and pair.target == CPUS[1]]
@@ -108,7 +108,7 @@ def test_a_model_that_says_stages_itself(rest):
                                    [CPUS[:2]], 'mean', pipeline=towers.Pipeline(stages='auto'))
     if rest:
         assert re.match(r'/cpu:0: \d+ operations, /cpu:1: \d+ operations; only what the model has '
-                        'put in no towers.stage is cut by itself', built().plan.stages)
+                        'put in no towers.stage is cut by itself', built().plan.line('stages'))
     else:
         with pytest.raises(towers.ModelFunctionError, match='for 0 operations of the model that '
                            'may be put anywhere'):

@@ -9,7 +9,6 @@ import itertools
 
 import tensorflow.compat.v1 as tf
 
-from towers import compat
 from towers.errors import ModelFunctionError
 from towers.graph.graph_walk import is_control_flow, reachable_from
 from towers.graph.nests import bytes_of
@@ -48,28 +47,14 @@ _PRODUCTS = frozenset([
     'BatchMatMul', 'BatchMatMulV2', 'BatchMatMulV3', 'Conv2D', 'Conv3D', 'DepthwiseConv2dNative',
     'Einsum', 'MatMul', 'Mul'])
 
-# Variables that an optimizer keeps for each one that it trains.
-_SLOTS = {
-    'AdadeltaOptimizer': 2, 'AdagradDAOptimizer': 2, 'AdagradOptimizer': 1, 'AdamOptimizer': 2,
-    'FtrlOptimizer': 2, 'GradientDescentOptimizer': 0, 'LAMBOptimizer': 2, 'MomentumOptimizer': 1,
-    'ProximalAdagradOptimizer': 1, 'ProximalGradientDescentOptimizer': 0, 'RMSPropOptimizer': 2}
-
-
-def number_of_slots(optimizer):
-    """How many slots an optimizer makes for a variable; 1 for one that is not known here."""
-    for kind in type(optimizer).__mro__:
-        if kind.__name__ in _SLOTS:
-            return _SLOTS[kind.__name__]
-    inner = compat.wrapped_optimizer(optimizer)
-    return 1 if inner is None else number_of_slots(inner)
-
 
 def variable_bytes(variable, slots):
     """`(held, gradient)`: bytes of a variable with its slots; and of its gradient.
 
     Args:
       variable: a variable.
-      slots: as of `number_of_slots`; None where its slots and its gradient are elsewhere.
+      slots: how many an optimizer makes for a variable; None where its slots and its gradient
+        are elsewhere.
     """
     size = bytes_of(variable)
     if slots is None or not getattr(variable, 'trainable', True):
