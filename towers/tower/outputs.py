@@ -278,10 +278,9 @@ def merge_metrics(metrics, weights, inputs=()):
 
     A scalar becomes the mean over all examples, `sum_k weight_k * value_k`. A `(value, update_op)`
     pair of `tf.metrics` stays a pair: the counters are shared, so the value of any tower reads the
-    counts of all, and the update runs the updates of all towers but those that hold only padding, and
-    has the value after them.
-    Where the batch size is not static these add nothing, see `metric_counters`; but a running
-    maximum and the like sees the padding, in training.
+    counts of all, and the update runs the updates of all towers but those that hold only padding,
+    and has the value after them. Where the batch size is not static these add nothing, see
+    `metric_counters`; but a running maximum and the like sees the padding, in training.
 
     Args:
       metrics: for each tower a dict, or None.
