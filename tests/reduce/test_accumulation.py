@@ -142,7 +142,7 @@ def averaging(x):
 def test_moving_averages_follow_the_first_micro_batch_of_the_first_tower():
     found, _, built = trained(2, 2, 1, averaging, (np.repeat([1., 2., 3., 4.], 2),))
     assert found['mean'] == 1.
-    assert 'of tower 0 ride on the train op' in built.plan.batch_norm
+    assert 'of tower 0 ride on the train op' in built.plan.line('batch norm')
 
 
 def state(x, uses_new=False):

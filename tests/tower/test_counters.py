@@ -154,7 +154,7 @@ def test_metrics_that_ride_on_the_step_count_the_whole_batch(devices, options):
     built = towers.build_towers(model_fn, tf.constant(NUMBERS), tf.train.GradientDescentOptimizer(
         0.), devices, 'mean', **options)
     count = devices * (2 if options else 1)
-    assert built.plan.batch_norm == '2 update ops of tower 0 ride on the train op' + (
+    assert built.plan.line('batch norm') == '2 update ops of tower 0 ride on the train op' + (
         ', %d of the other towers that count metrics' % (2 * (count - 1)) if count > 1 else '')
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])

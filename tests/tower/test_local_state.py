@@ -197,7 +197,7 @@ def test_a_stateful_layer_of_keras():
         losses = on_one_device(with_updates, batch)[0]
         ours = on_towers(stateful, 4, batch)
     np.testing.assert_allclose(ours[0], losses, 1e-4)
-    assert len(ours[3].plan.own_state) == 2
+    assert ours[3].plan.line('of each tower').count(', ') == 1  # two variables
 
 
 def test_counters_by_hand_are_shared():
@@ -243,7 +243,7 @@ def test_a_count_of_steps_is_that_of_one_device():
         return tf.reduce_mean(x) * w * tf.identity(tf.assign_add(count, 1.))
     ours = on_towers(model_fn, 2, memory=towers.Memory(accumulate=2))
     assert_equal(ours[:2] + (None,), on_one_device(model_fn)[:2] + (None,))
-    assert 'state: one per micro-batch, 1' in ours[3].plan.owners
+    assert 'state: one per micro-batch, 1' in ours[3].plan.line('who writes')
 
 
 def test_state_that_the_step_does_not_write_is_refused():

@@ -10,7 +10,7 @@ from towers.graph import graph_walk
 from towers.nonfinite import checked_gradients
 from towers.placement.loop_state_devices import keep_stacks_with_loops
 from towers.placement.stages import place_backward
-from towers.placement.tower_device import TowerDevice, keep_off_resources, keep_with_tower
+from towers.placement.tower_device import TowerDevice, keep_with_tower
 from towers.placement.variable_device import only_device
 from towers.placement.xla import explained
 from towers.recompute.rewrite import rewrite
@@ -54,11 +54,8 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
             gradients, of_shard, by_loss = gradients_of.of_tower(
                 number, losses.data_loss, scale, shards.inputs[number])
     backward = sum(by_loss, [])
-    if any(each.gradient_options.get('colocate_gradients_with_ops')
-           for each in request.objectives):
-        inside = {op.name for op in recorded.operations + backward}
-        keep_with_tower(backward, inside - recorded.owned, device)
-    keep_off_resources(backward)
+    inside = {op.name for op in recorded.operations + backward}
+    keep_with_tower(backward, inside - recorded.owned, device)
     # Only now, since a recomputation in the backward pass has to draw what was drawn before.
     fetches = fetches_of(output) + list(taken) + recorded.updates + tensors_of(all_pairs(gradients))
     keys = _give_seeds(request, recorded.operations, backward, fetches, number)
