@@ -103,9 +103,8 @@ class Pipeline(collections.namedtuple('Pipeline', 'micro_batches schedule stages
         check_choice('schedule', schedule, SCHEDULES)
         if stages is not None and not (isinstance(stages, str) and stages == 'auto'):
             raise InvalidArgumentError(
-                "stages=%.80r: expected 'auto', for as many as a tower has devices, or None. Where "
-                'they are cut by hand, the model function says, by towers.stage(number).' % (
-                    stages,))
+                "stages=%.80r: expected 'auto', for as many as a tower has devices, or None, for "
+                'the stages that the model function marks with towers.stage(number).' % (stages,))
         return super(Pipeline, cls).__new__(cls, int(micro_batches), schedule, stages)
 
 
