@@ -1,4 +1,4 @@
-"""The plan: what the towers will do, on one screen, before step 1."""
+"""The plan: a description of the build on one screen, before step 1."""
 
 import collections
 import itertools
@@ -22,44 +22,44 @@ class Plan(collections.namedtuple('Plan', [
         'precision', 'loss_scale', 'xla', 'owners', 'own_state',
         'initial_of_first', 'inline_updates', 'session', 'all_towers', 'cluster',
         'cluster_warning'])):
-    """What `build_towers` built, in words; `print(plan)` fits a screen.
+    """The description of a build; `print(plan)` fits a screen.
 
     Attributes:
       towers: list of `PlannedTower`.
-      batch_size: examples a step: an int, or None where it is not static.
+      batch_size: examples per step: an int, or None if not static.
       remainder: as given to `build_towers`.
-      shares: the proportions of the parts of a batch: a tuple of ints.
+      shares: the proportions of the shards: a tuple of ints.
       reduction: as given to `build_towers`.
-      gradient: one line: what the combined gradient is the gradient of; None without an optimizer.
+      gradient: one line: the meaning of the combined gradient; None without an optimizer.
       optimizer: name of the optimizer's class, or None.
       global_step: one line on who counts the steps, where the optimizer does not; else None.
       learning_rate: one line: the rate, and the effective rate under the reduction.
-      variable_device: where variables live, in words.
-      num_variables: how many variables the towers share.
-      num_trainable: how many of them are trainable.
-      parameters: how many numbers these variables hold.
-      parameter_bytes: how many bytes these variables take.
+      variable_device: the devices of the variables, in words.
+      num_variables: the number of variables that the towers share.
+      num_trainable: the number of trainable ones among them.
+      parameters: the number of elements of these variables.
+      parameter_bytes: the bytes of these variables.
       shared_by_order: names of variables that were shared by their order of creation.
-      whole_batch: one line on a loss that is no mean over the examples, or None.
-      regularization: one line; None where no regularization of the model is known.
+      whole_batch: one line about a loss that is not a mean over the examples, or None.
+      regularization: one line; None if the model registers no regularization.
       batch_norm: one line; None without an optimizer.
-      without_gradient: names of trainable variables that no tower has a gradient of.
+      without_gradient: names of trainable variables without a gradient in any tower.
       how_built: one line: calls of the model function, and copies.
       stages: one line about a model on several devices a tower, or None.
       accumulation: one line about the micro-batches of each tower, or None.
       recomputation: one line about operations that the backward pass recomputes, or None.
       precision: one line, or None for float32.
-      loss_scale: one line, or None for a loss that is not scaled.
-      xla: one line, or None where XLA compiles nothing.
-      owners: one line: who writes how many variables; None where the update alone writes.
-      own_state: names of the state variables that each tower has of its own, see `ownership`.
+      loss_scale: one line, or None without a loss scale.
+      xla: one line, or None without XLA.
+      owners: one line: the number of variables by their writer; None if only the update writes.
+      own_state: names of the state variables that are separate in each tower, see `ownership`.
       initial_of_first: names of variables whose initial value is computed from the first tower's
         part of the batch (data-dependent initialization); on one device, from the whole batch.
       inline_updates: one line about the variables that the towers' forward pass writes, or None.
       session: one line: threads and memory that `session_config` gives a session of these devices.
-      all_towers: how many towers there are, on all machines.
+      all_towers: the number of towers on all machines.
       cluster: one line about the other machines, or None.
-      cluster_warning: one line about who can reach this machine, or None.
+      cluster_warning: one line about open access to this machine, or None.
     """
     __slots__ = ()
 
