@@ -210,8 +210,8 @@ def _checked_reuse(reuse):
         check_same_graph('reuse', reuse)
         return reuse, scope_to_enter(reuse.variable_scope)
     if not (reuse is None or isinstance(reuse, bool) or reuse is tf.AUTO_REUSE):
-        raise InvalidArgumentError('reuse=%.80r: expected None, True, tf.AUTO_REUSE, or what an '
-                                   'earlier build_towers returned.' % (reuse,))
+        raise InvalidArgumentError('reuse=%.80r: expected None, True, tf.AUTO_REUSE, or the '
+                                   'result of an earlier build_towers.' % (reuse,))
     return None, None
 
 
@@ -220,9 +220,9 @@ def _check_goes_with_several(objectives, regularization, numerics):
         return
     if regularization == 'add':
         raise InvalidArgumentError(
-            "regularization='add', and there are several losses (%s): which of them it belongs to "
-            'is not known here. Add tf.losses.get_regularization_loss() to those that it belongs '
-            'to, in the model function.' % ', '.join(objectives.names))
+            "regularization='add', and there are several losses (%s): in the model function, add "
+            'tf.losses.get_regularization_loss() to the losses that it belongs to.'
+            % ', '.join(objectives.names))
     if numerics.loss_scale is not None or numerics.precision == 'fp16':
         raise InvalidArgumentError(
             'a loss scale (%s) goes with one loss, and there are several (%s): pass '
@@ -239,8 +239,8 @@ def _check_cluster(cluster, objectives, all_reduce, loss_scale):
         return
     if objectives.names is not None:
         raise InvalidArgumentError(
-            'cluster= goes with one loss, and there are several (%s): which of their steps the '
-            'machines take together is not known here.' % ', '.join(objectives.names))
+            'cluster= goes with one loss, and there are several (%s): train them on one machine, '
+            'or add them up in the model function.' % ', '.join(objectives.names))
     cluster.check_build(objectives[0].optimizer, all_reduce, loss_scale is not None)
 
 
@@ -248,8 +248,8 @@ def _check_minimize(objectives, loss_scale, has_replicas):
     for each in objectives:
         if has_own_minimize(each.optimizer) and (loss_scale is not None or has_replicas):
             raise InvalidArgumentError(
-                '%s has a minimize of its own, and there is %s: what it does between the gradients '
-                'and their update would be done to %s. Put it into apply_gradients, or into '
+                '%s has a minimize of its own, and there is %s: changes that minimize makes to the '
+                'gradients would reach %s. Make them in apply_gradients, or in '
                 'transform_gradients.' % (
                     type(each.optimizer).__name__,
                     'a loss scale' if loss_scale is not None else 'a replica of each variable on '
@@ -282,12 +282,12 @@ def _checked_micro_batches(memory, pipeline, objectives, devices):
     name, count = (('micro_batches', pipeline.micro_batches) if is_pipeline else
                    ('accumulate', memory.accumulate))
     if count > 1 and not objectives:
-        raise InvalidArgumentError('%s=%d, and there is no optimizer: it is for gradients. '
-                                   'Evaluate in smaller batches.' % (name, count))
+        raise InvalidArgumentError('%s=%d, and there is no optimizer: micro-batches are for '
+                                   'gradients. Evaluate in smaller batches.' % (name, count))
     if count > 1 and objectives.names is not None:
         raise InvalidArgumentError(
-            '%s=%d goes with one loss, and there are several (%s): a micro-batch waits for the '
-            'gradients of the one before, which would be those of all losses.' % (
+            '%s=%d goes with one loss, and there are several (%s): pass a larger batch, or add the '
+            'losses up in the model function.' % (
                 name, count, ', '.join(objectives.names)))
     if len(stages_of(devices[0])) == 1:
         if pipeline.stages is not None:
