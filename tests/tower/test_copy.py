@@ -198,7 +198,7 @@ def test_a_sparse_batch_and_none_in_the_nest():
     assert report.equal, str(report)
 
 
-# ---- devices, messages ---------------------------------------------------------------------------
+# ---- devices -------------------------------------------------------------------------------------
 
 def test_jobs_around_the_towers_and_devices_inside(graph):
     def model_fn(x, y):
@@ -236,15 +236,6 @@ def test_in_a_branch_what_is_on_the_first_towers_device_is_on_the_copys(graph):
     with tf.Session(config=towers.session_config(4)) as session:
         session.run(tf.global_variables_initializer())
         session.run(built.train_op)
-
-
-def test_what_is_not_finite_is_named_by_its_tower():
-    built = build(lambda x: tf.reduce_mean(x * weight()), np.array([1., 2., np.nan]), 3,
-                  numerics=towers.Numerics(check_numerics=True))
-    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        run(built, built.train_op)
-    assert 'the loss of tower 2 is NaN in step 7' in str(towers.nonfinite.explained(
-        caught.value, 7))
 
 
 # ---- what cannot be copied -----------------------------------------------------------------------

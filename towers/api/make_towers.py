@@ -70,10 +70,10 @@ def call_once_and_copy(request, shards, scaled_losses):
     others = copies_of(first, roles, request, shards, [weights, scales, of_calls], of_model)
     towers = [first.tower] + others
     exchange(towers, shards.weights, request.placement.main)
-    if request.names.parts_before and others:
+    if request.parts_before and others:
         give_seeds_of_tower(
             first.operations, fetches_of(recorded.output) + taken + recorded.updates + tensors_of(
-                first.tower.pairs), request.names.parts_before, tf.get_default_graph())
+                first.tower.pairs), request.parts_before, tf.get_default_graph())
     towers, late = wait_for_readers(roles.inline_updates, towers, request, roles.of_every_tower)
     return TowerSet(
         towers=towers, recorded=recorded, losses=losses, gradients=gradients, roles=roles,
@@ -96,7 +96,7 @@ def copies_of(first, roles, request, shards, by_shard, of_model=None):
         return []
     # What tower 0 alone writes may be computed from all towers' parts.
     further = [op for op in first.operations if is_batch_value(op)]
-    copies = Copies(first, roles.inline_updates, request.names,
+    copies = Copies(first, roles.inline_updates, request.parts_before,
                     further if of_model is None else of_model.fetches() + further)
     towers = []
     for number, part in list(enumerate(request.parts))[1:]:
