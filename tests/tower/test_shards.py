@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import build_towers, session_config, split_batch
+from towers import session_config, split_batch
 from towers.errors import InputError, InvalidArgumentError
 
 Batch = collections.namedtuple('Batch', 'images labels')
@@ -255,18 +255,6 @@ def test_what_cannot_be_cut_is_named_by_its_path(make, text):
     with pytest.raises(InputError) as caught:
         split_batch(make(), 2)
     assert text in str(caught.value)
-
-
-def test_a_batch_that_is_computed_from_a_trained_variable():
-    """A tower's gradient ends at its shard."""
-    rows = tf.get_variable('rows', [4], tf.float64)
-    sparse = tf.SparseTensor([[i, 0] for i in range(4)], rows * 2., [4, 1])
-    for inputs in (rows, {'x': tf.gather(rows, [0, 1])}, sparse):
-        with pytest.raises(InputError, match=(
-                r'^the input \S+ is computed from the trainable variable rows, and the gradient of '
-                'a tower ends at its inputs: compute it in the model function, or pass its tf.stop')):
-            build_towers(lambda x: 0., inputs, tf.train.GradientDescentOptimizer(1.), 2)
-    assert build_towers(lambda x: tf.reduce_mean(x), rows, None, 2).train_op is None
 
 
 def test_an_unknown_remainder(graph):

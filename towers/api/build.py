@@ -27,6 +27,7 @@ from towers.tower.build_context import BuildCollections, check_not_nested, undon
 from towers.tower.objectives import map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import split_batch, static_batch_size
+from towers.tower.variables_behind_inputs import VariablesBehindInputs
 
 
 def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typing.Any,
@@ -121,12 +122,12 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
     collections_before = BuildCollections(graph)
     make_towers = call_for_each_tower if request.copies == 'reuse' else call_once_and_copy
     with undone_on_error(graph, collections_before.put_back):
-        shards = cut(request, inputs)
+        shards, behind = cut(request, inputs)
         scaled_losses = None if request.loss_scale is None else ScaledLosses(
             request.loss_scale, request.name + 's', request.placement)
-        tower_set = make_towers(request, shards, scaled_losses)
+        tower_set = make_towers(request, shards, behind, scaled_losses)
         outputs = merge_outputs(tower_set, request, shards)
-        combined = combine_towers(tower_set, request)
+        combined = combine_towers(tower_set, request, shards, behind)
         combined, machines = combine_machines(request, shards, combined, outputs.loss)
         update = update_variables(tower_set, request, outputs, combined, shards,
                                   collections_before, machines)
@@ -172,23 +173,15 @@ def checked_inputs(request, inputs):
     """The inputs, with a `tf.SparseTensor` in the place of each `tf.SparseTensorValue`.
 
     Raises:
-      InputError: a batch that cannot be cut as `remainder` says, or that is computed from a
+      InputError: a batch that cannot be cut as `remainder` says; shards that are computed from a
         trained variable; the graph has no new name then.
     """
     if isinstance(inputs, Shards):
         check_cuts_nothing(request)
-        inputs.check(request)
-        tensors = inputs.tensors()
-    else:
-        tensors = inputs = with_sparse_tensors(inputs)
-        _check_size(request, inputs)
-    if request.objectives:
-        check_nothing_is_trained_behind(tensors)
-    return inputs
-
-
-def _check_size(request, inputs):
-    parts = len(request.parts)
+        if request.objectives:
+            check_nothing_is_trained_behind(inputs.tensors())
+        return inputs.check(request)
+    inputs, parts = with_sparse_tensors(inputs), len(request.parts)
     size = static_batch_size(inputs, (1,), request.remainder, _word_for_parts(request))
     if request.schedule is not None and size is not None and size < parts:
         raise InputError('%d examples are fewer than the %d micro-batches of %d tower%s: pass a '
@@ -196,14 +189,16 @@ def _check_size(request, inputs):
                              size, parts, len(request.devices),
                              '' if len(request.devices) == 1 else 's'))
     static_batch_size(inputs, request.shares, request.remainder, _word_for_parts(request))
+    return inputs
 
 
 def cut(request, inputs):
-    """The parts of the batch: `CutBatch`."""
-    if isinstance(inputs, Shards):
-        return inputs.shards()
-    return split_batch(inputs, len(request.parts), request.remainder,
-                       called=_word_for_parts(request), shares=request.shares)
+    """The parts of the batch, `CutBatch`; and the `VariablesBehindInputs`."""
+    is_cut = isinstance(inputs, Shards)
+    behind = VariablesBehindInputs(() if is_cut else inputs, bool(request.objectives))
+    return inputs.shards() if is_cut else split_batch(
+        behind.inputs, len(request.parts), request.remainder, called=_word_for_parts(request),
+        shares=request.shares), behind
 
 
 def _word_for_parts(request):
@@ -246,7 +241,7 @@ Fields:
 """
 
 
-def combine_towers(tower_set, request):
+def combine_towers(tower_set, request, shards, behind):
     """Combines the gradients of all towers, variable by variable: `CombinedTowers`.
 
     With several losses, a dict of `CombinedTowers` by name.
@@ -259,12 +254,14 @@ def combine_towers(tower_set, request):
         gradients = add_up_micro_batches(towers, request.accumulate, request.schedule, late)
 
     def combined(objective):
-        of_towers = [request.objectives.of(objective, each) for each in gradients]
+        of_towers, of_shards = [[request.objectives.of(objective, each) for each in some]
+                                for some in (gradients, [each.of_shard for each in towers])]
+        further = behind.gradients(of_shards, shards.sizes, tower_set.gradients.trainable)
         with tf.name_scope('combine_gradients'), of_loss(objective.name):
             if request.placement.all_reduce is None:
                 check_no_replicas(tower_set.gradients.trainable)
-                return CombinedTowers(combine(of_towers), None)
-            summed, on_towers = all_reduce(request.placement.all_reduce, of_towers, [],
+                return CombinedTowers(combine(of_towers + further), None)
+            summed, on_towers = all_reduce(request.placement.all_reduce, of_towers, further,
                                            request.devices)
             return CombinedTowers(summed, on_towers)
     return request.objectives.shaped(combined(each) for each in request.objectives)

@@ -38,12 +38,13 @@ from towers.tower.substitution import Substitution
 from towers.tower.tower import TowerSet
 
 
-def call_once_and_copy(request, shards, scaled_losses):
+def call_once_and_copy(request, shards, behind, scaled_losses):
     """Builds all towers, by one call of the model function: `TowerSet`.
 
     Args:
       request: `Request`.
       shards: `CutBatch`, one for each of the request's parts.
+      behind: `VariablesBehindInputs`.
       scaled_losses: `ScaledLosses`; or None.
     """
     weights = _as_tensors(shards.weights, shards.is_even)
@@ -65,7 +66,7 @@ def call_once_and_copy(request, shards, scaled_losses):
     roles = ownership(recorded, request, shards.sizes[0], taken, None if (
         request.placement.all_reduce is None) else make_replicas)
     losses = make_losses(recorded, request, 0)
-    gradients = TowerGradients(request, scaled_losses)
+    gradients = TowerGradients(request, scaled_losses, behind)
     first = differentiate(recorded, losses, gradients, request, shards, 0, scales[0], taken)
     others = copies_of(first, roles, request, shards, [weights, scales, of_calls], of_model)
     towers = [first.tower] + others
@@ -129,12 +130,13 @@ def _how_built(count):
         count - 1, 'y' if count == 2 else 'ies')
 
 
-def call_for_each_tower(request, shards, scaled_losses):
+def call_for_each_tower(request, shards, behind, scaled_losses):
     """Builds all towers, by a call of the model function for each: `TowerSet`.
 
     Args:
       request: `Request`.
       shards: `CutBatch`, one for each of the request's parts.
+      behind: `VariablesBehindInputs`.
       scaled_losses: `ScaledLosses`; or None.
 
     Raises:
@@ -157,7 +159,7 @@ def call_for_each_tower(request, shards, scaled_losses):
                 _check_updates(recorded, shards.sizes[0], request)
             losses = make_losses(recorded, request, number)
             if not number:
-                gradients = TowerGradients(request, scaled_losses)
+                gradients = TowerGradients(request, scaled_losses, behind)
             calls.append(recorded)
             all_losses.append(losses)
             done.append(differentiate(recorded, losses, gradients, request, shards, number,

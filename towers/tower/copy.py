@@ -23,7 +23,7 @@ from towers.graph.op_types import CONTROL_FLOW, PLACEHOLDERS
 from towers.graph.variable_access import without_writes
 from towers.placement.tower_device import TowerDevice, moved, overlaps
 from towers.tower.batch_values import is_batch_value
-from towers.tower.objectives import map_shaped
+from towers.tower.objectives import flat, map_shaped
 from towers.tower.stateless_random import give_seed_of_tower, key_of
 
 _MEETS_OTHERS = ('Collective', 'Nccl', 'Horovod')
@@ -58,7 +58,7 @@ class Copies:
             [leaf.op for leaf in leaves_of(tower.inputs)], first.operations)
         self._shared = set(updates.shared)
         outputs = [tower.loss, tower.data_loss, tower.predictions, tower.metrics, tower.updates,
-                   [gradient for gradient, _ in tower.pairs], list(further)]
+                   [gradient for gradient, _ in tower.pairs], flat(tower.of_shard), list(further)]
         needed = self._needed([getattr(each, 'op', each) for each in fetches_in(outputs)])
         # In the order in which they were made, which an import of loops needs.
         self._nodes = {name: needed[name] for name in self._made if name in needed}
@@ -118,6 +118,7 @@ class Copies:
             predictions=copies(tower.predictions), metrics=copies(tower.metrics),
             gradients=map_shaped(lambda pairs: [
                 (copies(gradient), variable) for gradient, variable in pairs], tower.gradients),
+            of_shard=map_shaped(copies, tower.of_shard),
             updates=copies(tower.updates), data_loss=copies(tower.data_loss),
             forward=copied.names(tower.forward), backward=copied.names(tower.backward))
         return copy, copied.leaf

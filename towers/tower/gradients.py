@@ -50,11 +50,12 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
     graph, output, device = tf.get_default_graph(), recorded.output, request.parts[number].device
     outer = graph.get_name_scope()
     root = outer + '/' if outer else ''
-    gradients, by_loss, recomputed = [], [], []
+    gradients, of_shard, by_loss, recomputed = [], [], [], []
     start = len(graph.get_operations())
     if request.objectives:
         with tf.device(TowerDevice(device)), explained(request.numerics.xla):
-            gradients, by_loss = gradients_of.of_tower(number, losses.data_loss, scale)
+            gradients, of_shard, by_loss = gradients_of.of_tower(
+                number, losses.data_loss, scale, shards.inputs[number])
     backward = sum(by_loss, [])
     if any(each.gradient_options.get('colocate_gradients_with_ops')
            for each in request.objectives):
@@ -77,7 +78,7 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
         index=part.tower, micro_batch=part.micro_batch, device=device, name_scope=root,
         inputs=shards.inputs[number], size=shards.sizes[number], loss=output.loss,
         predictions=output.predictions, metrics=output.metrics, gradients=gradients,
-        updates=recorded.updates, variables=recorded.variables,
+        of_shard=of_shard, updates=recorded.updates, variables=recorded.variables,
         data_loss=losses.data_loss,
         forward=frozenset(op.name for op in operations) - backward, backward=backward)
     return Differentiated(tower, operations, recomputed, keys)
@@ -111,11 +112,12 @@ class TowerGradients:
       own: `OwnGradients`: what the optimizers make of the combined gradients themselves.
     """
 
-    def __init__(self, request, scaled_losses):
+    def __init__(self, request, scaled_losses, behind):
         """
         Args:
           request: `Request`.
           scaled_losses: `ScaledLosses` to take gradients with; or None.
+          behind: `VariablesBehindInputs`.
 
         Raises:
           GradientError: a loss trains no variable.
@@ -124,7 +126,7 @@ class TowerGradients:
         self.scaled_losses = scaled_losses
         self.own = OwnGradients([each for each in request.objectives
                                  if not has_own_minimize(each.optimizer)], request)
-        self._request, self._graph = request, tf.get_default_graph()
+        self._request, self._behind, self._graph = request, behind, tf.get_default_graph()
         self._variables_of = self._chosen_variables()  # by the objective's name
         self.trainable = list({variable.op.name: variable for chosen in self._variables_of.values()
                                for variable in chosen}.values())
@@ -147,22 +149,25 @@ class TowerGradients:
             found[objective.name] = chosen
         return found
 
-    def of_tower(self, number, data_losses, scale):
+    def of_tower(self, number, data_losses, scale, inputs):
         """Takes the gradients of a tower's losses, in its scope, on its device.
 
         Args:
           number: the tower's number.
           data_losses: a loss, or a dict of losses by name.
           scale: the factor of the loss: a float, or a scalar.
+          inputs: the tower's shard.
 
         Returns:
-          `(gradients, operations)`: the former as of a `Tower`; and a list of the operations that
-          were made for each loss.
+          `(gradients, of_shard, operations)`: the former two as of a `Tower`; and a list of the
+          operations that were made for each loss.
         """
-        found = [self._of_objective(number, each, data_losses, scale)
+        shard = self._behind.shard_tensors(inputs)
+        found = [self._of_objective(number, each, data_losses, scale, shard)
                  for each in self._request.objectives]
-        return (self._request.objectives.shaped(pairs for pairs, _ in found),
-                [operations for _, operations in found])
+        shaped = self._request.objectives.shaped
+        return (shaped(pairs for pairs, _, _ in found), shaped(of for _, of, _ in found),
+                [operations for _, _, operations in found])
 
     def made_by_optimizer(self, objective, loss, combined):
         """What the objective's optimizer makes of the combined gradients, see `OwnGradients.pairs`.
@@ -178,19 +183,19 @@ class TowerGradients:
         return [rest.pop(variable.op.name, (None, variable)) for variable in variables] + list(
             rest.values())
 
-    def _of_objective(self, number, objective, data_losses, scale):
+    def _of_objective(self, number, objective, data_losses, scale, shard):
         """The pairs of one objective, and the operations that were made for them."""
         data_loss = self._request.objectives.of(objective, data_losses)
         with graph_walk.Recording(self._graph) as backward:
-            pairs = self._pairs(objective, data_loss, scale)
+            pairs, of_shard = self._pairs(objective, data_loss, scale, shard)
             # With a scaled loss, a gradient that is not finite skips the step: see `reduce.update`.
             if self._request.numerics.check_numerics and self.scaled_losses is None:
                 pairs = checked_gradients(pairs, data_loss, number, self._request.accumulate)
         place_backward(backward.operations, data_loss, self._request.parts[number].device)
         keep_stacks_with_loops(backward.operations)
-        return pairs, backward.operations
+        return pairs, of_shard, backward.operations
 
-    def _pairs(self, objective, data_loss, scale):
+    def _pairs(self, objective, data_loss, scale, shard):
         if isinstance(scale, tf.Tensor):
             data_loss = data_loss * tf.cast(scale, data_loss.dtype)
         elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
@@ -204,7 +209,10 @@ class TowerGradients:
             optimizer = _PLAIN
         pairs = computed(optimizer, data_loss, self._variables_of[objective.name],
                          objective.gradient_options)
-        return pairs if self.scaled_losses is None else self.scaled_losses.unscaled(pairs)
+        of_shard = list(zip(tf.gradients(data_loss, list(shard)), shard)) if shard else []
+        if self.scaled_losses is not None:
+            pairs, of_shard = map(self.scaled_losses.unscaled, (pairs, of_shard))
+        return pairs, [gradient for gradient, _ in of_shard]
 
     def _chosen(self, objective, candidates):
         wanted = objective.var_list

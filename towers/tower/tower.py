@@ -8,7 +8,7 @@ from towers.tower.objectives import all_pairs
 
 class Tower(collections.namedtuple('Tower', [
         'index', 'device', 'name_scope', 'inputs', 'size', 'loss', 'predictions', 'metrics',
-        'gradients', 'updates', 'variables', 'data_loss', 'micro_batch', 'forward',
+        'gradients', 'of_shard', 'updates', 'variables', 'data_loss', 'micro_batch', 'forward',
         'backward'])):
     """The model on one device.
 
@@ -25,6 +25,8 @@ class Tower(collections.namedtuple('Tower', [
       metrics: as the model function returned them.
       gradients: list of `(gradient, variable)`: this tower's share of the combined gradient, which
         is the plain sum of all towers' shares. The tower's weight is in its share already.
+      of_shard: lists of the gradients of tensors of the shard behind which trained variables are,
+        shaped as the losses are, see `VariablesBehindInputs`.
       updates: operations of this tower for batch-norm statistics and the like.
       variables: the model's variables that its operations read, directly or as a replica.
       data_loss: scalar, the loss that is differentiated: with the registered losses that

@@ -1,0 +1,117 @@
+"""Trained variables behind the batch: an embedding that is looked up before the build, say."""
+
+import numpy as np
+import pytest
+import sample_models as samples
+import tensorflow.compat.v1 as tf
+
+import towers
+from sample_models import mean_squared_error, momentum, names
+
+slow = pytest.mark.slow
+
+
+def batch_of(count):
+    """(rows [count, 3] of a table, examples of a matrix, y): the table's rows are looked up."""
+    ids, y = samples.tokens(count)
+    table = tf.get_variable('table', [7, 3], tf.float64, tf.random_normal_initializer(seed=1))
+    scale = tf.get_variable('scale', [3], tf.float64, tf.ones_initializer())
+    return tf.reduce_mean(tf.nn.embedding_lookup(table, ids), 1) * scale, tf.constant(y)
+
+
+def model(rows, y):
+    kernel = tf.get_variable('kernel', [3, 3], tf.float64, tf.random_normal_initializer(seed=2))
+    return mean_squared_error(tf.matmul(rows, kernel), y)
+
+
+def again(rows, y):
+    with tf.variable_scope('', reuse=True):
+        return model(rows, y)
+
+
+def trained(count, devices=None, factor=1., kept=None, **options):
+    """{name: value} of the variables after two steps; on one device where `devices` is None."""
+    with tf.Graph().as_default():
+        tf.get_variable_scope().set_use_resource(True)
+        batch = batch_of(count)
+        if devices is None:
+            loss = factor * model(*[each[:kept] for each in batch])
+            train_op = momentum().minimize(loss)
+        else:
+            built = towers.build_towers(model, batch, momentum(), devices, **options)
+            train_op = built.train_op
+        with tf.Session(config=towers.session_config(devices or 1)) as session:
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            for _ in range(2):
+                session.run(train_op)
+            return session.run({variable.op.name: variable for variable in tf.global_variables()
+                                if 'replica' not in variable.op.name})
+
+
+REPLICATED = dict(variables=towers.VariablePlacement('replicated'))
+
+
+@pytest.mark.parametrize('count, devices, factor, options', [
+    (8, 2, 2., {}),                                   # the sum, as the recipe has it
+    pytest.param(7, 3, 1., dict(reduction='mean', remainder='weight'), marks=slow),
+    (2, 3, 1., dict(reduction='mean', remainder='weight')),  # the last shard is padding
+    pytest.param(8, 2, 1., dict(reduction='mean', memory=towers.Memory(accumulate=2)), marks=slow),
+    pytest.param(8, 2, 1., dict(reduction='mean', copies='reuse'), marks=slow),
+    pytest.param(8, 2, 1., dict(reduction='mean', numerics=towers.Numerics(
+        loss_scale=towers.LossScale(initial=8))), marks=slow),
+    pytest.param(8, 2, 1., dict(REPLICATED, reduction='mean'), marks=slow)], ids=str)
+def test_they_are_trained_as_on_one_device(count, devices, factor, options):
+    ours, plain = trained(count, devices, **options), trained(count, factor=factor)
+    for name in ('table', 'scale', 'kernel', 'table/Momentum'):
+        np.testing.assert_allclose(ours[name], plain[name], rtol=1e-10, err_msg=name)
+
+
+@slow
+def test_what_drop_leaves_out_gets_no_gradient():
+    ours = trained(7, 3, reduction='mean', remainder='drop')
+    plain = trained(7, kept=6)
+    np.testing.assert_allclose(ours['table'], plain['table'], rtol=1e-10)
+
+
+def test_only_what_is_trained_gets_a_gradient():
+    built = towers.build_towers(
+        model, batch_of(4),
+        towers.Objective(
+            momentum(), var_list=lambda every: [each for each in every if each.op.name != 'table']),
+        2)
+    assert names(variable for _, variable in built.gradients) == ['kernel', 'scale']
+    with tf.Graph().as_default():
+        built = towers.build_towers(model, batch_of(4), None, 2)
+        assert built.train_op is None  # an evaluation takes none
+
+
+@slow
+def test_of_several_losses_each_trains_them():
+    def losses(rows, y):
+        return {'loss': {'a': model(rows, y), 'b': tf.reduce_mean(rows)}}
+    rows, y = batch_of(4)
+    built = towers.build_towers(losses, (rows, y), {'a': momentum(), 'b': momentum()}, 2, 'mean')
+    variables = {variable.op.name: variable for variable in tf.trainable_variables()}
+    for name, loss in ('a', again(rows, y)), ('b', tf.reduce_mean(rows)):
+        of_loss = {variable.op.name: gradient for gradient, variable in built.gradients[name]}
+        ours, plain = samples.run(built, [of_loss['scale'], tf.gradients(
+            loss, [variables['scale']])[0]])
+        np.testing.assert_allclose(ours, plain, rtol=1e-12)
+
+
+def test_a_variable_that_is_an_input_is_trained():
+    rows = tf.get_variable('rows', [4], tf.float64, tf.constant_initializer([1., 2., 3., 4.]))
+    built = towers.build_towers(lambda x: tf.reduce_mean(tf.square(x)) * tf.get_variable(
+        'w', [], tf.float64, tf.ones_initializer()), rows, momentum(), 2, 'mean')
+    gradient, = [gradient for gradient, variable in built.gradients if variable is rows]
+    np.testing.assert_allclose(samples.run(built, gradient), [.5, 1., 1.5, 2.], rtol=1e-12)
+
+
+def test_a_sparse_input_that_is_computed_from_one_is_refused():
+    values = tf.get_variable('values', [4], tf.float64)
+    x = tf.SparseTensor([[i, 0] for i in range(4)], values * 2., [4, 1])
+    with pytest.raises(towers.InputError, match=(
+            r'^a sparse tensor among the inputs \(\S+\) is computed from the trainable variable '
+            'values: compute it in the model function, or pass tf.stop_gradient of its values')):
+        towers.build_towers(lambda x: tf.reduce_mean(tf.sparse.reduce_sum(x)) * tf.get_variable(
+            'w', [], tf.float64), x, momentum(), 2)
