@@ -131,29 +131,24 @@ def test_a_run_that_resumes_draws_what_it_would_have_drawn():
     assert 1 <= weights.min() and len(set(weights)) == 8
 
 
-def counted_draws(num_towers, stateless=False, own=False):
-    """What each tower draws in 4 steps by a seed that each call counts up, as Keras 3 does; or by
-    the model's own seed."""
+def counted_draws(num_towers, stateless=False):
+    """What each tower draws in 4 steps by a seed that each call counts up, as Keras 3 does, and by
+    a seed that none does: [step, tower, 2, 6]."""
+    def model_fn(x):
+        weights = tf.get_variable('weights', [6], initializer=tf.ones_initializer())
+        state, fixed = [tf.get_variable(name, [2], tf.int32, tf.ones_initializer(),
+                                        trainable=False) for name in ('state', 'fixed')]
+        drawn = tf.stack([tf.random.stateless_uniform([6], seed)
+                          for seed in (tf.identity(state), 4 * fixed)])
+        with tf.control_dependencies([drawn]):
+            counted = state.assign_add([0, 1], read_value=False)
+        return {'loss': tf.reduce_sum(drawn * weights) * tf.reduce_mean(x),
+                'predictions': drawn[tf.newaxis], 'updates': [counted]}
     with tf.Graph().as_default():
         tf.set_random_seed(5)
-        tf.train.get_or_create_global_step()
-
-        def model_fn(x):
-            weights = tf.get_variable('weights', [6], initializer=tf.ones_initializer())
-            state = tf.get_variable('state', [2], tf.int32, tf.ones_initializer(),
-                                    trainable=False, use_resource=True)
-            fixed = tf.get_variable('fixed', [2], tf.int32, tf.ones_initializer(),
-                                    trainable=False)
-            seed = 4 * fixed if own else tf.identity(state)
-            drawn = tf.random.stateless_uniform([6], seed)
-            with tf.control_dependencies([drawn]):
-                counted = state.assign_add([0, 1], read_value=False)
-            return {'loss': tf.reduce_sum(drawn * weights) * tf.reduce_mean(x),
-                    'predictions': drawn[tf.newaxis], 'updates': [counted]}
-
         built = towers.build_towers(
             model_fn, tf.ones([num_towers]), tf.train.GradientDescentOptimizer(0.1), num_towers,
-            global_step=tf.train.get_global_step(),
+            global_step=tf.train.get_or_create_global_step(),
             numerics=towers.Numerics(stateless_random=stateless))
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())
@@ -162,25 +157,18 @@ def counted_draws(num_towers, stateless=False, own=False):
 
 
 @pytest.mark.parametrize('stateless', [False, True])
-@pytest.mark.slow
 def test_towers_that_share_a_counted_seed_draw_numbers_of_their_own(stateless):
     drawn = counted_draws(2, stateless)
-    assert not (drawn[:, 0] == drawn[:, 1]).any()
+    assert not (drawn[:, 0, 0] == drawn[:, 1, 0]).any()
+    with tf.Session() as session:
+        plain = session.run([tf.random.stateless_uniform([6], seed)
+                             for seed in [[4, 4]] + [[1, 1 + step] for step in range(4)]])
+    # A seed of the model's own stays.
+    np.testing.assert_array_equal(drawn[:, :, 1], np.broadcast_to(plain[0], (4, 2, 6)))
     if stateless:  # by name and step alone, in every run
         np.testing.assert_array_equal(drawn, counted_draws(2, stateless))
-    else:  # tower 0 draws what one tower draws, and what the model does by itself
-        alone = counted_draws(1)
-        np.testing.assert_array_equal(drawn[:, 0], alone[:, 0])
-        with tf.Session() as session:
-            np.testing.assert_array_equal(alone[:, 0], session.run(
-                [tf.random.stateless_uniform([6], [1, 1 + step]) for step in range(4)]))
-
-
-def test_a_seed_of_the_models_own_stays():
-    drawn = counted_draws(2, True, own=True)
-    with tf.Session() as session:
-        expected = session.run(tf.random.stateless_uniform([6], [4, 4]))
-    np.testing.assert_array_equal(drawn, np.broadcast_to(expected, (4, 2, 6)))
+    else:  # tower 0 draws what the model does by itself
+        np.testing.assert_array_equal(drawn[:, 0, 0], plain[1:])
 
 
 # ---- initial values ------------------------------------------------------------------------------

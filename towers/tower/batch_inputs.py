@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_graph_mode
 from towers.errors import InputError, TowersError
-from towers.graph import graph_walk
 
 Inputs = collections.namedtuple('Inputs', 'nest leaves size unknown')
 """Inputs that can be cut by examples.
@@ -72,27 +71,6 @@ def size_and_guards(inputs, tensors):
     # In an assertion TensorFlow puts backslashes before each quote.
     return size, [tf.Assert(tf.equal(size, other), [text.replace("'", ''), size, other])
                   for text, (_, other) in zip(texts, sizes)]
-
-
-def check_nothing_is_trained_behind(inputs):
-    """Refuses inputs that have a gradient to a trainable variable; makes no operation.
-
-    A tower's gradient ends at its shard, so such a variable would not be trained.
-
-    Args:
-      inputs: a nest of tensors, arrays and variables.
-
-    Raises:
-      InputError: there is one.
-    """
-    trainable = {variable.op.name for variable in tf.trainable_variables()}
-    for leaf in tf.nest.flatten(with_sparse_tensors(inputs), expand_composites=True):
-        if isinstance(leaf, (tf.Tensor,) + compat.VARIABLE_TYPES) and leaf.dtype.is_floating:
-            for name in sorted(trainable & graph_walk.ancestors([leaf], ends=('StopGradient',))):
-                raise InputError(
-                    'the input %s is computed from the trainable variable %s, and the gradient of '
-                    'a tower ends at its inputs: compute it in the model function, or pass its '
-                    'tf.stop_gradient.' % (leaf.name, name))
 
 
 def with_sparse_tensors(inputs):
