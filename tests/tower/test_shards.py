@@ -48,6 +48,8 @@ def test_even_shards_in_order(graph):
 
 
 def test_ten_on_four_is_an_error_before_any_operation(graph):
+    with pytest.raises(InvalidArgumentError, match="^remainder='pad': expected one of 'error', 'w"):
+        split_batch(numbers(4), 2, 'pad')
     with pytest.raises(InputError) as caught:
         split_batch(numbers(10), 4)
     assert str(caught.value) == (
@@ -85,27 +87,19 @@ def batch():
     return tf.placeholder(tf.float32, [None, 2], name='batch')
 
 
-def test_dynamic_even(batch):
-    shards = split_batch(batch, 2)
-    assert [known(shard) for shard in shards.inputs] == [[None, 2]] * 2
-    assert firsts(shards, {batch: numbers(4)}) == [[0., 2.], [4., 6.]]
-    assert firsts(shards, {batch: numbers(2)}) == [[0.], [2.]]
-    assert shards.weights == [0.5, 0.5] and shards.is_even
-    assert run(shards.sizes + [shards.batch_size], {batch: numbers(4)}) == [2, 2, 4]
-
-
-@pytest.mark.parametrize('size,expected,sizes', [
-    (10, [[0., 2., 4.], [6., 8., 10.], [12., 14.], [16., 18.]], [3, 3, 2, 2]),
-    (2, [[0.], [2.], [0.], [0.]], [1, 1, 0, 0])])
-def test_dynamic_weighted(batch, size, expected, sizes):
-    shards = split_batch(batch, 4, 'weight')
-    feed = {batch: numbers(size)}
+@pytest.mark.parametrize('remainder, size, expected, sizes', [
+    ('error', 4, [[0.], [2.], [4.], [6.]], [1] * 4),
+    ('weight', 10, [[0., 2., 4.], [6., 8., 10.], [12., 14.], [16., 18.]], [3, 3, 2, 2]),
+    ('weight', 2, [[0.], [2.], [0.], [0.]], [1, 1, 0, 0])])
+def test_a_dynamic_batch(batch, remainder, size, expected, sizes):
+    shards, feed = split_batch(batch, 4, remainder), {batch: numbers(size)}
+    assert [known(shard) for shard in shards.inputs] == [[None, 2]] * 4
     assert firsts(shards, feed) == expected
-    assert run(shards.sizes, feed) == sizes
-    assert run(shards.weights, feed) == [count / float(size) for count in sizes]
-    assert shards.weights[0].dtype == tf.float64
-    assert run(shards.batch_size, feed) == size
-    assert not shards.is_even  # it may be, but that is no certainty
+    assert run(shards.sizes + [shards.batch_size], feed) == sizes + [size]
+    # With 'weight' they may be even, but that is no certainty.
+    assert shards.is_even == (remainder == 'error')
+    assert (shards.weights if shards.is_even else run(shards.weights, feed)) == [
+        count / float(size) for count in sizes]
 
 
 def runtime_error(shards, feed):
@@ -255,9 +249,3 @@ def test_what_cannot_be_cut_is_named_by_its_path(make, text):
     with pytest.raises(InputError) as caught:
         split_batch(make(), 2)
     assert text in str(caught.value)
-
-
-def test_an_unknown_remainder(graph):
-    with pytest.raises(InvalidArgumentError, match="^remainder='pad': expected one of 'error', 'w"):
-        split_batch(numbers(4), 2, 'pad')
-    assert not graph.get_operations()

@@ -107,20 +107,13 @@ def without_get_variable(x):
                                 + 16. * unnamed[0] + 32. * unnamed[1])
 
 
-def numbered_by_an_operations_name(x):
+def names_of_operations_and_towers(x):
     x = tf.identity(x, name='Variable')
-    return tf.reduce_mean(x * tf.Variable([2.]))
-
-
-def scope_named_by_an_operation(x):
-    value = tf.reduce_mean(x * weight(), name='mean')
+    value = tf.reduce_mean(x * tf.Variable([2.]), name='mean')
     with tf.variable_scope(value.op.name):
-        return value * weight('b')
-
-
-def scope_of_a_towers_name(x):
+        value = value * weight('b')
     with tf.variable_scope('tower_1'):
-        return mean(x)
+        return value + mean(x)
 
 
 def averages_of_variables(x):
@@ -138,8 +131,7 @@ def all_in_scopes_of_their_own(x):
     total = 0.
     for model_fn in (partitioned, scopes_with_a_default_name, layers_without_a_name,
                      made_within_a_loop, getter_of_its_own, without_get_variable,
-                     numbered_by_an_operations_name, scope_named_by_an_operation,
-                     scope_of_a_towers_name):
+                     names_of_operations_and_towers):
         with tf.variable_scope(model_fn.__name__):
             total = total + model_fn(x)
     return total
@@ -240,7 +232,7 @@ def test_a_variable_from_before_is_shared_and_another_set_is_made():
             assert names() == ['w', 'second/w']
 
 
-def test_reuse_with_nothing_to_reuse():
+def test_what_reuse_does_not_find():
     with tf.Graph().as_default():
         assert error_of(mean, reuse=True).startswith(
             "variable 'w' does not exist in this graph, and reuse is on")
@@ -250,9 +242,6 @@ def test_reuse_with_nothing_to_reuse():
         earlier = build(mean)
     with pytest.raises(TowersError, match='reuse=<BuiltTowers: .* belongs to another graph than'):
         build(mean, reuse=earlier)
-
-
-def test_a_variable_that_reuse_finds_in_another_shape():
     tf.get_variable('w', [3])
     text = error_of(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), reuse=True)
     assert text.startswith("variable 'w' cannot be shared: Trying to share variable w, ")
