@@ -268,7 +268,7 @@ def test_the_plan_says_who_counts_the_steps(make_optimizer, counts):
                                 numerics=towers.Numerics(loss_scale=towers.LossScale()),
                                 global_step=tf.train.create_global_step())
     assert ('global step      counted here' in str(built.plan)) == counts
-    assert (built.plan.global_step is not None) == counts
+    assert (built.plan.line('global step') is not None) == counts
 
 
 def loss_scaling(optimizer):

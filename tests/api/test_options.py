@@ -21,7 +21,7 @@ def test_what_they_say_is_built(graph):
     built = build(numerics=towers.Numerics(check_numerics=True, loss_scale=towers.LossScale(8.)),
                   variables=towers.VariablePlacement('replicated', 'copy'))
     assert built.placement.all_reduce == 'copy' and len(built.replicas.variables) == 1
-    assert built.plan.loss_scale and built.scaled_losses is not None
+    assert built.plan.line('loss scale') and built.scaled_losses is not None
 
 
 def test_none_is_their_defaults(graph):

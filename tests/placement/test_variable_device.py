@@ -113,7 +113,7 @@ def test_balanced_counts_a_colocated_variable_where_it_is(resource):
 def test_balanced_over_gpus_is_described(resource):
     built = build(lambda: [tf.get_variable('a', [250000]), tf.get_variable('b', [125000])],
                   ['/gpu:0', '/gpu:2'], variables=VariablePlacement('balanced'))
-    assert built.plan.variable_device == 'balanced over /gpu:0 (1.0 MB), /gpu:2 (0.5 MB)'
+    assert built.plan.line('variables on') == 'balanced over /gpu:0 (1.0 MB), /gpu:2 (0.5 MB)'
     assert built.placement.main == '/device:CPU:0'  # for what belongs to no single variable
     assert built.loss.device == '/device:CPU:0'
     assert [gradient.device for gradient, _ in built.gradients] == [

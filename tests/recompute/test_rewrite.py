@@ -90,7 +90,7 @@ def numbers(model_fn, recompute, resource=False, steps=3, devices=1, check=None,
             for _ in range(steps):
                 session.run(built.train_op)
             found += session.run(tf.global_variables())
-    return tf.nest.flatten(found), built.plan.recomputation
+    return tf.nest.flatten(found), built.plan.line('recomputation')
 
 
 def towers_pairs(built):
@@ -227,7 +227,7 @@ def test_what_has_state_or_calls_python_is_run_once():
         return tf.reduce_mean(images)
     built = towers.build_towers(model, tf.constant(X), tf.train.GradientDescentOptimizer(.1), 1,
                                 memory=towers.Memory(recompute=['c']))
-    assert 'operations of the forward pass are run again' in built.plan.recomputation
+    assert 'operations of the forward pass are run again' in built.plan.line('recomputation')
     with tf.Session(config=towers.session_config(1)) as session:
         session.run(tf.global_variables_initializer())
         session.run(built.train_op)
@@ -254,7 +254,7 @@ def test_what_draws_without_saying_so_is_run_once(draw, size):
     built = towers.build_towers(
         lambda images: {'loss': towers.recompute(block)(images), 'predictions': nets[0]},
         tf.constant(X), tf.train.GradientDescentOptimizer(.1), 1)
-    assert 'run again' in built.plan.recomputation
+    assert 'run again' in built.plan.line('recomputation')
     with tf.Session(config=towers.session_config(1)) as session:
         session.run(tf.global_variables_initializer())
         net, (gradient, _) = session.run([built.predictions, built.gradients[0]])

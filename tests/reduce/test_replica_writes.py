@@ -153,7 +153,7 @@ def test_an_optimizer_of_ones_own_updates_the_models_variables(
     built = samples.check_against_one_device(
         samples.two_layers, data, optimizer, 2, reduction='mean',
         variables=towers.VariablePlacement('replicated')).built
-    assert built.plan.variable_device.endswith(
+    assert built.plan.line('variables on').endswith(
         'updated once and sent to the replicas, since the optimizer may look at more than each '
         'gradient')
     assert len(built.replicas.variables) == 2 and not built.replicas.slots

@@ -206,7 +206,7 @@ def test_a_step_counts_once_and_what_it_gives_by_hand(method):
     step = tf.train.get_or_create_global_step()
     built = build(samples.slope, [np.float64([1., 2., 3., 6.])], OPTIMIZERS['adam'],
                   global_step=step, variables=towers.VariablePlacement('replicated', method))
-    assert built.plan.learning_rate.startswith('0.01')
+    assert built.plan.line('learning rate').startswith('0.01')
     with tf.Session(config=towers.session_config(2)) as session:
         initialize(session)
         gradient, _ = session.run([built.gradients[0][0], built.train_op])

@@ -121,7 +121,7 @@ def assert_one_device(model_fn, data='vectors', tolerance=1e-12, but=(), **optio
 
 @pytest.mark.parametrize('options', WAYS[1:-1] + [pytest.param(WAYS[-1], marks=slow)], ids=str)
 def test_a_loss_over_what_is_counted_in_the_batch(options):
-    assert assert_one_device(masked_sequence_loss, **options).plan.whole_batch is None
+    assert assert_one_device(masked_sequence_loss, **options).plan.line('whole batch') is None
 
 
 @pytest.mark.parametrize('options', [dict(num_towers=3)] + [
@@ -238,7 +238,7 @@ def mended_slim():
         pytest.param(BY_MOMENTS, each, marks=slow) for each in WAYS[:-1]])
 def test_batch_norm_in_sync_is_that_of_one_device(model_fn, options, mended_slim):
     built = assert_one_device(model_fn, 'images', batch_norm='sync', **options)
-    assert built.plan.batch_norm.startswith(
+    assert built.plan.line('batch norm').startswith(
         '%d in sync over the whole batch' % (2 if model_fn is BY_MOMENTS else 1))
 
 
@@ -258,7 +258,7 @@ def test_fused_batch_norm_in_sync_is_that_of_one_device(mended_slim):
                                    weights_initializer=tf.glorot_uniform_initializer(2))
         return tf.reduce_mean((out - y) ** 2)
     built = assert_one_device(model_fn, 'floats', 2e-5, batch_norm='sync')
-    assert built.plan.batch_norm.startswith('1 in sync over the whole batch')
+    assert built.plan.line('batch norm').startswith('1 in sync over the whole batch')
 
 
 def test_what_normalizes_each_example_alone_stays():
@@ -266,7 +266,7 @@ def test_what_normalizes_each_example_alone_stays():
         mean, variance = tf.nn.moments(h, [1, 2, 3], keepdims=True)
         return (h - mean) * tf.rsqrt(variance + .1)
     built = assert_one_device(convolutional(layer_norm), 'images', batch_norm='sync')
-    assert built.plan.batch_norm.startswith('0 in sync')
+    assert built.plan.line('batch norm').startswith('0 in sync')
 
 
 @slow
@@ -298,6 +298,8 @@ def test_a_fused_batch_norm_in_a_branch_of_control_flow_v2_is_refused():
      r'divides by a number that is counted in the shard \(truediv\)'),
     (lambda y: tf.sqrt(tf.reduce_mean(y ** 2)), 'has a Sqrt of a mean over the shard'),
     (lambda y: tf.reduce_mean(tf.matmul(y, y, transpose_b=True)), 'multiplies examples with each'),
+    (lambda y: tf.reduce_mean(tf.boolean_mask(y, y[:, 0] > 0)), 'chooses among the examples'),
+    (lambda y: tf.reduce_mean(tf.nn.top_k(tf.reduce_sum(y, 1), 2)[0]), 'chooses .*TopKV2'),
     (lambda y: tf.reduce_mean(y ** 2), None),
     (lambda y: tf.reduce_sum(y) / tf.cast(tf.shape(y)[0], tf.float64), None),
     (lambda y: tf.reduce_mean(tf.reduce_sum(y, 1) / tf.reduce_sum(tf.abs(y), 1)), None)])
@@ -305,5 +307,5 @@ def test_the_plan_tells_of_losses_that_need_the_whole_batch(loss, text):
     def model_fn(x):
         return loss(tf.matmul(x, variable('w', [5, 3], 1)))
     line = towers.build_towers(model_fn, tf.constant(X[:8]), tf.train.GradientDescentOptimizer(.1),
-                               2).plan.whole_batch
+                               2).plan.line('whole batch')
     assert line is None if text is None else re.search(text, line)

@@ -97,7 +97,7 @@ def counts_after(session, train_op):
 def test_updates_from_before_the_towers_ride_on_the_train_op(update_ops, before, inside, line):
     counted('before')
     built = build_towers(model_that_counts, BATCH, SGD(1.), 2, update_ops=update_ops)
-    assert built.plan.batch_norm == line
+    assert built.plan.line('batch norm') == line
     with tf.Session(config=session_config(built.devices)) as session:
         session.run(tf.global_variables_initializer())
         assert counts_after(session, built.train_op) == {'before': before, 'inside': inside}

@@ -49,11 +49,11 @@ def test_the_model_function_is_called_once_and_the_recipe_once_per_tower():
         return linear(x, y)
     built = build(model_fn, samples.vectors(4), 2)
     assert calls == [('', False)]
-    assert built.plan.how_built == '1 call of the model function, 1 copy of its graph'
+    assert built.plan.line('towers') == '1 call of the model function, 1 copy of its graph'
     del calls[:]
     with tf.Graph().as_default():
         built = build(model_fn, samples.vectors(4), 2, copies='reuse')
-        assert built.plan.how_built == '2 calls of the model function'
+        assert built.plan.line('towers') == '2 calls of the model function'
     assert [(scope, bool(reuse)) for scope, reuse in calls] == [
         ('tower_0', False), ('tower_1', True)]
 
@@ -238,4 +238,4 @@ def test_what_cannot_be_copied_is_named():
             r"^operation cond\S* \(PlaceholderW.*, which the model.*pass copies='reuse'")):
         build(model_fn, X, ['/cpu:0', '/cpu:1'])
     with tf.Graph().as_default():
-        assert build(model_fn, X, 1).plan.how_built == '1 call of the model function'
+        assert build(model_fn, X, 1).plan.line('towers') is None

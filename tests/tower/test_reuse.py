@@ -62,7 +62,7 @@ def test_registered_losses_are_added_once():
         return tf.reduce_mean(x * w)
     built = built_of(model_fn, devices=2, regularization='add')
     assert run(built, [built.loss, built.gradients[0][0]]) == [3. + 15. + 6.] * 2
-    assert built.plan.regularization == '3 registered losses added, counted once'
+    assert built.plan.line('regularization') == '3 registered losses added, counted once'
 
 
 def writes(x):

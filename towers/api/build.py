@@ -21,7 +21,7 @@ from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.micro_batches import add_up_micro_batches, check_order
 from towers.reduce.replicas import check_no_replicas
 from towers.tower.batch_inputs import with_sparse_tensors
-from towers.tower.metric_counters import leave_out_padding, put_in_order, weigh_additions
+from towers.tower.metric_counters import leave_out_padding, weigh_additions
 from towers.tower.cut_inputs import Shards, check_cuts_nothing
 from towers.tower.build_context import BuildCollections, check_not_nested, undone_on_error
 from towers.tower.objectives import map_shaped, of_loss
@@ -29,6 +29,7 @@ from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import split_batch, static_batch_size
 from towers.tower.variables_behind_inputs import (VariablesBehindInputs,
                                                   check_nothing_is_trained_behind)
+from towers.tower.write_order import count_in_turn
 
 
 def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typing.Any,
@@ -212,25 +213,22 @@ Outputs = collections.namedtuple('Outputs', 'loss predictions metrics')
 
 def merge_outputs(tower_set, request, shards):
     """Merges losses, predictions and metrics of all towers into the whole batch's: `Outputs`."""
-    towers, late = tower_set.towers, tower_set.late
-    put_in_order(towers, shards.weights)
+    towers = tower_set.towers
+    count_in_turn(towers, shards.weights)
     padded = shards.sizes if request.remainder == 'weight' else None
     with only_device(request.placement.main), tf.name_scope(request.name + 's'):
         loss = None
         if towers[0].data_loss is not None:
-            with tf.control_dependencies(late.loss):
-                loss = map_shaped(lambda *of_towers: weighted_mean(of_towers, shards.weights),
-                                  *[tower.data_loss for tower in towers])
+            loss = map_shaped(lambda *of_towers: weighted_mean(of_towers, shards.weights),
+                              *[tower.data_loss for tower in towers])
         metrics = [tower.metrics for tower in towers]
-        with tf.control_dependencies(late.metrics):
-            merged = merge_metrics(metrics, shards.weights, shards.inputs[0])
+        merged = merge_metrics(metrics, shards.weights, shards.inputs[0])
         weigh_additions(metrics, shards.weights)
         leave_out_padding(towers, shards.weights, set(metric_variables()).union(
-            tower_set.roles.of_every_tower))
-        with tf.control_dependencies(late.predictions):
-            first = towers[0].size if shards.is_even and isinstance(towers[0].size, int) else None
-            return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded,
-                                                   first), merged)
+            tower_set.roles.names('every')))
+        first = towers[0].size if shards.is_even and isinstance(towers[0].size, int) else None
+        return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded,
+                                               first), merged)
 
 
 CombinedTowers = collections.namedtuple('CombinedTowers', 'gradients on_towers')
@@ -249,10 +247,10 @@ def combine_towers(tower_set, request, shards, behind):
     """
     if not request.objectives:
         return CombinedTowers([], None)
-    towers, late = tower_set.towers, tower_set.late.gradients
+    towers = tower_set.towers
     gradients = [tower.gradients for tower in towers]
     if request.accumulate > 1:
-        gradients = add_up_micro_batches(towers, request.accumulate, request.schedule, late)
+        gradients = add_up_micro_batches(towers, request.accumulate, request.schedule)
 
     def combined(objective):
         of_towers, of_shards = [[request.objectives.of(objective, each) for each in some]

@@ -25,17 +25,16 @@ from towers.graph.variable_access import Writes
 from towers.reduce.replicas import make_replicas
 from towers.tower.batch_values import exchange, is_batch_value
 from towers.tower.copy import Copies
-from towers.tower.example_writes import written_by_every_tower
 from towers.tower.gradients import TowerGradients, differentiate
-from towers.tower.inline_updates import LateWrites, wait_for_readers
 from towers.tower.losses import make_losses
 from towers.tower.objectives import GradientsOfModel, flat, tensors_of
 from towers.tower.outputs import fetches_of
-from towers.tower.ownership import check_no_own_optimizer, ownership
+from towers.tower.ownership import ownership
 from towers.tower.record import put_on_devices, record
 from towers.tower.stateless_random import give_seeds_of_tower
 from towers.tower.substitution import Substitution
 from towers.tower.tower import TowerSet
+from towers.tower.write_order import write_after_reads
 
 
 def call_once_and_copy(request, shards, behind, scaled_losses):
@@ -61,24 +60,25 @@ def call_once_and_copy(request, shards, behind, scaled_losses):
     recorded = recorded._replace(variables=[
         each for each in recorded.variables if each.op.name not in names_of_slots])
     cuts = put_on_devices(recorded, request, request.parts[0].device)
-    if of_model is None:
-        check_no_own_optimizer(recorded, request.objectives)
     roles = ownership(recorded, request, shards.sizes[0], taken, None if (
         request.placement.all_reduce is None) else make_replicas)
     losses = make_losses(recorded, request, 0)
     gradients = TowerGradients(request, scaled_losses, behind)
     first = differentiate(recorded, losses, gradients, request, shards, 0, scales[0], taken)
     others = copies_of(first, roles, request, shards, [weights, scales, of_calls], of_model)
-    towers = [first.tower] + others
+    # Some of tower 0's writes have become updates, which no other tower has.
+    towers = [first.tower._replace(
+        updates=first.tower.updates + roles.inline_updates.updates)] + others
     exchange(towers, shards.weights, request.placement.main)
     if request.parts_before and others:
         give_seeds_of_tower(
             first.operations, fetches_of(recorded.output) + taken + recorded.updates + tensors_of(
                 first.tower.pairs), request.parts_before, tf.get_default_graph())
-    towers, late = wait_for_readers(roles.inline_updates, towers, request, roles.of_every_tower)
+    if request.update_ops == 'first' and (len(towers) > 1 or request.has_copies):
+        write_after_reads(towers, roles)
     return TowerSet(
         towers=towers, recorded=recorded, losses=losses, gradients=gradients, roles=roles,
-        late=late, recomputed=first.recomputed, how_built=_how_built(len(towers)), cuts=cuts,
+        recomputed=first.recomputed, how_built=_how_built(len(towers)), cuts=cuts,
         slots=slots)
 
 
@@ -154,9 +154,12 @@ def call_for_each_tower(request, shards, behind, scaled_losses):
             if number:
                 _check_shard(number, recorded, shards)
             else:
-                check_no_own_optimizer(recorded, request.objectives)
                 roles = ownership(recorded, request, shards.sizes[0])
-                _check_updates(recorded, shards.sizes[0], request)
+                for name in roles.names('every'):
+                    raise SharedVariableError(
+                        "copies='reuse', and an update writes variable %s by its examples, and it "
+                        "would be tower 0's alone: pass copies='clone', where every tower writes "
+                        'in its turn.' % name)
             losses = make_losses(recorded, request, number)
             if not number:
                 gradients = TowerGradients(request, scaled_losses, behind)
@@ -171,7 +174,7 @@ def call_for_each_tower(request, shards, behind, scaled_losses):
                                  sources=sum((call.sources for call in calls), []))
     return TowerSet(
         towers=towers, recorded=recorded, losses=all_losses[0], gradients=gradients, roles=roles,
-        late=LateWrites(), recomputed=done[0].recomputed,
+        recomputed=done[0].recomputed,
         how_built='%d calls of the model function' % len(towers))
 
 
@@ -199,17 +202,6 @@ def _check_writes(number, recorded):
                 "copies='reuse', and the forward pass of tower %d writes variable %s (operation "
                 '%s), which all towers have in common: put the update into the collection '
                 "UPDATE_OPS, or pass copies='clone'." % (number, name, op.name))
-
-
-def _check_updates(recorded, size, request):
-    """Refuses rows and counts of examples in UPDATE_OPS, of which tower 0's alone would run."""
-    step = {op.name for op in graph_walk.step_operations(recorded.updates)}
-    ignored = {variable.op.name for variable in tf.local_variables()}  # counters, own state
-    for name in written_by_every_tower(recorded, size, step, ignored, None) if (
-            request.update_ops == 'first') else ():
-        raise SharedVariableError(
-            "copies='reuse', and an update writes variable %s by its examples, and it would be "
-            "tower 0's alone: pass copies='clone', where every tower writes in its turn." % name)
 
 
 def _check_shard(number, recorded, shards):

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.arguments import check_choice, check_count, check_flag, check_function, check_instance
-from towers.errors import InvalidArgumentError
+from towers.errors import DeviceError, InvalidArgumentError
 from towers.placement.devices import canonical_device
 from towers.placement.precision import check_precision
 from towers.placement.variable_device import BALANCED, BY_STAGE, REPLICATED
@@ -43,6 +43,9 @@ class VariablePlacement(collections.namedtuple('VariablePlacement', 'device all_
 
     def __new__(cls, device: typing.Any = None, all_reduce: typing.Optional[str] = None):
         if isinstance(device, str) and device not in (BALANCED, REPLICATED, BY_STAGE):
+            if ':' not in device:
+                raise DeviceError("device=%r: expected a device's name, with a number, or 'balanced', "
+                                  "'replicated' or 'stage'." % device)
             canonical_device(device)
         elif device is not None and not isinstance(device, str):
             check_function('device', device, 1, "None, a device name, 'balanced', 'replicated', "
@@ -114,10 +117,8 @@ class Numerics(collections.namedtuple('Numerics', [
     """The precision of the towers' numbers, their randomness, and numbers that are not finite.
 
     Attributes:
-      precision: `'float32'`; or `'bf16'` or `'fp16'`, by TensorFlow's own graph rewrite, which is
-        tried out first, in a session of its own (not for devices that were resolved by
-        `check=False`: TF keeps the GPU options of a process's first session for all). The session's
-        config has to ask for it too: `use_precision(config, precision, built.devices)`.
+      precision: `'float32'`; or `'bf16'` or `'fp16'`, by TensorFlow's own graph rewrite, for which
+        the session's config has to ask: `use_precision(config, precision, built.devices)`.
       loss_scale: `LossScale`; None: the default one with `'fp16'`, none with the others. With one,
         a step in which the gradient of at least one tower is not finite changes no weight and no
         slot, and is counted in `scaled_losses.skipped_steps`; `global_step` counts it too.

@@ -8,11 +8,11 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import (check_choice, check_graph_mode, check_instance, check_step_variable)
 from towers.api.built import BuiltTowers, check_same_graph
 from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement, checked_objectives
-from towers.placement.other_combiners import check_alone
 from towers.errors import InvalidArgumentError, ModelFunctionError
 from towers.graph.scopes import full_scope_name, scope_to_enter
+from towers.optimizers import check_alone, number_of_slots
 from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve_devices
-from towers.placement.precision import rewrite_field, try_precision
+from towers.placement.precision import rewrite_field
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import Placement
 from towers.reduce.all_reduce import check_all_reduce
@@ -20,7 +20,6 @@ from towers.reduce.micro_batches import kept_at_once
 from towers.tower.build_context import check_no_failed_build
 from towers.tower.shards import checked_shares
 from towers.tower.optimizer_gradients import has_own_minimize
-from towers.tower.stage_costs import number_of_slots
 from towers.tower.stage_cuts import Cutting
 
 REDUCTIONS = ('sum', 'mean')
@@ -262,9 +261,7 @@ def _precision_text(precision, devices):
     """The plan's line about the precision, or None for float32."""
     if precision == 'float32':
         return None
-    if devices.checked and all(tf.DeviceSpec.from_string(name).job is None for name in devices):
-        return '%s by %s' % (precision, try_precision(precision, devices))
-    return "%s by TensorFlow's rewrite %s, not tried out" % (
+    return "%s by TensorFlow's rewrite %s; the audit of a step says whether it acts" % (
         precision, rewrite_field(precision, devices))
 
 

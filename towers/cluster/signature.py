@@ -67,7 +67,8 @@ def _of_build(cluster, built):
     compares = cluster.num_workers > 1 and cluster.compare == 'program'
     return {
         'number of towers': len(built.devices), 'reduction': built.plan.reduction,
-        'number of examples a step': machines.same_examples, 'optimizer': built.plan.optimizer,
+        'number of examples a step': machines.same_examples,
+        'optimizer': built.plan.line('optimizer'),
         '_variables': [[variable.op.name, '%s %s' % (variable.dtype.base_dtype.name,
                                                      variable.get_shape())]
                        for variable in built.variables],

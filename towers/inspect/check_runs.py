@@ -159,7 +159,7 @@ def _applied_on_one_device(objective, loss, pairs, global_step, factor):
     if not has_own_minimize(optimizer):
         return optimizer.apply_gradients(pairs, global_step=global_step)
     if objective.transform_gradients is not None or factor != 1:  # which come in between
-        return Minimizing(optimizer, loss, is_whole=True).apply_gradients(pairs, global_step)
+        return Minimizing(optimizer, loss).apply_gradients(pairs, global_step)
     return minimized(optimizer, loss, global_step, [variable for _, variable in pairs])
 
 

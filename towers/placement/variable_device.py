@@ -5,9 +5,9 @@ import functools
 
 import tensorflow.compat.v1 as tf
 
-from towers.placement.other_combiners import check_alone
 from towers.errors import DeviceError, InvalidArgumentError
 from towers.graph.nests import bytes_of
+from towers.optimizers import check_alone
 from towers.placement.devices import (canonical_device, check_variable_device,
                                       default_variable_device, short_name)
 from towers.placement.tower_device import all_devices, current_tower_device, stages_of

@@ -27,20 +27,6 @@ from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once
 from towers.tower.variables import owner_by_name
 
-_REPEATABLE = (
-    tf.train.AdadeltaOptimizer, tf.train.AdagradOptimizer, tf.train.AdamOptimizer,
-    tf.train.FtrlOptimizer, tf.train.GradientDescentOptimizer, tf.train.MomentumOptimizer,
-    tf.train.ProximalAdagradOptimizer, tf.train.ProximalGradientDescentOptimizer,
-    tf.train.RMSPropOptimizer)
-
-
-def is_repeatable(optimizer):
-    """Whether an optimizer does to a replica exactly what it does to its variable.
-
-    These go by the gradient and the slots of each variable alone. A subclass may do more.
-    """
-    return type(optimizer) in _REPEATABLE
-
 
 class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
     """The replicas of the model's trainable variables on towers 1, 2, …

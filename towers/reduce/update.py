@@ -10,9 +10,9 @@ from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
 from towers.graph.scopes import like_current_scope
 from towers.graph.variable_access import Writes
+from towers.optimizers import is_repeatable
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import fits
-from towers.reduce.replicas import is_repeatable
 from towers.tower.optimizer_gradients import listed_pairs
 from towers.tower.variables import slot_creator
 

@@ -23,10 +23,6 @@ from towers.tower.batch_values import batch_mean, batch_sum
 def synchronize(operations, graph):
     """Rewrites the batch norms in training mode of a recorded forward pass.
 
-    Args:
-      operations: list of the operations that the call of the model function made.
-      graph: their graph.
-
     Returns:
       How many there are; and {name of a tensor: what stands in its place}.
 
