@@ -70,10 +70,10 @@ def call_once_and_copy(request, shards, behind, scaled_losses):
     towers = [first.tower._replace(
         updates=first.tower.updates + roles.inline_updates.updates)] + others
     exchange(towers, shards.weights, request.placement.main)
-    if request.names.parts_before and others:
+    if request.parts_before and others:
         give_seeds_of_tower(
             first.operations, fetches_of(recorded.output) + taken + recorded.updates + tensors_of(
-                first.tower.pairs), request.names.parts_before, tf.get_default_graph())
+                first.tower.pairs), request.parts_before, tf.get_default_graph())
     if request.update_ops == 'first' and (len(towers) > 1 or request.has_copies):
         write_after_reads(towers, roles)
     return TowerSet(
@@ -97,7 +97,7 @@ def copies_of(first, roles, request, shards, by_shard, of_model=None):
         return []
     # What tower 0 alone writes may be computed from all towers' parts.
     further = [op for op in first.operations if is_batch_value(op)]
-    copies = Copies(first, roles.inline_updates, request.names,
+    copies = Copies(first, roles.inline_updates, request.parts_before,
                     further if of_model is None else of_model.fetches() + further)
     towers = []
     for number, part in list(enumerate(request.parts))[1:]:

@@ -39,12 +39,12 @@ class Copies:
     built in; devices, colocations and control inputs from outside are set after each import.
     """
 
-    def __init__(self, first, updates, names, further=()):
+    def __init__(self, first, updates, parts_before, further=()):
         """
         Args:
           first: `Differentiated`: the tower to be copied.
           updates: `InlineUpdates`: the writes that copies do without or share.
-          names: `NamesOnOneMachine`.
+          parts_before: how many parts the machines before this one have.
           further: tensors and operations that are copied besides the tower's own.
 
         Raises:
@@ -52,7 +52,7 @@ class Copies:
         """
         tower = first.tower
         self._tower, self._graph, self._left_out = tower, tf.get_default_graph(), updates.left_out
-        self._names, self._random_keys = names, first.random_keys
+        self._parts_before, self._random_keys = parts_before, first.random_keys
         self._made = {op.name: op for op in first.operations}
         self._from_shard = graph_walk.reachable_from(
             [leaf.op for leaf in leaves_of(tower.inputs)], first.operations)
@@ -206,7 +206,7 @@ class Copies:
 
     def _adapted(self, number, root, device):
         """The `tf.GraphDef` of the tower of this number, name scope and device."""
-        graph_def, draws_as = tf.GraphDef(), number + self._names.parts_before
+        graph_def, draws_as = tf.GraphDef(), number + self._parts_before
         graph_def.CopyFrom(self._template)
 
         def change(node, resources):
@@ -234,8 +234,7 @@ class Copies:
                 node.attr['message'].s = nonfinite.message_of_tower(
                     node.attr['message'].s.decode(), number).encode()
             if name in self._random_keys:
-                key = key_of(root + self._relative(self._random_keys[name]), self._graph.seed,
-                             self._names)
+                key = key_of(self._random_keys[name], self._graph.seed, draws_as)
                 node.attr['value'].tensor.CopyFrom(tf.make_tensor_proto(key, tf.int64, []))
         return graph_def
 

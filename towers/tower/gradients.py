@@ -17,8 +17,8 @@ from towers.recompute.rewrite import rewrite
 from towers.tower.objectives import all_pairs, tensors_of
 from towers.tower.optimizer_gradients import computed, has_own, has_own_minimize, own_pairs
 from towers.tower.outputs import fetches_of
-from towers.tower.stateless_random import (check_draws_again, give_own_seeds, give_seeds_of_tower,
-                                           make_stateless)
+from towers.tower.stateless_random import (check_draws_nothing, give_own_seeds,
+                                           give_seeds_of_tower, make_stateless)
 from towers.tower.tower import Tower
 
 
@@ -80,14 +80,14 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
 
 def _give_seeds(request, forward, backward, fetches, number):
     """Gives random ops seeds of the step, or of the tower: `Differentiated.random_keys`."""
-    names, is_copied, keys = request.names, request.parts_a_call > 1, {}
-    if request.random_step is None and not is_copied and not names.parts_before:
+    is_copied, keys = request.parts_a_call > 1, {}
+    if request.random_step is None and not is_copied and not request.parts_before:
         return keys
-    graph, number = tf.get_default_graph(), number + names.parts_before
+    graph, number = tf.get_default_graph(), number + request.parts_before
     if request.random_step is not None:
-        check_draws_again(forward, backward)
-        make_stateless(forward + backward, fetches, request.random_step, graph.seed, keys, names)
-    give_own_seeds(forward + backward, number, graph.seed, request.random_step, keys, names)
+        check_draws_nothing(backward)
+        make_stateless(forward, fetches, request.random_step, graph.seed, number, keys)
+    give_own_seeds(forward + backward, number, graph.seed, request.random_step, keys)
     if number and not is_copied:  # else copies are made, from the seeds as they are
         give_seeds_of_tower(forward + backward, fetches, number, graph)
     return keys

@@ -8,9 +8,9 @@ lists on the layer, and Keras 3 makes assign ops that nothing runs.
 import collections
 import contextlib
 import functools
+import importlib.util
 import sys
 import threading
-import types
 
 import tensorflow.compat.v1 as tf
 
@@ -24,32 +24,28 @@ from towers.placement.variable_device import only_device
 _Call = collections.namedtuple('_Call', 'layer tensors made')
 """An outermost call of a layer, on these tensors; and the `Recording` of its operations."""
 
-# Ops that write a variable, reference or resource, given as their first input.
-_WRITES = ('Assign', 'ResourceScatter', 'Scatter')
+_WRITES = ('Assign', 'ResourceScatter', 'Scatter')  # a variable, given as the first input
 
 
 @contextlib.contextmanager
 def record_keras_calls():
     """Records the Keras layers and models that are called in a `with` block, in this graph.
 
-    Works for tf.keras of TF 1.15, Keras 2.15, tf_keras and Keras 3, whether a layer was made in the
-    block or before, and Keras imported before the block or in it. Imports no Keras. Layers of
-    `tf.layers` and tf_slim are left out: their updates and losses are in collections.
+    Of tf.keras of TF 1.15, Keras 2.15, tf_keras and Keras 3, imported before the block or in it.
+    Layers of `tf.layers` and tf_slim are left out: their updates and losses are in collections.
 
     During the block, in this thread, `__call__`, `add_loss` and `add_update` of the base classes of
     Keras layers are wrapped. Blocks can be nested. Yields a `KerasCalls`; ask it after the block.
     """
     record, wrapped = KerasCalls(tf.get_default_graph()), []
     with contextlib.ExitStack() as undo:
-        def wrap(*unused_import):
+        def wrap():
             for base in compat.keras_base_layers():
                 if base not in wrapped:
                     wrapped.append(base)
                     _wrap(base, record, undo)
         wrap()
-        # TensorFlow imports Keras when `tf.keras` is first used, which may be in the block. This
-        # finds no module, and is asked for each: for many after the one with the base class.
-        watcher = types.SimpleNamespace(find_spec=wrap)
+        watcher = _ImportWatcher(wrap)
         sys.meta_path.insert(0, watcher)
         undo.callback(sys.meta_path.remove, watcher)
         try:
@@ -62,10 +58,8 @@ class KerasCalls:
     """The calls of Keras layers in one block; what `record_keras_calls` yields."""
 
     def __init__(self, graph):
-        self._graph = graph
-        self._thread = threading.get_ident()
-        self._open = True
-        self._depth = 0
+        self._graph, self._thread = graph, threading.get_ident()
+        self._open, self._depth = True, 0
         self._calls = []     # outermost calls, in order
         self._updates = []   # (layer, op, whether it was frozen), as given to add_update
         self._activity = []  # (layer, tensor), as layers gave them to add_loss
@@ -73,10 +67,8 @@ class KerasCalls:
 
     @property
     def layers(self):
-        """The layers that were called by other code than a Keras layer; each once, in order.
-
-        Layers that were only called on a `keras.Input`, to define a model, are not among them.
-        """
+        """The layers that other code than a Keras layer has called, each once, in order; not those
+        that were only called on a `keras.Input`, to define a model."""
         waiting = self._waiting_for_keras_input()
         return unique(call.layer for call in self._calls
                       if not any(tensor.op.name in waiting for tensor in call.tensors))
@@ -109,11 +101,10 @@ class KerasCalls:
         return [tf.convert_to_tensor(loss) for loss in made if loss is not None]
 
     def activity_losses(self, on_keras_input=False):
-        """The losses that depend on what the layers were called on, of the calls in this block.
+        """The losses that depend on what the layers were called on: a list of scalars.
 
         These are the activity regularizers, which Keras divides by the size of the batch, and
-        tensors given to `add_loss`: a list of scalars. Those made within `tf.cond` or
-        `tf.while_loop`, which cannot be used outside, are not among them.
+        tensors given to `add_loss`; not within `tf.cond` or `tf.while_loop`.
 
         Args:
             on_keras_input: whether losses that wait for a `keras.Input` are wanted, too.
@@ -134,8 +125,6 @@ class KerasCalls:
     def states(self):
         """The `tf.Variable`s in which stateful RNNs among `layers` keep their state, each once."""
         return unique(state for layer in self.layers for state in compat.keras_states(layer))
-
-    # ---- called by the wrapped methods ----------------------------------------------------------
 
     def listens_to(self, layer):
         """Whether a method call on `layer`, in the present graph and thread, is to be recorded."""
@@ -164,8 +153,7 @@ class KerasCalls:
 
     def note_losses(self, layer, losses):
         """`losses` were given to `layer.add_loss`; functions are weight losses, kept by Keras."""
-        self._activity.extend((layer, loss) for loss in tf.nest.flatten(losses)
-                              if tf.is_tensor(loss))
+        self._activity += [(layer, loss) for loss in tf.nest.flatten(losses) if tf.is_tensor(loss)]
 
     def note_update(self, layer, update):
         """`update` (op, tensor, variable) was given to `layer.add_update`, or made by it."""
@@ -178,17 +166,12 @@ class KerasCalls:
         """Ends the recording; what is called later is not recorded."""
         self._open = False
 
-    # ---- what the graph tells -------------------------------------------------------------------
-
     def _can_run(self, op):
         return op.graph is self._graph and self._graph.is_fetchable(op)
 
     def _waiting_for_keras_input(self):
-        """The names of the ops that need the placeholder of a Keras 2 `keras.Input` to be fed.
-
-        A functional model is defined by calling its layers on these placeholders, which in graph
-        mode makes ops, updates and losses that can never run.
-        """
+        """Names of the ops that need the placeholder of a Keras 2 `keras.Input` to be fed: those by
+        which a functional model is defined, which in graph mode can never run."""
         if self._waiting is None:  # later operations do not matter
             operations = [] if all(compat.is_keras_3(call.layer) for call in self._calls) else (
                 self._graph.get_operations())
@@ -273,26 +256,46 @@ def _add_update(record, layer, original, args, kwargs):
 
 def _watched(update, layer, record):
     """Notes `update` and returns it; a function is wrapped, to note its result when Keras calls it.
+
+    It runs on the device of the layer's variables, where these have one. Otherwise a branch of TF
+    2's `tf.cond`, which batch norm makes under a learning phase, is on the tower's device and also
+    colocated with the variable by Keras: "Cannot colocate nodes".
     """
     if not callable(update):
         record.note_update(layer, update)
         return update
 
     def call_and_note():
-        with _beside_weights(layer):
+        devices = {weight.device for weight in layer.weights}
+        with only_device(devices.pop()) if len(devices) == 1 and tf.control_flow_v2_enabled() else (
+                contextlib.nullcontext()):
             result = update()
         record.note_update(layer, result)
         return result
     return call_and_note
 
 
-def _beside_weights(layer):
-    """The device scope for updates of a layer's variables: their device, where it is one for all.
+class _ImportWatcher:
+    """A finder on `sys.meta_path` that calls `then` when a module with a base class is imported:
+    TensorFlow imports Keras when `tf.keras` is first used, which may be in the model function."""
 
-    Without it, a branch of TF 2's `tf.cond`, which batch norm makes under a learning phase, is on
-    the tower's device and also colocated with the variable by Keras: "Cannot colocate nodes".
-    """
-    devices = {weight.device for weight in layer.weights}
-    if len(devices) != 1 or not tf.control_flow_v2_enabled():
-        return contextlib.nullcontext()
-    return only_device(devices.pop())
+    def __init__(self, then):
+        self._then = then
+
+    def find_spec(self, name, unused_path=None, unused_target=None):
+        """The spec that the other finders give, changed to call `then` when the module is there."""
+        if name not in compat.keras_layer_modules():
+            return None
+        sys.meta_path.remove(self)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)
+        if spec is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                execute(module)
+                self._then()
+            spec.loader.exec_module = exec_module
+        return spec

@@ -21,10 +21,6 @@ from towers.tower.losses import registered_losses
 DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variable')
 """A variable that was not made by `get_variable`, and the name that was asked for."""
 
-_OPEN = ('towers_open_recordings',)
-"""A key that is no string, like the keys of TF's own stores, so that no meta graph holds it."""
-
-
 class NewVariables:
     """The variables that a call of a model function makes.
 
@@ -54,6 +50,7 @@ class NewVariables:
         self.opened_scopes = compat.opened_scopes(
             self._graph) if earlier is None else earlier.opened_scopes
         self._by_name = 0  # how many calls of `get_variable` are open
+        self._is_open = False
 
     @contextlib.contextmanager
     def recorded(self, scope, reuse):
@@ -66,8 +63,7 @@ class NewVariables:
         Raises:
           SharedVariableError: a variable cannot be made, or shared with what is there already.
         """
-        is_open = self._graph.get_collection_ref(_OPEN)
-        is_open.append(self)
+        self._is_open = True
         try:
             with self._scope(scope, reuse), tf.variable_creator_scope(self._create):
                 is_reused = tf.get_variable_scope().reuse
@@ -79,7 +75,18 @@ class NewVariables:
                 raise
             raise SharedVariableError(text) from error
         finally:
-            is_open.pop()
+            self._is_open = False
+
+    @contextlib.contextmanager
+    def outside(self):
+        """The scope, in the call, of variables that are not the model's: an optimizer's slots."""
+        self._is_open = False
+        try:
+            with graph_walk.Recording(self._graph) as made:
+                yield
+        finally:
+            self._is_open = True
+        self.owned.update(op.name for op in made.operations)
 
     @contextlib.contextmanager
     def _scope(self, scope, reuse):
@@ -139,7 +146,7 @@ class NewVariables:
         return None
 
     def _create(self, next_creator, **kwargs):
-        if not self._graph.get_collection(_OPEN):
+        if not self._is_open:
             return next_creator(**kwargs)
         if tf.get_default_graph() is not self._graph:
             with tf.init_scope():  # out of the body of a loop, which is a function
@@ -211,21 +218,6 @@ def _is_trainable(kwargs):
     if trainable is None:
         return kwargs.get('synchronization') != tf.VariableSynchronization.ON_READ
     return bool(trainable)
-
-
-@contextlib.contextmanager
-def outside_of_calls(graph):
-    """The scope, in a tower's call, of variables that are not the model's: an optimizer's slots."""
-    calls = graph.get_collection_ref(_OPEN)
-    kept = list(calls)
-    calls[:] = []
-    try:
-        with graph_walk.Recording(graph) as made:
-            yield
-    finally:
-        calls[:] = kept
-    for call in kept:
-        call.owned.update(op.name for op in made.operations)
 
 
 def slot_creator(placement, variables, created):
