@@ -13,7 +13,6 @@ from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement
 from towers.api.request import checked_request
 from towers.api.train_ops import update_variables
 from towers.errors import InputError
-from towers.graph.variable_access import metric_variables
 from towers.placement.variable_device import only_device
 from towers.reduce.all_reduce import all_reduce
 from towers.reduce.combination import combine
@@ -212,8 +211,7 @@ Outputs = collections.namedtuple('Outputs', 'loss predictions metrics')
 
 def merge_outputs(tower_set, request, shards):
     """Merges losses, predictions and metrics of all towers into the whole batch's: `Outputs`."""
-    towers = tower_set.towers
-    count_in_turn(towers, shards.weights)
+    towers, roles = tower_set.towers, tower_set.roles
     padded = shards.sizes if request.remainder == 'weight' else None
     with only_device(request.placement.main), tf.name_scope(request.name + 's'):
         loss = None
@@ -222,9 +220,10 @@ def merge_outputs(tower_set, request, shards):
                               *[tower.data_loss for tower in towers])
         metrics = [tower.metrics for tower in towers]
         merged = merge_metrics(metrics, shards.weights, shards.inputs[0])
-        weigh_additions(metrics, shards.weights)
-        leave_out_padding(towers, shards.weights, set(metric_variables()).union(
-            tower_set.roles.names('every')))
+        counters = set(roles.names('metric'))
+        weigh_additions(metrics, shards.weights, counters)
+        leave_out_padding(towers, shards.weights, counters.union(roles.names('every')))
+        count_in_turn(towers, shards.weights, roles)  # each tower's step is no longer its own then
         first = towers[0].size if shards.is_even and isinstance(towers[0].size, int) else None
         return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded,
                                                first), merged)
