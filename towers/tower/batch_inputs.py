@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.arguments import check_graph_mode
-from towers.errors import InputError, TowersError
+from towers.errors import InputError
 from towers.graph import graph_walk
 
 Inputs = collections.namedtuple('Inputs', 'nest leaves size unknown')
@@ -187,8 +187,6 @@ def _as_tensor(path, leaf):
         return leaf
     try:
         return tf.convert_to_tensor(leaf)
-    except TowersError:  # of the caller's device function
-        raise
     except (TypeError, ValueError, RuntimeError) as error:
         raise _no_tensor(path, leaf, str(error).split('\n', 1)[0]) from None
 
