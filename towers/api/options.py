@@ -10,9 +10,9 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.arguments import check_choice, check_count, check_flag, check_function, check_instance
-from towers.errors import DeviceError, InvalidArgumentError
+from towers.errors import InvalidArgumentError
 from towers.placement.devices import canonical_device
-from towers.placement.precision import check_precision
+from towers.placement.precision import PRECISIONS
 from towers.placement.variable_device import BALANCED, BY_STAGE, REPLICATED
 from towers.reduce.all_reduce import METHODS
 from towers.reduce.loss_scale import LossScale
@@ -25,8 +25,8 @@ class VariablePlacement(collections.namedtuple('VariablePlacement', 'device all_
 
     Attributes:
       device: None (`/cpu:0`; the GPU when the only tower is on a GPU), a device name,
-        `'balanced'`, `'stage'`, `'replicated'`, or a device function. `'stage'`: each variable is
-        on the first tower's device of the stage that makes it. `'replicated'`: each tower has its
+        `'balanced'`, `'stage'`, or `'replicated'`. `'stage'`: each variable is on the first tower's
+        device of the stage that makes it. `'replicated'`: each tower has its
         own replica of every trainable variable (the model's variable is the first tower's replica),
         and updates it with the combined gradient. Numbers and checkpoints stay the same. The other
         replicas are local variables: a plain session runs `tf.local_variables_initializer()` after
@@ -36,20 +36,18 @@ class VariablePlacement(collections.namedtuple('VariablePlacement', 'device all_
         refused, since it would see each variable N times: mix them in `transform_gradients`.
         Without an optimizer no replicas are made.
       all_reduce: for `device='replicated'`: `'copy'` (the default: one of the towers computes each
-        sum and sends it to the others), `'collective'` (TF's ring) or `'nccl'` (GPUs of one
-        machine); see `all_reduce`.
+        sum and sends it to the others) or `'collective'` (TensorFlow's own); see `all_reduce`.
     """
     __slots__ = ()
 
     def __new__(cls, device: typing.Any = None, all_reduce: typing.Optional[str] = None):
-        if isinstance(device, str) and device not in (BALANCED, REPLICATED, BY_STAGE):
-            if ':' not in device:
-                raise DeviceError("device=%r: expected a device's name, with a number, or 'balanced', "
-                                  "'replicated' or 'stage'." % device)
+        if device not in (None, BALANCED, REPLICATED, BY_STAGE):
+            if not isinstance(device, str) or ':' not in device:
+                raise InvalidArgumentError(
+                    "device=%.80r: expected None, a device's name, with a number, or 'balanced', "
+                    "'replicated' or 'stage'%s." % (device, ' (not a device function)' if callable(
+                        device) else ''))
             canonical_device(device)
-        elif device is not None and not isinstance(device, str):
-            check_function('device', device, 1, "None, a device name, 'balanced', 'replicated', "
-                           "'stage', or a device function, from an operation to a device")
         if all_reduce is not None:
             check_choice('all_reduce', all_reduce, METHODS)
             if device != REPLICATED:
@@ -135,7 +133,7 @@ class Numerics(collections.namedtuple('Numerics', [
 
     def __new__(cls, precision: str = 'float32', loss_scale: typing.Optional[LossScale] = None,
                 xla: bool = False, check_numerics: bool = False, stateless_random: bool = False):
-        check_precision(precision)
+        check_choice('precision', precision, PRECISIONS)
         if loss_scale is not None and not isinstance(loss_scale, LossScale):
             raise InvalidArgumentError(
                 'loss_scale=%.80r: expected a LossScale, such as LossScale(initial=%s), or None.'
@@ -182,10 +180,16 @@ class Objective(collections.namedtuple('Objective', [
                 transform_gradients: typing.Optional[typing.Callable] = None,
                 gradient_options: typing.Optional[dict] = None):
         check_optimizer(optimizer, or_else='')
-        _check_graph_of('the learning rate of the optimizer',
-                        compat.optimizer_learning_rate(optimizer))
+        rate = compat.optimizer_learning_rate(optimizer)
+        if isinstance(rate, tf.Tensor) and getattr(rate, 'graph', None) is not (
+                tf.get_default_graph()):
+            raise InvalidArgumentError(
+                'the learning rate of the optimizer=%.80r belongs to another graph than the '
+                'default one: make it and the towers under the same tf.Graph().' % (rate,))
         check_var_list(var_list)
-        check_transform(transform_gradients)
+        if transform_gradients is not None:
+            check_function('transform_gradients', transform_gradients, 1,
+                           'a function from (gradient, variable) pairs to such pairs')
         check_gradient_options(gradient_options, optimizer)
         return super(Objective, cls).__new__(cls, optimizer, var_list, transform_gradients,
                                              gradient_options or {}, None)
@@ -255,63 +259,38 @@ def check_gradient_options(options, optimizer):
     if options is None:
         return
     check_instance('gradient_options', options, dict, 'a dict of arguments of compute_gradients')
-    kinds = tf.train.Optimizer
-    methods = tf.AggregationMethod
+    kinds, methods = tf.train.Optimizer, tf.AggregationMethod
     expected = {
         'aggregation_method': (None, methods.ADD_N, methods.EXPERIMENTAL_TREE,
                                methods.EXPERIMENTAL_ACCUMULATE_N),
         'gate_gradients': (kinds.GATE_NONE, kinds.GATE_OP, kinds.GATE_GRAPH),
         'colocate_gradients_with_ops': (True, False)}
+    parameters = inspect.signature(optimizer.compute_gradients).parameters.values()
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
     for option, value in options.items():
-        if option not in expected:
+        if option not in expected or not takes_all and option not in [
+                each.name for each in parameters]:
             raise InvalidArgumentError(
-                'gradient_options has %.80r: expected some of %s.%s' % (
-                    option, ', '.join(sorted(expected)), ' The loss is what the model function '
-                    'returns: multiply it there.' if option == 'grad_loss' else ''))
+                'gradient_options has %.80r: expected some of %s, as far as compute_gradients of '
+                '%s takes them. The loss is what the model function returns: multiply it there.' % (
+                    option, ', '.join(sorted(expected)), type(optimizer).__name__))
         if not any(type(value) is type(each) and value == each for each in expected[option]):
             raise InvalidArgumentError('gradient_options[%r]=%.80r: expected one of %s.' % (
                 option, value, ', '.join(map(repr, expected[option]))))
-    parameters = inspect.signature(optimizer.compute_gradients).parameters.values()
-    taken = {each.name for each in parameters}
-    if not any(each.kind is each.VAR_KEYWORD for each in parameters):
-        for option in sorted(set(options) - taken):
-            raise InvalidArgumentError('gradient_options has %r, and compute_gradients of %s '
-                                       'takes none: leave it out.' % (
-                                           option, type(optimizer).__name__))
-
-
-def check_transform(transform_gradients):
-    """Raises `InvalidArgumentError` unless it is None or a function of one argument."""
-    if transform_gradients is not None:
-        check_function('transform_gradients', transform_gradients, 1,
-                       'a function from (gradient, variable) pairs to such pairs')
 
 
 def check_var_list(var_list):
-    """Raises `InvalidArgumentError` unless `var_list` is None, a function, or a list of variables.
-    """
-    if var_list is None:
-        return
+    """Raises `InvalidArgumentError` unless it is None, a function, or a list of variables."""
+    expected = ('None, a list of variables, or a function from all trainable variables to such a '
+                'list')
     if callable(var_list):
-        check_function('var_list', var_list, 1, 'None, a list of variables, or a function from '
-                       'all trainable variables to such a list')
-        return
-    if not isinstance(var_list, (list, tuple)):
-        raise InvalidArgumentError('var_list=%.80r: expected None, a list of variables, or a '
-                                   'function from all trainable variables to such a list.' % (
-                                       var_list,))
-    if not var_list:
-        raise InvalidArgumentError('var_list=%r leaves no variable to train: name one at least; '
-                                   'pass None for all, or optimizer=None to evaluate.'
-                                   % (var_list,))
-    for variable in var_list:
-        if not isinstance(compat.keras_variable_value(variable), compat.VARIABLE_TYPES):
-            raise InvalidArgumentError('var_list holds %.80r of type %s: expected variables.'
-                                       % (variable, type(variable).__name__))
-
-
-def _check_graph_of(name, value):
-    if isinstance(value, tf.Tensor) and (
-            getattr(value, 'graph', None) is not tf.get_default_graph()):
-        raise InvalidArgumentError('%s=%.80r belongs to another graph than the default one: make '
-                                   'it and the towers under the same tf.Graph().' % (name, value))
+        check_function('var_list', var_list, 1, expected)
+    elif var_list is not None and not isinstance(var_list, (list, tuple)):
+        raise InvalidArgumentError('var_list=%.80r: expected %s.' % (var_list, expected))
+    elif var_list is not None and not var_list:
+        raise InvalidArgumentError('var_list=%r leaves no variable to train: pass None for all, or '
+                                   'optimizer=None to evaluate.' % (var_list,))
+    elif var_list is not None:
+        for variable in var_list:
+            check_instance('a variable in var_list', compat.keras_variable_value(variable),
+                           compat.VARIABLE_TYPES, 'a variable')
