@@ -321,8 +321,8 @@ def test_a_program_for_parameter_servers_is_refused_without_a_cluster(case, plac
 def test_servers_may_be_named_by_the_placement_and_around_an_evaluation(graph):
     with by_setter():
         placed = towers.build_towers(
-            loss_of_w, tf.ones([2]), descent(), 2,
-            variables=towers.VariablePlacement(tf.train.replica_device_setter(ps_tasks=2)))
+            loss_of_w, tf.ones([2]), descent(), towers.resolve_devices(2, check=False),
+            variables=towers.VariablePlacement('/job:ps/task:0/cpu:0'))
         towers.build_towers(loss_of_w, tf.ones([2]), None, 2, reuse=placed)
     with tf.Graph().as_default(), by_setter():
         towers.build_towers(loss_of_w, tf.ones([2]), descent(), 2,

@@ -1,17 +1,17 @@
-"""The towers of a build: a call of the model function and copies, or the hand-written recipe.
+"""The towers of a build: one call of the model function and copies, or a call for each tower.
 
-`copies='clone'`: tower 0 is the program as it is called once; the others are copies of it.
+`copies='clone'`: tower 0 is the model function's graph; the other towers are copies of it.
 
-`copies='reuse'`: the recipe, a call of the model function for each tower:
+`copies='reuse'`: the recipe, as in a hand-written tower loop:
 
     for k, shard in enumerate(shards):
         with tf.device(devices[k]), tf.name_scope('tower_%d' % k):
             with tf.variable_scope(tf.get_variable_scope(), reuse=k > 0):
                 losses.append(model_fn(*shard))
 
-It is for model functions whose Python has to run once per tower, and has the recipe's limits:
-variables are shared by `tf.get_variable` alone, collections have the entries of all towers, and a
-tower keeps no state of its own.
+It is for model functions whose Python has to run once per tower, and has the recipe's limits: only
+variables of `tf.get_variable` are shared, collections have the entries of all towers, and a tower
+has no state of its own.
 """
 
 import contextlib

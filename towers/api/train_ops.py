@@ -1,14 +1,12 @@
 """The train op of a build; with several losses, a train op for each loss and one for all."""
 
 import collections
-import functools
 
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
 from towers.graph.nests import fetches_in
 from towers.graph.variable_access import metric_variables
-from towers.nonfinite import checked_at_least_scale
 from towers.placement.variable_device import only_device
 from towers.reduce.replicas import follow_updates
 from towers.reduce.update import apply_update, checked_transform
@@ -71,8 +69,8 @@ def update_variables(tower_set, request, outputs, combined, shards, collections_
             for each in objectives)
         of_optimizers = collections_before.new_updates()[len(of_towers):]
         gradients = objectives.shaped(
-            checked_transform(each.transform_gradients, of(each, gradients), request.placement,
-                              each.name)
+            checked_transform(each.transform_gradients, of(each, gradients),
+                              request.placement.main, each.name)
             for each in objectives)
     made = made.operations
     settle(made, [
@@ -156,12 +154,13 @@ class _Steps:
         updates_here = machines is None or machines.updates_here
         if machines is not None and updates_here:
             updates, redirect = hold_back(updates, gates, request.cluster.active, self._computed)
-        scaled_losses, on_skip = self._scaled(combined)
+        scaled_losses = self._tower_set.gradients.scaled_losses
+        if scaled_losses is not None:  # of one loss
+            scaled_losses = scaled_losses.watching(combined[0].gradients)
         before, slots, slots_of_replicas = losses + updates, [], []
         after = before + (read if len(objectives) > 1 else [])
         for each, summed in zip(objectives, combined):
-            applied = self._apply(each, summed, after, each is objectives[-1], scaled_losses,
-                                  on_skip)
+            applied = self._apply(each, summed, after, each is objectives[-1], scaled_losses)
             after = after + [applied.train_op]
             slots, slots_of_replicas = slots + applied.slots, (
                 slots_of_replicas + applied.slots_of_replicas)
@@ -174,18 +173,7 @@ class _Steps:
                       slots_of_replicas=slots_of_replicas, counts=applied.counts,
                       before=tuple(before), redirect=redirect, scaled_losses=scaled_losses)
 
-    def _scaled(self, combined):
-        """The `ScaledLosses` that watch the gradients, and what a skipped step checks; or Nones."""
-        scaled_losses = self._tower_set.gradients.scaled_losses
-        if scaled_losses is None:
-            return None, None
-        (summed,) = combined  # a scale goes with one loss
-        scaled_losses = scaled_losses.watching(summed.gradients)
-        return scaled_losses, functools.partial(
-            checked_at_least_scale, summed.gradients,
-            scaled_losses) if self._request.numerics.check_numerics else None
-
-    def _apply(self, objective, combined, after, is_last, scaled_losses, on_skip):
+    def _apply(self, objective, combined, after, is_last, scaled_losses):
         """The `Applied` gradients of a loss; the last one counts the step."""
         request, optimizer, of = self._request, objective.optimizer, self._request.objectives.of
         if has_own_minimize(optimizer):
@@ -196,7 +184,7 @@ class _Steps:
                 request.global_step if is_last else None, placement=request.placement,
                 variables=self._tower_set.recorded.variables, after=after,
                 replicas=self._tower_set.roles.replicas, on_towers=combined.on_towers,
-                scaled_losses=scaled_losses, on_skip=on_skip)
+                scaled_losses=scaled_losses)
         self._made = self._made + made.operations
         self._settle(self._made, [applied.train_op], after)
         return applied

@@ -109,7 +109,7 @@ def _check_variables(built, device_of, broken, notes):
     allowed = built.placement.devices()
     for variable in built.variables:
         device = device_of(variable)
-        if allowed is None or device in allowed:
+        if device in allowed:
             continue
         if variable.op.name not in built.made:
             notes.append('variable %s, made before the towers, is on %s%s' % (

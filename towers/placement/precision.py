@@ -47,17 +47,12 @@ def use_precision(config: tf.ConfigProto, precision: str, devices: typing.Any) -
       PrecisionError: this TensorFlow has no such rewrite for these devices.
     """
     check_instance('config', config, tf.ConfigProto, 'a tf.ConfigProto')
-    check_precision(precision)
+    check_choice('precision', precision, PRECISIONS)
     devices = resolve_devices(devices, check=False, allow_repeated=True)
     if precision != 'float32':
         setattr(config.graph_options.rewrite_options, rewrite_field(precision, devices),
                 config.graph_options.rewrite_options.ON)
     return config
-
-
-def check_precision(precision):
-    """Raises `InvalidArgumentError` unless `precision` is one of `PRECISIONS`."""
-    check_choice('precision', precision, PRECISIONS)
 
 
 def rewrite_field(precision, devices):

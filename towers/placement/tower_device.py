@@ -222,29 +222,16 @@ def resolved(device):
 
 
 def was_chosen(op, tower, first):
-    """Whether a `tf.device` of the program's own has put an operation of a tower on its device.
+    """Whether the program's own `tf.device`, or a colocation, has put a tower's operation there.
 
     Args:
       op: the operation.
       tower: its `Tower`.
       first: the `Tower` of which the others are copies.
     """
-    device = operation_device(op)
-    decides = _decides_device_of(op, set()) or op
-    scopes = compat.device_scopes(decides)
-    if any(isinstance(scope, TowerDevice) for scope in scopes[1:]) and (
-            not isinstance(scopes[0], TowerDevice)):
-        return True
-    # Those that it is put with: a lookup, with its variable, was put nowhere by the model.
-    near = beside(decides) + [compat.differentiated_operation(decides)] + [
-        tensor.op for tensor in decides.inputs if decides.type == 'Identity']
-    if any(other is not None and tower.has(other.name) and operation_device(other) == device
-           and was_chosen(other, tower, first) for other in near):
-        return True
-    if tower is first or not tower.has(decides.name):
-        return False
-    original = operation_named(
-        op.graph, first.name_scope + decides.name[len(tower.name_scope):])
-    return original is not None and device in (
-        operation_device(original), moved(operation_device(original), first.device, tower.device)
-    ) and was_chosen(original, first, first)
+    original = op if tower is first else operation_named(
+        op.graph, first.name_scope + op.name[len(tower.name_scope):])
+    return original is not None and follows_tower(original) is not True and (
+        operation_device(op) in (
+            operation_device(original),
+            moved(operation_device(original), first.device, tower.device)))

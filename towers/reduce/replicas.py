@@ -275,14 +275,11 @@ def _value_or_initial_value(variable):
     So the replicas may be initialized in the same run as the model's variables, after a restore, or
     later. Only in a session in which everything is initialized already, the two initializers have
     to run one after the other: in one run, a replica might read the variable's old value. This is
-    `Variable.initialized_value`, which TF 2 lacks for resource variables, in fewer operations.
+    `Variable.initialized_value`, which TF 2 lacks for resource variables.
     """
-    with tf.control_dependencies(None), tf.name_scope('replicas/'), only_device(variable.device):
-        is_set = tf.is_variable_initialized(variable)
-        use_value = tf.identity(tf.raw_ops.Switch(data=is_set, pred=is_set).output_true)
-        with tf.control_dependencies([use_value]):
-            value = variable.read_value()
-        initial = tf.raw_ops.Switch(data=variable.initial_value, pred=is_set).output_false
-        merged = tf.raw_ops.Merge(inputs=[initial, value]).output
-        merged.set_shape(variable.get_shape())
-        return merged
+    with tf.control_dependencies(None), tf.name_scope('replicas/'), only_device(
+            variable.device), compat.control_flow_v1():
+        value = tf.cond(tf.is_variable_initialized(variable), variable.read_value,
+                        lambda: variable.initial_value)
+    value.set_shape(variable.get_shape())
+    return value

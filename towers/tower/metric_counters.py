@@ -21,7 +21,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph import graph_walk
 from towers.graph.op_types import ADDS, ADDS_ROWS
-from towers.graph.variable_access import Writes, metric_variables
+from towers.graph.variable_access import Writes
 from towers.tower.shards import if_any, weighted
 
 
@@ -44,14 +44,14 @@ def leave_out_padding(towers, weights, variables):
                 compat.replace_input(op, _added(op), if_any(op.inputs[_added(op)], weight))
 
 
-def weigh_additions(metrics, weights):
+def weigh_additions(metrics, weights, counters):
     """Weighs the additions of all towers to counters of metrics.
 
     Args:
       metrics: for each tower its dict of metrics, of the same names; or None.
       weights: each tower's share of the batch: floats, or float64 scalars.
+      counters: set of the names of the counters.
     """
-    counters = set(metric_variables())
     if all(weight is weights[0] for weight in weights) or not counters:
         return
     writes, done = Writes(tf.get_default_graph()), set()

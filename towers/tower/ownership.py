@@ -38,7 +38,8 @@ class Roles(collections.namedtuple('Roles', 'written own_state inline_updates re
     Attributes:
       written: {name of a variable that a step writes before the update: its role}: `'first'`: tower
         0 writes for all; `'every'`: every tower writes, in turn; `'own'`: one for each tower;
-        `'metric'`: a counter, to which every tower adds.
+        `'metric'`: a counter of `tf.metrics`, or of a `(value, update_op)`, to which every tower
+        adds.
       own_state: `OwnState`: local variables that the forward pass writes, one for each tower.
       inline_updates: `InlineUpdates`: shared variables that the forward pass writes.
       replicas: `Replicas` of the trained variables; or None.
@@ -98,7 +99,9 @@ def ownership(recorded, request, size, taken=(), make_replicas=None):
     forward, step, counted = [{op.name for op in graph_walk.step_operations(each)} for each in (
         fetches, fetches + recorded.updates, [update for _, update in pairs])]
     runs = step if request.objectives else forward  # no step runs updates in an evaluation
-    writes, of_metrics = writes_of(recorded), set(metric_variables())
+    writes = writes_of(recorded)
+    of_metrics = set(metric_variables()).union(*(
+        write.variables for write in writes if write.op.name in counted - step))
     if not any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives):
         _check_trains_nothing(writes, runs)
     state = own_state(recorded, writes, step, counted, request.parts_a_call)

@@ -24,8 +24,8 @@ from towers.graph import graph_walk
 from towers.graph.frames import Frames
 from towers.graph.nests import fetches_in
 from towers.graph.op_types import HAND_ON, VARIABLE_OPS
-from towers.graph.variable_access import (Writes, is_variable, metric_variables, read_from,
-                                          takers_of_memory, variable_op)
+from towers.graph.variable_access import (Writes, is_variable, read_from, takers_of_memory,
+                                          variable_op)
 from towers.placement.variable_device import only_device
 from towers.tower.objectives import flat
 from towers.tower.outputs import metrics_by_kind
@@ -42,12 +42,11 @@ def write_after_reads(towers, roles):
     Raises:
       SharedVariableError: a tower reads such a variable after it has written it.
     """
-    graph, every = tf.get_default_graph(), roles.names('every')
-    finder, writes, operations = Writes(graph), [], {}
-    for number, tower in enumerate(towers if every else towers[:1]):
+    finder, writes, operations = Writes(tf.get_default_graph()), [], {}
+    for number, tower in enumerate(towers if roles.names('every') else towers[:1]):
         step = graph_walk.step_operations(_fetches(tower) + list(tower.updates))
         operations.update((op.name, op) for op in step)
-        writes += _writes_of(tower, step, finder, every, number)
+        writes += _writes_of(tower, step, finder, roles, number)
     if not writes:
         return
     reading = towers[1:] + [towers[0]._replace(predictions=None)]
@@ -79,13 +78,13 @@ _Write = collections.namedtuple('_Write', 'tower op variables is_every')
 """A write: the number of its tower, its operation, names of variables, whether every tower's."""
 
 
-def _writes_of(tower, step, finder, every, number):
+def _writes_of(tower, step, finder, roles, number):
     """What a tower writes in a step that is to be put in order: a list of `_Write`."""
-    found, counters = [], metric_variables()
+    found = []
     for op in step:
         if tower.has(op.name) and not graph_walk.is_random(op):
-            names = [name for name in finder.of(op) if name not in counters]
-            mine = [name for name in names if name in every]
+            names = [name for name in finder.of(op) if roles.written.get(name) != 'metric']
+            mine = [name for name in names if roles.written.get(name) == 'every']
             if mine or names and not number:
                 found.append(_Write(number, op, mine or names, bool(mine)))
     return found
@@ -215,20 +214,19 @@ def _fetches(tower):
                        [gradient for gradient, _ in tower.pairs]])
 
 
-def count_in_turn(towers, weights):
+def count_in_turn(towers, weights, roles):
     """Has each tower take the counters of a metric when the tower before has updated them.
 
-    Args:
-      towers: list of `Tower`s, in the order of their parts of the batch.
-      weights: the weights of the towers' losses; a tower of weight 0. has nothing but padding, and
-        its metrics are not run.
+    A tower of weight 0. has nothing but padding, and its metrics are not run.
     """
+    counters = {variable.op.name: variable for variable in tf.global_variables()
+                + tf.local_variables() if roles.written.get(variable.op.name) == 'metric'}
     towers = [tower for tower, weight in zip(towers, weights)
               if not (isinstance(weight, float) and weight == 0.)]
-    if len(towers) < 2 or not metric_variables():
+    if len(towers) < 2 or not counters:
         return
     finder = Writes(tf.get_default_graph())
-    counting = [_counting(tower, finder) for tower in towers]
+    counting = [_counting(tower, counters, finder) for tower in towers]
     for tower, before, after in zip(towers[1:], counting, counting[1:]):
         for (waited, _), (_, takes) in zip(before, after):
             for op, position, variable in takes if waited else ():
@@ -240,7 +238,7 @@ def count_in_turn(towers, weights):
                         compat.replace_input(op, position, variable.read_value())
 
 
-def _counting(tower, finder):
+def _counting(tower, counters, finder):
     """How a tower counts: for each metric, update and loss `(operations, takes)`.
 
     The operations are those after which its counters are updated; the takes are `[(operation,
@@ -248,7 +246,7 @@ def _counting(tower, finder):
     """
     fetches = [update for _, update in metrics_by_kind(tower.metrics)[1]] + list(tower.updates) + (
         [] if tower.data_loss is None else flat(tower.data_loss))
-    operations, counters = graph_walk.step_operations(fetches), metric_variables()
+    operations = graph_walk.step_operations(fetches)
     inside = {op.name for op in operations if tower.has(op.name)}
     takes = [(op, position, counters[source.name]) for op in operations if op.name in inside
              for position, tensor in enumerate(op.inputs)
