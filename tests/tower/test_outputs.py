@@ -58,17 +58,6 @@ def test_a_dict_or_any_object_with_some_of_the_fields():
 
 # ---- predictions --------------------------------------------------------------------------------
 
-def test_predictions_come_back_in_batch_order():
-    parts = [{'a': tf.constant([[1.], [2.]]), 'b': (tf.constant(['x', 'y']), tf.constant(7))},
-             {'a': tf.constant([[3.]]), 'b': (tf.constant(['z']), tf.constant(8))}]
-    merged = merge_predictions(parts, None)
-    assert merged['a'].shape.as_list() == [3, 1]
-    values = run(merged)
-    assert values['a'].tolist() == [[1.], [2.], [3.]]
-    assert values['b'][0].tolist() == [b'x', b'y', b'z']
-    assert values['b'][1].tolist() == [7, 8]  # scalars: one a tower
-
-
 def sparse(rows, width):
     """One value in each row, in its first column."""
     return tf.SparseTensor.from_value(tf.SparseTensorValue(

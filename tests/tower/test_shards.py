@@ -236,8 +236,9 @@ def of_itself():
 @pytest.mark.parametrize('make, text', [
     (lambda: (numbers(2), tf.constant(0.5)), 'inputs[1] is a scalar and has no batch dimension to'),
     (lambda: {'rate': 0.5, 'x': numbers(2)}, "inputs['rate'] is a scalar"),
-    (lambda: (np.ones(2), [3, 4]), 'inputs has the Python list [3, 4], each entry of which is an '
-                                   'input of its own: pass np.array(...) of it'),
+    (lambda: (np.ones(2), [3, 4]), 'inputs[1][0] is a scalar and has no batch dimension to cut: let '
+                                   'the model function take it from its closure, or leave it out '
+                                   'of inputs; of a Python list of numbers pass np.array(...)'),
     (of_itself, 'inputs contain themselves, or are nested too deeply'),
     (lambda: (None, None), 'inputs=(None, None) holds no tensor'),
     (lambda: (tf.zeros([4]), foreign()), 'inputs[1] (foreign:0) belongs to another graph than the'),

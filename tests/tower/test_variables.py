@@ -10,8 +10,8 @@ import tensorflow.compat.v1 as tf
 import tf_slim as slim
 from tensorflow.python.training.slot_creator import create_zeros_slot
 
-from towers import (SharedVariableError, TowersError, VariablePlacement, audit, build_towers,
-                    mend_slim, session_config)
+from towers import (SharedVariableError, TowersError, audit, build_towers, mend_slim,
+                    session_config)
 
 BATCH = np.float32([1., 2., 3., 6.])
 ONE = tf.ones_initializer()
@@ -302,27 +302,3 @@ def test_a_later_build_shares_all_with_an_earlier(model_fn, first, trained):
         assert session.run(evaluation.loss) == 3. * first
         session.run(training.train_op)
         assert session.run(evaluation.loss) == 3. * trained
-
-
-# ---- slots ---------------------------------------------------------------------------------------
-
-class SlotsByName(SGD):
-    """Makes its slots by `get_variable` under the variable's name, as BERT's optimizer does."""
-
-    def apply_gradients(self, pairs, *args, **kwargs):
-        for _, variable in pairs:
-            tf.get_variable(variable.op.name + '/adam_m', variable.shape, trainable=False)
-        tf.get_variable('power', [], trainable=False)
-        return super(SlotsByName, self).apply_gradients(pairs, *args, **kwargs)
-
-
-def test_slots_by_get_variable_go_beside_their_variable():
-    def model_fn(x):
-        return tf.reduce_mean(x) * sum(
-            tf.reduce_sum(tf.get_variable(name, [4])) for name in ('a', 'b/kernel'))
-    built = build(model_fn, optimizer=SlotsByName(1.), variables=VariablePlacement('balanced'))
-    places = {variable.op.name: variable.device for variable in tf.global_variables()}
-    assert places['a'] != places['b/kernel']
-    assert all(places[name + '/adam_m'] == places[name] for name in ('a', 'b/kernel'))
-    assert sorted(each.op.name for each in built.slots) == [
-        'a/adam_m', 'b/kernel/adam_m', 'power']

@@ -22,7 +22,7 @@ from towers.reduce.replicas import check_no_replicas
 from towers.tower.batch_inputs import with_sparse_tensors
 from towers.tower.metric_counters import leave_out_padding, weigh_additions
 from towers.tower.cut_inputs import Shards, check_cuts_nothing
-from towers.tower.build_context import BuildCollections, check_not_nested, undone_on_error
+from towers.tower.build_context import BuildCollections, check_not_nested
 from towers.tower.objectives import map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import split_batch, static_batch_size
@@ -121,7 +121,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
     inputs = checked_inputs(request, inputs)
     collections_before = BuildCollections(graph)
     make_towers = call_for_each_tower if request.copies == 'reuse' else call_once_and_copy
-    with undone_on_error(graph, collections_before.put_back):
+    with collections_before.of_build():
         shards, behind = cut(request, inputs)
         scaled_losses = None if request.loss_scale is None else ScaledLosses(
             request.loss_scale, request.name + 's', request.placement)
@@ -138,7 +138,6 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         train_op = update.train_op if machines is None else machines.train_op(
             update.train_op, update.before,
             () if replicas is None else tuple(replicas.of_variable))
-        collections_before.keep_updates_from_later_builds()
     recorded = tower_set.recorded
     built = BuiltTowers(
         train_op=train_op, train_ops=update.train_ops, loss=outputs.loss,

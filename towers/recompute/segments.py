@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 from towers.graph import graph_walk
 from towers.graph.edit import functions_of
 from towers.graph.op_types import RESHAPES
-from towers.graph.variable_access import REFERENCE_VARIABLES, takers_of_memory
+from towers.graph.variable_access import REFERENCE_VARIABLES
 
 # Python, which may draw or count whatever its caller says of state.
 _PYTHON = frozenset(['PyFunc', 'PyFuncStateless', 'EagerPyFunc'])
@@ -57,8 +57,9 @@ def repeatable_operations(forward, taken, keeps_small=True):
     random = graph_walk.reachable_from([op for op in forward if graph_walk.is_random(op)
                                         or graph_walk.seed_position(op) is not None], forward)
     # Of a reference variable the memory may hold another value when it is read again.
-    references = set().union(*[takers_of_memory(op, lambda _: False) for op in
-                               forward[0].graph.get_operations() if op.type in REFERENCE_VARIABLES])
+    operations = forward[0].graph.get_operations()
+    references = [op for op in operations if op.type in REFERENCE_VARIABLES]
+    references = graph_walk.reachable_from(references, operations) if references else ()
     for index, op in enumerate(forward):
         if not is_repeatable(op) or op.name in references or any(
                 place.get(tensor.op.name, -1) > index for tensor in op.inputs):

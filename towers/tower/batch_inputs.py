@@ -2,7 +2,6 @@
 
 import collections
 import copy
-import numbers
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -31,7 +30,6 @@ def looked_at(inputs):
     check_graph_mode('what split_batch makes')
     nest = with_sparse_tensors(inputs)
     leaves = _leaves(nest)
-    _check_no_lists_of_numbers(nest)
     return Inputs(nest, leaves, *_static_batch_size(leaves))
 
 
@@ -130,18 +128,6 @@ def _leaves(inputs):
     return leaves
 
 
-def _check_no_lists_of_numbers(inputs):
-    """Raises `InputError` for what `tolist()` makes of an array: a nest of as many scalars."""
-    if isinstance(inputs, list) and inputs and all(isinstance(
-            part, (numbers.Number, str, bytes)) and not isinstance(part, np.generic)
-                                                   for part in inputs):
-        raise InputError('inputs has the Python list %.60r, each entry of which is an input of its '
-                         'own: pass np.array(...) of it, [batch, ...].' % (inputs,))
-    for part in (inputs.values() if isinstance(inputs, dict) else
-                 inputs if isinstance(inputs, (list, tuple)) else ()):
-        _check_no_lists_of_numbers(part)
-
-
 def _paths(nest, path):
     """How each leaf is got out of a nest, in the order of `tf.nest.flatten`: `['x']`, `[0].labels`.
     """
@@ -187,8 +173,8 @@ def _static_batch_size(leaves):
         shape = static_shape(path, leaf)
         if shape.ndims == 0:
             raise InputError('%s is a scalar and has no batch dimension to cut: let the model '
-                             'function take it from its closure, or leave it out of inputs.'
-                             % path)
+                             'function take it from its closure, or leave it out of inputs; of a '
+                             'Python list of numbers pass np.array(...).' % path)
         if shape.ndims is not None and shape.as_list()[0] is not None:
             sizes[path] = shape.as_list()[0]
         else:

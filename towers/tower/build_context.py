@@ -71,25 +71,6 @@ def check_no_failed_build(graph):
             'build in a new graph (with tf.Graph().as_default(): …, or tf.reset_default_graph()).')
 
 
-@contextlib.contextmanager
-def undone_on_error(graph, put_collections_back):
-    """The context of a build, which undoes it on an error.
-
-    Args:
-      graph: the `tf.Graph`.
-      put_collections_back: function without arguments that gives the graph's collections the
-        contents that they had before the build.
-    """
-    before = len(graph.get_operations())
-    try:
-        yield
-    except BaseException:
-        put_collections_back()
-        if len(graph.get_operations()) > before:
-            _FAILED.add(graph)
-        raise
-
-
 _UPDATES_OF_BUILDS = ('towers_update_ops',)
 """A key that is no string, like the keys of TF's own stores, so that no meta graph holds it."""
 
@@ -114,16 +95,22 @@ class BuildCollections:
         return [entry for entry in self._graph.get_collection(tf.GraphKeys.UPDATE_OPS)
                 if id(entry) not in known]
 
-    def keep_updates_from_later_builds(self):
-        """Notes in the graph that the new `UPDATE_OPS` belong to this build."""
+    @contextlib.contextmanager
+    def of_build(self):
+        """The context of the build, whose new `UPDATE_OPS` are noted in the graph as its own; after
+        an error every collection has its former entries again."""
+        count = len(self._graph.get_operations())
+        try:
+            yield
+        except BaseException:
+            for key in set(_snapshot(self._graph)) | {key for key, entries in self._before.items()
+                                                      if entries}:
+                self._graph.get_collection_ref(key)[:] = self._before.get(key, [])
+            if len(self._graph.get_operations()) > count:
+                _FAILED.add(self._graph)
+            raise
         for entry in self.new_updates():
             self._graph.add_to_collection(_UPDATES_OF_BUILDS, _name_of(entry))
-
-    def put_back(self):
-        """Gives every collection the entries that it had before the build."""
-        for key in set(_snapshot(self._graph)) | {key for key, entries in self._before.items()
-                                                  if entries}:
-            self._graph.get_collection_ref(key)[:] = self._before.get(key, [])
 
 
 def _snapshot(graph):

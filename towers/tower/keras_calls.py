@@ -60,10 +60,9 @@ class KerasCalls:
     def __init__(self, graph):
         self._graph, self._thread = graph, threading.get_ident()
         self._open, self._depth = True, 0
-        self._calls = []     # outermost calls, in order
+        self._calls, self._waiting = [], None  # outermost calls, in order
         self._updates = []   # (layer, op, whether it was frozen), as given to add_update
         self._activity = []  # (layer, tensor), as layers gave them to add_loss
-        self._waiting = None
 
     @property
     def layers(self):

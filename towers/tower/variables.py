@@ -173,22 +173,21 @@ class NewVariables:
         alike = [each for each in self._pending if each.requested_name == requested] or [
             each for each in self._pending
             if without_numbers(each.requested_name) == without_numbers(requested)]
-        shape, dtype = _wanted_shape_and_dtype(kwargs)
-        if not alike or not alike[0].variable.shape.is_compatible_with(shape) or (
-                alike[0].variable.dtype.base_dtype != dtype):
+        there = (alike or self._pending or [None])[0]
+        wanted, made = _wanted_shape_and_dtype(kwargs), 'none'
+        if there is not None:
+            shape, dtype = there.variable.shape, there.variable.dtype.base_dtype
+            made = '%r of shape %s and dtype %s' % (there.requested_name, shape, dtype.name)
+        if not alike or not shape.is_compatible_with(wanted[0]) or dtype != wanted[1]:
             raise SharedVariableError(
                 'the model function asks for %r of shape %s and dtype %s as its variable number %d '
                 'made without get_variable; the earlier build made %s there. Make the same '
                 'variables in the same order as the earlier build did, or make them with '
-                'tf.get_variable.' % (
-                    requested, shape, dtype.name, len(self._earlier) - len(self._pending) + 1,
-                    'none' if not self._pending else '%r of shape %s and dtype %s' % (
-                        (alike or self._pending)[0].requested_name,
-                        (alike or self._pending)[0].variable.shape,
-                        (alike or self._pending)[0].variable.dtype.base_dtype.name)))
-        self._pending.remove(alike[0])
-        self.direct.append(alike[0])
-        return alike[0].variable
+                'tf.get_variable.' % (requested, wanted[0], wanted[1].name,
+                                      len(self._earlier) - len(self._pending) + 1, made))
+        self._pending.remove(there)
+        self.direct.append(there)
+        return there.variable
 
 
 def _after_getter(former, own, getter, *args, **kwargs):
