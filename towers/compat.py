@@ -27,15 +27,6 @@ def has_estimator():
         return False
 
 
-def set_local_init_op(scaffold, op):
-    """Gives a `tf.train.Scaffold` another `local_init_op`.
-
-    The public way is a new scaffold, `Scaffold(local_init_op=…, copy_from_scaffold=…)`; but hooks
-    hold the one that there is, and look for its saver.
-    """
-    scaffold._local_init_op = op
-
-
 # ---- tf.layers ----------------------------------------------------------------------------------
 
 # From this version on `tf.layers` and `tf.nn.rnn_cell` are those of the package tf-keras.
@@ -146,15 +137,6 @@ def is_keras_3_symbol(value):
 def is_keras_input(op):
     """Whether `op` is the placeholder that Keras 2 made for a `keras.Input`; no call tells."""
     return op.type == 'Placeholder' and hasattr(op.outputs[0], '_keras_history')
-
-
-def keras_variables(layer, trainable=False):
-    """The `tf.Variable`s of a Keras layer and its parts: all of them, or the trainable ones."""
-    variables = layer.trainable_variables if trainable else layer.variables
-    if is_keras_3(layer):
-        # A Keras 3 variable is no tf.Variable, but holds one.
-        return [variable.value for variable in variables]
-    return list(variables)
 
 
 def keras_states(layer):
@@ -428,16 +410,6 @@ def set_reuse(scope, reuse):
 def wrapped_optimizer(optimizer):
     """The optimizer that another one wraps (`SyncReplicasOptimizer`, loss scales); None without."""
     return getattr(optimizer, '_optimizer', None) or getattr(optimizer, '_opt', None)
-
-
-def make_slots(optimizer, variables):
-    """Has an optimizer make its slots, which it does otherwise in `apply_gradients` alone."""
-    optimizer._create_slots(variables)
-
-
-def saver_of_hook(hook):
-    """The saver that TensorFlow's `CheckpointSaverHook` was given; None of any other hook."""
-    return getattr(hook, '_saver', None)
 
 
 # The dtypes that the kernel of `CollectiveReduce` on CPUs takes.

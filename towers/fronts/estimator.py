@@ -9,10 +9,9 @@ from towers import compat
 from towers.arguments import check_choice
 from towers.api.build import build_towers
 from towers.errors import GradientError, InvalidArgumentError, MissingPackageError
-from towers.fronts.estimator_spec import (ModelFunction, check_mode, initialize_all_towers,
-                                          mergeable, merged_spec, metrics)
+from towers.fronts.estimator_spec import (ModelFunction, check_mode, mergeable, merged_spec,
+                                          metrics)
 from towers.fronts.optimizer_calls import OptimizerCalls
-from towers.fronts.optimizer_slots import check_saved
 from towers.placement.devices import check_one_stage, resolve_devices
 from towers.tower.batch_inputs import NamedInputs
 
@@ -49,10 +48,8 @@ def replicate_model_fn(model_fn: typing.Callable,
     those of the whole batch: predictions and export outputs in batch order (scalars: [towers]),
     metrics counted over all towers in one set of counters. Everything else is the first tower's, in
     each mode: the train op, `training_hooks`, `training_chief_hooks`, `evaluation_hooks`,
-    `prediction_hooks` and `scaffold`, whose `local_init_op`, if the model function gives one, is
-    made to initialize the tables and local variables of the later towers, too. Operations of the
-    first tower have the names that they have without towers; so hooks and programs that look for
-    operations by name get the first tower's.
+    `prediction_hooks` and `scaffold`. Operations of the first tower have the names that they have
+    without towers; so hooks and programs that look for operations by name get the first tower's.
     Batch-norm updates are the first tower's and ride on the train op, in `UPDATE_OPS` or not.
 
     With one device the model function is called directly, and its `EstimatorSpec` is not changed.
@@ -121,14 +118,11 @@ def replicate_model_fn(model_fn: typing.Callable,
             built = build_towers(
                 of_tower, NamedInputs(features=features, labels=labels), calls if trains else None,
                 names, 'sum' if is_sum else 'mean', remainder=remainder)
-        check_saved(specs[0], calls.late)
         tf.logging.info('%s', built.plan)
         if on_built is not None:
             on_built(mode, built)
-        initialize_all_towers(specs[0].scaffold, built.own_state)
         return merged_spec(specs[0], built, is_sum)
 
-    replicated_model_fn.is_replicated = True
     return replicated_model_fn
 
 

@@ -5,7 +5,6 @@ import inspect
 
 import tensorflow.compat.v1 as tf
 
-from towers import compat
 from towers.errors import InvalidArgumentError, ModelFunctionError
 from towers.fronts.optimizer_calls import share_of_sum
 from towers.placement.variable_device import only_device
@@ -49,10 +48,6 @@ class ModelFunction:
                 'model_fn=%.80r takes an argument %s: an Estimator gives %s. Bind it, by '
                 'functools.partial(model_fn, %s=…), or give it a default.' % (
                     function, unknown[0], ', '.join(_ARGUMENTS), unknown[0]))
-        if getattr(function, 'is_replicated', False):
-            raise ModelFunctionError('model_fn comes from replicate_model_fn, and would be '
-                                     'replicated twice: pass the model function that it was '
-                                     'given.')
         self._function = function
 
     def __call__(self, features, labels, mode, params, config):
@@ -160,16 +155,3 @@ def _like(output, parts):
     if isinstance(output, tf.estimator.export.PredictOutput):
         return type(output)(outputs=parts)
     return type(output)(**parts)
-
-
-def initialize_all_towers(scaffold, own_state):
-    """Has a scaffold's `local_init_op`, if the model function gave one, reset all towers' state.
-
-    Args:
-      scaffold: the `tf.train.Scaffold` of the model function, or None. It stays the same object,
-        since hooks of the model function may hold it.
-      own_state: the state variables of all towers.
-    """
-    if scaffold is not None and scaffold.local_init_op is not None and own_state:
-        compat.set_local_init_op(scaffold, tf.group(
-            scaffold.local_init_op, tf.variables_initializer(own_state)))

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_flag, check_graph_mode
 from towers.errors import DeviceError, InvalidArgumentError, MissingPackageError
-from towers.fronts.keras_towers import (MERGED_ON, GradientDevices, KerasTowers,
+from towers.fronts.keras_towers import (MERGED_ON, KerasTowers, gradient_devices,
                                         identity_for_losses)
 from towers.graph.graph_walk import Recording
 from towers.placement.devices import (check_one_stage, needs_config, resolve_devices,
@@ -122,9 +122,6 @@ def _checked_keras(model):
             'for each tower: make it a functional one (keras.Model(x, model(x)) with x = '
             'keras.Input(…)), or call it in the model function of towers.build_towers.'
             % (_named(model), type(model).__name__))
-    if isinstance(model, ParallelModel):
-        raise InvalidArgumentError('ParallelModel: %s is one already: give its inner_model.'
-                                   % _named(model))
     for name, tensor in zip(model.input_names, model.inputs):
         if not isinstance(tensor, tf.Tensor):
             raise InvalidArgumentError(
@@ -136,12 +133,6 @@ def _checked_keras(model):
             'ParallelModel: %s belongs to another graph than the default one: make both under the '
             'same tf.Graph().as_default(), after keras.backend.clear_session() if that is called.'
             % _named(model))
-    handed_on = sorted(set(model.input_names) & set(model.output_names))
-    if handed_on:
-        raise InvalidArgumentError(
-            'ParallelModel: the input %r of %s is an output as well, so that two layers would have '
-            'its name: put a layer between, such as Activation(\'linear\', name=…).'
-            % (handed_on[0], _named(model)))
     _check_parts(model, keras)
     return keras
 
@@ -150,8 +141,8 @@ def _check_parts(model, keras):
     for part in compat.keras_parts(model):
         if isinstance(part, ParallelModel):
             raise InvalidArgumentError(
-                'ParallelModel: %s holds %s, which is a ParallelModel already: put the inner_model '
-                'of that one there.' % (_named(model), _named(part)))
+                'ParallelModel: %s is a ParallelModel already: give the inner_model of that one.'
+                % _named(part))
         if isinstance(part, keras.Model):
             continue
         if getattr(part, 'stateful', False) and hasattr(part, 'reset_states'):
@@ -164,8 +155,7 @@ def _check_parts(model, keras):
         if getattr(part, 'metrics', None):
             raise InvalidArgumentError(
                 'ParallelModel: the layer %r of %s adds a metric of its own, which each tower '
-                'would '
-                'add: make what it is computed from an output, and give the metric to '
+                'would add: make what it is computed from an output, and give the metric to '
                 'compile(metrics=…).' % (part.name, _named(model)))
 
 
@@ -349,9 +339,9 @@ class _ParallelMethods:
     # gradients are made, and refuse them after that.
     def _make_train_function(self):
         self._check_graph()
-        devices = GradientDevices(self.model_towers.builds, MERGED_ON, self.weights)
-        with _set_trainable(self.when_compiled or ()), devices.scope(), Recording(
-                tf.get_default_graph()) as made:
+        with _set_trainable(self.when_compiled or ()), tf.device(
+                gradient_devices(self.devices, self.weights)), Recording(
+                    tf.get_default_graph()) as made:
             super()._make_train_function()
         keep_stacks_with_loops(made.operations)
         self._check_session()

@@ -109,24 +109,16 @@ def initialized_session(graph, config, start):
                      tf.tables_initializer()]
         for operation in begin + start:
             session.run(operation)
-        with filled_queues(session):
+        coordinator, threads = tf.train.Coordinator(), []
+        if graph.get_collection(tf.GraphKeys.QUEUE_RUNNERS):  # else only a deprecation warning
+            with graph.as_default():
+                threads = tf.train.start_queue_runners(session, coordinator)
+        try:
             yield session
-
-
-@contextlib.contextmanager
-def filled_queues(session):
-    """Within this the threads run that fill the queues of a session's graph (`tf.train.batch`)."""
-    coordinator = tf.train.Coordinator()
-    threads = []
-    if session.graph.get_collection(tf.GraphKeys.QUEUE_RUNNERS):  # else only a deprecation warning
-        with session.graph.as_default():
-            threads = tf.train.start_queue_runners(session, coordinator)
-    try:
-        yield
-    finally:
-        coordinator.request_stop()  # closes the queues, so that the threads end
-        for thread in threads:
-            thread.join(_SECONDS_TO_STOP)
+        finally:
+            coordinator.request_stop()  # closes the queues, so that the threads end
+            for thread in threads:
+                thread.join(_SECONDS_TO_STOP)
 
 
 _SECONDS_TO_STOP = 2

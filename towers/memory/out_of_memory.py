@@ -12,14 +12,13 @@ from towers.errors import OutOfMemoryError
 from towers.memory.account import memory_account
 from towers.memory.fit import device_limit, is_out_of_memory, largest_batch
 from towers.placement.devices import is_gpu, short_name
-from towers.tower.objectives import all_pairs
 
 _TENSOR = re.compile(r'shape\[([\d,]*)\](?: and type (\w+))?(?: on (\S+))?')
 _NODE = re.compile(r'\{\{node ([^}]+)\}\}|\[\[(?:node )?([^\s\]{]+)')
 
 
 def out_of_memory(error, built, checkpoint=None, memory_limit=None, batch_size=None):
-    """The `OutOfMemoryError` with the request that failed in a step, and the remedies.
+    """The `OutOfMemoryError` with the request that failed in a step, and what to do.
 
     Args:
       error: the `tf.errors.ResourceExhaustedError` that the step raised.
@@ -47,41 +46,16 @@ def out_of_memory(error, built, checkpoint=None, memory_limit=None, batch_size=N
             fitted = largest_batch(built, limit)
             lines.append('The largest batch that should fit: %d, %d a tower.' % (
                 fitted.batch_size, fitted.per_tower))
+            pieces = max(2, -(-account.batch_size // fitted.batch_size))
+            lines.append('Less memory for the same batch: memory=towers.Memory(accumulate=%d), or '
+                         "Memory(recompute='auto')%s." % (
+                             pieces, '; more devices, as towers or as stages of one' if any(
+                                 map(is_gpu, built.devices)) else ' (CPUs share one memory)'))
         except OutOfMemoryError:
             lines.append('No batch fits, not one example a tower.')
-        lines.append('What it would take otherwise: %s.' % '; '.join(
-            _remedies(built, account, limit)))
     if checkpoint:
         lines.append('Nothing of this step was saved; the run goes on from %s.' % checkpoint)
     return OutOfMemoryError(' '.join(lines))
-
-
-def _remedies(built, account, limit):
-    """Texts: the memory with accumulation, recomputation, more towers, or stages, by estimates."""
-    size, count, unit = account.batch_size, len(built.towers), sum(built.plan.shares)
-    fullest = max(account.pools(), key=lambda each: each.peak)
-    shared = not any(is_gpu(device) for device in built.devices)
-    sums = (count if shared else 1) * sum(
-        (variable.get_shape().num_elements() or 0) * variable.dtype.base_dtype.size
-        for _, variable in all_pairs(built.gradients))
-    found = []
-    pieces = [each for each in (2, 4, 8, 16, 32, 64) if size % (each * unit) == 0]
-    for each in pieces:
-        peak = memory_account(built, size // each).peak + sums
-        if peak <= limit or each == pieces[-1]:
-            found.append('accumulate=%d, micro-batches of %d: %s' % (
-                each, size // each, _megabytes(peak)))
-            break
-    kept = [tensor.bytes for tensor in fullest.tensors if tensor.kind == 'activations']
-    if kept:  # of n activations 2 sqrt(n) stay
-        saved = sum(kept) * max(0., 1. - 2. / len(kept) ** 0.5)
-        found.append("recompute='auto': about %s" % _megabytes(fullest.peak - saved))
-    if shared:
-        return found + ['more towers, or stages: no help, as CPUs share one memory']
-    if size // 2 >= unit:
-        found.append('%d towers: %s each' % (2 * count, _megabytes(
-            memory_account(built, size // 2 // unit * unit).peak)))
-    return found + ['two stages a tower: about %s each' % _megabytes(fullest.peak / 2)]
 
 
 @contextlib.contextmanager

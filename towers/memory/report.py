@@ -133,13 +133,8 @@ def _draw(accounts, path, measured, limit, title):
     kinds = [kind for kind in KINDS if any(each.kinds.get(kind) for each in fullest)]
     rows = [[each.kinds.get(kind, 0) / unit for each in fullest] for kind in kinds]
     colours = [_COLOURS[kind] for kind in kinds]
-    if len(batches) == 1:
-        bottoms = [sum(row[0] for row in rows[:number]) for number in range(len(rows))]
-        for row, bottom, kind, colour in zip(rows, bottoms, kinds, colours):
-            axes.bar(batches, row, bottom=bottom, color=colour, label=kind, width=0.6)
-    else:
-        axes.stackplot(batches, rows, labels=kinds, colors=colours, linewidth=0)
-        axes.set_xlim(min(batches), max(batches))
+    axes.stackplot(batches, rows, labels=kinds, colors=colours, linewidth=0)
+    axes.set_xlim(min(batches), max(batches))
     axes.plot(batches, [each.peak / unit for each in fullest], color='#333333', label='predicted')
     if measured:
         axes.plot([batch for batch, _ in measured], [bytes_ / unit for _, bytes_ in measured], 'o',
