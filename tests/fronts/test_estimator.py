@@ -93,20 +93,6 @@ def test_evaluation_counts_over_all_towers():
 
 
 @needs_estimator
-def test_a_batch_that_does_not_divide_can_be_refused():
-    build = replicate_model_fn(model_fn, devices=TWO, remainder='error')
-    with pytest.raises(towers.InputError, match=(
-            'a batch of 3 does not divide among 2 towers: use a batch of 4, or '
-            r"remainder='weight' \(uneven shards, weighted by their size\)\.$")):
-        build({'features': np.ones([3, 1])}, np.ones([3, 1]), TRAIN, PARAMS)
-    given = tf.placeholder(tf.float64, [None, 1])
-    spec = build({'features': given}, given, PREDICT, PARAMS)
-    with session() as running, pytest.raises(tf.errors.InvalidArgumentError,
-                                             match=r'\(remainder=weight would take it\)'):
-        running.run(spec.predictions, {given: np.ones([3, 1])})
-
-
-@needs_estimator
 def test_sparse_features_are_cut_by_example():
     def counts(features, labels, mode):
         table = tf.get_variable('table', [4, 1], tf.float64, tf.ones_initializer())
@@ -148,9 +134,6 @@ def test_arguments_go_to_those_that_take_them():
         given.append((mode, params.pop('size'), config))
         return spec(features, mode)
 
-    def takes_features(features):
-        return spec(features)
-
     def takes_more(features, first, labels, params=None):
         given.append((first, params))
         return spec(features)
@@ -160,7 +143,7 @@ def test_arguments_go_to_those_that_take_them():
             given.append(sorted(kwargs))
             return spec(features, mode)
     params = {'size': 3}
-    for function in (takes_all, takes_features, functools.partial(takes_more, first=1), Model()):
+    for function in (takes_all, functools.partial(takes_more, first=1), Model()):
         with tf.Graph().as_default():
             replicate_model_fn(function, Reduction.SUM, TWO)(np.ones(2), None, PREDICT, params, 'c')
     assert given == [(PREDICT, 3, 'c'), (1, params), ['labels']]
@@ -252,12 +235,8 @@ def test_nothing_stays_in_collections_and_another_call_has_scopes_of_its_own(gra
     (dict(devices='/cpu:0+/cpu:1,/cpu:2+/cpu:3'), towers.DeviceError,
      r'replicate_model_fn: /cpu:0\+/cpu:1 is one tower on 2 devices'),
     (dict(devices=['/cpu:0', '/cpu:0']), towers.DeviceError, 'a device of its own, or pass'),
-    (dict(remainder='drop'), towers.InvalidArgumentError, "remainder='drop'"),
-    (dict(on_built=3), towers.InvalidArgumentError, 'on_built=3 cannot be called'),
     (dict(model_fn=3), towers.ModelFunctionError, 'model_fn=3 cannot be called'),
-    (dict(model_fn=lambda x: x), towers.ModelFunctionError, 'takes no argument features'),
-    (dict(model_fn=lambda features, rate: features), towers.ModelFunctionError,
-     r'takes an argument rate: an Estimator gives .*partial\(model_fn, rate=…\), or give')])
+    (dict(model_fn=lambda x: x), towers.ModelFunctionError, 'takes no argument features')])
 def test_bad_arguments(graph, arguments, error, text):
     with pytest.raises(error, match=text):
         replicate_model_fn(**dict(dict(model_fn=model_fn), **arguments))

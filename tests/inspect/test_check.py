@@ -83,23 +83,6 @@ def test_batch_norm_agrees_on_equal_shards():
         'not compared (a moving variance, under same_shards): BatchNorm/moving_variance']
 
 
-def bias_without_effect(x, y):
-    """`lost` is added in front of a mean that is taken off again; `plain` is not."""
-    net = linear_layer(x) + tf.get_variable('lost', [3], x.dtype)
-    net -= tf.reduce_mean(net, 0, keepdims=True)
-    return samples.mean_squared_error(net + tf.get_variable('plain', [3], x.dtype), y)
-
-
-def test_a_variable_that_is_not_compared_is_named():
-    report = towers.check_towers(bias_without_effect, VECTORS, adam, same_shards=True, steps=1)
-    assert report.equal
-    assert [each.name for each in report.left_out] == ['lost']
-    # a loss; gradient, variable and 2 slots of the other two; the powers of beta
-    assert report.compared == 1 + 2 * 4 + 2
-    assert str(report).splitlines()[1:] == [
-        'not compared (its gradient is zero but for rounding): lost']
-
-
 def test_inputs_as_a_dict_with_sparse_ones():
     def model_fn(features):
         table = tf.get_variable('table', [5, 2], tf.float64)
@@ -339,13 +322,6 @@ def test_an_initial_value_of_a_part_of_the_batch_is_not_equal():
     assert "tower 0's part of it: compute it from the whole batch" in report.cause
     # Shards that are alike have the whole batch's.
     assert towers.check_towers(scaled_by_its_first_batch, (X, Y), steps=1, same_shards=True).equal
-
-
-def test_an_initial_value_of_the_whole_batch_is():
-    def model_fn(x, y):
-        scale = tf.get_variable('g', initializer=tf.reduce_mean(tf.square(tf.constant(X))))
-        return error(tf.matmul(x, kernel()) * scale, y)
-    assert towers.check_towers(model_fn, (X, Y), steps=1).equal
 
 
 @pytest.mark.parametrize('options, names', [

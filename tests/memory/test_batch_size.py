@@ -1,13 +1,10 @@
 """The account at another batch size is that of a graph built at that size."""
 
-import types
-
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
 from towers.errors import InvalidArgumentError
-from towers.memory.batch_size import shard_sizes
 
 import sample_models
 
@@ -67,6 +64,7 @@ def test_any_size_is_near_what_a_build_of_that_size_has(model, known, tolerance)
 
 @pytest.mark.parametrize('size, text', [
     (25, 'batch_size=25 does not divide among 2 towers: give a multiple of 2.'),
+    (1, 'batch_size=1 does not divide among 2 towers: give a multiple of 2.'),
     (0, 'batch_size=0: expected a whole number of at least 1.'),
     (True, 'batch_size=True: expected a whole number of at least 1.')])
 def test_sizes_that_make_no_sense(size, text):
@@ -75,23 +73,6 @@ def test_sizes_that_make_no_sense(size, text):
     assert str(caught.value) == text
     with pytest.raises(InvalidArgumentError, match='has no static size'):
         account(conv_net, None, None, known=False)
-
-
-def test_examples_of_each_tower_by_remainder():
-    def sizes(batch_size, remainder, devices=3):
-        built = types.SimpleNamespace(
-            towers=[None] * 3, devices=['/device:CPU:0'] * devices,
-            plan=types.SimpleNamespace(remainder=remainder, shares=(1, 1, 1)))
-        return shard_sizes(built, batch_size)
-    assert sizes(6, 'error') == [2, 2, 2]
-    assert sizes(8, 'weight') == [3, 3, 2]
-    assert sizes(8, 'drop') == [2, 2, 2]
-    with pytest.raises(InvalidArgumentError) as caught:
-        sizes(2, 'weight')
-    assert str(caught.value) == (
-        'batch_size=2 leaves some of 3 towers without an example: give 3 at least.')
-    with pytest.raises(InvalidArgumentError, match='does not divide among 3 micro-batches'):
-        sizes(4, 'error', devices=1)
 
 
 @pytest.mark.parametrize('shape', [None, pytest.param([None, 64], marks=pytest.mark.slow)])

@@ -95,4 +95,4 @@ def test_an_allocator_that_does_not_count_is_an_error(monkeypatch):
         tf.train.GradientDescentOptimizer(0.1), 1)
     monkeypatch.setattr(measure, 'peaks_of', lambda unused: {})
     with pytest.raises(MeasurementError, match='TF_CPU_ALLOCATOR_USE_BFC=true'):
-        towers.measure_memory(built, {x: [[0.] * 6] * 4}, warm_up=1, steps=1)
+        towers.measure_memory(built, {x: [[0.] * 6] * 4})

@@ -15,7 +15,6 @@ import re
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import check_step_variable
 from towers.errors import GradientError
 from towers.graph import graph_walk
 from towers.graph.nests import map_leaves
@@ -23,7 +22,6 @@ from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import combine
 from towers.tower.objectives import GradientsOfModel, tensors_of
-from towers.tower.optimizer_gradients import listed_pairs
 from towers.tower.ownership import OF_GRADIENTS, OPTIMIZER_UPDATES
 from towers.tower.variables import outside_of_calls, slot_creator
 
@@ -118,11 +116,6 @@ class OptimizerCalls(GradientsOfModel):
         """A tower's loss, weighted: the sum over the towers is the loss of the batch."""
         if not self._trains or self._weight is None:
             return loss
-        if callable(loss):
-            return lambda: self.weighted(loss())
-        if loss is None:
-            raise GradientError('compute_gradients or minimize of a TowerOptimizer was given '
-                                'loss=None: expected a scalar tensor.')
         loss = tf.convert_to_tensor(loss)
         weight = self._weight_as(loss.dtype)
         self._weighted.append(weight.op)
@@ -130,9 +123,8 @@ class OptimizerCalls(GradientsOfModel):
 
     def applied(self, optimizer, pairs, **arguments):
         """A call of `apply_gradients`: the operation of the update."""
-        pairs = _checked_pairs(pairs)
-        if arguments.get('global_step') is not None:
-            check_step_variable(arguments['global_step'])
+        pairs = [(gradient if gradient is None else tf.convert_to_tensor_or_indexed_slices(
+            gradient, variable.dtype.base_dtype), variable) for gradient, variable in pairs]
         before = graph_walk.ancestors(tensors_of(pairs)) if self._trains else ()
         gathered = [op.name for op in self._made() if _GATHERED.search(op.type)
                     and op.name in before]
@@ -321,34 +313,6 @@ def _parts(gradient):
     """The tensors of a gradient that differ from tower to tower."""
     return [gradient.values, gradient.indices] if isinstance(
         gradient, tf.IndexedSlices) else [gradient]
-
-
-def _checked_pairs(pairs):
-    """A list of `(gradient or None, tf.Variable)`.
-
-    Raises:
-      GradientError: they are something else.
-    """
-    listed, given = listed_pairs(pairs), 'apply_gradients of a TowerOptimizer was given'
-    if not listed:
-        raise GradientError('%s %.200r: expected (gradient, variable) pairs.' % (
-            given, pairs if listed is None else listed))
-    checked = []
-    for gradient, variable in listed:
-        variable = compat.keras_variable_value(variable)
-        if not isinstance(variable, compat.VARIABLE_TYPES):
-            raise GradientError('%s %.80r of type %s as a variable: expected a tf.Variable.' % (
-                given, variable, type(variable).__name__))
-        if gradient is not None:
-            try:
-                gradient = tf.convert_to_tensor_or_indexed_slices(
-                    gradient, variable.dtype.base_dtype)
-            except (TypeError, ValueError) as error:
-                raise GradientError(
-                    '%s %.80r as the gradient of %r: expected a tensor of its type, or None. %s' % (
-                        given, gradient, variable.op.name, error)) from error
-        checked.append((gradient, variable))
-    return checked
 
 
 def share_of_sum(size):
