@@ -73,18 +73,6 @@ def test_parts_are_no_matter_but_the_whole_is():
                     CheckpointError, check_fits, PUBLISHED[0])
 
 
-@pytest.mark.parametrize('call', [check_fits, init_from])
-def test_a_checkpoint_of_objects_is_refused(tmpdir, call):
-    with tf.Session() as session:
-        checkpoint = tf.train.Checkpoint(weights=tf.Variable([1.], name='weights'))
-        session.run(tf.global_variables_initializer())
-        prefix = checkpoint.save(str(tmpdir.join('objects')), session=session)
-    assert message(CheckpointError, call, prefix) == (
-        '%s was written by tf.train.Checkpoint or Keras, and its names are not those of variables. '
-        'Expected one of tf.train.Saver: restore it with the code that wrote it, and save it again '
-        'with tf.train.Saver.' % prefix)
-
-
 def test_a_published_checkpoint_into_a_model_with_other_classes():
     prefix = PUBLISHED[3]
     make_checkpoints.build(True, classes=5)
