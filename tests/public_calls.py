@@ -144,7 +144,7 @@ CALLS = {
 OTHERS = {
     'what calls return, made by nobody else': [
         'Audit', 'BuiltTowers', 'FittedBatch', 'MeasuredMemory', 'Member', 'MemoryAccount',
-        'MemoryReport', 'Plan', 'StagedInputs', 'Tower', 'TowersReport'],
+        'Plan', 'StagedInputs', 'Tower', 'TowersReport'],
     'called in model functions, with a tensor': ['batch_concat', 'batch_mean', 'batch_sum'],
     'checked when a model function returns it': ['ModelOutput'],
     'checked by the hooks that it is given to': ['StepCounts'],

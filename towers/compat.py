@@ -27,15 +27,6 @@ def has_estimator():
         return False
 
 
-def set_local_init_op(scaffold, op):
-    """Gives a `tf.train.Scaffold` another `local_init_op`.
-
-    The public way is a new scaffold, `Scaffold(local_init_op=…, copy_from_scaffold=…)`; but hooks
-    hold the one that there is, and look for its saver.
-    """
-    scaffold._local_init_op = op
-
-
 # ---- tf.layers ----------------------------------------------------------------------------------
 
 # From this version on `tf.layers` and `tf.nn.rnn_cell` are those of the package tf-keras.
@@ -148,19 +139,10 @@ def is_keras_input(op):
     return op.type == 'Placeholder' and hasattr(op.outputs[0], '_keras_history')
 
 
-def keras_variables(layer, trainable=False):
-    """The `tf.Variable`s of a Keras layer and its parts: all of them, or the trainable ones."""
-    variables = layer.trainable_variables if trainable else layer.variables
-    if is_keras_3(layer):
-        # A Keras 3 variable is no tf.Variable, but holds one.
-        return [variable.value for variable in variables]
-    return list(variables)
-
-
 def keras_states(layer):
     """The `tf.Variable`s in which a stateful RNN, or one within a layer, keeps its state."""
     states = []
-    for part in _parts_of(layer):
+    for part in keras_parts(layer):
         if getattr(part, 'stateful', False):
             states.extend(keras_variable_value(state) for state in
                           tf.nest.flatten(getattr(part, 'states', None)))
@@ -212,20 +194,15 @@ def is_keras_graph_network(model):
     return bool(getattr(model, '_is_graph_network', False))
 
 
-def keras_parts(layer):
-    """A Keras layer and the Keras layers that it contains, at any depth, each once."""
-    return _parts_of(layer)
-
-
 def forget_dropout_masks(layer):
     """Makes the recurrent layers within a Keras 2 layer draw new dropout masks in their next call.
 
     On TF 1.15 the cell of an `RNN(cell)` keeps the mask of the first call, with its batch size and
     on its device. Cells of LSTM and GRU, and all cells of later versions, draw a mask a call.
     """
-    for part in _parts_of(layer):
+    for part in keras_parts(layer):
         cell = getattr(part, 'cell', None)
-        for each in _parts_of(cell) if isinstance(cell, keras_base_layers()) else ():
+        for each in keras_parts(cell) if isinstance(cell, keras_base_layers()) else ():
             if hasattr(each, 'reset_dropout_mask'):
                 each.reset_dropout_mask()
                 each.reset_recurrent_dropout_mask()
@@ -274,14 +251,14 @@ def keras_weight_losses(layer):
         return [(id(variable), _regularizer_of(variable)) for variable in layer.trainable_variables
                 if variable.regularizer is not None]
     pairs = []
-    for part in _parts_of(layer):
+    for part in keras_parts(layer):
         if not is_legacy_layer(part):
             pairs.extend((id(loss), loss)
                          for loss in part._callable_losses)
     return pairs
 
 
-def _parts_of(layer):
+def keras_parts(layer):
     """A Keras 2 layer and the layers that it contains, at any depth.
 
     The public `submodules` raises for an LSTM with dropout in graph mode and, on 1.15, for a
@@ -336,10 +313,7 @@ def within_branch(op):
 
 def builds_loop(graph):
     """Whether Python is within the body of a `tf.while_loop` (v1)."""
-    context = graph._get_control_flow_context()
-    while context is not None and context.IsCondContext():
-        context = context.outer_context
-    return context is not None
+    return _loop_around(graph._get_control_flow_context()) is not None
 
 
 def register_gradient(name, function):
@@ -430,20 +404,8 @@ def wrapped_optimizer(optimizer):
     return getattr(optimizer, '_optimizer', None) or getattr(optimizer, '_opt', None)
 
 
-def make_slots(optimizer, variables):
-    """Has an optimizer make its slots, which it does otherwise in `apply_gradients` alone."""
-    optimizer._create_slots(variables)
-
-
-def saver_of_hook(hook):
-    """The saver that TensorFlow's `CheckpointSaverHook` was given; None of any other hook."""
-    return getattr(hook, '_saver', None)
-
-
 # The dtypes that the kernel of `CollectiveReduce` on CPUs takes.
 COLLECTIVE_DTYPES = (tf.float32, tf.float64) + ((tf.float16,) if TF_VERSION >= (2, 0) else ())
-
-
 # Whether `CollectiveGather` takes a number of rows that differs from step to step.
 GATHERS_ANY_ROWS = TF_VERSION >= (2, 0)
 
@@ -471,10 +433,13 @@ def branches_around(op):
 
 def in_branches_alone(op):
     """Whether an operation is in no loop (v1)."""
-    context = op._get_control_flow_context()
+    return _loop_around(op._get_control_flow_context()) is None
+
+
+def _loop_around(context):
     while context is not None and context.IsCondContext():
         context = context.outer_context
-    return context is None
+    return context
 
 
 def control_flow_context(op):

@@ -32,16 +32,6 @@ def test_a_lost_state_file_stops_a_run_that_did_not_look(tmpdir):
             directory))
 
 
-def test_a_file_in_the_place_of_the_directory(tmpdir):
-    tmpdir.join('file').write('')
-    assert error_of_run(str(tmpdir.join('file')), 1, save_steps=1, restore=False) == (
-        '%s is a file: expected a directory of checkpoints.' % tmpdir.join('file'))
-    below = tmpdir.join('file', 'below')
-    text = error_of_run(str(below), 1, save_steps=1, restore=False)
-    assert text.startswith('%s cannot be made a directory for checkpoints: ' % below)
-    assert text.endswith('. Nothing was written. Give another one.')
-
-
 def test_a_save_that_hits_a_limit_is_an_error_that_says_what_is_safe(tmpdir):
     # A real failure of the file system. To TF it is an OutOfRangeError, at which a
     # MonitoredSession would end as if all were well.

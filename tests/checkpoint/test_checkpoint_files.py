@@ -31,30 +31,14 @@ def test_the_newest_is_what_the_state_file_names(tmpdir, version):
     assert newest_checkpoint(directory) == Newest(directory + '/model.ckpt-100', 100, [])
 
 
-def test_a_step_that_is_not_in_the_name_is_read(tmpdir):
-    save(tmpdir, steps=(100,))
-    for suffix in ('.index', DATA):
-        tmpdir.join('model.ckpt-100' + suffix).rename(tmpdir.join('model.ckpt' + suffix))
-    tmpdir.join('checkpoint').write('model_checkpoint_path: "model.ckpt"')
-    assert newest_checkpoint(str(tmpdir)) == Newest(str(tmpdir.join('model.ckpt')), 100, [])
-
-
-def test_a_lost_state_file(tmpdir):
-    directory = save(tmpdir)
-    os.remove(directory + '/checkpoint')
-    text = newest_error(directory)
-    assert text.startswith('%s/checkpoint is missing, and only it says which of the 3 checkpoints '
-                           'is the newest. ' % directory)
-    assert '%s/model.ckpt-300 (step 300), which is whole: --recover' % directory in text
-    newest = newest_checkpoint(directory, recover=True)
-    assert newest.step == 300 and newest.skipped[0].step is None
-
-
-def test_a_lone_checkpoint_needs_no_state_file(tmpdir):
+def test_a_lone_checkpoint_needs_no_state_file_and_its_step_may_be_inside(tmpdir):
     # As a process leaves it that was killed in its first save.
     directory = save(tmpdir, steps=(100,))
     os.remove(directory + '/checkpoint')
     assert newest_checkpoint(directory) == Newest(directory + '/model.ckpt-100', 100, [])
+    for suffix in ('.index', DATA):
+        tmpdir.join('model.ckpt-100' + suffix).rename(tmpdir.join('model.ckpt' + suffix))
+    assert newest_checkpoint(directory) == Newest(directory + '/model.ckpt', 100, [])
 
 
 def test_a_first_save_whose_shards_are_not_merged_is_none(tmpdir):
@@ -66,15 +50,25 @@ def test_a_first_save_whose_shards_are_not_merged_is_none(tmpdir):
     assert newest_checkpoint(directory) is None
 
 
-@pytest.mark.parametrize('content', [b'', b'model_checkpoint_path: "\xff\xfe'])
-def test_a_damaged_state_file(tmpdir, content):
-    directory = save(tmpdir)
-    tmpdir.join('checkpoint').write_binary(content)
+@pytest.mark.parametrize('content, reason', [
+    (None, 'missing, and only it says which of the 3 checkpoints is the newest. '),
+    (b'', 'damaged, and only it says which checkpoint is the newest. '),
+    (b'model_checkpoint_path: "\xff\xfe', 'damaged, and only it says')])
+@pytest.mark.parametrize('sharded', [False, True])
+def test_a_lost_or_damaged_state_file(tmpdir, content, reason, sharded):
+    directory = save(tmpdir.mkdir(u'a*b? {a,b} [\xe4'), sharded=sharded)
+    if content is None:
+        os.remove(directory + '/checkpoint')
+    else:
+        with open(directory + '/checkpoint', 'wb') as state:
+            state.write(content)
     text = newest_error(directory)
-    assert text.startswith('%s/checkpoint is damaged, and only it says which checkpoint is the '
-                           'newest. ' % directory)
-    assert 'model.ckpt-300 (step 300), which is whole' in text
-    assert newest_checkpoint(directory, recover=True).step == 300
+    assert text.startswith('%s/checkpoint is %s' % (directory, reason))
+    assert '%s/model.ckpt-300 (step 300), which is whole: --recover' % directory in text
+    newest = newest_checkpoint(directory, recover=True)
+    assert newest.step == 300 and newest.skipped[0].step is None
+    change(directory + '/model.ckpt-300' + DATA, 5)
+    assert newest_checkpoint(directory, recover=True).step == 200
 
 
 def test_a_state_file_that_names_what_is_gone(tmpdir):
@@ -108,12 +102,3 @@ def test_a_name_that_tf_takes_for_a_pattern_is_refused(tmpdir, name):
     assert newest_error(str(tmpdir.mkdir(name))) == (
         '%s is a pattern to TensorFlow, for its [ ] or \\: it would write checkpoints there and '
         'not find them again. Give a directory without these in its path.' % tmpdir.join(name))
-
-
-@pytest.mark.parametrize('name', ['run [', u'a*b? {a,b} \xe4'])
-def test_other_names_are_fine_and_sharded_checkpoints_are_read_wholly(tmpdir, name):
-    directory = save(tmpdir.mkdir(name), sharded=True)
-    assert newest_checkpoint(directory).step == 300
-    assert newest_checkpoint(directory + '/').step == 300
-    change(directory + '/model.ckpt-300' + DATA, 5)
-    assert newest_checkpoint(directory, recover=True).step == 200

@@ -87,22 +87,3 @@ def test_killed_at_any_moment(tmpdir, start_writer, sharded):
     names = set(os.listdir(directory)) - {'checkpoint', 'run.lock'}
     assert names == {os.path.basename(path) for prefix in list_checkpoints(directory)
                      for path in files_of(prefix)}
-
-
-def test_killed_in_the_first_save(tmpdir, start_writer):
-    start, kill = start_writer
-    for number in range(3):
-        directory = str(tmpdir.mkdir('run%d' % number))
-        pid = start(directory, False)
-        # From the first data file on, a little later each time.
-        while not any('data-' in name for name in os.listdir(directory)):
-            pass
-        time.sleep(.006 * number)
-        kill(pid)
-        newest = newest_checkpoint(directory)
-        assert newest is None or newest.step == check(directory, 0)
-        # It goes on from there without being told.
-        pid = start(directory, False)
-        wait_for_step(directory, 2)
-        kill(pid)
-        check(directory, 3)

@@ -33,18 +33,13 @@ def test_it_is_an_optimizer_and_passes_on():
     assert [v.op.name for v in optimizer.variables()] == ['w/Momentum']
 
 
-def test_gradients_may_be_changed_in_between_and_a_minimize_of_its_own_is_passed_on():
+def test_a_minimize_of_its_own_is_passed_on():
     loss, w = square_loss()
-    optimizer = towers.TowerOptimizer(tf.train.GradientDescentOptimizer(1.))
-    pairs = optimizer.compute_gradients(loss, var_list=[w], gate_gradients=optimizer.GATE_OP)
-    train_op = optimizer.apply_gradients([(gradient / 2, v) for gradient, v in pairs], name='half')
-    assert train_op.name == 'half'
+    train_op = towers.TowerOptimizer(Halving(1.)).minimize(loss)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         session.run(train_op)
         assert session.run(w).tolist() == [1.5, 2.]
-        session.run(towers.TowerOptimizer(Halving(1.)).minimize(loss))
-        assert session.run(w).tolist() == [.75, 1.]
 
 
 def test_a_function_is_called_once_a_graph():
@@ -70,8 +65,7 @@ def test_a_function_is_called_once_a_graph():
 @pytest.mark.parametrize('given, text', [
     (3, '^optimizer_or_optimizer_fn=3 has no'),
     (None, r'are none\), or a function without arguments that returns one\.$'),
-    (lambda: 3, r'^optimizer_or_optimizer_fn\(\) of TowerOptimizer=3 has no .*are none\)\.$'),
-    (lambda rate: None, 'cannot be called without arguments')])
+    (lambda: 3, r'^optimizer_or_optimizer_fn\(\) of TowerOptimizer=3 has no .*are none\)\.$')])
 def test_what_is_no_optimizer(given, text):
     with pytest.raises(towers.InvalidArgumentError, match=text) as raised:
         towers.TowerOptimizer(given).minimize(square_loss()[0])

@@ -48,19 +48,6 @@ def test_micro_batches_are_called_so():
         towers.largest_batch(built, 10 ** 6, **OPTIONS)
 
 
-@pytest.mark.slow
-def test_no_batch_is_run_twice(monkeypatch):
-    ran = []
-
-    def measured(built, **unused):
-        ran.append(built.plan.batch_size)
-        return MeasuredMemory({'': 20 * 10 ** 6 + 1}, {'': ''}, built.plan.batch_size)
-    monkeypatch.setattr(fit, 'measure_memory', measured)
-    with pytest.raises(OutOfMemoryError, match='6 were run'):
-        towers.fit_batch_size(build, 8, 20 * 10 ** 6, most=12, **OPTIONS)
-    assert ran == [12, 10, 8, 6, 4, 2]
-
-
 def test_what_does_not_fit_at_all():
     built, _ = build(8)
     with pytest.raises(OutOfMemoryError) as caught:
@@ -97,14 +84,6 @@ def test_a_batch_that_runs_out_of_memory_is_not_taken(monkeypatch):
     fitted = towers.fit_batch_size(build, 8, 20 * 10 ** 6, **OPTIONS)
     assert len(ran) == 3 and ran[0] > ran[1] > ran[2] == fitted.batch_size
     assert fitted.measured is None
-
-
-def test_another_exhausted_resource_is_no_memory(monkeypatch):
-    def measured(built, **unused):
-        raise tf.errors.ResourceExhaustedError(None, None, 'runs/a; No space left on device')
-    monkeypatch.setattr(fit, 'measure_memory', measured)
-    with pytest.raises(tf.errors.ResourceExhaustedError):
-        towers.fit_batch_size(build, 8, 20 * 10 ** 6, **OPTIONS)
 
 
 def test_it_really_runs():

@@ -77,21 +77,15 @@ def metadata(*nodes):
     return made
 
 
-def test_what_an_operation_took_for_itself_counts():
-    cpu = '/job:localhost/replica:0/task:0/device:CPU:%d'
-    found = measure.peaks_of(metadata((cpu % 0, 'cpu', 1000, 50, 50),
-                                      (cpu % 1, 'cpu', 900, 300, 100),
-                                      (cpu % 1, 'cpu', 0, 5000, 0)))
-    assert found == {'': (1100, 'node1')}
-
-
-def test_gpus_count_for_themselves():
-    gpu = '/job:localhost/replica:0/task:0/device:GPU:%d'
-    found = measure.peaks_of(metadata(
-        (gpu % 0, 'GPU_0_bfc', 1000, 0, 0), (gpu % 1 + '/stream:all', 'GPU_1_bfc', 700, 0, 0),
-        (gpu % 1, 'gpu_host_bfc', 5, 0, 0)))
-    assert found['/device:GPU:0'] == (1000, 'node0')
-    assert found['/device:GPU:1'] == (700, 'node1')
+def test_what_an_operation_took_for_itself_counts_and_gpus_count_for_themselves():
+    of = '/job:localhost/replica:0/task:0/device:%s:%d'
+    assert measure.peaks_of(metadata(
+        (of % ('CPU', 0), 'cpu', 1000, 50, 50), (of % ('CPU', 1), 'cpu', 900, 300, 100),
+        (of % ('CPU', 1), 'cpu', 0, 5000, 0), (of % ('GPU', 0), 'GPU_0_bfc', 1000, 0, 0),
+        (of % ('GPU', 1) + '/stream:all', 'GPU_1_bfc', 700, 0, 0),
+        (of % ('GPU', 1), 'gpu_host_bfc', 5, 0, 0))) == {
+            '': (1100, 'node1'), '/device:GPU:0': (1000, 'node3'),
+            '/device:GPU:1': (700, 'node4')}
 
 
 def test_an_allocator_that_does_not_count_is_an_error(monkeypatch):
@@ -101,4 +95,4 @@ def test_an_allocator_that_does_not_count_is_an_error(monkeypatch):
         tf.train.GradientDescentOptimizer(0.1), 1)
     monkeypatch.setattr(measure, 'peaks_of', lambda unused: {})
     with pytest.raises(MeasurementError, match='TF_CPU_ALLOCATOR_USE_BFC=true'):
-        towers.measure_memory(built, {x: [[0.] * 6] * 4}, warm_up=1, steps=1)
+        towers.measure_memory(built, {x: [[0.] * 6] * 4})

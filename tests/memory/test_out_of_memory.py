@@ -6,7 +6,6 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.errors import OutOfMemoryError
-from towers.memory.out_of_memory import out_of_memory
 
 TEXT = ('OOM when allocating tensor with shape[64,500] and type float on '
         '/job:localhost/replica:0/task:0/device:CPU:1 by allocator cpu\n'
@@ -29,8 +28,11 @@ def error(text=TEXT):
     return tf.errors.ResourceExhaustedError(None, None, text)
 
 
-def test_it_names_tower_tensor_largest_batch_and_checkpoint():
-    text = str(out_of_memory(error(), build(batch=4096), 'runs/a/model.ckpt-7', 12 * 10 ** 6))
+def test_it_names_tower_tensor_and_largest_batch():
+    with pytest.raises(OutOfMemoryError) as caught:
+        with towers.out_of_memory_explained(build(batch=4096), memory_limit=12 * 10 ** 6):
+            raise error()
+    text = str(caught.value)
     assert text.startswith('Tower 1 on /cpu:1 ran out of memory in tower_1/MatMul, for a tensor of '
                            'shape [64, 500] (float, 0.1 MB).')
     assert 'there are 12.0 MB' in text
@@ -39,26 +41,15 @@ def test_it_names_tower_tensor_largest_batch_and_checkpoint():
         r'The largest of it: random_uniform\S*, 16\.4 MB \(input\); ', text), text
     assert ', 4.1 MB (' in text
     assert 'The largest batch that should fit: ' in text
-    assert 'accumulate=64, micro-batches of 64: ' in text  # the least that fits, or most pieces
-    assert "recompute='auto'" in text
-    assert 'no help, as CPUs share one memory' in text
-    assert text.endswith('Nothing of this step was saved; the run goes on from '
-                         'runs/a/model.ckpt-7.')
+    assert re.search(r"accumulate=\d+\), or Memory\(recompute='auto'\) \(CPUs share", text), text
 
 
 def test_a_full_disk_is_another_matter():
-    assert out_of_memory(error('runs/a; No space left on device'), build()) is None
-
-
-def test_more_towers_and_stages_help_where_each_device_has_its_own_memory():
-    built = build(['/gpu:0', '/gpu:1'], 4096)
-    peak = towers.memory_account(built).peak
-    text = str(out_of_memory(error(), built, None, 10 ** 9))
-    # Two micro-batches are enough: half of the batch, and a sum of gradients on each device.
-    assert 'accumulate=2, micro-batches of 2048: %.1f MB' % (
-        (towers.memory_account(built, 2048).peak + 1000 * 500 * 4) / 1e6) in text
-    assert re.search(r'4 towers: [0-9.]+ MB each', text)
-    assert 'two stages a tower: about %.1f MB each' % (peak / 2e6) in text
+    built = build()
+    for other in (error('runs/a; No space left on device'), ZeroDivisionError()):
+        with pytest.raises(type(other)):
+            with towers.out_of_memory_explained(built):
+                raise other
 
 
 def huge(x):
@@ -83,21 +74,6 @@ def test_a_real_one(tmp_path):
     assert isinstance(caught.value.__cause__, tf.errors.ResourceExhaustedError)
 
 
-def test_around_a_loop_with_hooks():
-    class Failing(tf.train.SessionRunHook):
-        """Stands for a step that runs out of memory."""
-
-        def before_run(self, run_context):
-            raise error()
-    built = build()
-    tf.train.get_or_create_global_step()
-    with pytest.raises(OutOfMemoryError, match='Tower 1 on /cpu:1 ran out of memory'):
-        with towers.out_of_memory_explained(built, memory_limit=10 ** 7):
-            with tf.train.MonitoredTrainingSession(
-                    config=towers.session_config(built.devices), hooks=[Failing()]) as session:
-                session.run(built.train_op)
-
-
 @pytest.mark.slow
 def test_a_training_session_says_it(tmp_path):
     global_step = tf.train.get_or_create_global_step()
@@ -108,17 +84,3 @@ def test_a_training_session_says_it(tmp_path):
             session.run_steps(built.train_op, 1)
     assert 'model.ckpt-0' in str(caught.value)
     assert towers.newest_checkpoint(str(tmp_path)).step == 0
-
-
-def test_other_errors_pass():
-    with pytest.raises(ZeroDivisionError):
-        with towers.out_of_memory_explained(build()):
-            raise ZeroDivisionError
-    with pytest.raises(tf.errors.ResourceExhaustedError):
-        with towers.out_of_memory_explained(build_other()):
-            raise error('No space left on device')
-
-
-def build_other():
-    with tf.Graph().as_default():
-        return build()

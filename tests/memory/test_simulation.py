@@ -1,7 +1,9 @@
-"""A step gone through by hand: what is alive when."""
+"""A step gone through by hand: what is run, how large it is, what is alive when."""
 
+import pytest
 import tensorflow.compat.v1 as tf
 
+from towers.memory import kernels
 from towers.memory.simulation import simulate
 from towers.memory.step_graph import StepGraph
 
@@ -13,63 +15,71 @@ def vector(name='x'):
     return tf.random_uniform([256], name=name)
 
 
-def peak(fetches, device=None, **options):
-    return simulate(StepGraph(fetches), **options).peaks[device][0]
+def peak(fetches):
+    return simulate(StepGraph(fetches)).peaks[None][0]
 
 
-def test_a_chain_writes_over_its_input():
-    assert peak([tf.nn.relu(tf.exp(vector()))]) == KB
+def written_over():
+    return [tf.nn.relu(tf.exp(vector()))]
 
 
-def test_an_input_that_is_needed_later_is_not_written_over():
-    x = vector()
-    # exp cannot write into x, which the product takes as well; the product can.
-    assert peak([tf.exp(x) * x]) == 2 * KB
+def needed_later():
+    x = vector()  # exp cannot write into x, which the product takes as well; the product can
+    return [tf.exp(x) * x]
 
 
-def test_a_tensor_is_let_go_after_its_last_taker():
+def let_go():
     x = vector()
     one = tf.reduce_sum(tf.concat([x, x], 0))  # 1 + 2 KB
     with tf.control_dependencies([one]):
-        two = tf.reduce_sum(tf.concat([vector('y')] * 4, 0))
-    assert peak([one, two]) == 5 * KB
+        return [one, tf.reduce_sum(tf.concat([vector('y')] * 4, 0))]
 
 
-def test_aliases_keep_their_memory_alive():
-    x = vector()
-    view = tf.reshape(x, [16, 16])
+def kept_by_a_view():
+    view = tf.reshape(vector(), [16, 16])
     with tf.control_dependencies([view]):
         other = tf.reduce_sum(tf.concat([vector('y')] * 4, 0))
     with tf.control_dependencies([other]):
-        later = tf.exp(view)
-    assert peak([later, other]) == (1 + 1 + 4) * KB  # x, y, and y four times
+        return [tf.exp(view), other]  # x, y, and y four times
 
 
-def variable(kilobytes):
-    return tf.get_variable('v', [256 * kilobytes], use_resource=True)
+def first_come_first_served():
+    branches = []
+    for number in range(2):
+        x = tf.random_uniform([256], name='start%d' % number)
+        branches.append(tf.reduce_sum(tf.concat([x, x], 0)))
+    return branches  # both numbers, then a concatenation that frees one
 
 
-def test_a_variable_that_nobody_reads_is_written_in_place():
-    v = variable(4)
-    assert peak([tf.assign_add(v, tf.random_uniform([1024])).op]) == 8 * KB
+def behind_a_constant():
+    first = tf.reduce_sum(tf.concat([vector()] * 4, 0))
+    with tf.control_dependencies([first]):  # of the constant shape; not of the operation itself
+        return [first, tf.reduce_sum(tf.concat([vector('y')] * 4, 0))]
 
 
-def test_a_variable_that_is_being_read_goes_on_in_new_memory():
-    v = variable(4)
+def variable(use_resource=True):
+    return tf.get_variable('v', [1024], use_resource=use_resource)
+
+
+def in_place(use_resource=True):
+    return [tf.assign_add(variable(use_resource), tf.random_uniform([1024])).op]
+
+
+def being_read():
+    v = variable()
     read = v.read_value()
     with tf.control_dependencies([read]):
         update = tf.assign_add(v, tf.random_uniform([1024])).op
-    with tf.control_dependencies([update]):
-        later = tf.concat([read, read], 0)
-    run = simulate(StepGraph([tf.reduce_sum(later)]))
-    assert [buffer.size for buffer in run.buffers if buffer.what == 'update'] == [4 * KB]
-    # The variable twice and the random numbers; then it twice and the concatenation.
-    assert run.peaks[None][0] == 16 * KB
+    with tf.control_dependencies([update]):  # the variable twice, and a concatenation
+        return [tf.reduce_sum(tf.concat([read, read], 0))]
 
 
-def test_reference_variables_are_written_in_place():
-    v = tf.get_variable('v', [1024], use_resource=False)
-    assert peak([tf.assign_add(v, tf.random_uniform([1024])).op]) == 8 * KB
+@pytest.mark.parametrize('make, kilobytes', [
+    (written_over, 1), (needed_later, 2), (let_go, 5), (kept_by_a_view, 6),
+    (first_come_first_served, 5), (behind_a_constant, 5), (in_place, 8),
+    (lambda: in_place(False), 8), (being_read, 16)])
+def test_the_peak_by_hand(make, kilobytes):
+    assert peak(make()) == kilobytes * KB
 
 
 def test_a_tensor_is_copied_to_another_memory_once():
@@ -78,9 +88,8 @@ def test_a_tensor_is_copied_to_another_memory_once():
     with tf.device('/device:GPU:1'):
         taken = [tf.concat([x, x], 0), tf.concat([x, x, x], 0)]
     run = simulate(StepGraph(taken))
-    transfers = [(buffer.device, buffer.size) for buffer in run.buffers
-                 if buffer.what == 'transfer']
-    assert transfers == [('/device:GPU:1', KB)]
+    assert [(buffer.device, buffer.size) for buffer in run.buffers
+            if buffer.what == 'transfer'] == [('/device:GPU:1', KB)]
     assert run.peaks['/device:GPU:0'][0] == KB
     assert run.peaks['/device:GPU:1'][0] == (1 + 3) * KB  # first come first served: 2, then 3
 
@@ -89,32 +98,13 @@ def test_cpus_of_a_process_share_one_memory():
     with tf.device('/device:CPU:0'):
         x = vector()
     with tf.device('/device:CPU:1'):
-        y = tf.concat([x, x], 0)
-    run = simulate(StepGraph([y]))
-    assert not [buffer for buffer in run.buffers if buffer.what == 'transfer']
-    assert run.peaks[None][0] == 3 * KB
-
-
-def test_ready_operations_run_first_come_first_served():
-    branches = []
-    for number in range(2):
-        x = tf.random_uniform([256], name='start%d' % number)
-        branches.append(tf.reduce_sum(tf.concat([x, x], 0)))
-    assert peak(branches) == 5 * KB + 0  # both numbers, then a concatenation that frees one
-
-
-def test_what_takes_a_constant_waits_for_what_the_constant_waits_for():
-    first = tf.reduce_sum(tf.concat([vector()] * 4, 0))
-    with tf.control_dependencies([first]):  # of the constant shape; not of the operation itself
-        second = tf.reduce_sum(tf.concat([vector('y')] * 4, 0))
-    assert peak([first, second]) == 5 * KB
+        assert peak([tf.concat([x, x], 0)]) == 3 * KB
 
 
 def test_everything_that_is_allocated_is_freed_but_variables():
-    v = variable(1)
+    v = tf.get_variable('v', [256], use_resource=True)
     loss = tf.reduce_sum(tf.square(tf.exp(v) * vector()))
-    train = tf.train.AdamOptimizer().minimize(loss)
-    run = simulate(StepGraph([train]))
+    run = simulate(StepGraph([tf.train.AdamOptimizer().minimize(loss)]))
     left = {buffer.variable.name for buffer in run.buffers if buffer.until is None}
     assert left == {'v', 'v/Adam', 'v/Adam_1', 'beta1_power', 'beta2_power'}
 
@@ -124,3 +114,81 @@ def test_a_loop_ends():
     result = tf.while_loop(lambda i, y: i < 5, lambda i, y: (i + 1, tf.exp(y) + 1.),
                            (tf.constant(0), x))
     assert peak([result[1]]) >= KB
+
+
+# ---- what a step runs, and how large its tensors are ---------------------------------------------
+
+def test_what_is_computed_of_constants_and_shapes_is_folded():
+    x = tf.placeholder(tf.float32, [3, 4])
+    zeros = tf.fill(tf.raw_ops.Shape(input=x, name='shape'), 0., name='zeros')
+    step = StepGraph([x + zeros + tf.random_uniform([3, 4], name='drawn')])
+    assert step.by_name['shape'].folded and step.by_name['zeros'].folded
+    assert step.by_name['zeros'].sizes == [48]
+    assert not step.by_name['drawn/RandomUniform'].folded
+
+
+def test_a_size_that_is_not_known_is_that_of_the_largest_input_and_named():
+    step = StepGraph([tf.unique(tf.placeholder(tf.int32, [100]), name='unique')[0]])
+    assert step.by_name['unique'].sizes == [400, 400]  # the second is known: an index each
+    assert step.unknown == ['unique']
+
+
+def test_what_is_only_waited_for_is_idle_but_for_checks_and_writes():
+    x = tf.placeholder(tf.float32, [1000])
+    state, reference = [tf.get_variable(name, [1000], use_resource=name == 'r') for name in 'rf']
+    with tf.control_dependencies([tf.square(x, name='waited'),
+                                  tf.debugging.check_numerics(x, 'bad', name='check'),
+                                  tf.assign_sub(reference, tf.exp(x))]):
+        update = tf.assign_add(state, x)
+    nodes = StepGraph([update.op]).by_name
+    assert nodes['waited'].idle and nodes['waited'].sizes == [0]
+    assert [node.name for node in nodes['waited'].controls] == [x.op.name]
+    assert not any(nodes[name].idle for name in (update.op.name, 'check', 'Exp', 'AssignSub'))
+
+
+def test_what_takes_or_awaits_a_constant_waits_for_what_that_waits_for():
+    x = tf.placeholder(tf.float32, [], 'x')
+    with tf.control_dependencies([tf.sqrt(x, name='first')]):
+        constant = tf.constant(2., name='constant')
+    with tf.control_dependencies([tf.negative(constant, name='folded')]):
+        awaits = tf.exp(x, name='awaits')
+    step = StepGraph([awaits, tf.add(constant, x, name='takes')])
+    assert step.by_name['folded'].folded
+    for name in ('awaits', 'takes'):
+        assert [node.name for node in step.by_name[name].controls] == ['first']
+
+
+# ---- kernels -------------------------------------------------------------------------------------
+
+def test_patches_of_as_many_images_as_fill_30_mb(monkeypatch):
+    x = tf.placeholder(tf.float32, [16, 16, 16, 64])
+    weights = tf.placeholder(tf.float32, [3, 3, 64, 64])
+    y = tf.nn.conv2d(x, weights, [1, 1, 1, 1], 'SAME')
+    nodes = StepGraph(list(tf.gradients(y, [x, weights]))).nodes
+    to_input, to_filter = [next(node for node in nodes if node.type == kind) for kind in (
+        'Conv2DBackpropInput', 'Conv2DBackpropFilter')]
+    # places 256, patch 9 * 64 = 576: 256 * 64 + 576 * 64 + 256 * 576 = 200,704 floats an image.
+    images = 40  # 7,864,320 / 200,704 = 39.2
+    assert kernels.scratch(to_filter) == 4 * images * 256 * 576
+    # Of so few threads each has more than 65,536 floats to do: one image is laid out at a time.
+    monkeypatch.setattr(kernels.os, 'cpu_count', lambda: 2)
+    assert kernels.scratch(to_input) == 4 * 256 * 576
+    monkeypatch.setattr(kernels.os, 'cpu_count', lambda: 4)
+    assert kernels.scratch(to_input) == 4 * images * 256 * 576
+    assert kernels.scratch(to_filter, onednn=True) == 0
+
+
+def test_pooling_looks_for_its_maxima_again():
+    x = tf.placeholder(tf.float32, [2, 8, 8, 3])
+    gradient, = tf.gradients(tf.nn.max_pool(x, [1, 2, 2, 1], [1, 2, 2, 1], 'SAME'), [x])
+    node = StepGraph([gradient]).by_name[gradient.op.name]
+    assert kernels.scratch(node) == 8 * 2 * 4 * 4 * 3
+
+
+def test_rows_are_passed_on_and_columns_are_not():
+    x = tf.placeholder(tf.float32, [4, 6])
+    rows, columns = tf.split(x, 2, 0)[0], tf.split(x, 2, 1)[0]
+    nodes = StepGraph([rows, columns, x[1:3], x[:, 1:3]]).by_name
+    assert {name: kernels.passes_on(node) for name, node in nodes.items()
+            if node.type in kernels.CUTS} == {
+                'split': True, 'split_1': False, 'strided_slice': True, 'strided_slice_1': False}

@@ -73,16 +73,20 @@ def _l2(keras, factor):
     return keras.regularizers.l2(factor)
 
 
+def _variables(layer):
+    return [compat.keras_variable_value(each) for each in layer.variables]
+
+
 def _session(*layers):
     session = tf.Session()
     session.run([variable.initializer for layer in layers
-                 for variable in compat.keras_variables(layer)])
+                 for variable in _variables(layer)])
     session.run(tf.global_variables_initializer())
     return session
 
 
 def _moving(session, norm):
-    return [session.run(value) for value in compat.keras_variables(norm)[-2:]]
+    return [session.run(value) for value in _variables(norm)[-2:]]
 
 
 def _values(tensors):
@@ -291,7 +295,7 @@ def test_a_model_trains_in_towers(keras, where):
     assert len(built.variables) == 5
     with tf.Session(config=towers.session_config(2)) as session:
         session.run(tf.global_variables_initializer())
-        session.run([variable.initializer for variable in compat.keras_variables(made[0])])
+        session.run([variable.initializer for variable in _variables(made[0])])
         # The kernel's 0.5 * (1 + 1) once; the mean of what is normed is 0; of its square, summed
         # over the two columns: both are +-1 in the two examples, equal or opposite in sign.
         signs = [(np.sign(each - each.mean(0)).sum(1) ** 2).mean() for each in EXAMPLES]

@@ -54,7 +54,7 @@ def call_once_and_copy(request, shards, behind, scaled_losses):
     of_calls = [None] if of_model is None else _as_tensors(of_model.weights(shards), shards.is_even)
     recorded = record(
         request, shards, 0, contextlib.nullcontext if of_model is None else (
-            lambda: of_model.call(of_calls[0], shards.is_even, request.placement)))
+            lambda: of_model.call(of_calls[0], request.placement)))
     taken, slots = ([], []) if of_model is None else (of_model.fetches(), of_model.slots())
     names_of_slots = {slot.op.name for slot in slots}  # which a Saver made there reads
     recorded = recorded._replace(variables=[

@@ -96,7 +96,13 @@ def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[
         candidates = [prefix for prefix in there[:there.index(named)]
                       if same_series(prefix, named)]
         skipped = [Damaged(named, step_of(named), reason)]
-    good = _last_whole(candidates, skipped)
+    good = None
+    for prefix in reversed(candidates):
+        reason = damage(prefix)
+        if reason is None:
+            good = Newest(prefix, step_of(prefix), skipped)
+            break
+        skipped.append(Damaged(prefix, step_of(prefix), reason))
     if good is not None and recover:
         return good
     what_to_do = (
@@ -133,16 +139,6 @@ def _is_unfinished(prefix):
     """Whether the shards of a checkpoint are being merged: TF removes their folder at the end."""
     directory, base = os.path.split(prefix)
     return any(name.startswith(base + '_temp') for name in names_in(directory or '.'))
-
-
-def _last_whole(candidates, skipped):
-    """The last of the prefixes that is whole, as `Newest`; adds those after it to `skipped`."""
-    for prefix in reversed(candidates):
-        reason = damage(prefix)
-        if reason is None:
-            return Newest(prefix, step_of(prefix), skipped)
-        skipped.append(Damaged(prefix, step_of(prefix), reason))
-    return None
 
 
 def describe_safe(directory):

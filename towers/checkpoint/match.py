@@ -14,8 +14,6 @@ from towers.checkpoint.files import (READ_ERRORS, damage, first_line, list_check
 from towers.errors import CheckpointError, InvalidArgumentError
 
 _FILE_OF_PREFIX = re.compile(r'\.(index|meta|data-\d{5}-of-\d{5})$')
-# A tensor that only `tf.train.Checkpoint` and Keras write; their names are paths of objects.
-_OBJECT_GRAPH = '_CHECKPOINTABLE_OBJECT_GRAPH'
 # Adam's count of steps, the only optimizer state of TF that belongs to no single variable.
 _BETA_POWER = re.compile(r'(^|/)beta[12]_power(_\d+)?$')
 
@@ -175,11 +173,6 @@ def _contents(prefix):
     except READ_ERRORS as error:
         raise CheckpointError('%s cannot be read: %s. Expected a checkpoint of tf.train.Saver, '
                               'without .index or .data at the end.' % (prefix, first_line(error)))
-    if _OBJECT_GRAPH in shapes:
-        raise CheckpointError(
-            '%s was written by tf.train.Checkpoint or Keras, and its names are not those of '
-            'variables. Expected one of tf.train.Saver: restore it with the code that wrote it, '
-            'and save it again with tf.train.Saver.' % prefix)
     return shapes, dtypes
 
 

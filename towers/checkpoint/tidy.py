@@ -5,7 +5,6 @@ Only under `hold_directory`, so that no other process writes there.
 
 import os
 import re
-import uuid
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -106,9 +105,4 @@ def _write_state(directory, newest):
     if os.path.isabs(directory):
         # Paths in a directory that is relative itself TF makes relative to it.
         paths = [os.path.basename(path) for path in paths]
-    state = tf.train.generate_checkpoint_state_proto(directory, paths[-1], paths)
-    path = os.path.join(directory, STATE_FILE)
-    temporary = '%s.tmp%s' % (path, uuid.uuid4().hex)
-    with tf.io.gfile.GFile(temporary, 'w') as state_file:
-        state_file.write(str(state))
-    tf.io.gfile.rename(temporary, path, overwrite=True)
+    tf.train.update_checkpoint_state(directory, paths[-1], paths)

@@ -1,27 +1,28 @@
 """`replicate_model_fn`: an Estimator's model function on several devices."""
 
 import copy
+import functools
+import inspect
 import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import check_choice
 from towers.api.build import build_towers
-from towers.errors import GradientError, InvalidArgumentError, MissingPackageError
-from towers.fronts.estimator_spec import (ModelFunction, check_mode, initialize_all_towers,
-                                          mergeable, merged_spec, metrics)
-from towers.fronts.optimizer_calls import OptimizerCalls
-from towers.fronts.optimizer_slots import check_saved
+from towers.arguments import check_function
+from towers.errors import (GradientError, InvalidArgumentError, MissingPackageError,
+                           ModelFunctionError)
+from towers.fronts.optimizer_calls import OptimizerCalls, share_of_sum
 from towers.placement.devices import check_one_stage, resolve_devices
+from towers.placement.variable_device import only_device
+from towers.tower.outputs import weighted_mean
 
-REMAINDERS = ('weight', 'error')
+_NEEDED = {'train': ('loss', 'train_op'), 'eval': ('loss',), 'infer': ('predictions',)}
 
 
 def replicate_model_fn(model_fn: typing.Callable,
                        loss_reduction: str = tf.losses.Reduction.SUM_BY_NONZERO_WEIGHTS,
                        devices: typing.Union[None, int, str, typing.Sequence] = None, *,
-                       remainder: str = 'weight',
                        on_built: typing.Optional[typing.Callable] = None) -> typing.Callable:
     """Puts the model of an Estimator's model function onto several devices.
 
@@ -48,10 +49,8 @@ def replicate_model_fn(model_fn: typing.Callable,
     those of the whole batch: predictions and export outputs in batch order (scalars: [towers]),
     metrics counted over all towers in one set of counters. Everything else is the first tower's, in
     each mode: the train op, `training_hooks`, `training_chief_hooks`, `evaluation_hooks`,
-    `prediction_hooks` and `scaffold`, whose `local_init_op`, if the model function gives one, is
-    made to initialize the tables and local variables of the later towers, too. Operations of the
-    first tower have the names that they have without towers; so hooks and programs that look for
-    operations by name get the first tower's.
+    `prediction_hooks` and `scaffold`. Operations of the first tower have the names that they have
+    without towers; so hooks and programs that look for operations by name get the first tower's.
     Batch-norm updates are the first tower's and ride on the train op, in `UPDATE_OPS` or not.
 
     With one device the model function is called directly, and its `EstimatorSpec` is not changed.
@@ -63,8 +62,6 @@ def replicate_model_fn(model_fn: typing.Callable,
       loss_reduction: one of `tf.losses.Reduction` but NONE.
       devices: see `resolve_devices`: None (every GPU, else one CPU), a count, or names. One a
         tower: stages are for `build_towers`.
-      remainder: for a batch that does not divide: `'weight'` (uneven shards, weighted as above), or
-        `'error'`.
       on_built: called as `on_built(mode, built)` with the `BuiltTowers` of each mode, for its plan
         and the audit; not on one device, where nothing is built. `built.train_op` does all of the
         model function's updates.
@@ -76,7 +73,7 @@ def replicate_model_fn(model_fn: typing.Callable,
 
     Raises:
       MissingPackageError: this TensorFlow has no Estimator.
-      InvalidArgumentError: an unknown reduction or remainder.
+      InvalidArgumentError: an unknown reduction.
       ModelFunctionError: `model_fn` is no model function.
       DeviceError: see `resolve_devices`.
       When it is called: `GradientError` (a train op that comes from no `TowerOptimizer`),
@@ -88,18 +85,16 @@ def replicate_model_fn(model_fn: typing.Callable,
             'model function to towers.build_towers, or use TensorFlow 1.15 or 2.15.'
             % tf.version.VERSION)
     _check_reduction(loss_reduction)
-    check_choice('remainder', remainder, REMAINDERS)
-    if on_built is not None and not callable(on_built):
-        raise InvalidArgumentError('on_built=%.80r cannot be called: expected a function of the '
-                                   'mode and of what was built, or None.' % (on_built,))
-    function = ModelFunction(model_fn)
+    if on_built is not None:
+        check_function('on_built', on_built, 2, 'a function of the mode and of what was built')
+    function = _ModelFunction(model_fn)
     is_empty = isinstance(devices, (list, tuple)) and not devices
     names = resolve_devices(None if is_empty else devices)
     check_one_stage('replicate_model_fn', names)
     is_sum = loss_reduction == tf.losses.Reduction.SUM
 
     def replicated_model_fn(features, labels, mode, params=None, config=None):
-        check_mode(mode)
+        _check_mode(mode)
         if len(names) == 1:
             with tf.device(names[0]):
                 return function(features, labels, mode, params, config)
@@ -109,25 +104,23 @@ def replicate_model_fn(model_fn: typing.Callable,
         specs = []
 
         def of_tower(inputs):
-            spec = function(inputs['features'], inputs['labels'], mode, _own(params), config)
+            # Its own parameters: it may remove entries from them.
+            spec = function(inputs['features'], inputs['labels'], mode, copy.copy(params), config)
             specs.append(spec)
             if trains:
                 _check_train_op(calls, spec)
-            return dict(loss=spec.loss, predictions=mergeable(spec),
-                        metrics=metrics(spec) if mode == tf.estimator.ModeKeys.EVAL else None)
+            return dict(loss=spec.loss, predictions=_mergeable(spec),
+                        metrics=_metrics(spec) if mode == tf.estimator.ModeKeys.EVAL else None)
 
         with calls.reported_to():
             built = build_towers(
                 of_tower, dict(features=features, labels=labels), calls if trains else None,
-                names, 'sum' if is_sum else 'mean', remainder=remainder)
-        check_saved(specs[0], calls.late)
+                names, 'sum' if is_sum else 'mean', remainder='weight')
         tf.logging.info('%s', built.plan)
         if on_built is not None:
             on_built(mode, built)
-        initialize_all_towers(specs[0].scaffold, built.own_state)
-        return merged_spec(specs[0], built, is_sum)
+        return _merged_spec(specs[0], built, is_sum)
 
-    replicated_model_fn.is_replicated = True
     return replicated_model_fn
 
 
@@ -158,6 +151,133 @@ def _check_train_op(calls, spec):
                 'tf.control_dependencies of the train op.' % (what, op.name))
 
 
-def _own(params):
-    """A tower's own parameters, since a model function may remove entries from them."""
-    return copy.copy(params)
+class _ModelFunction:
+    """An Estimator's model function, which is called with the arguments that it has."""
+
+    def __init__(self, function):
+        """
+        Args:
+          function: `f(features, labels, mode, params, config)`, or some of these.
+
+        Raises:
+          ModelFunctionError: it cannot be called, or takes no features.
+        """
+        if not callable(function) or isinstance(function, type):
+            raise ModelFunctionError('model_fn=%.80r cannot be called as the model function of an '
+                                     'Estimator.' % (function,))
+        parameters = list(inspect.signature(function).parameters.values())
+        bound = function.keywords if isinstance(function, functools.partial) else {}
+        self._names = {each.name for each in parameters} - set(bound)
+        if any(each.kind is each.VAR_KEYWORD for each in parameters):
+            self._names.update(('features', 'labels', 'mode'))
+        if 'features' not in self._names:
+            raise ModelFunctionError(
+                'model_fn=%.80r takes no argument features: expected the model function of an '
+                'Estimator, model_fn(features, labels, mode, params).' % (function,))
+        self._function = function
+
+    def __call__(self, features, labels, mode, params, config):
+        """Calls the model function.
+
+        Returns:
+          Its `EstimatorSpec`.
+
+        Raises:
+          InvalidArgumentError: there are labels, and the function has no argument for them.
+          ModelFunctionError: the function returns no `EstimatorSpec`.
+        """
+        if labels is not None and 'labels' not in self._names:
+            raise InvalidArgumentError('the model function takes no labels, and labels=%.80r are '
+                                       'given.' % (labels,))
+        given = {'labels': labels, 'mode': mode, 'params': params, 'config': config}
+        spec = self._function(features=features, **{
+            name: value for name, value in given.items() if name in self._names})
+        if not isinstance(spec, tf.estimator.EstimatorSpec):
+            raise ModelFunctionError('the model function returned %.80r of type %s: expected a '
+                                     'tf.estimator.EstimatorSpec.' % (spec, type(spec).__name__))
+        # The class itself checks what its own mode needs. No predictions are an empty dict there.
+        missing = [field for field in _NEEDED[mode] if spec.mode != mode
+                   and (getattr(spec, field) is None or getattr(spec, field) == {})]
+        if missing:
+            raise ModelFunctionError(
+                'the model function was called in mode %r and returned an EstimatorSpec of mode '
+                '%r without %s: make the EstimatorSpec of the mode that it is called with.' % (
+                    mode, spec.mode, ' and '.join(missing)))
+        return spec
+
+
+def _check_mode(mode):
+    """Raises `InvalidArgumentError` unless `mode` is one of `tf.estimator.ModeKeys`."""
+    if mode not in _NEEDED:
+        raise InvalidArgumentError('mode=%.80r: expected one of tf.estimator.ModeKeys, %s.' % (
+            mode, ', '.join(map(repr, _NEEDED))))
+
+
+def _mergeable(spec):
+    """The tensors of a spec for `build_towers` to merge: a nest of tensors [shard, …], scalars."""
+    return {'predictions': {} if spec.predictions is None else spec.predictions,
+            'export': {name: _parts(output)
+                       for name, output in (spec.export_outputs or {}).items()}}
+
+
+def _metrics(spec):
+    """The metrics of a spec, each as a `(value, update_op)` pair."""
+    pairs = {}
+    for name, metric in (spec.eval_metric_ops or {}).items():
+        if hasattr(metric, 'update_state'):  # a Keras metric, which has been called
+            metric = metric.result(), tf.group(*metric.updates)
+        pairs[name] = metric
+    return pairs
+
+
+def _merged_spec(spec, built, is_sum):
+    """The spec over all towers.
+
+    Args:
+      spec: the first tower's spec.
+      built: `BuiltTowers`, whose predictions are `_mergeable`s.
+      is_sum: whether the loss is the sum of the towers' losses, or their weighted mean.
+
+    Returns:
+      An `EstimatorSpec`: loss, predictions, metrics and export outputs are those of the whole
+      batch, everything else is the first tower's.
+    """
+    loss = built.loss
+    if loss is not None and is_sum:
+        with only_device(built.placement.main):
+            loss = weighted_mean([tower.loss for tower in built.towers],
+                                 [share_of_sum(tower.size) for tower in built.towers])
+    merged = built.predictions
+    changed = {'loss': loss}
+    if spec.predictions is not None:
+        changed['predictions'] = merged['predictions']
+    if spec.export_outputs is not None:
+        changed['export_outputs'] = {
+            name: _like(output, merged['export'][name])
+            for name, output in spec.export_outputs.items()}
+    if built.metrics:
+        changed['eval_metric_ops'] = built.metrics
+    return spec._replace(**changed)
+
+
+def _parts(output):
+    """The tensors of an export output."""
+    kinds = tf.estimator.export
+    if isinstance(output, kinds.ClassificationOutput):
+        parts = {'scores': output.scores, 'classes': output.classes}
+        return {name: tensor for name, tensor in parts.items() if tensor is not None}
+    if isinstance(output, kinds.RegressionOutput):
+        return {'value': output.value}
+    if isinstance(output, kinds.PredictOutput):
+        return dict(output.outputs)
+    raise ModelFunctionError(
+        'the model function returned the export output %r of type %s: expected a '
+        'ClassificationOutput, RegressionOutput or PredictOutput of tf.estimator.export.' % (
+            output, type(output).__name__))
+
+
+def _like(output, parts):
+    """An export output of the same class."""
+    if isinstance(output, tf.estimator.export.PredictOutput):
+        return type(output)(outputs=parts)
+    return type(output)(**parts)

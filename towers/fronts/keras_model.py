@@ -1,16 +1,15 @@
 """`ParallelModel`: a Keras model over several devices, itself a Keras model with `fit`."""
 
-import contextlib
 import functools
-import re
 import sys
+import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import check_flag, check_graph_mode
+from towers.arguments import check_graph_mode
 from towers.errors import DeviceError, InvalidArgumentError, MissingPackageError
-from towers.fronts.keras_towers import (MERGED_ON, GradientDevices, KerasTowers,
+from towers.fronts.keras_towers import (MERGED_ON, KerasTowers, gradient_devices,
                                         identity_for_losses)
 from towers.graph.graph_walk import Recording
 from towers.placement.devices import (check_one_stage, needs_config, resolve_devices,
@@ -19,32 +18,8 @@ from towers.placement.loop_state_devices import keep_stacks_with_loops
 from towers.tower.build_context import check_not_nested
 
 
-_SCOPE = re.compile(r'[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*')
-
-
-class _OfEveryKeras(type):
-    """Makes `ParallelModel(…)` return an instance of a class derived from its Keras' `Model`."""
-
-    def __call__(cls, model, devices=None, name=None, check_devices=True,
-                 allow_repeated_devices=False):
-        check_flag('check_devices', check_devices)
-        check_flag('allow_repeated_devices', allow_repeated_devices)
-        keras = _checked_keras(model)
-        devices = resolve_devices(devices, check_devices, allow_repeated_devices)
-        check_one_stage('ParallelModel', devices)
-        if name is not None and (not isinstance(name, str) or not _SCOPE.fullmatch(name)):
-            raise InvalidArgumentError(
-                'name=%.80r: expected a name of letters, digits, "_", "-", "." and "/", or None.'
-                % (name,))
-        model_towers = KerasTowers(model, devices)
-        base = type(keras.Model(model.inputs, model.outputs))  # on 2.15 `Functional`
-        return _parallel_class(base, type(model).__name__)(keras, model_towers, name)
-
-    def __instancecheck__(cls, instance):
-        return getattr(type(instance), 'is_parallel_model', False)
-
-
-class ParallelModel(metaclass=_OfEveryKeras):
+def ParallelModel(  # pylint: disable=invalid-name
+        model: typing.Any, devices: typing.Union[None, int, str, typing.Sequence] = None):
     """A Keras model that computes each batch on several devices, one part of it on each.
 
         model = towers.ParallelModel(model, devices=2)
@@ -79,14 +54,10 @@ class ParallelModel(metaclass=_OfEveryKeras):
     Args:
       model: a functional or a built `Sequential` model. It stays usable.
       devices: as for `build_towers`: None, a count, or names such as `['/gpu:0', '/gpu:2']`.
-      name: the model's name; None for Keras' choice.
-      check_devices: False for a graph that another machine is to run.
-      allow_repeated_devices: may two towers share a device?
 
-    Attributes:
-      inner_model: the given model.
-      devices: names of the towers' devices.
-      plan: `Plan` of the towers; print it.
+    Returns:
+      The model, with further attributes: `inner_model`, the given model; `devices`, the names of
+      the towers' devices; and `plan`, the `Plan` of the towers, to be printed.
 
     Raises:
       InvalidArgumentError: `model` is no model of such a Keras; it has no fixed inputs, stateful
@@ -94,90 +65,97 @@ class ParallelModel(metaclass=_OfEveryKeras):
       DeviceError: as `build_towers`; at the first run, where the session lacks the virtual CPUs.
       MissingPackageError: a model of Keras 3, whose `fit` does not work in graphs.
     """
+    keras = _checked_keras(model)
+    devices = resolve_devices(devices)
+    check_one_stage('ParallelModel', devices)
+    model_towers = KerasTowers(model, devices)
+    base = type(keras.Model(model.inputs, model.outputs))  # on 2.15 `Functional`
+    return _parallel_class(base, type(model).__name__)(keras, model_towers)
 
 
 def _checked_keras(model):
     """The Keras module of a model that towers can call; else raises, see `ParallelModel`."""
+    name = getattr(model, 'name', model)
     if compat.is_keras_3(model):
         raise MissingPackageError(
-            'ParallelModel: %s is a model of Keras 3, which cannot fit, evaluate or predict in '
+            'ParallelModel: the model %r is of Keras 3, which cannot fit, evaluate or predict in '
             'graph mode. Call it in the model function of towers.build_towers, which trains it by '
             'a tf.train.Optimizer; or install tf-keras and set the environment variable '
-            'TF_USE_LEGACY_KERAS=1 before tf.keras is first used.' % _named(model))
+            'TF_USE_LEGACY_KERAS=1 before tf.keras is first used.' % name)
     keras = compat.keras_of(model)
     if keras is None:
         raise InvalidArgumentError(
             'ParallelModel takes a tf.keras or tf_keras model, and was given %.80r of type %s.'
             % (model, type(model).__name__))
     check_graph_mode('ParallelModel')
-    if not getattr(model, 'inputs', None) or not getattr(model, 'outputs', None):
-        raise InvalidArgumentError(
-            'ParallelModel: %s has no inputs yet, so that its towers cannot be made: give the '
-            'first layer of a Sequential an input_shape=, make a subclassed model a functional one '
-            '(keras.Model(x, model(x)) with x = keras.Input(…)), or call the model in the model '
-            'function of towers.build_towers.' % _named(model))
-    if not compat.is_keras_graph_network(model):
-        raise InvalidArgumentError(
-            'ParallelModel: %s is a subclassed model of type %s, with no graph of layers to call '
-            'for each tower: make it a functional one (keras.Model(x, model(x)) with x = '
-            'keras.Input(…)), or call it in the model function of towers.build_towers.'
-            % (_named(model), type(model).__name__))
-    if isinstance(model, ParallelModel):
-        raise InvalidArgumentError('ParallelModel: %s is one already: give its inner_model.'
-                                   % _named(model))
-    for name, tensor in zip(model.input_names, model.inputs):
-        if not isinstance(tensor, tf.Tensor):
-            raise InvalidArgumentError(
-                'ParallelModel: the input %r of %s is a %s: give the model a dense input, or call '
-                'it in the model function of towers.build_towers, which cuts sparse ones.' % (
-                    name, _named(model), type(tensor).__name__))
-    if any(tensor.graph is not tf.get_default_graph() for tensor in model.inputs):
-        raise InvalidArgumentError(
-            'ParallelModel: %s belongs to another graph than the default one: make both under the '
-            'same tf.Graph().as_default(), after keras.backend.clear_session() if that is called.'
-            % _named(model))
-    handed_on = sorted(set(model.input_names) & set(model.output_names))
-    if handed_on:
-        raise InvalidArgumentError(
-            'ParallelModel: the input %r of %s is an output as well, so that two layers would have '
-            'its name: put a layer between, such as Activation(\'linear\', name=…).'
-            % (handed_on[0], _named(model)))
-    _check_parts(model, keras)
+    fault = _fault_of_model(model) or next(filter(None, (
+        _fault_of_part(part, keras) for part in compat.keras_parts(model))), None)
+    if fault is not None:
+        raise InvalidArgumentError('ParallelModel: the model %r %s.' % (name, fault))
     return keras
 
 
-def _check_parts(model, keras):
-    for part in compat.keras_parts(model):
-        if isinstance(part, ParallelModel):
-            raise InvalidArgumentError(
-                'ParallelModel: %s holds %s, which is a ParallelModel already: put the inner_model '
-                'of that one there.' % (_named(model), _named(part)))
-        if isinstance(part, keras.Model):
-            continue
-        if getattr(part, 'stateful', False) and hasattr(part, 'reset_states'):
-            raise InvalidArgumentError(
-                'ParallelModel: the layer %r of %s is stateful: it keeps a state for each example '
-                'of a whole batch, and each tower has a part of it. Make it with stateful=False, '
-                'and pass the state as initial_state= from an input and out as an output; or call '
-                'the layer in the model function of towers.build_towers, made there, where each '
-                'tower has a state of its own.' % (part.name, _named(model)))
-        if getattr(part, 'metrics', None):
-            raise InvalidArgumentError(
-                'ParallelModel: the layer %r of %s adds a metric of its own, which each tower '
-                'would '
-                'add: make what it is computed from an output, and give the metric to '
-                'compile(metrics=…).' % (part.name, _named(model)))
+def _fault_of_model(model):
+    """Why towers cannot call a model, a text that goes on from its name; None if they can."""
+    if not getattr(model, 'inputs', None) or not getattr(model, 'outputs', None):
+        return ('has no inputs yet: give the first layer of a Sequential an input_shape=, make a '
+                'subclassed model a functional one (keras.Model(x, model(x)) with x = '
+                'keras.Input(…)), or call it in the model function of towers.build_towers')
+    if not compat.is_keras_graph_network(model):
+        return ('is a subclassed model of type %s, with no graph of layers to call for each tower: '
+                'make it a functional one (keras.Model(x, model(x)) with x = keras.Input(…)), or '
+                'call it in the model function of towers.build_towers' % type(model).__name__)
+    for name, tensor in zip(model.input_names, model.inputs):
+        if not isinstance(tensor, tf.Tensor):
+            return ('has the input %r, a %s: give it a dense input, or call it in the model '
+                    'function of towers.build_towers, which cuts sparse ones' % (
+                        name, type(tensor).__name__))
+        if tensor.graph is not tf.get_default_graph():
+            return ('belongs to another graph than the default one: make both under the same '
+                    'tf.Graph().as_default(), after any keras.backend.clear_session()')
+    return None
 
 
-def _named(model):
-    return 'the model %r' % getattr(model, 'name', model)
+def _fault_of_part(part, keras):
+    """As `_fault_of_model`, of a model or layer that it is or holds."""
+    if isinstance(part, _ParallelMethods):
+        return 'is or holds a ParallelModel already: give its inner_model'
+    if isinstance(part, keras.Model):
+        return None
+    if getattr(part, 'stateful', False) and hasattr(part, 'reset_states'):
+        return ('has the stateful layer %r, which keeps a state for each example of a whole batch: '
+                'make it with stateful=False and pass the state as initial_state= from an input '
+                'and out as an output; or make and call it in the model function of '
+                'towers.build_towers, where each tower has a state of its own' % part.name)
+    if getattr(part, 'metrics', None):
+        return ('has the layer %r, which adds a metric: each tower would add it. Make what it is '
+                'computed from an output, and give the metric to compile(metrics=…)' % part.name)
+    return None
+
+
+class _WeightsOfInner:
+    """The weights of the model inside, and whether they are trained."""
+    weights = property(lambda self: self.model_towers.model.weights)
+    trainable_weights = property(lambda self: self.model_towers.model.trainable_weights)
+    non_trainable_weights = property(lambda self: self.model_towers.model.non_trainable_weights)
+
+    @property
+    def trainable(self):
+        model_towers = self.__dict__.get('model_towers')
+        return True if model_towers is None else model_towers.model.trainable
+
+    @trainable.setter
+    def trainable(self, value):
+        model_towers = self.__dict__.get('model_towers')
+        if model_towers is not None and value != model_towers.model.trainable:
+            model_towers.model.trainable = value  # an equal value would change layers in it
 
 
 @functools.lru_cache(maxsize=None)
 def _layer_class(layer):
     """A class of layers that hold `KerasTowers`, derived from a Keras' `Layer`."""
 
-    class TowersOfModel(layer):  # pylint: disable=missing-docstring
+    class TowersOfModel(_WeightsOfInner, layer):  # pylint: disable=missing-docstring
         def __init__(self, model_towers, **keywords):
             self.__dict__['model_towers'] = model_towers
             super().__init__(autocast=False, **keywords)  # inputs and outputs are the model's own
@@ -206,11 +184,6 @@ def _layer_class(layer):
         def get_config(self):  # pylint: disable=missing-docstring
             raise _not_cloned()
 
-        trainable = _trainable_of_inner_model()
-        trainable_weights = property(lambda self: self.model_towers.model.trainable_weights)
-        non_trainable_weights = property(lambda self: self.model_towers.model.non_trainable_weights)
-        weights = property(lambda self: self.model_towers.model.weights)
-
     class Merged(layer):
         """Passes one output on, under its name."""
 
@@ -234,19 +207,6 @@ def _not_cloned():
         'a ParallelModel p cannot be cloned or made from a config, which would be that of the '
         'model inside: make keras.models.clone_model(p.inner_model), or '
         'p.inner_model.from_config(…), and give that to towers.ParallelModel.')
-
-
-def _trainable_of_inner_model():
-    """The property `trainable`, passed on to the inner model; an equal value changes no layer."""
-    def get(self):
-        model_towers = self.__dict__.get('model_towers')
-        return True if model_towers is None else model_towers.model.trainable
-
-    def put(self, value):
-        model_towers = self.__dict__.get('model_towers')
-        if model_towers is not None and value != model_towers.model.trainable:
-            model_towers.model.trainable = value
-    return property(get, put)
 
 
 _OF_INNER = ('get_layer', 'summary', 'save_weights', 'load_weights', 'get_config', 'to_json',
@@ -274,18 +234,16 @@ def _of_inner(name, original):
     return call_inner
 
 
-class _ParallelMethods:
+class _ParallelMethods(_WeightsOfInner):
     """The methods of every parallel model, before those of its Keras' class."""
-    is_parallel_model = True
 
-    def __init__(self, keras, model_towers, name):
+    def __init__(self, keras, model_towers):
         self.__dict__['model_towers'] = model_towers
-        self.__dict__['when_compiled'] = None
         inner = model_towers.model
         backend = compat.keras_backend_of(inner)
         backend.learning_phase()  # here, not on the first tower's device
         towers_layer, merged = _layer_class(keras.layers.Layer)
-        name = name or backend.unique_object_name('parallel_model', zero_based=True)
+        name = backend.unique_object_name('parallel_model', zero_based=True)
         inputs = list(inner.inputs)
         made = towers_layer(model_towers, name=name + '_towers')(
             inputs if len(inputs) > 1 else inputs[0])
@@ -297,7 +255,6 @@ class _ParallelMethods:
     inner_model = property(lambda self: self.model_towers.model)
     devices = property(lambda self: self.model_towers.devices)
     plan = property(lambda self: self.model_towers.builds[0].plan)
-    trainable = _trainable_of_inner_model()
 
     def __call__(self, *args, **keywords):
         check_not_nested(tf.get_default_graph())  # here, where AutoGraph rewords no error
@@ -308,10 +265,6 @@ class _ParallelMethods:
         if sys._getframe(1).f_code.co_name == 'get_network_config':
             raise _not_cloned()  # in TF 2's clone_model, which would look for these for ever
         return self.model_towers.model.layers
-
-    weights = property(lambda self: self.model_towers.model.weights)
-    trainable_weights = property(lambda self: self.model_towers.model.trainable_weights)
-    non_trainable_weights = property(lambda self: self.model_towers.model.non_trainable_weights)
 
     @property
     def metrics_names(self):
@@ -336,8 +289,6 @@ class _ParallelMethods:
                 'get_updates: give keras.optimizers.legacy.%s, a name such as %r, or a '
                 'tf.train.Optimizer.' % ((type(self.optimizer).__name__,) * 2
                                          + (type(self.optimizer).__name__.lower(),)))
-        self.__dict__['when_compiled'] = [
-            (part, part.trainable) for part in compat.keras_parts(self.inner_model)]
 
     def get_updates_for(self, inputs):
         frozen = {op for layer, op in self.model_towers.updates
@@ -345,34 +296,31 @@ class _ParallelMethods:
         return [update for update in super().get_updates_for(inputs)
                 if getattr(update, 'op', update) not in frozen]
 
+    # Keras notes these flags in `compile`, and trains by them later: those of the model inside.
+    def _get_trainable_state(self):
+        state = self.inner_model._get_trainable_state()
+        state[self] = self.trainable
+        return state
+
+    def _set_trainable_state(self, state):
+        self.inner_model._set_trainable_state(state)
+
     # The session is looked at last: it would take up loops of TF 2 as they are before their
     # gradients are made, and refuse them after that.
     def _make_train_function(self):
-        self._check_graph()
-        devices = GradientDevices(self.model_towers.builds, MERGED_ON, self.weights)
-        with _set_trainable(self.when_compiled or ()), devices.scope(), Recording(
+        with tf.device(gradient_devices(self.devices, self.weights)), Recording(
                 tf.get_default_graph()) as made:
             super()._make_train_function()
         keep_stacks_with_loops(made.operations)
         self._check_session()
 
     def _make_test_function(self):
-        self._check_graph()
         super()._make_test_function()
         self._check_session()
 
     def _make_predict_function(self):
-        self._check_graph()
         super()._make_predict_function()
         self._check_session()
-
-    def _check_graph(self):
-        if any(each.graph is not tf.get_default_graph() for each in self.inputs):
-            raise InvalidArgumentError(
-                'the ParallelModel %r belongs to another graph than the default one: make it '
-                'again from a model that is made there (its weights go over by save_weights '
-                'and load_weights); or leave out keras.backend.clear_session(), or that '
-                'tf.Graph().as_default(), in between.' % self.name)
 
     def _check_session(self):
         if not needs_config(self.devices):
@@ -400,17 +348,3 @@ class _ParallelMethods:
         if getattr(inner, 'optimizer', None) or not getattr(self, 'optimizer', None) or scalars:
             return
         inner.compile(self.optimizer, loss=self.loss, loss_weights=self.loss_weights)
-
-
-@contextlib.contextmanager
-def _set_trainable(flags):
-    """The context in which layers have the `trainable` flags from when the model was compiled."""
-    before = [(part, part.trainable) for part, _ in flags]
-    # A layer sets its parts' flags with its own, and comes before them.
-    for part, flag in flags:
-        part.trainable = flag
-    try:
-        yield
-    finally:
-        for part, flag in before:
-            part.trainable = flag

@@ -63,27 +63,21 @@ class KerasTowers:
                 'logits': [_logits(output) for output in outputs],
                 'masks': [compat.keras_mask(output) for output in outputs]}}
 
+        # By calls, as copies of loops have no gradient.
         with tf.name_scope('copies'):
-            with only_device(MERGED_ON):
-                count = _batch_size(inputs[0])
-                padded = _padded_size(inputs[0], len(self.devices))
-                inputs, masks = ([_padded(each, padded) for each in nest]
-                                 for nest in (inputs, masks))
-            # By calls, as copies of loops have no gradient.
             built = build_towers(call_model, (inputs, masks), None, self.devices, 'mean',
                                  remainder='weight', copies='reuse')
+            merged, towers = built.predictions, built.towers
             with only_device(MERGED_ON):
-                merged = {key: [_unpadded(each, count, padded) for each in built.predictions[key]]
-                          for key in ('outputs', 'logits', 'masks')}
-                outputs = [_of_logits(output, logits, of_tower) for output, logits, of_tower in
-                           zip(merged['outputs'], merged['logits'],
-                               built.towers[0].predictions['outputs'])]
-                losses = [weighted_mean(terms, _weights(built.towers, count)) for terms in
-                          zip(*[record.activity_losses(on_keras_input=True)
-                                for record in records])]
+                outputs = [_of_logits(*each) for each in zip(
+                    merged['outputs'], merged['logits'], towers[0].predictions['outputs'])]
+                count = tf.cast(sum(tower.size for tower in towers), tf.float64)
+                weights = [tf.cast(tower.size, tf.float64) / count for tower in towers]
+                losses = [weighted_mean(terms, weights) for terms in zip(*[
+                    record.activity_losses(on_keras_input=True) for record in records])]
         of_layers = records[0].updates_of_layers()
         known = {op for _, op in of_layers}
-        others = [update for update in built.towers[0].updates
+        others = [update for update in towers[0].updates
                   if getattr(update, 'op', update) not in known]
         self.builds.append(built)
         self.updates.extend(of_layers)
@@ -143,54 +137,11 @@ def _batch_size(tensor):
     return tf.shape(tensor)[0] if static is None else static
 
 
-def _padded_size(tensor, num_towers):
-    """The size of a batch in which every tower has an example; None where this one is as large."""
-    size = _batch_size(tensor)
-    if isinstance(size, int):
-        return None if size >= num_towers else num_towers
-    return None if num_towers == 1 else tf.maximum(size, num_towers)
-
-
-def _padded(tensor, size):
-    """The batch, with its first example again at the end as often as is needed for that size.
-
-    No tower is empty then: a mean over nothing, NaN, would stay in batch norm's statistics.
-    """
-    if tensor is None or size is None:
-        return tensor
-    missing = size - _batch_size(tensor)
-    repeated = tf.tile(tensor[:1], tf.concat(
-        [[missing], tf.ones([tf.rank(tensor) - 1], tf.int32)], 0))
-    padded = tf.concat([tensor, repeated], 0)
-    padded.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:])
-                     if not isinstance(missing, int) else padded.shape)
-    return padded
-
-
 def _with_batch_dimension(output, rows):
     """A scalar as [rows, 1], the same for each example, so that its mean over them is weighted."""
     if isinstance(output, tf.Tensor) and output.shape.ndims == 0:
         return tf.fill([rows, 1], output)
     return output
-
-
-def _unpadded(output, count, padded):
-    """The output without the rows of repeated examples, which are the last ones."""
-    if output is None or padded is None or not isinstance(output, tf.Tensor):
-        return output
-    rows = tf.shape(output)[0]
-    # An example may have several rows.
-    kept = output[:rows * count // padded]
-    kept.set_shape(tf.TensorShape([None]).concatenate(output.shape[1:]))
-    return kept
-
-
-def _weights(towers, count):
-    """Each tower's share of the batch, without repeated examples."""
-    if len(towers) == 1:
-        return [1.]
-    return [tf.cast(tower.size * tf.cast(tower.index < count, tf.int32), tf.float64)
-            / tf.cast(count, tf.float64) for tower in towers]
 
 
 @contextlib.contextmanager
@@ -217,62 +168,36 @@ def _seed_of_tower(graph, index, redraws):
         tf.set_random_seed(seed)
 
 
-# A Keras optimizer makes gradients in its own scope `gradients`; TensorFlow makes another in it.
-_GRADIENTS = re.compile(r'(?:^|/)(?:gradients(?:_\d+)?/)+')
+_GRADIENTS = re.compile(r'(?:^|/)gradients(?:_\d+)?/')
 
 
-class GradientDevices:
+def gradient_devices(devices, weights):
     """A device function, for `tf.device` around code that takes gradients through several towers.
 
     Keras' optimizers take the gradient of one loss through all towers of a model, without a device
-    or a way to name one. `tf.gradients` names the gradient operations of `<scope>/op` by
-    `gradients/<scope>/op_grad/`, and the functions of the gradient of a loop or a branch by the
-    scope with `_` for `/`: so the tower's scope in the name tells the device. Gradient operations
-    without such a name (zeros for a branch not taken) go to the device of the operations that they
-    read; those that read several towers (the sums for a weight) go to the weights' device.
+    or a way to name one. What TensorFlow makes as the gradient of an operation goes to the device
+    of that operation. Other gradient operations (zeros for a branch that is not taken) go to the
+    device of those that they read; where these are of several towers (the sums for a weight), to
+    the weights' device.
 
-    An operation that has a device already, and any other operation, is left unchanged.
+    Args:
+      devices: names of the towers' devices.
+      weights: the variables that the gradient is taken of.
     """
+    of_towers, of_weights = set(devices), {weight.device for weight in weights}
 
-    def __init__(self, builds, merged_on, weights):
-        """
-        Args:
-          builds: list of `BuiltTowers` that the gradient may go through.
-          merged_on: the device where batches are cut and outputs merged.
-          weights: the variables that the gradient is taken of.
-        """
-        self._scopes = []
-        for built in builds:
-            towers = [(tower.name_scope, tower.device) for tower in built.towers]
-            around = towers[0][0].rstrip('/').rpartition('/')[0]
-            self._scopes += towers + [(around + '/', merged_on)]
-        self._of_towers = {device for _, device in self._scopes}
-        of_weights = {weight.device for weight in weights}
-        self._of_weights = of_weights.pop() if len(of_weights) == 1 else ''
-
-    def __call__(self, op):
+    def device_of(op):
         if op.device:
             return op.device
-        place = _GRADIENTS.search(op.name)
-        if place is not None:
-            inside = op.name[place.end():]
-            for scope, device in self._scopes:
-                if inside.startswith(scope):
-                    return device
-        function = getattr(op.graph, 'name', None)  # of the body of a loop or a branch
-        if isinstance(function, str):
-            for scope, device in self._scopes:
-                if '_' + scope.replace('/', '_') in '_' + function:
-                    return device
-        if place is not None and not _of_loop(op):
-            read = {tensor.device for tensor in op.inputs} & self._of_towers
-            if read:
-                return read.pop() if len(read) == 1 else self._of_weights
-        return op.device
-
-    def scope(self):
-        """The `tf.device` scope."""
-        return tf.device(self)
+        of = compat.differentiated_operation(op)
+        if of is not None:
+            return of.device
+        if not _GRADIENTS.search(op.name) or _of_loop(op):
+            return ''
+        read = {tensor.device for tensor in op.inputs} & of_towers
+        chosen = read if len(read) < 2 else of_weights
+        return min(chosen) if len(chosen) == 1 else ''
+    return device_of
 
 
 def _of_loop(op):

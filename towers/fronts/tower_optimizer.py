@@ -1,8 +1,7 @@
 """`TowerOptimizer`: an optimizer that a replicated model function calls in each tower."""
 
-import weakref
-
 import typing
+import weakref
 
 import tensorflow.compat.v1 as tf
 
@@ -114,13 +113,7 @@ class TowerOptimizer(tf.train.Optimizer):
             return given
         graph = tf.get_default_graph()
         if self._made is None or self._made[0]() is not graph:
-            try:
-                made = given()
-            except TypeError as error:
-                raise InvalidArgumentError(
-                    'optimizer_or_optimizer_fn=%.80r cannot be called without arguments (%s): '
-                    'expected an optimizer, or a function that returns one.' % (given, error)
-                ) from error
+            made = given()
             check_optimizer(made, 'optimizer_or_optimizer_fn() of TowerOptimizer', or_else='')
             self._made = weakref.ref(graph), made
         return self._made[1]

@@ -69,9 +69,8 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
       `Audit`. Broken are: a variable, a replica of one, or a slot off its device; an operation or
       gradient operation of a tower on another device, unless it reads or writes a variable there or
       the model itself put it there by `tf.device`.
-      Notes are, beside what the plan says: variables that only some towers use, operations
-      colocated with their variable, or put elsewhere by the model's own `tf.device`, and the bytes
-      of replicas.
+      Notes are, beside what the plan says: operations colocated with their variable, or put
+      elsewhere by the model's own `tf.device`, and the bytes of replicas.
 
     Raises:
       InvalidArgumentError: `run_metadata` has no partition graphs; `built` is something else.
@@ -86,9 +85,6 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     broken, notes = [], []
     _check_variables(built, lambda variable: resolved(variable.device), broken, notes)
     _check_operations(built, operations, broken, notes)
-    for variable, towers in _used_by_some(built):
-        notes.append('variable %s is used by tower %s only' % (
-            variable, ', '.join(map(str, towers))))
     if built.replicas is not None:
         notes.append('%d replicas of trainable variables, and their %d slots, take %s on %s' % (
             len(built.replicas.variables), len(built.replicas.slots),
@@ -193,15 +189,6 @@ def _follows_input(op, tower):
     readers = [op] + [reader for tensor in op.outputs for reader in tensor.consumers()
                       if op.type == 'Const']
     return any(reader.type == 'TensorArrayV3' for reader in readers)
-
-
-def _used_by_some(built):
-    users = collections.OrderedDict()
-    for tower in built.towers:
-        for variable in tower.variables:
-            users.setdefault(variable.op.name, set()).add(tower.index)
-    return [(name, sorted(towers)) for name, towers in users.items()
-            if len(towers) < len(built.devices)]
 
 
 def _check_runtime(built, run_metadata, broken, notes):

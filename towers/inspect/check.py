@@ -1,14 +1,20 @@
 """`check_towers`: does a model give the same numbers on N towers as on one device?"""
 
 import collections
+import functools
+import numbers
 import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_flag
-from towers.errors import InvalidArgumentError, SharedVariableError
-from towers.inspect.check_arguments import check_arguments, checked_machines
+from towers import compat
+from towers.api.options import Memory, Pipeline
+from towers.api.request import REDUCTIONS, check_model_fn
+from towers.arguments import (check_choice, check_count, check_flag, check_function,
+                              check_instance)
+from towers.cluster.cluster import KINDS
+from towers.errors import InputError, InvalidArgumentError, SharedVariableError
 from towers.inspect.check_machines import run_machines
 from towers.inspect.check_report import (Difference, TowersReport, compare, compare_initial_values,
                                          is_finite, likely_cause, not_compared, why_not_finite)
@@ -17,6 +23,9 @@ from towers.inspect.check_runs import (first_examples, repeat_first_shard, run_o
 from towers.placement.devices import resolve_devices
 from towers.placement.tower_device import all_devices
 from towers.tower.shards import checked_shares
+
+OPTIONS = ('devices', 'remainder', 'variables', 'regularization', 'update_ops', 'copies', 'memory',
+           'pipeline', 'batch_norm')
 
 
 def check_towers(model_fn: typing.Callable, inputs: typing.Any,
@@ -77,10 +86,20 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
       StepError: TensorFlow cannot run the model's step, on one device or on the towers.
       TowersError: bad arguments, as `build_towers`; or a cluster that cannot be made.
     """
-    options = check_arguments(model_fn, inputs, make_optimizer, num_towers, steps, reduction,
-                              tolerance, seed, options)
-    machines = checked_machines(cluster, shares, num_ps, same_shards, options)
+    check_model_fn(model_fn)
+    check_choice('reduction', reduction, REDUCTIONS)
+    _check_inputs(inputs)
+    _check_make_optimizer(make_optimizer)
+    for name, value, least in (('num_towers', num_towers, 1), ('steps', steps, 1),
+                               ('seed', seed, 0)):
+        check_count(name, value, least)
+    if tolerance is not None and (isinstance(tolerance, bool) or not isinstance(
+            tolerance, numbers.Real) or not tolerance >= 0):
+        raise InvalidArgumentError('tolerance=%r: expected None or a number of at least 0.'
+                                   % (tolerance,))
     check_flag('same_shards', same_shards)
+    options = _checked_options(options)
+    machines = _checked_machines(cluster, shares, num_ps, same_shards, options)
     make_optimizer = make_optimizer or (lambda: tf.train.MomentumOptimizer(0.01, 0.9))
     workers, devices, sizes = 1, None, None
     if machines is not None:
@@ -172,3 +191,94 @@ def _check_devices(devices, options):
         raise InvalidArgumentError('devices=%r: expected at least 2 towers to compare with one '
                                    'device; or memory=, or several devices for '
                                    'the one.' % (devices,))
+
+
+def _check_inputs(inputs):
+    leaves = [leaf for leaf in tf.nest.flatten(inputs) if leaf is not None]
+    if not leaves:
+        raise InputError('inputs=%.80r: expected a sample batch, of at least one array [n, …].'
+                         % (inputs,))
+    for leaf in leaves:
+        if isinstance(leaf, (tf.Tensor, tf.SparseTensor) + compat.VARIABLE_TYPES):
+            raise InputError('inputs hold %.80r: check_towers makes graphs of its own and takes '
+                             'arrays, such as np.random.rand(8, 3), and tf.SparseTensorValues.'
+                             % (leaf,))
+
+
+def _check_make_optimizer(make_optimizer):
+    if make_optimizer is not None:
+        if isinstance(make_optimizer, type):
+            make_optimizer = functools.partial(make_optimizer)  # a class makes one, too
+        check_function('make_optimizer', make_optimizer, 0, 'a function that makes the optimizer, '
+                       'such as lambda: tf.train.AdamOptimizer(0.001), since there are two graphs')
+
+
+def _checked_options(options):
+    """The arguments of `build_towers`, with defaults of those that are objects."""
+    unknown = sorted(set(options) - set(OPTIONS))
+    if unknown:
+        raise InvalidArgumentError(
+            'check_towers takes no %s: expected some of make_optimizer, %s.%s' % (
+                unknown[0], ', '.join(OPTIONS),
+                ' make_optimizer= is a function that makes the optimizer: there are two graphs.'
+                if unknown[0] == 'optimizer' else ''))
+    options = dict(options)
+    for name, kind in (('memory', Memory), ('pipeline', Pipeline)):
+        given = options.get(name)
+        options[name] = kind() if given is None else given
+        check_instance(name, options[name], kind, 'a towers.%s, or None' % kind.__name__)
+    return options
+
+
+class Machines(collections.namedtuple('Machines', 'kind shares num_ps')):
+    """The workers of `check_towers(cluster=…)`: the kind of cluster, their shares of a batch, and
+    the number of parameter servers."""
+    __slots__ = ()
+
+    def sizes(self, inputs):
+        """How many of the inputs' examples each worker has."""
+        leaves = tf.nest.flatten(inputs)
+        sparse = [leaf for leaf in leaves if isinstance(leaf, tf.SparseTensorValue)]
+        counts = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in leaves
+                  if leaf is not None}
+        if sparse or len(counts) != 1 or None in counts:
+            raise InputError('inputs=%.80r: with cluster= expected arrays [n, …] of the same n, '
+                             'which can be cut into the parts of the workers.' % (inputs,))
+        [count] = counts
+        if not count or count % sum(self.shares):
+            raise InvalidArgumentError(
+                'shares=%r of %d examples: expected whole numbers whose sum divides the number of '
+                'examples.' % (self.shares, count))
+        return [share * count // sum(self.shares) for share in self.shares]
+
+
+def _checked_machines(cluster, shares, num_ps, same_shards, options):
+    """The `Machines` that `check_towers` is asked for; None for one machine."""
+    if cluster is None:
+        if num_ps is not None:
+            raise InvalidArgumentError("num_ps=%r goes with cluster='ps'." % (num_ps,))
+        return None
+    if not isinstance(cluster, str):
+        raise InvalidArgumentError(
+            'cluster=%.80r: check_towers starts workers of its own, and takes the kind of cluster: '
+            '%s.' % (cluster, ', '.join(map(repr, KINDS))))
+    check_choice('cluster', cluster, KINDS)
+    for name in ('devices', 'remainder'):
+        if name in options:
+            raise InvalidArgumentError(
+                '%s= and cluster=: %s. Pass one of the two.' % (name, {
+                    'devices': 'each worker has num_towers towers on CPUs of its own',
+                    'remainder': "a worker's batch that does not divide is weighted"}[name]))
+    if num_ps is not None and cluster != 'ps':
+        raise InvalidArgumentError("num_ps=%r goes with cluster='ps', and it is %r."
+                                   % (num_ps, cluster))
+    check_count('num_ps', 1 if num_ps is None else num_ps)
+    shares = (1, 1) if shares is None else shares
+    if not isinstance(shares, (tuple, list)) or len(shares) < 2:
+        raise InvalidArgumentError('shares=%.80r: expected the parts of two or more workers, whole '
+                                   'numbers such as (1, 1) or (3, 1).' % (shares,))
+    shares = checked_shares(shares, len(shares), 'workers')
+    if same_shards and len(set(shares)) > 1:
+        raise InvalidArgumentError('shares=%r and same_shards=True: all shards are the same, so '
+                                   'that the workers have equal parts.' % (tuple(shares),))
+    return Machines(cluster, shares, 1 if num_ps is None else int(num_ps))

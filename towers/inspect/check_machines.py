@@ -25,7 +25,7 @@ def run_machines(machines, sizes, model_fn, inputs, make_optimizer, num_towers, 
     """Trains on several workers, from the initial values of `run_one_device`.
 
     Args:
-      machines: `check_arguments.Machines`.
+      machines: `check.Machines`.
       sizes: how many of the inputs' examples each worker has.
       initial: list of (name, value) of variables.
       The others are those of `check_towers`.

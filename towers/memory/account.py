@@ -9,13 +9,13 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_count, check_flag, check_instance
 from towers.api.built import BuiltTowers
-from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
-from towers.memory import batch_size as batch_sizes, kernels
+from towers.memory import kernels
+from towers.memory.batch_size import (forward_pass, gradients_in, shard_operations, shard_sizes,
+                                      step_of)
 from towers.memory.simulation import simulate
 from towers.memory.step_graph import StepGraph
 from towers.placement.devices import is_gpu, short_name
-from towers.tower.objectives import all_pairs
 
 KINDS = collections.OrderedDict([
     ('parameters', "the model's variables"),
@@ -68,12 +68,8 @@ class DeviceAccount(collections.namedtuple('DeviceAccount', 'device kinds moment
         return sum(self.kinds.values())
 
 
-Layer = collections.namedtuple('Layer', 'name parameters bytes')
-"""Variables of the model in one scope: its name, their elements and their bytes."""
-
-
 class MemoryAccount(collections.namedtuple('MemoryAccount', [
-        'batch_size', 'devices', 'together', 'layers', 'unknown'])):
+        'batch_size', 'devices', 'together', 'parameters', 'unknown'])):
     """Where the memory of a step goes; `print(account)` is a table.
 
     Attributes:
@@ -81,16 +77,11 @@ class MemoryAccount(collections.namedtuple('MemoryAccount', [
       devices: list of `DeviceAccount`, one a device.
       together: `DeviceAccount` of all devices, at the moment that is the worst for their sum. CPUs
         of one process share one memory, so that this is what counts there.
-      layers: list of `Layer`, in the order in which the model made them.
+      parameters: elements of the model's variables, an int.
       unknown: names of operations whose output has a size that is not known before they run; the
         size of their largest input is counted.
     """
     __slots__ = ()
-
-    @property
-    def parameters(self):
-        """Elements of the model's variables, an int."""
-        return sum(layer.parameters for layer in self.layers)
 
     @property
     def worst(self):
@@ -113,11 +104,6 @@ class MemoryAccount(collections.namedtuple('MemoryAccount', [
         The host's memory in a program with GPUs is in `devices`.
         """
         return [each for each in self.devices if is_gpu(each.device)] or [self.together]
-
-    def of_device(self, device):
-        """The `DeviceAccount` of a device by its name, short or canonical."""
-        return next(each for each in self.devices
-                    if device in (each.device, short_name(each.device)))
 
     def largest(self):
         """The three largest tensors of the fullest memory, as a text."""
@@ -146,14 +132,7 @@ class MemoryAccount(collections.namedtuple('MemoryAccount', [
         lines.append('largest tensors then')
         for tensor in fullest.tensors[:8]:
             lines.append('  %9.1f MB  %-12s %s' % (tensor.bytes / 1e6, tensor.kind, tensor.name))
-        lines.append('parameters by layer: {:,} in all, {:.1f} MB'.format(
-            self.parameters, sum(layer.bytes for layer in self.layers) / 1e6))
-        most = sorted(self.layers, key=lambda layer: -layer.bytes)[:12]
-        for layer in [layer for layer in self.layers if layer in most]:
-            lines.append('  %12s  %9.1f MB  %s' % ('{:,}'.format(layer.parameters),
-                                                   layer.bytes / 1e6, layer.name or '(no scope)'))
-        if len(self.layers) > len(most):
-            lines.append('  and %d smaller ones' % (len(self.layers) - len(most)))
+        lines.append('parameters: {:,}'.format(self.parameters))
         if self.unknown:
             lines.append('sizes not known before they run, counted as their largest input: %d, '
                          'such as %s' % (len(self.unknown), self.unknown[0]))
@@ -161,8 +140,7 @@ class MemoryAccount(collections.namedtuple('MemoryAccount', [
 
 
 def memory_account(built: BuiltTowers, batch_size: typing.Optional[int] = None, *,
-                   onednn: typing.Optional[bool] = None,
-                   initialized: bool = True) -> MemoryAccount:
+                   onednn: typing.Optional[bool] = None) -> MemoryAccount:
     """Says where the memory of a training step goes, from its graph alone.
 
     The step is simulated as TensorFlow's executor runs it: a tensor is freed when the last
@@ -176,9 +154,6 @@ def memory_account(built: BuiltTowers, batch_size: typing.Optional[int] = None, 
         scaled but gradients of variables; a build at that size differs by some percent.
       onednn: whether oneDNN's kernels run on CPUs, which take no memory for patches of images;
         None: whether this TensorFlow uses them on this machine.
-      initialized: whether variables get their initial values in the session. The session then keeps
-        initial values that are constants (such as the zeros of slots) as long as it lives, in
-        addition to the variables; a session that restores a checkpoint does not.
 
     Returns:
       `MemoryAccount`. Not counted: cuDNN's workspace, weights that oneDNN keeps reordered, input
@@ -191,65 +166,34 @@ def memory_account(built: BuiltTowers, batch_size: typing.Optional[int] = None, 
     check_instance('built', built, BuiltTowers, 'what build_towers returned')
     if batch_size is not None:
         check_count('batch_size', batch_size)
-        batch_sizes.shard_sizes(built, batch_size)
-    check_flag('initialized', initialized)
+        shard_sizes(built, batch_size)
     if onednn is not None:
         check_flag('onednn', onednn, 'True, False or None')
-    step = _step_graph(built, batch_size)
+    step = step_of(built, batch_size)
     run = simulate(step, compat.uses_onednn() if onednn is None else onednn)
     reader = _Reader(built, step)
-    kept = _kept_constants(step) + (_kept_initial_values(built) if initialized else [])
+    kept = _kept_constants(step) + _kept_initial_values(built)
     places = sorted({buffer.device for buffer in run.buffers} | {each.device for each in kept},
                     key=lambda device: (device not in built.devices, built.devices.index(device)
                                         if device in built.devices else 0, device))
     *accounts, together = [reader.account(run, place, [
         each for each in kept if place in (None, each.device)]) for place in places + [None]]
-    return MemoryAccount(batch_size or built.plan.batch_size, accounts, together, reader.layers(),
-                         step.unknown)
+    return MemoryAccount(batch_size or built.plan.batch_size, accounts, together,
+                         _parameters(built), step.unknown)
+
+
+def _parameters(built):
+    """Elements of the model's variables, without the counters of metrics."""
+    local = {variable.op.name for variable in built.variables[0].graph.get_collection(
+        tf.GraphKeys.LOCAL_VARIABLES)} if built.variables else ()
+    return sum(variable.get_shape().num_elements() or 0 for variable in built.variables
+               if variable.op.name not in local)
 
 
 def _hands_out_more(device):
     """Whether the best-fit allocator serves a device, or all devices (None) for the CPUs' sake."""
     return is_gpu(device or '') or os.environ.get(
         'TF_CPU_ALLOCATOR_USE_BFC', '').lower() in ('1', 'true')
-
-
-def _fetches(built):
-    if built.train_op is not None:
-        return [built.train_op]
-    return [tensor.op for tensor in tf.nest.flatten([built.loss, built.predictions])
-            if isinstance(tensor, tf.Tensor)]
-
-
-def _step_graph(built, batch_size):
-    """The `StepGraph` at a batch size."""
-    static, fetches = built.plan.batch_size, _fetches(built)
-    if static is None:
-        if batch_size is None:
-            raise InvalidArgumentError(
-                'batch_size=None, and the batch that the towers were built with has no static '
-                'size: give a number of examples.')
-        fetches, given = batch_sizes.rebuilt(built, fetches, batch_size)
-        return StepGraph(fetches, size_of=lambda tensor: (
-            given[tensor.name] if tensor.name in given else tensor.shape.num_elements()))
-    step = StepGraph(fetches)
-    if batch_size is None or batch_size == static:
-        return step
-    fixed, shards = _Reader(built, step).gradients, [
-        op for ops in batch_sizes.shard_operations(built) for op in ops]
-    of_examples = graph_walk.reachable_from(shards, [node.op for node in step.nodes]).union(
-        op.name for op in graph_walk.step_operations(shards))
-    of_examples.update(  # zeros and the like, as long as a shard
-        node.name for node in step.nodes if node.folded and node.type != 'Const'
-        and node.shapes and node.shapes[0] and node.shapes[0][0] in [
-            tower.size for tower in built.towers])
-
-    def size_of(tensor):
-        count = tensor.shape.num_elements()
-        if not count or (tensor.op.name, tensor.value_index) in fixed:
-            return count
-        return count * batch_size // static if tensor.op.name in of_examples else count
-    return StepGraph(fetches, size_of=size_of)
 
 
 _Kept = collections.namedtuple('_Kept', 'device name kind bytes')
@@ -291,26 +235,18 @@ def _kept_initial_values(built):
 
 
 class _Reader:
-    """Finds out what the memory of a simulated step is for.
-
-    Attributes:
-      gradients: set of `(name, output)` of gradients of parameters, of their parts and their sums.
-    """
+    """Finds out what the memory of a simulated step is for."""
 
     def __init__(self, built, step):
-        self._built, self._step = built, step
         self._parameters = {variable.op.name for variable in built.variables}
         self._slots = {variable.op.name for variable in built.slots}
-        shards = [op for ops in batch_sizes.shard_operations(built) for op in ops]
-        self._input = {op.name for op in graph_walk.step_operations(shards)}
-        losses = [tensor for tower in built.towers for tensor in tf.nest.flatten(
-            [tower.data_loss, tower.loss, tower.predictions]) if isinstance(tensor, tf.Tensor)]
-        self._forward = graph_walk.ancestors(losses)
+        self._input = {op.name for op in graph_walk.step_operations(shard_operations(built))}
+        self._forward = forward_pass(built)
+        self._gradients = gradients_in(step, built, self._forward)
         self._takers = collections.defaultdict(list)
         for node in step.nodes:
             for other, _ in node.inputs:
                 self._takers[other.number].append(node)
-        self.gradients = self._of_gradients()
         self._kept = {}
 
     def account(self, run, device, kept):
@@ -329,52 +265,6 @@ class _Reader:
         return DeviceAccount(device or '', {kind: kinds[kind] for kind in KINDS if kinds[kind]},
                              node.name if node is not None else '', tensors)
 
-    def layers(self):
-        """List of `Layer`."""
-        found = collections.OrderedDict()
-        local = {variable.op.name for variable in self._built.variables[0].graph.get_collection(
-            tf.GraphKeys.LOCAL_VARIABLES)} if self._built.variables else ()
-        for variable in self._built.variables:
-            if variable.op.name in local:
-                continue
-            count = variable.get_shape().num_elements() or 0
-            name = variable.op.name.rpartition('/')[0]
-            before = found.get(name, Layer(name, 0, 0))
-            found[name] = Layer(name, before.parameters + count,
-                                before.bytes + count * variable.dtype.base_dtype.size)
-        return list(found.values())
-
-    def _of_gradients(self):
-        ends = []
-        for pairs in [tower.pairs for tower in self._built.towers] + [
-                all_pairs(self._built.gradients)]:
-            for gradient, _ in pairs:
-                gradient = getattr(gradient, 'values', gradient)
-                if gradient is not None and gradient.op.name in self._step.by_name:
-                    ends.append((self._step.by_name[gradient.op.name], gradient.value_index))
-        found, stack = set(), list(ends)
-        while stack:  # backwards, as far as it is the same memory
-            node, output = stack.pop()
-            if (node.name, output) in found or node.name in self._forward:
-                continue
-            found.add((node.name, output))
-            if kernels.passes_on(node) or node.type in kernels.REUSES:
-                stack.extend((other, index) for other, index in node.inputs
-                             if other.sizes[index] == node.sizes[output])
-        stack = [(taker, node, output) for node, output in ends
-                 for taker in self._takers[node.number]]
-        seen = set()
-        while stack:  # forwards: the combination, and what is done with gradients
-            node, source, output = stack.pop()
-            if output is not None and (source, output) not in node.inputs:
-                continue  # takes another output
-            if node.name in seen or node.name in self._forward:
-                continue
-            seen.add(node.name)
-            found.update((node.name, index) for index in range(len(node.sizes)))
-            stack.extend((taker, node, None) for taker in self._takers[node.number])
-        return found
-
     def _kind(self, buffer, owner, output):
         if buffer.variable is not None:
             if buffer.what == 'update':
@@ -386,7 +276,7 @@ class _Reader:
             return {'scratch': 'scratch', 'transfer': 'copies'}[buffer.what]
         if owner.name in self._input or kernels.is_fed(owner.type):
             return 'input'
-        if (owner.name, output) in self.gradients:
+        if (owner.name, output) in self._gradients:
             return 'gradients'
         if owner.name in self._forward:
             return 'activations' if self._is_kept(owner) else 'forward'

@@ -1,22 +1,22 @@
-"""The memory of a device, and the largest batch whose step fits into it."""
+"""The largest batch whose step fits into memory, and what is said where one does not fit."""
 
 import collections
-import os
+import contextlib
 import re
 import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_count, check_function, check_instance, check_say
+from towers.arguments import (check_count, check_function, check_instance, check_say,
+                              directory_name)
 from towers.api.built import BuiltTowers
 from towers.errors import InvalidArgumentError, MeasurementError, OutOfMemoryError
 from towers.memory.account import memory_account
-from towers.memory.measure import checked_start, measure_memory
-from towers.placement.devices import is_gpu, session_config
+from towers.memory.measure import checked_start, device_limit, measure_memory
+from towers.placement.devices import is_gpu, short_name
 
 MOST_PER_TOWER = 1 << 16  # examples, the end of the search
 _TRIES = 6
-_CGROUPS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
 
 
 class FittedBatch(collections.namedtuple('FittedBatch', 'batch_size per_tower limit account '
@@ -185,43 +185,94 @@ def _run(build, batch_size, config):
             return None
 
 
-def device_limit(devices, config=None):
-    """Bytes that TensorFlow may use on the device with the least memory; all CPUs share theirs.
-
-    GPUs among the devices are initialised, as by a session.
-
-    Args:
-      devices: list of canonical names.
-      config: `tf.ConfigProto` of the session to run on the devices; None for `session_config`'s.
-    """
-    limits = []
-    if any(not is_gpu(device) for device in devices):
-        limits.append(_of_cpus())
-    gpus = [device for device in devices if is_gpu(device)]
-    if gpus:
-        with tf.Session(graph=tf.Graph(), config=config or session_config(gpus)) as session:
-            limits += [device.memory_limit_bytes for device in session.list_devices()
-                       if any(device.name.endswith(gpu) for gpu in gpus)]
-    return min(limits)
-
-
-def _of_cpus():
-    limits = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]
-    for path in _CGROUPS:
-        try:
-            with open(path) as opened:
-                limits.append(int(opened.read()))
-        except (OSError, ValueError):  # another kind of control group, or 'max'
-            continue
-    if os.environ.get('TF_CPU_ALLOCATOR_USE_BFC', '').lower() in ('1', 'true'):
-        pool = os.environ.get('TF_CPU_BFC_MEM_LIMIT_IN_MB', '')
-        if pool.isdigit():
-            limits.append(int(pool) << 20)
-    return min(limits)
-
-
 def _limit(memory_limit, built):
     if memory_limit is None:
         return device_limit(built.devices)
     check_count('memory_limit', memory_limit)
     return int(memory_limit)
+
+
+# ---- a step that runs out of memory --------------------------------------------------------------
+
+_TENSOR = re.compile(r'shape\[([\d,]*)\](?: and type (\w+))?(?: on (\S+))?')
+_NODE = re.compile(r'\{\{node ([^}]+)\}\}|\[\[(?:node )?([^\s\]{]+)')
+
+
+@contextlib.contextmanager
+def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] = None,
+                            memory_limit: typing.Optional[int] = None,
+                            batch_size: typing.Optional[int] = None) -> typing.Iterator[None]:
+    """A context in which a step that runs out of memory raises an `OutOfMemoryError` with advice.
+
+    >>> with towers.out_of_memory_explained(built):  # around a MonitoredTrainingSession as well
+    ...     session.run(built.train_op)
+
+    Args:
+      built: what `build_towers` returned.
+      directory: of the run's checkpoints, or None.
+      memory_limit: bytes of each memory; None: all that the devices have.
+      batch_size: examples of the step, needed where the batch has no static size.
+
+    Raises:
+      OutOfMemoryError: in place of the `tf.errors.ResourceExhaustedError`, which is its cause.
+      InvalidArgumentError: an argument of another kind.
+    """
+    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    if directory is not None:
+        directory_name('directory', directory, 'the name of a directory, or None')
+    for name, value in (('memory_limit', memory_limit), ('batch_size', batch_size)):
+        if value is not None:
+            check_count(name, value)
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        if not is_out_of_memory(error):
+            raise
+        lines = _request(error, built)
+        if batch_size is not None or built.plan.batch_size is not None:
+            lines += _advice(built, batch_size, memory_limit or device_limit(built.devices))
+        checkpoint = tf.train.latest_checkpoint(directory) if directory else None
+        if checkpoint:
+            lines.append('Nothing of this step was saved; the run goes on from %s.' % checkpoint)
+        raise OutOfMemoryError(' '.join(lines)) from error
+
+
+def _request(error, built):
+    """A sentence in a list: what asked for how much."""
+    op, found = getattr(error, 'op', None), _NODE.search(str(error))
+    name = op.name if op is not None else found and (found.group(1) or found.group(2))
+    who = 'The step, outside of the towers,' if name else 'The step'
+    for tower in built.towers if name else ():
+        if tower.has(name):
+            who = 'Tower %d on %s' % (tower.index, short_name(tower.device))
+    wanted, found = '', _TENSOR.search(str(error))
+    if found is not None:
+        shape = [int(side) for side in found.group(1).split(',') if side]
+        size = tf.as_dtype(found.group(2) or 'float').size * tf.TensorShape(shape).num_elements()
+        wanted = ', for a tensor of shape %s (%s, %s)' % (
+            shape, found.group(2) or 'float', _megabytes(size))
+    return ['%s ran out of memory%s%s.' % (who, ' in %s' % name if name else '', wanted)]
+
+
+def _advice(built, batch_size, limit):
+    """Sentences: what a step takes, the largest batch that should fit, and what to do."""
+    account = memory_account(built, batch_size)
+    lines = ['A step of batch %d takes %s at its worst moment, by the account; there are %s. The '
+             'largest of it: %s.' % (account.batch_size, _megabytes(account.peak),
+                                     _megabytes(limit), account.largest())]
+    try:
+        fitted = largest_batch(built, limit)
+    except OutOfMemoryError:
+        return lines + ['No batch fits, not one example a tower.']
+    pieces = max(2, -(-account.batch_size // fitted.batch_size))
+    return lines + [
+        'The largest batch that should fit: %d, %d a tower.' % (
+            fitted.batch_size, fitted.per_tower),
+        'Less memory for the same batch: memory=towers.Memory(accumulate=%d), or '
+        "Memory(recompute='auto')%s." % (
+            pieces, '; more devices, as towers or as stages of one' if any(
+                map(is_gpu, built.devices)) else ' (CPUs share one memory)')]
+
+
+def _megabytes(count):
+    return '{:,.1f} MB'.format(count / 1e6)

@@ -1,18 +1,17 @@
-"""The peak of a step's memory, as TensorFlow's own allocators saw it."""
+"""The peak of a step's memory, as TensorFlow's own allocators saw it, and what devices have."""
 
 import collections
 import contextlib
+import os
 import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import (check_config, check_count, check_feed, check_fetches,
-                              check_instance)
+from towers.arguments import (check_config, check_feed, check_fetches, check_instance)
 from towers.api.built import BuiltTowers
 from towers.errors import InvalidArgumentError, MeasurementError
 from towers.placement.devices import is_gpu, session_config, short_name
 from towers.placement.precision import use_precision
-from towers.tensorflow_errors import reason_of
 
 
 class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments batch_size')):
@@ -43,8 +42,7 @@ class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments bat
 
 
 def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, *,
-                   session: typing.Optional[tf.Session] = None, warm_up: int = 2, steps: int = 2,
-                   start: typing.Sequence = (),
+                   session: typing.Optional[tf.Session] = None, start: typing.Sequence = (),
                    config: typing.Optional[tf.ConfigProto] = None) -> MeasuredMemory:
     """Runs a few steps and says how much memory they took.
 
@@ -52,9 +50,6 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
       built: what `build_towers` returned.
       feed_dict: for `session.run`.
       session: a session whose variables are initialized; None: one is made, initialized and closed.
-      warm_up: steps before the measured ones, at least 1: the first steps allocate memory that
-        stays.
-      steps: how many steps are measured; the largest peak counts.
       start: operations that a session made here runs once after the initializers, such as the
         initializer of the input's iterator.
       config: `tf.ConfigProto` of a session made here; None for `session_config`'s.
@@ -63,12 +58,10 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
       `MeasuredMemory`.
 
     Raises:
-      MeasurementError: TensorFlow's allocator on CPUs does not count here; a step lacks its input.
+      MeasurementError: TensorFlow's allocator on CPUs does not count here.
       InvalidArgumentError: not what `build_towers` returned; an argument of another kind.
     """
     check_instance('built', built, BuiltTowers, 'what build_towers returned')
-    check_count('warm_up', warm_up)
-    check_count('steps', steps)
     check_feed(feed_dict)
     check_config(config)
     if session is not None and (isinstance(session, type) or not hasattr(session, 'run')):
@@ -77,13 +70,18 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
     start = checked_start('start', start)
     step = built.train_op if built.train_op is not None else built.loss
     peaks, moments = {}, {}
-    with explained_input(), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         if session is None:
             if config is None:
                 config = use_precision(session_config(built.devices), built.precision,
                                        built.devices)
-            session = stack.enter_context(initialized_session(built.loss.graph, config, start))
-        for metadata in traced_steps(session, step, feed_dict, warm_up, steps):
+            session = stack.enter_context(_initialized_session(built.loss.graph, config, start))
+        for _ in range(2):  # the first steps allocate memory that stays
+            session.run(step, feed_dict)
+        for _ in range(2):
+            metadata = tf.RunMetadata()
+            session.run(step, feed_dict, run_metadata=metadata,
+                        options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE))
             for device, (bytes_, name) in peaks_of(metadata).items():
                 if bytes_ > peaks.get(device, 0):
                     peaks[device], moments[device] = bytes_, name
@@ -95,7 +93,7 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
 
 
 @contextlib.contextmanager
-def initialized_session(graph, config, start):
+def _initialized_session(graph, config, start):
     """A session of a graph, initialized, with queues that are filled; closed at the end.
 
     Args:
@@ -109,56 +107,19 @@ def initialized_session(graph, config, start):
                      tf.tables_initializer()]
         for operation in begin + start:
             session.run(operation)
-        with filled_queues(session):
+        coordinator, threads = tf.train.Coordinator(), []
+        if graph.get_collection(tf.GraphKeys.QUEUE_RUNNERS):  # else only a deprecation warning
+            with graph.as_default():
+                threads = tf.train.start_queue_runners(session, coordinator)
+        try:
             yield session
-
-
-@contextlib.contextmanager
-def filled_queues(session):
-    """Within this the threads run that fill the queues of a session's graph (`tf.train.batch`)."""
-    coordinator = tf.train.Coordinator()
-    threads = []
-    if session.graph.get_collection(tf.GraphKeys.QUEUE_RUNNERS):  # else only a deprecation warning
-        with session.graph.as_default():
-            threads = tf.train.start_queue_runners(session, coordinator)
-    try:
-        yield
-    finally:
-        coordinator.request_stop()  # closes the queues, so that the threads end
-        for thread in threads:
-            thread.join(_SECONDS_TO_STOP)
+        finally:
+            coordinator.request_stop()  # closes the queues, so that the threads end
+            for thread in threads:
+                thread.join(_SECONDS_TO_STOP)
 
 
 _SECONDS_TO_STOP = 2
-
-
-def traced_steps(session, step, feed_dict, warm_up, steps):
-    """Runs some steps, then yields the `tf.RunMetadata` of each of `steps` more, traced in full."""
-    for _ in range(warm_up):
-        session.run(step, feed_dict)
-    for _ in range(steps):
-        metadata = tf.RunMetadata()
-        session.run(step, feed_dict, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE),
-                    run_metadata=metadata)
-        yield metadata
-
-
-@contextlib.contextmanager
-def explained_input():
-    """A context in which a step that lacks its input ends in a `MeasurementError` that says how."""
-    try:
-        yield
-    except tf.errors.OutOfRangeError as error:
-        raise MeasurementError('the input ended before the steps were run: give it more batches, '
-                               'by .repeat(), or fewer steps= and warm_up=.') from error
-    except tf.errors.FailedPreconditionError as error:
-        raise MeasurementError('something of the model is not initialized (%.300s): pass start='
-                               '[iterator.initializer], say.' % reason_of(error)) from error
-    except tf.errors.InvalidArgumentError as error:
-        if 'must feed a value' not in str(error):
-            raise
-        raise MeasurementError('%.300s: pass feed_dict= with a batch.' % (
-            reason_of(error),)) from error
 
 
 def checked_start(name, start):
@@ -210,3 +171,41 @@ def _short(device):
         return '/device:CPU:0'
     kind, number = device[index + len('/device:'):].split('/')[0].split(':')[:2]
     return '/device:%s:%s' % (kind.upper(), number)
+
+
+_CGROUPS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
+
+
+def device_limit(devices, config=None):
+    """Bytes that TensorFlow may use on the device with the least memory; all CPUs share theirs.
+
+    GPUs among the devices are initialised, as by a session.
+
+    Args:
+      devices: list of canonical names.
+      config: `tf.ConfigProto` of the session to run on the devices; None for `session_config`'s.
+    """
+    limits = []
+    if any(not is_gpu(device) for device in devices):
+        limits.append(_of_cpus())
+    gpus = [device for device in devices if is_gpu(device)]
+    if gpus:
+        with tf.Session(graph=tf.Graph(), config=config or session_config(gpus)) as session:
+            limits += [device.memory_limit_bytes for device in session.list_devices()
+                       if any(device.name.endswith(gpu) for gpu in gpus)]
+    return min(limits)
+
+
+def _of_cpus():
+    limits = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]
+    for path in _CGROUPS:
+        try:
+            with open(path) as opened:
+                limits.append(int(opened.read()))
+        except (OSError, ValueError):  # another kind of control group, or 'max'
+            continue
+    if os.environ.get('TF_CPU_ALLOCATOR_USE_BFC', '').lower() in ('1', 'true'):
+        pool = os.environ.get('TF_CPU_BFC_MEM_LIMIT_IN_MB', '')
+        if pool.isdigit():
+            limits.append(int(pool) << 20)
+    return min(limits)

@@ -1,6 +1,5 @@
 """A step's memory at several batch sizes: the account, the measurement, and the picture."""
 
-import collections
 import os
 import typing
 
@@ -9,21 +8,9 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import check_count, check_say, directory_name
 from towers.errors import MeasurementError, MissingPackageError
 from towers.memory.account import KINDS, memory_account
-from towers.memory.fit import called_build, check_build, device_limit, is_out_of_memory
-from towers.memory.measure import measure_memory
+from towers.memory.fit import called_build, check_build, is_out_of_memory
+from towers.memory.measure import device_limit, measure_memory
 from towers.safe_files import written_whole
-
-
-class MemoryReport(collections.namedtuple('MemoryReport', 'accounts measured limit path')):
-    """Account and measurement at several batch sizes.
-
-    Attributes:
-      accounts: list of `MemoryAccount`, one a batch size.
-      measured: list of `(batch size, bytes)`, for the batch sizes that were run.
-      limit: bytes that a step may take.
-      path: name of the picture's file, or None.
-    """
-    __slots__ = ()
 
 
 def count_on_cpus():
@@ -34,7 +21,7 @@ def count_on_cpus():
 def memory_report(build: typing.Callable, batch_size: int,
                   memory_limit: typing.Optional[int] = None, path: typing.Optional[str] = None,
                   config: typing.Optional[typing.Callable] = None,
-                  say: typing.Callable = print) -> MemoryReport:
+                  say: typing.Callable = print) -> None:
     """Predicts and measures a step's memory at 1/4, 1/2, 1 and 2 times a batch size.
 
     Args:
@@ -45,9 +32,6 @@ def memory_report(build: typing.Callable, batch_size: int,
       config: function from `built` to the `tf.ConfigProto` of a session; None for
         `session_config`'s.
       say: called with each text: plan, account, a line for each batch size.
-
-    Returns:
-      `MemoryReport`.
 
     Raises:
       MissingPackageError: a picture is wanted and matplotlib is not installed; nothing has been
@@ -81,7 +65,6 @@ def memory_report(build: typing.Callable, batch_size: int,
         _draw(accounts, path, measured, limit, 'memory of a step, %d tower%s' % (
             len(built.towers), '' if len(built.towers) == 1 else 's'))
         say('picture: %s' % path)
-    return MemoryReport(accounts, measured, limit, path)
 
 
 def _of_size(build, size, limit, config):
@@ -133,13 +116,8 @@ def _draw(accounts, path, measured, limit, title):
     kinds = [kind for kind in KINDS if any(each.kinds.get(kind) for each in fullest)]
     rows = [[each.kinds.get(kind, 0) / unit for each in fullest] for kind in kinds]
     colours = [_COLOURS[kind] for kind in kinds]
-    if len(batches) == 1:
-        bottoms = [sum(row[0] for row in rows[:number]) for number in range(len(rows))]
-        for row, bottom, kind, colour in zip(rows, bottoms, kinds, colours):
-            axes.bar(batches, row, bottom=bottom, color=colour, label=kind, width=0.6)
-    else:
-        axes.stackplot(batches, rows, labels=kinds, colors=colours, linewidth=0)
-        axes.set_xlim(min(batches), max(batches))
+    axes.stackplot(batches, rows, labels=kinds, colors=colours, linewidth=0)
+    axes.set_xlim(min(batches), max(batches))
     axes.plot(batches, [each.peak / unit for each in fullest], color='#333333', label='predicted')
     if measured:
         axes.plot([batch for batch, _ in measured], [bytes_ / unit for _, bytes_ in measured], 'o',

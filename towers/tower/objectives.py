@@ -83,8 +83,8 @@ class GradientsOfModel:
 
       weights(shards): the weights of the losses of all towers, a list of floats or scalars; None
         for none.
-      call(weight, is_even, placement): the context of the call; the first tower's weight, a tensor
-        where they differ; whether all shards have the same size; `Placement` of the variables.
+      call(weight, placement): the context of the call; the first tower's weight, a tensor where
+        they differ; `Placement` of the variables.
       note_copy(copied): notes a further tower; a function from a tensor or operation to its copy.
       optimizers(): the optimizers that the model function uses, each once: a list.
       slots(): the variables that optimizers have made within the call.
