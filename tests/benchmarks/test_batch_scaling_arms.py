@@ -7,19 +7,6 @@ import pytest
 from benchmarks.batch_scaling.arms import make_arms, train_flags
 from scaling_samples import settings
 from towers.errors import InvalidArgumentError
-from trainer.command_line import parse_flags
-from trainer.flags import FLAGS
-from trainer.optimizer import make_learning_rate
-
-
-def test_arms_of_the_paper():
-    arms = make_arms(settings(batch_size=100))
-    assert [(arm.key, arm.towers, arm.batch_size, arm.rate) for arm in arms] == [
-        ('one', 1, 100, 0.001), ('sqrt', 4, 400, 0.002), ('same', 4, 400, 0.001),
-        ('linear', 4, 400, 0.004), ('big', 1, 400, 0.002), ('sync', 4, 400, 0.002)]
-    assert [arm.label for arm in arms] == [
-        '1 x 100 at 0.001', '4 x 100 at 0.002', '4 x 100 at 0.001', '4 x 100 at 0.004',
-        '1 x 400 at 0.002', '4 x 100 at 0.002, in sync']
 
 
 def test_larger_factors_are_accumulated_and_not_in_sync():
@@ -71,17 +58,3 @@ def test_flags_of_the_arms():
     assert other['aux_loss_weight'] == 0 and other['data_dir'] == '/data'
     assert 'batch_norm_decay' not in other and other['warmup_epochs'] == '2'
     assert (other['optimizer'], other['reduction']) == ('momentum', 'sum')
-
-
-@pytest.mark.parametrize('name, rate', [('one', 0.001), ('linear', 0.004), ('big', 0.002)])
-def test_train_py_makes_that_rate_of_them(name, rate):
-    the_settings = settings(warmup_epochs=[1.])
-    arm, = make_arms(the_settings, [name])
-    from absl.testing import flagsaver
-    with flagsaver.flagsaver():
-        FLAGS.unparse_flags()
-        parse_flags(['train.py'] + train_flags(the_settings, arm, 1))
-        made = make_learning_rate(arm.batch_size, arm.towers, 1437, 10)
-    assert made.peak == pytest.approx(rate) and arm.rate == pytest.approx(rate)
-    # Where a rate is scaled its warm-up starts from r, on one tower too.
-    assert made.at(0) == pytest.approx(0.001)

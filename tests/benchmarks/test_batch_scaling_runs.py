@@ -15,7 +15,6 @@ from benchmarks.batch_scaling import results, runs
 from benchmarks.batch_scaling.arms import make_arms, make_runs
 from benchmarks.batch_scaling.display import Display
 from scaling_samples import settings
-from towers.errors import InvalidArgumentError
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -137,19 +136,6 @@ print(runner.stopped, text)
     assert started(train) == ['one-1', 'sqrt-1', 'sqrt-1', 'one-2', 'sqrt-2']
     assert statuses(the_runs) == ['finished'] * 4
     assert [line['step'] for line in results.read_metrics(the_runs[1].folder)] == list(range(7))
-
-
-@pytest.mark.slow
-def test_other_flags_need_another_folder(train):
-    go(train, the_set(train))
-    other = the_set(train, optimizer='momentum')
-    with pytest.raises(InvalidArgumentError, match='run of other flags .--optimizer=momentum is '
-                                                   'new.: give another --directory'):
-        go(train, other)
-    assert len(started(train)) == 4
-    more = the_set(train, seeds=3)  # the same set with more in it is no other one
-    go(train, more)
-    assert started(train)[4:] == ['one-3', 'sqrt-3']
 
 
 @pytest.mark.slow

@@ -1,11 +1,11 @@
 """Data sets of a user's own: what is wrong with them is said before the run, or by the batch."""
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
 import image_files
-import pages
 from towers.errors import InvalidArgumentError
 
 MODULE = '''
@@ -30,25 +30,21 @@ def change(**changes):
 
 def numbered(first_example, **unused):
     return tf.data.Dataset.range(100).map(
-        lambda number: (tf.zeros([4, 8, 8, 1]), tf.fill([4], number))).skip(first_example // 4)
+        lambda number: (tf.zeros([4, 8, 8, 1], tf.float16), tf.fill([4], number))).skip(
+            first_example // 4)
 counted = change(num_classes=100, train_batches=numbered)
 def no_argument(): return GOOD
 def raises(data_dir): raise KeyError('no such flower')
 def exits(data_dir): raise SystemExit(3)
 def boo(**unused): raise RuntimeError('boo')
-def rotten(images):
-    raise ValueError('file rotten')
 
 number = change(num_examples=20)
 classes = change(num_classes='three')
 no_function = change(train_batches=None)
-other_arguments = change(train_batches=lambda batch_size: None)
 train_raises = change(train_batches=boo)
 eval_raises = change(eval_batches=boo)
 channels = change(train_batches=lambda **unused: batches([4, 8, 8, 2]))
 sevens = change(train_batches=lambda **unused: batches([7, 8, 8, 1]))
-pairs = change(train_batches=lambda **unused: batches([4, 8, 8, 1]).map(
-    lambda images, labels: (images, labels[:2])))
 label = change(train_batches=lambda **unused: batches([4, 8, 8, 1], 8))
 one_hot = change(train_batches=lambda **unused: batches([4, 8, 8, 1]).map(
     lambda images, labels: (images, tf.one_hot(labels, 3, dtype=tf.int64))))
@@ -71,7 +67,6 @@ dict_features = changed(lambda images, labels: ({'image': images}, labels))
 three = changed(lambda images, labels: (images, labels, labels))
 ragged = changed(lambda images, labels: (tf.RaggedTensor.from_tensor(images), labels))
 int32 = changed(lambda images, labels: (images, tf.cast(labels, tf.int32)))
-half = changed(lambda images, labels: (tf.cast(images + .25, tf.float16), labels))
 two_labels = changed(lambda images, labels: (images, labels[:2]))
 unknown = lambda value, of, dtype: tf.py_func(lambda each: each[:of], [value], dtype)
 two_images = changed(lambda images, labels: (tf.ensure_shape(
@@ -84,6 +79,7 @@ generated = change(train_batches=lambda **unused: tf.data.Dataset.from_generator
 more = change(eval_batches=lambda **unused: batches([4, 8, 8, 1]).take(2).filter(
     lambda images, labels: tf.equal(labels[0], 1)))
 not_callable = 3
+def none(data_dir): pass
 
 def of_any_structure(change=lambda *batch: batch):
     def given(batch_size=4, seed=None, first_example=0):
@@ -96,6 +92,7 @@ structure = of_any_structure()
 alone = of_any_structure(lambda features, labels: features)
 short_part = of_any_structure(lambda features, labels: (
     dict(features, text=tf.py_func(lambda: np.array(['a'] * 3, object), [], tf.string)), labels))
+eval_short_part = short_part
 four_parts = of_any_structure(lambda features, labels: (features, labels, labels, labels))
 single = of_any_structure(lambda features, labels: ({'text': features['text'][0]}, labels))
 '''
@@ -128,11 +125,13 @@ def test_a_name_is_a_module_and_a_function(name):
                     'data_dir, the folder of --data_dir or None.'),
     ('not_callable', "The module m has no function 'not_callable', which --dataset=m:not_callable "
                      'names.'),
-    ('number', "m:number says of num_examples 20: expected a dict such as {'train': 3320, 'test': "
-               '350}, how many examples each has.'),
-    ('classes', "m:classes says of num_classes 'three': expected a whole number of at least 1."),
+    ('number', "num_examples of m:number=20 of type int: expected a dict such as {'train': 3320, "
+               "'test': 350}, how many examples each has."),
+    ('classes', "num_classes of m:classes='three': expected a whole number of at least 1."),
     ('no_function', 'train_batches of m:no_function is None: expected a function that takes the '
-                    'arguments batch_size, seed, image_size, channels, first_example by name.')])
+                    'arguments batch_size, seed, image_size, channels, first_example by name.'),
+    ('none', 'm:none returned None: expected a dict with num_examples, train_batches, '
+             'eval_batches.')])
 def test_what_the_function_returns_is_looked_at_first(own, name, text):
     assert error_of(lambda: own(name)) == text
 
@@ -140,21 +139,14 @@ def test_what_the_function_returns_is_looked_at_first(own, name, text):
 @pytest.mark.slow
 def test_workers_take_batches_by_turns_from_the_first_example_on(own):
     arguments = dict(ARGUMENTS, seed=1)
-    assert [labels[0] for _, labels in image_files.batches(own('counted').train_batches(
-        first_example=8, share=(1, 3), **arguments), 3)] == [3, 6, 9]  # of 2, 3, 4, 5, …
+    found = image_files.batches(own('counted').train_batches(
+        first_example=8, share=(1, 3), **arguments), 3)
+    assert [labels[0] for _, labels in found] == [3, 6, 9]  # of 2, 3, 4, 5, …
+    assert found[0][0].dtype == np.float32
     assert 'makes its batches itself' in error_of(
         lambda: own('counted').train_batches(remainder='drop', **arguments))
     assert 'Cannot import the module' in error_of(
         lambda: datasets.get_dataset('no_such_module_of_a_test:gone'))
-
-
-@pytest.mark.slow
-def test_functions_of_other_arguments_and_images_of_other_precision(own):
-    assert error_of(lambda: own('other_arguments')).endswith(
-        ': expected a function that takes the arguments batch_size, seed, image_size, channels, '
-        'first_example by name.')
-    images, _ = tf.data.get_output_types(own('half').train_batches(seed=1, **ARGUMENTS))
-    assert images == tf.float32
 
 
 def test_what_the_users_code_raises_names_the_data_set(own):
@@ -179,22 +171,28 @@ def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch, source, text):
 
 
 @pytest.mark.parametrize('name, text', [
-    ('channels', 'train_batches of m:channels gives images of 2 channels: expected the 1 of its '
-                 'argument channels.'),
-    ('sevens', 'train_batches of m:sevens gives parts of 7 examples in a batch: expected the 4 of '
-               'its argument batch_size in each.'),
-    ('two_labels', 'train_batches of m:two_labels gives parts of 2 and 4 examples in a batch: '
-                   'expected the 4 of its argument batch_size in each.'),
-    ('one_hot', 'train_batches of m:one_hot gives elements of the shapes ((4, 8, 8, 1), (4, 3)): '
-                'expected (images [batch, height, width, channels], labels [batch]), a label the '
-                'number of a class; from output_shapes of from_generator, or from set_shape in a '
-                'map.'),
-    ('int32', 'train_batches of m:int32 gives elements of the types float32 and int32: expected '
-              'float32 images and int64 labels: tf.cast them, and divide images of whole numbers '
-              'by their white.')])
-def test_batches_of_another_shape_or_type(own, name, text):
+    ('channels', 'shapes ((4, 8, 8, 2), (4,)) and the types float32 and int64'),
+    ('one_hot', 'shapes ((4, 8, 8, 1), (4, 3)) and the types float32 and int64'),
+    ('int32', 'shapes ((4, 8, 8, 1), (4,)) and the types float32 and int32'),
+    ('dict_features', "shapes ({image: (4, 8, 8, 1)}, (4,)) and the types float32 and int64"),
+    ('ragged', 'shapes ('), ('three', 'shapes ((4, 8, 8, 1), (4,), (4,)) and'),
+    ('generated', 'shapes (')])
+def test_elements_that_are_no_images_and_classes(own, name, text):
+    found = error_of(lambda: own(name).train_batches(seed=1, **ARGUMENTS), datasets.OwnDataError)
+    assert found.startswith('train_batches of m:%s gives elements of the %s' % (name, text))
+    assert found.endswith(
+        ': expected images of a floating-point type [batch, height, width, 1], and their classes, '
+        'int64 [batch]; end it with a .map() that returns these two, with set_shape or '
+        'output_shapes where shapes are unknown.')
+
+
+@pytest.mark.parametrize('name, shapes', [('sevens', '((7, 8, 8, 1), (7,))'),
+                                          ('two_labels', '((4, 8, 8, 1), (2,))')])
+def test_batches_of_another_size(own, name, shapes):
     assert error_of(lambda: own(name).train_batches(seed=1, **ARGUMENTS),
-                    datasets.OwnDataError) == text
+                    datasets.OwnDataError) == (
+        'train_batches of m:%s gives batches of the shapes %s: expected 4 examples in each, its '
+        'argument batch_size.' % (name, shapes))
 
 
 def test_features_of_any_structure_for_a_model_of_ones_own(own):
@@ -210,48 +208,28 @@ def test_features_of_any_structure_for_a_model_of_ones_own(own):
     assert shapes[1]['one'].as_list() == [4, 2]
 
 
-@pytest.mark.parametrize('size, text', [
-    (None, 'eval_batches of m:short_part gives a batch of 3 examples in one part: expected 4 in '
-           'each'),
-    (4, 'train_batches of m:short_part gives a batch of 3 examples in one part: expected 4 in '
-        'each, its argument batch_size, from drop_remainder=True')])
-def test_a_part_of_another_number_of_examples(own, size, text):
-    with tf.Session() as session:
-        batches = (own('short_part').eval_batches(batch_size=4) if size is None
-                   else own('short_part').train_batches(batch_size=size, seed=1))
-        following = tf.data.make_one_shot_iterator(batches).get_next()
-        assert text in error_of(lambda: session.run(following), tf.errors.InvalidArgumentError)
-
-
 @pytest.mark.parametrize('name, text', [
-    ('four_parts', 'train_batches of m:four_parts gives elements of 4 parts: expected (features, '
-                   'labels), or features alone; put several into a dict.'),
-    ('single', 'train_batches of m:single gives elements of the shapes ')])
+    ('four_parts', '({'), ('single', '({text: ()}, {one: (4, 2)}): expected batches of (features, '
+                                     'labels), or of features alone, [batch, …] each, from ')])
 def test_elements_that_are_no_features_and_labels(own, name, text):
     assert error_of(lambda: own(name).train_batches(batch_size=4, seed=1),
-                    datasets.OwnDataError).startswith(text)
+                    datasets.OwnDataError).startswith(
+        'train_batches of m:%s gives elements of the shapes %s' % (name, text))
 
 
-@pytest.mark.parametrize('name', ['dict_features', 'ragged'])
-def test_elements_that_are_no_pair_of_tensors(own, name):
-    assert error_of(lambda: own(name).train_batches(seed=1, **ARGUMENTS),
-                    datasets.OwnDataError) == (
-        'train_batches of m:%s gives elements of another structure than (Tensor, Tensor), the '
-        'images and the labels, both dense: end it with a .map() that returns these two.' % name)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize('name, text', [
     ('label', 'train_batches of m:label gives the label 8: expected 0 to 2'),
-    pytest.param(
-        'two_images', 'train_batches of m:two_images gives a batch of 2 examples in one part: '
-        'expected 4 in each, its argument batch_size, from drop_remainder=True',
-        marks=pytest.mark.slow),
-    pytest.param(
-        'eval_empty', 'eval_batches of m:eval_empty gives a batch of 0 examples: expected none '
-        'without examples', marks=pytest.mark.slow),
+    ('two_images', 'train_batches of m:two_images gives a batch of 2, 4 examples by its parts: '
+     'expected 4 in each, its argument batch_size, from drop_remainder=True'),
+    ('short_part', 'train_batches of m:short_part gives a batch of 4, 3, 4, 4 examples by its '
+     'parts: expected 4 in each, its argument batch_size, from drop_remainder=True'),
+    ('eval_short_part', 'eval_batches of m:eval_short_part gives a batch of 4, 3, 4, 4 examples by '
+     'its parts: expected as many in each, and at least one'),
+    ('eval_empty', 'eval_batches of m:eval_empty gives a batch of 0, 0 examples by its parts: '
+     'expected as many in each, and at least one'),
     ('more', 'eval_batches of m:more gives 8 examples or more, and its num_examples says 4 for '
              'test: correct that, or end the pipeline by .take(4)')])
-@pytest.mark.slow
 def test_a_batch_that_is_not_what_it_has_to_be(own, name, text):
     dataset = own(name)
     batches = (dataset.eval_batches(**ARGUMENTS) if name.startswith(('eval', 'more')) else
@@ -263,38 +241,12 @@ def test_a_batch_that_is_not_what_it_has_to_be(own, name, text):
     assert 'assertion failed: [%s]' % text in found
 
 
-def test_images_of_an_unknown_shape(own):
-    assert 'gives elements of the shapes' in error_of(
-        lambda: own('generated').train_batches(seed=1, **ARGUMENTS), datasets.OwnDataError)
-
-
 def test_test_images_of_another_size(own):
     found = own('other_size')
     found.train_batches(seed=1, **ARGUMENTS)
     assert error_of(lambda: found.eval_batches(**ARGUMENTS), datasets.OwnDataError) == (
-        'eval_batches of m:other_size gives images of 10 x 8 pixels, and train_batches of '
-        'm:other_size of 8 x 8: expected one size.')
-
-
-@pytest.mark.slow
-def test_the_example_of_the_docs_is_what_it_has_to_be(tmp_path, monkeypatch):
-    source = pages.blocks('docs/data.md', 'python')[0].lines
-    assert 'def squares(data_dir):' in source
-    (tmp_path / 'squares.py').write_text('\n'.join(source))
-    monkeypatch.chdir(tmp_path)
-    found = datasets.get_dataset('squares:squares')
-    place = tf.placeholder_with_default(tf.constant(0, tf.int64), [])
-    iterator = tf.data.make_initializable_iterator(found.train_batches(
-        batch_size=32, seed=1, image_size=8, channels=1, first_example=place))
-    batch, labels = iterator.get_next(), []
-    with tf.Session() as session:
-        for first in (0, 64, 96):
-            session.run(iterator.initializer, {place: first})
-            labels.append([session.run(batch)[1].tolist() for _ in range(4)])
-    assert labels[0][2:] == labels[1][:2] and labels[0][:3] == labels[2][:3]
-    assert sorted(sum(labels[0][:3], [])) == [0] * 32 + [1] * 32 + [2] * 32
-    tests = image_files.batches(found.eval_batches(batch_size=10, image_size=8, channels=1))
-    assert [len(each) for _, each in tests] == [10, 10, 4]
+        'eval_batches of m:other_size gives images of 10 x 8 pixels, and the other function of 8 x '
+        '8: expected one size.')
 
 
 def test_batches_of_another_graph(own):
