@@ -17,17 +17,14 @@ from datasets.errors import DatasetError
 from towers.errors import shown
 from towers.safe_files import read_data, written_whole
 
-MOST_PIXELS = 10 ** 8  # of a PNG: decoded 300 MB, for each processor at once
+MOST_PIXELS = 10 ** 8  # decoded 300 MB, for each processor at once
 
 _JPEG, _PNG = b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n'
 _JPEG_END, _PNG_END = b'\xff\xd9', b'IEND'
-_SCAN = b'\xda'
-_CUT_OFF = 'is a damaged %s: it ends before its end marker, as a file that was copied in part does'
+_SCAN, _FRAMES = b'\xda', (b'\xc0', b'\xc1', b'\xc2')  # segments of a JPEG
 _MOST_BYTES = 2 ** 28  # of a list
 _LISTED = 20  # classes
 
-
-# ---- The list ------------------------------------------------------------------------------------
 
 def read_list(path):
     """The names of the examples that a list leaves out, a set.
@@ -125,8 +122,6 @@ def _report(split, labels, sizes, bad, num_classes, classes):
         yield '  bad          %s' % text
 
 
-# ---- The bytes of an image -----------------------------------------------------------------------
-
 def wrong_bytes(encoded):
     """What is wrong with the bytes of an image by their beginning and end; '' for nothing.
 
@@ -135,29 +130,35 @@ def wrong_bytes(encoded):
     damage.
     """
     if encoded.startswith(_JPEG):
-        return _CUT_OFF % 'JPEG' if _is_cut_off(encoded) else ''
-    if encoded.startswith(_PNG):
+        height, width, place = _jpeg_header(encoded)
+        # Bytes after the marker do not matter, as they do not to the decoder; in the compressed
+        # data a byte ff is followed by 00 or the number of a restart.
+        kind, is_whole = 'JPEG', encoded.find(_JPEG_END, place) >= 0
+    elif encoded.startswith(_PNG):
         width, height = (int.from_bytes(encoded[at:at + 4], 'big') for at in (16, 20))
-        if width * height > MOST_PIXELS:
-            return ('is a PNG of %d x %d pixels, which would be decoded whole, and MOST_PIXELS of '
-                    'datasets/bad_examples.py is %d: make it smaller, or a JPEG, of which parts '
-                    'are decoded' % (width, height, MOST_PIXELS))
-        return '' if _PNG_END in encoded else _CUT_OFF % 'PNG'
-    return ('is neither a JPEG nor a PNG: it begins with %r' % encoded[:8] if encoded else
-            'is empty')
+        kind, is_whole = 'PNG', _PNG_END in encoded
+    else:
+        return ('is neither a JPEG nor a PNG: it begins with %r' % encoded[:8] if encoded else
+                'is empty')
+    if width * height > MOST_PIXELS:
+        return ('is a %s of %d x %d pixels, and MOST_PIXELS of datasets/bad_examples.py is %d: '
+                'make it smaller' % (kind, width, height, MOST_PIXELS))
+    return '' if is_whole else ('is a damaged %s: it ends before its end marker, as a file that '
+                                'was copied in part does' % kind)
 
 
-def _is_cut_off(encoded):
-    """Whether a JPEG ends before its end marker.
+def _jpeg_header(encoded):
+    """Height and width of a JPEG, 0 where it does not say, and the place where its header ends.
 
-    Bytes after the marker do not matter, as they do not to the decoder: zeros that fill a block, a
-    maker's notes. A marker in the header does not count, such as that of a thumbnail.
+    The header may hold a JPEG of its own, a thumbnail.
     """
-    place = 2
+    height, width, place = 0, 0, 2
     while encoded[place:place + 1] == b'\xff' and encoded[place + 1:place + 2] != _SCAN:
-        place += 2 + int.from_bytes(encoded[place + 2:place + 4], 'big')  # a segment of the header
-    # In the compressed data a byte ff is followed by 00 or the number of a restart.
-    return encoded.find(_JPEG_END, place) < 0
+        if encoded[place + 1:place + 2] in _FRAMES:
+            height, width = (int.from_bytes(encoded[place + at:place + at + 2], 'big')
+                             for at in (5, 7))
+        place += 2 + int.from_bytes(encoded[place + 2:place + 4], 'big')  # a segment
+    return height, width, place
 
 
 @functools.lru_cache(maxsize=None)

@@ -95,8 +95,7 @@ def _every_fifth_for_testing(data_dir):
             is_test[of_class[::_TEST_EVERY]] = True
     if not is_test.any():
         raise DatasetError('%s has one image a class, which is to train on, so that nothing is '
-                           'left to test on: add images, or make folders train and test.'
-                           % data_dir)
+                           'left to test on: add images, or folders train and test.' % data_dir)
     return classes, {'train': FolderImages(paths[~is_test], labels[~is_test]),
                      'test': FolderImages(paths[is_test], labels[is_test])}
 

@@ -60,9 +60,8 @@ class ImageSet:
         self.left_out = sum(len(source) - len(np.unique(self.numbers[split]))
                             for split, source in sources.items())
         if self.left_out != len(bad):
-            raise DatasetError(
-                '%s names %d examples, and %s has %d of them: let --mode=check_data write it anew '
-                'for these files.' % (bad_list, len(bad), name, self.left_out))
+            raise DatasetError('%s names %d examples, and %s has %d of them: let --mode=check_data '
+                               'write it anew.' % (bad_list, len(bad), name, self.left_out))
 
     def _taken(self, split, bad, bad_list):
         """The `numbers` of a split."""

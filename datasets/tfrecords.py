@@ -80,7 +80,7 @@ class Records:
     def is_intact(self, number):
         """Whether record `number` has the checksums that are written with it, by TensorFlow's own
         reader."""
-        with tempfile.NamedTemporaryFile(prefix='record') as file, tf.Graph().as_default():
+        with tempfile.NamedTemporaryFile(prefix='record') as file:
             file.write(self.read(number, _HEADER.size, _FOOTER_BYTES))
             file.flush()
             try:

@@ -40,21 +40,3 @@ def test_all_arms_log_evaluate_and_end_at_the_same_examples():
         assert int(flags['eval_steps']) * batch == int(flags['save_steps']) * batch == 200
         assert int(flags['log_every']) * batch == 100
         assert flags['seed'] == '1'
-
-
-def test_flags_of_the_arms():
-    one, claim, big = flags_of('one'), flags_of('sqrt'), flags_of('big')
-    assert (one['num_towers'], one['batch_size'], one['lr_scaling']) == ('1', '25', 'none')
-    assert (claim['num_towers'], claim['batch_size'], claim['lr_scaling']) == ('4', '100', 'sqrt')
-    assert (big['num_towers'], big['batch_size'], big['lr_scaling']) == ('1', '100', 'sqrt')
-    assert {each['base_batch_size'] for each in (one, claim, big)} == {25}
-    assert {each['base_learning_rate'] for each in (one, claim, big)} == {'0.001'}
-    # Batch norm's averages forget as much an example: four steps of 0.9 are one of 0.6561.
-    assert (one['batch_norm_decay'], claim['batch_norm_decay'], big['batch_norm_decay']) == (
-        0.9, 0.6561, 0.6561)
-    assert 'aux_loss_weight' not in one and 'data_dir' not in one
-    other = flags_of('sqrt', aux_loss_weight=0., batch_norm_decay=None, data_dir='/data',
-                     optimizer='momentum', reduction='sum', warmup_epochs=[2.])
-    assert other['aux_loss_weight'] == 0 and other['data_dir'] == '/data'
-    assert 'batch_norm_decay' not in other and other['warmup_epochs'] == '2'
-    assert (other['optimizer'], other['reduction']) == ('momentum', 'sum')

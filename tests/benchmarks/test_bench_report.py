@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks import aims, bench, overlap
 from benchmarks.report import report
-from benchmarks.results import Results
 
 MACHINE = {'cpu': 'a processor', 'cores': 2, 'instructions': ['avx2'], 'memory_gb': 8.,
            'tensorflow': '2.21.0', 'python': '3.11.7', 'load': 0.1}
@@ -65,22 +64,6 @@ def test_report_says_ratios_failures_and_noise():
     assert 'digits, 2 towers: slim: *** DIFFERS from recipe: loss ***' in text
     assert 'WARNING: the load average was above 0.5' in text
     assert 'left out: steps, lstm, 8 towers: the time given was over' in text
-
-
-def test_results_merge_cell_by_cell(tmp_path):
-    path = str(tmp_path / 'deep' / 'bench.json')
-    first = Results(path)
-    first.begin(MACHINE, '--only=steps')
-    first.put(['steps', 'digits', '2'], 1)
-    first.leave_out('steps, digits, 4 towers', 'time')
-    again = Results(path)
-    again.put(['steps', 'digits', '4'], 2)
-    again.take_back_in('steps, digits, 4 towers')
-    again.begin(MACHINE, '')
-    with open(path) as text:
-        values = json.load(text)
-    assert values['steps'] == {'digits': {'2': 1, '4': 2}} and values['left_out'] == {}
-    assert [run['arguments'] for run in values['runs']] == ['--only=steps', 'everything']
 
 
 @pytest.mark.slow

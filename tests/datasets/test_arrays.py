@@ -10,7 +10,7 @@ import datasets
 from datasets import digits
 from image_files import batches
 from philox import philox_4x32_10
-from towers.errors import InvalidArgumentError, TowersError
+from towers.errors import InvalidArgumentError
 
 IMAGES = np.arange(7 * 2 * 2, dtype=np.float32).reshape([7, 2, 2, 1])
 LABELS = np.arange(7, dtype=np.int64) * 10
@@ -146,20 +146,17 @@ def test_the_digits_are_those_of_the_source():
     assert images.min() == 0 and images.max() == 1
 
 
-@pytest.mark.parametrize('content', [None, b'', b'PK', 20000])
-def test_a_damaged_file_is_named(tmp_path, monkeypatch, content):
+def test_a_damaged_file_is_named(tmp_path, monkeypatch):
     with open(digits.PATH, 'rb') as opened:
-        good = bytearray(opened.read())
+        content = bytearray(opened.read())
+    content[20000] ^= 1
     path = tmp_path / 'digits.npz'
-    if content == 20000:
-        good[content] ^= 1
-        content = bytes(good)
-    if content is not None:
-        path.write_bytes(content)
     monkeypatch.setattr(digits, 'PATH', str(path))
-    with pytest.raises(datasets.DatasetError, match='%s.*git checkout' % path) as error:
-        digits.load_digits('train')
-    assert isinstance(error.value, TowersError)
+    for damaged in (None, b'', b'PK', bytes(content)):
+        if damaged is not None:
+            path.write_bytes(damaged)
+        with pytest.raises(datasets.DatasetError, match='%s.*git checkout' % path):
+            digits.load_digits('train')
 
 
 def test_a_label_that_is_no_class_is_named():
