@@ -1,4 +1,4 @@
-"""The JPEG pipeline against decoding alone; a step on its images against one on synthetic data.
+"""The JPEG pipeline against decoding alone.
 
     python -m benchmarks.input_pipeline [--seconds=10] [--images=256] [--image_size=224]
                                         [--rounds=3]
@@ -11,11 +11,6 @@ in a temporary folder. Rates are of the same processors, in turns, medians over 
     records   the same, from the same files by TensorFlow's TFRecordDataset, in their order
     pipeline  datasets.ImageSet with the same windows (--augment=crop), batched
     full      the same with colour distortion (--augment=inception)
-    slim      tf_slim's DatasetDataProvider with the same decoding, where it runs
-    step      a step of a small convolutional net on the pipeline's batches, and on one in memory:
-              both need the same processors
-    waiting   the same of a step that takes twice as long as its input and no processor, as a step
-              of an accelerator does
 """
 
 import argparse
@@ -31,10 +26,7 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 
 import datasets  # noqa: E402
 from datasets import preprocessing  # noqa: E402
-from datasets.epochs import Epochs  # noqa: E402
-from datasets.image_set import _draws  # noqa: E402
-from datasets.pipeline import epoch_order  # noqa: E402
-import towers  # noqa: E402
+from datasets.epochs import Epochs, epoch_order  # noqa: E402
 
 HEIGHT, WIDTH, QUALITY = 375, 500, 96
 BATCH = 32
@@ -75,26 +67,24 @@ def _image(rng):
 def decode_alone(dataset, image_size):
     """The same bytes, windows and sizes, by a map over a tensor of encoded images."""
     count = dataset.num_examples['train']
-    encoded = np.array([dataset._sources['train'].image(number)[0] for number in range(count)],
+    encoded = np.array([dataset.sources['train'].image(number)[0] for number in range(count)],
                        object)
     order = epoch_order(count, 1)
     with tf.device('/cpu:0'):
         everything = tf.constant(encoded)
 
         def example(epoch, number):
-            return _cropped(everything[number], _draws(1, epoch, number, count), image_size)
+            return _cropped(everything[number], epoch * count + number, image_size)
         return Epochs(count, BATCH).batches(
-            lambda epoch: (tf.fill([count], epoch), order(epoch)), 0, example).prefetch(2)
+            lambda epoch: (tf.fill([count], epoch), order(epoch)), example=example).prefetch(2)
 
 
-def read_and_decode(dataset, folder, image_size):
+def read_and_decode(folder, image_size):
     """As `decode_alone`, by TensorFlow's reader."""
-    count = dataset.num_examples['train']
-
     def example(number, record):
         data = tf.io.parse_single_example(
             record, {'image/encoded': tf.FixedLenFeature([], tf.string)})['image/encoded']
-        return _cropped(data, _draws(1, number // count, number % count, count), image_size)
+        return _cropped(data, number, image_size)
     with tf.device('/cpu:0'):
         records = tf.data.TFRecordDataset(os.path.join(folder, 'train-00000-of-00001')).repeat()
         numbered = tf.data.Dataset.zip((tf.data.Dataset.range(2 ** 62), records))
@@ -102,7 +92,9 @@ def read_and_decode(dataset, folder, image_size):
             BATCH, drop_remainder=True).prefetch(2)
 
 
-def _cropped(data, draws, image_size):
+def _cropped(data, number, image_size):
+    draws = tf.random.stateless_uniform([preprocessing.TRAIN_DRAWS],
+                                        seed=tf.stack([tf.constant(1, tf.int64), number]))
     size = tf.cast(tf.image.extract_jpeg_shape(data)[:2], tf.float32)
     window = tf.cast(preprocessing.random_window(draws, size[0], size[1]), tf.int32)
     pixels = tf.image.decode_and_crop_jpeg(data, window, channels=3)
@@ -111,21 +103,14 @@ def _cropped(data, draws, image_size):
 
 
 class Rate:
-    """A pipeline, or a step on its batches, whose rate is taken in turns with others'."""
+    """A pipeline, whose rate is taken in turns with others'."""
 
-    def __init__(self, make, model_fn=None):
-        graph, config = tf.Graph(), None
-        with graph.as_default():
+    def __init__(self, make):
+        with tf.Graph().as_default() as graph:
             iterator = tf.data.make_initializable_iterator(make())
-            batch = iterator.get_next()
-            self._step = tf.group(*[part.op for part in tf.nest.flatten(batch)])
-            if model_fn is not None:
-                built = towers.build_towers(model_fn, batch,
-                                            tf.train.GradientDescentOptimizer(.01), 2)
-                self._step, config = built.train_op, towers.session_config(built.devices)
-            begin = tf.group(iterator.initializer, tf.global_variables_initializer())
-        self._session = tf.Session(graph=graph, config=config)
-        self._session.run(begin)
+            self._step = tf.group(*[part.op for part in tf.nest.flatten(iterator.get_next())])
+        self._session = tf.Session(graph=graph)
+        self._session.run(iterator.initializer)
         self.rates, self.costs = [], []
         for _ in range(4):
             self._session.run(self._step)
@@ -151,70 +136,6 @@ class Rate:
         return float(np.median(self.costs))
 
 
-def slim_provider(folder, image_size):
-    """Images a second of tf_slim's data provider with the same crop; None where it fails."""
-    try:
-        towers.mend_slim()
-        import tf_slim as slim
-        with tf.Graph().as_default():
-            features = {'image/encoded': tf.FixedLenFeature((), tf.string),
-                        'image/format': tf.FixedLenFeature((), tf.string, default_value='jpeg'),
-                        'image/class/label': tf.FixedLenFeature([], tf.int64)}
-            decoder = slim.tfexample_decoder.TFExampleDecoder(features, {
-                'image': slim.tfexample_decoder.Image('image/encoded', 'image/format'),
-                'label': slim.tfexample_decoder.Tensor('image/class/label')})
-            source = slim.dataset.Dataset(os.path.join(folder, 'train-*'), tf.TFRecordReader,
-                                          decoder, 256, {})
-            provider = slim.dataset_data_provider.DatasetDataProvider(
-                source, num_readers=2, common_queue_capacity=64, common_queue_min=32)
-            image, label = provider.get(['image', 'label'])
-            begin, size, _ = tf.image.sample_distorted_bounding_box(
-                tf.shape(image), tf.zeros([1, 0, 4]), min_object_covered=.1,
-                aspect_ratio_range=[.75, 4 / 3], area_range=[.05, 1.],
-                use_image_if_no_bounding_boxes=True)
-            image = tf.image.resize_images(tf.slice(image, begin, size), [image_size, image_size])
-            image.set_shape([image_size, image_size, 3])
-            batch = tf.train.batch([image, label], BATCH, num_threads=2, capacity=2 * BATCH)
-            step = tf.group(*[part.op for part in batch])
-            with tf.train.MonitoredSession() as session:
-                for _ in range(4):
-                    session.run(step)
-                begin_time, steps = time.perf_counter(), 0
-                while time.perf_counter() - begin_time < 6:
-                    session.run(step)
-                    steps += 1
-                return steps * BATCH / (time.perf_counter() - begin_time)
-    except Exception as error:  # of any kind, in code that is not ours
-        print('slim           does not run here: %s' % str(error).split('\n')[0][:80])
-        return None
-
-
-def small_net(images, labels):
-    """Four convolutions, so that a step takes about twice as long as its input."""
-    for index, width in enumerate((16, 32, 32, 32)):
-        kernel = tf.get_variable('kernel%d' % index, [3, 3, images.shape[-1], width],
-                                 initializer=tf.random_normal_initializer(stddev=.1, seed=index))
-        stride = 2 if index else 1
-        images = tf.nn.relu(tf.nn.conv2d(images, kernel, [1, stride, stride, 1], 'SAME'))
-    weights = tf.get_variable('weights', [32, 1001], initializer=tf.zeros_initializer())
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
-        labels=labels, logits=tf.matmul(tf.reduce_mean(images, [1, 2]), weights)))
-
-
-def waiting_net(seconds):
-    """A model whose forward pass waits, as for an accelerator, so long on each tower."""
-    def wait(images):
-        time.sleep(seconds)
-        return images
-
-    def model_fn(images, labels):
-        waited = tf.numpy_function(wait, [images[0, 0, 0]], tf.float32)
-        weight = tf.get_variable('weight', [], initializer=tf.zeros_initializer())
-        return weight * tf.reduce_mean(tf.reshape(waited, [-1])) + 0. * tf.cast(
-            tf.reduce_sum(labels), tf.float32)
-    return model_fn
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     for name, value in (('--seconds', 10.), ('--images', 256), ('--image_size', 224),
@@ -226,13 +147,13 @@ def main():
         print('set            %d images of %d x %d, %.0f kB each' % (
             options.images, WIDTH, HEIGHT, write_set(folder, options.images) / 1e3))
 
-        def batches(augment, size=options.image_size):
+        def batches(augment):
             return datasets.get_dataset('imagenet', folder, augment=augment).train_batches(
-                batch_size=BATCH, seed=1, image_size=size)
+                batch_size=BATCH, seed=1, image_size=options.image_size)
         pipelines = [('decode', Rate(lambda: decode_alone(
             datasets.get_dataset('imagenet', folder), options.image_size))),
                      ('records', Rate(lambda: read_and_decode(
-                         datasets.get_dataset('imagenet', folder), folder, options.image_size))),
+                         folder, options.image_size))),
                      ('pipeline', Rate(lambda: batches('crop'))),
                      ('full', Rate(lambda: batches('inception')))]
         for _ in range(options.rounds):
@@ -245,22 +166,6 @@ def main():
                       name, each.rate, each.rate / first.rate,
                       ' '.join('%.0f' % rate for rate in each.rates), 1e3 * each.cost,
                       first.cost / each.cost))
-        found = slim_provider(folder, options.image_size)
-        if found:
-            print('slim           %6.0f images/s' % found)
-
-        def held():
-            return batches('crop').take(1).cache().repeat()
-        for kind, model_fn in (('step', small_net),
-                               ('waiting', waiting_net(2. * BATCH / pipelines[2][1].rate))):
-            steps = [(name, Rate(make, model_fn))
-                     for name, make in (('memory', held), ('pipeline', lambda: batches('crop')))]
-            for _ in range(options.rounds):
-                for _, each in steps:
-                    each.measure(options.seconds / options.rounds)
-            for name, each in steps:
-                print('%-7s %-10s %6.0f images/s, %.3f of the one from memory' % (
-                    kind, name, each.rate, each.rate / steps[0][1].rate))
     print('memory         %.0f MB, the most of this process' % (
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3))
 

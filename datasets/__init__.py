@@ -1,100 +1,30 @@
 """The data sets that train.py knows, by name.
 
 >>> digits = datasets.get_dataset('digits')
->>> images, labels = digits.load('train')
->>> batches = datasets.train_batches(images, labels, batch_size=100, seed=1)
+>>> batches = digits.train_batches(batch_size=100, seed=1)
 
-A data set that fits in memory needs a load function and an entry in `_IN_MEMORY`; one of image
-files needs a source like `FolderImages` and an entry in `_IN_FOLDERS`.
+A data set that fits in memory is an `ArraySet`, which needs a load function; one of image files an
+`ImageSet`, which needs a source like `FolderImages`.
 """
 
-import collections
-import functools
-
-import numpy as np
+import os
 
 from datasets import digits
-from datasets.check_data import check_data  # noqa: F401 (public here)
+from datasets.arrays import ArraySet
+from datasets.bad_examples import check_data  # noqa: F401 (public here)
 from datasets.errors import (BadExampleError, DatasetError, OwnDataError,  # noqa: F401 (public)
                              OwnModelError)
 from datasets.image_folder import folder_splits
-from datasets.image_records import count_classes, labels_path, record_splits
+from datasets.image_records import count_classes, record_splits
 from datasets.image_set import ImageSet
-from datasets.imagenet import imagenet
-from datasets.keras_sets import SETS, load_keras_set
+from datasets.keras_sets import NAMES, keras_set
 from datasets.own import own_set
-from datasets.pipeline import eval_batches, train_batches  # noqa: F401 (public here)
 from datasets.synthetic import Synthetic
 from towers.errors import InvalidArgumentError
 
-
-class Dataset(collections.namedtuple(
-        'Dataset', ['name', 'num_classes', 'image_shape', 'num_examples', 'load'])):
-    """A data set that fits in memory. `train_batches` and `eval_batches`, and the fields but
-    `load`, are what every data set has.
-
-    Fields:
-      name: what `get_dataset` calls it.
-      num_classes: labels are 0 .. num_classes - 1.
-      image_shape: (height, width, channels) as stored.
-      num_examples: a dict from split ('train', 'test') to its number of images.
-      load: `load(split)` gives `(images, labels)` as arrays, float32 [n, height, width, channels]
-        with values in 0..1 and int64 [n].
-    """
-    __slots__ = ()
-
-    def train_batches(self, **arguments):
-        """`datasets.train_batches` of the training images; takes its other arguments.
-
-        Raises:
-          BadExampleError: a label is no class.
-        """
-        return train_batches(*self._checked('train'), **arguments)
-
-    def eval_batches(self, **arguments):
-        """`datasets.eval_batches` of the test images; as `train_batches`."""
-        return eval_batches(*self._checked('test'), **arguments)
-
-    def _checked(self, split):
-        images, labels = self.load(split)
-        wrong = np.flatnonzero((labels < 0) | (labels >= self.num_classes))
-        if len(wrong):
-            raise BadExampleError(
-                'Example %d of the %s set of %s has the label %d, which is not in 0 .. %d%s: its '
-                'files are damaged. Remove them, and fetch them again; --mode=check_data lists all '
-                'such examples.' % (
-                    wrong[0], split, self.name, labels[wrong[0]], self.num_classes - 1,
-                    '' if len(wrong) == 1 else ', and %d more have such labels' % (len(wrong) - 1)))
-        return images, labels
-
-
-def _keras_set(name):
-    known = SETS[name]
-    # Loading takes seconds, and training and evaluation take one split each.
-    return Dataset(name, known.num_classes, known.image_shape, known.num_examples,
-                   functools.partial(load_keras_set, name))
-
-
-def _tfrecords(data_dir, num_classes=0, background_class=False, **options):
-    counted_in = None if num_classes else labels_path(data_dir)
-    num_classes = num_classes or count_classes(data_dir)
-    if not num_classes:
-        raise InvalidArgumentError('TFRecords do not say how many classes there are, and %s has no '
-                                   'labels.txt: give --num_classes.' % data_dir)
-    return ImageSet('tfrecords', record_splits(data_dir), num_classes + bool(background_class),
-                    counted_in=counted_in, **options)
-
-
-def _folder(data_dir, **options):
-    classes, splits = folder_splits(data_dir)
-    return ImageSet('folder', splits, len(classes), classes, **options)
-
-
-_IN_MEMORY = dict([('digits', Dataset('digits', digits.NUM_CLASSES, digits.IMAGE_SHAPE,
-                                      digits.NUM_EXAMPLES, digits.load_digits))]
-                  + [(name, _keras_set(name)) for name in SETS])
-_IN_FOLDERS = {'imagenet': imagenet, 'tfrecords': _tfrecords, 'folder': _folder}
+_IN_FOLDERS = ('folder', 'imagenet', 'tfrecords')
 _COUNTED = ('tfrecords', 'synthetic')  # those that have to be told how many classes there are
+_IMAGENET_CLASSES = 1001  # labels are 1 .. 1000, and 0 is the background class
 
 
 def get_dataset(name, data_dir=None, num_classes=0, background_class=False, **options):
@@ -116,23 +46,38 @@ def get_dataset(name, data_dir=None, num_classes=0, background_class=False, **op
     """
     if ':' in name:
         return own_set(name, data_dir)
-    if name not in _IN_FOLDERS and name != 'synthetic' and name not in _IN_MEMORY:
+    known = sorted(NAMES + ['digits', 'synthetic'] + list(_IN_FOLDERS))
+    if name not in known:
         raise InvalidArgumentError('There is no data set %r; choose one of: %s; or module:function.'
-                                   % (name, ', '.join(sorted(list(_IN_MEMORY) + list(_IN_FOLDERS)
-                                                             + ['synthetic']))))
+                                   % (name, ', '.join(known)))
     if (num_classes and name not in _COUNTED) or (background_class and name != 'tfrecords'):
         raise InvalidArgumentError('The data set %r has its own number of classes: leave '
                                    'num_classes=%r and background_class=%r out.' % (
                                        name, num_classes, background_class))
-    if name in _IN_FOLDERS:
-        if data_dir is None:
-            raise InvalidArgumentError('The data set %r needs a data_dir, the folder of its files.'
-                                       % name)
-        if name == 'tfrecords':
-            options.update(num_classes=num_classes, background_class=background_class)
-        return _IN_FOLDERS[name](data_dir, **options)
-    if data_dir is not None:
-        raise InvalidArgumentError('The data set %r is %s and takes no data_dir (%r): leave it out.'
-                                   % (name, "in Keras' cache" if name in SETS
-                                      else 'part of this package', data_dir))
-    return Synthetic(num_classes or 1000) if name == 'synthetic' else _IN_MEMORY[name]
+    if (name in _IN_FOLDERS) != (data_dir is not None):
+        raise InvalidArgumentError(
+            'The data set %r needs a data_dir, the folder of its files.' % name
+            if name in _IN_FOLDERS else 'The data set %r is %s and takes no data_dir (%r): leave '
+            'it out.' % (name, "in Keras' cache" if name in NAMES else 'part of this package',
+                         data_dir))
+    if name == 'folder':
+        classes, splits = folder_splits(data_dir)
+        return ImageSet(name, splits, len(classes), classes, **options)
+    if name == 'imagenet':
+        return ImageSet(name, record_splits(data_dir), _IMAGENET_CLASSES, **options)
+    if name == 'tfrecords':
+        return _tfrecords(data_dir, num_classes, background_class, **options)
+    if name == 'synthetic':
+        return Synthetic(num_classes or 1000)
+    return keras_set(name) if name in NAMES else ArraySet(
+        name, digits.NUM_CLASSES, digits.IMAGE_SHAPE, digits.NUM_EXAMPLES, digits.load_digits)
+
+
+def _tfrecords(data_dir, num_classes, background_class, **options):
+    counted_in = None if num_classes else os.path.join(data_dir, 'labels.txt')
+    num_classes = num_classes or count_classes(counted_in)
+    if not num_classes:
+        raise InvalidArgumentError('TFRecords do not say how many classes there are, and %s has no '
+                                   'labels.txt: give --num_classes.' % data_dir)
+    return ImageSet('tfrecords', record_splits(data_dir), num_classes + bool(background_class),
+                    counted_in=counted_in, **options)

@@ -39,9 +39,5 @@ def names_in(folder):
         names = sorted(os.listdir(folder))
         os.stat(os.path.join(folder, os.curdir))
         return names
-    except FileNotFoundError:
-        raise DatasetError('There is no folder %s.' % folder)
-    except NotADirectoryError:
-        raise DatasetError('%s is no folder.' % folder)
     except OSError as error:
         raise DatasetError('Cannot read the folder %s: %s.' % (folder, error.strerror or error))

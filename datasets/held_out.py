@@ -10,36 +10,6 @@ from datasets.image_set import ImageSet
 from towers.errors import InvalidArgumentError
 
 
-class _Part:
-    """Some of the images of a source of `ImageSet`."""
-
-    def __init__(self, source, numbers):
-        self._source, self._numbers = source, [int(number) for number in numbers]
-
-    def __len__(self):
-        return len(self._numbers)
-
-    def names(self):
-        """Those of the source, of these images."""
-        return [self._source.name(number) for number in self._numbers]
-
-    def name(self, number):
-        """As of the source."""
-        return self._source.name(self._numbers[number])
-
-    def where(self, number):
-        """As of the source."""
-        return self._source.where(self._numbers[number])
-
-    def image(self, number):
-        """As of the source."""
-        return self._source.image(self._numbers[number])
-
-    def is_intact(self, number):
-        """As of the source."""
-        return self._source.is_intact(self._numbers[number])
-
-
 def with_validation(dataset, part):
     """The data set without every (1 / part)-th training example, and with these as its test set.
 
@@ -53,25 +23,24 @@ def with_validation(dataset, part):
       InvalidArgumentError: the data set has no examples of its own, or too few.
     """
     is_files = isinstance(dataset, ImageSet)
-    source, good = dataset.good_images('train') if is_files else (None, ())
-    count = len(good) if is_files else int(dataset.num_examples['train'])
-    every = int(round(1 / part))
-    is_held = np.arange(count) % every == every - 1
-    numbers = {'train': np.flatnonzero(~is_held), 'test': np.flatnonzero(is_held)}
-    if not len(numbers['test']):
-        raise InvalidArgumentError('validation=%g of %d training examples is none: give more.' % (
-            part, count))
-    if is_files:
-        return dataset.with_sources({split: _Part(source, good[each])
-                                     for split, each in numbers.items()})
-    if not hasattr(dataset, 'load'):
+    if not is_files and not hasattr(dataset, 'load'):
         raise InvalidArgumentError(
             'validation=%g: this data set gives batches, and not examples: let its function hold '
             'some out for the test batches.' % part)
-    load = dataset.load
-    counts = {split: len(each) for split, each in numbers.items()}
-    return dataset._replace(num_examples=counts, load=lambda split: tuple(
-        each[numbers[split]] for each in load('train')))
+    numbers = np.unique(dataset.numbers['train']) if is_files else np.arange(
+        dataset.num_examples['train'])
+    every = int(round(1 / part))
+    is_held = np.arange(len(numbers)) % every == every - 1
+    if not is_held.any():
+        raise InvalidArgumentError('validation=%g of %d training examples is none: give more.' % (
+            part, len(numbers)))
+    numbers = {'train': numbers[~is_held], 'test': numbers[is_held]}
+    if is_files:
+        return dataset.with_images({split: (dataset.sources['train'], each)
+                                    for split, each in numbers.items()})
+    return dataset._replace(
+        num_examples={split: len(each) for split, each in numbers.items()},
+        load=lambda split: tuple(each[numbers[split]] for each in dataset.load('train')))
 
 
 def with_unlabelled(dataset, folder):
@@ -86,9 +55,10 @@ def with_unlabelled(dataset, folder):
     Raises:
       DatasetError: there are no images.
     """
-    paths = sorted(path for parent, _, names in os.walk(folder) for name in names
-                   for path in [os.path.join(parent, name)]
-                   if is_image(path) and not name.startswith('.'))
+    paths = sorted(os.path.join(parent, name) for parent, _, names in os.walk(folder)
+                   for name in names if not name.startswith('.'))
+    paths = [path for path in paths if is_image(path)]
     if not paths:
         raise DatasetError('%s has no images: expected JPEG or PNG files.' % folder)
-    return dataset.with_sources({'test': FolderImages(paths, [0] * len(paths))})
+    return dataset.with_images({'test': (FolderImages(paths, [0] * len(paths)),
+                                         np.arange(len(paths)))})

@@ -19,15 +19,8 @@ _TEST_EVERY = 5
 class FolderImages:
     """The images of one split; a source of `ImageSet`."""
 
-    def __init__(self, paths, labels, others=()):
-        """
-        Args:
-          paths, labels: of the images.
-          others: paths of what is left alone: in the class folders what is no JPEG or PNG by its
-            name, and folders; beside them, images, and further folders of test images.
-        """
-        self.paths, self.labels = paths, np.asarray(labels, np.int64)
-        self.others = list(others)
+    def __init__(self, paths, labels):
+        self.paths, self.labels = list(paths), np.asarray(labels, np.int64)
 
     def __len__(self):
         return len(self.paths)
@@ -48,14 +41,13 @@ class FolderImages:
         """`(encoded, label)` of an image.
 
         Raises:
-          DatasetError: the file cannot be read.
+          DatasetError: the file cannot be read; the text goes on after its place.
         """
         try:
             with open(self.paths[number], 'rb') as image:
                 return image.read(), self.labels[number]
         except OSError as error:
-            raise DatasetError('Cannot read %s: %s.' % (self.paths[number],
-                                                        error.strerror or error))
+            raise DatasetError('cannot be read: %s' % (error.strerror or error))
 
     def is_intact(self, number):
         """Files have no checksum of their own."""
@@ -75,41 +67,37 @@ def folder_splits(data_dir):
     if not os.path.isdir(train):
         return _every_fifth_for_testing(data_dir)
     classes = _folders(train)
-    tests = [os.path.join(data_dir, name) for name in _TEST_NAMES
-             if os.path.isdir(os.path.join(data_dir, name))]
-    if not tests:
+    test = next((os.path.join(data_dir, name) for name in _TEST_NAMES
+                 if os.path.isdir(os.path.join(data_dir, name))), None)
+    if test is None:
         raise DatasetError(
             '%s has a folder train, but none named %s: make one, with class folders of the images '
             'to test on, or move the class folders out of train: without it, every fifth image is '
             'for testing.' % (data_dir, ' or '.join(_TEST_NAMES)))
-    unknown = sorted(set(_folders(tests[0])) - set(classes))
+    tested = _folders(test)
+    unknown = sorted(set(tested) - set(classes))
     if unknown:
         raise DatasetError(
             '%s has a class %r that %s does not have: give the folder the name of a class, move it '
-            'away, or add images of it to train on.' % (tests[0], unknown[0], train))
-    found = {'train': FolderImages(*_images(train, classes)),
-             'test': FolderImages(*_images(tests[0], classes, all_classes=False))}
-    found['test'].others.extend(tests[1:])
-    return classes, found
+            'away, or add images of it to train on.' % (test, unknown[0], train))
+    return classes, {'train': FolderImages(*_images(train, classes, classes)),
+                     'test': FolderImages(*_images(test, tested, classes))}
 
 
 def _every_fifth_for_testing(data_dir):
     classes = _folders(data_dir)
-    paths, labels, others = _images(data_dir, classes)
-    labels, is_test = np.asarray(labels), np.zeros(len(paths), bool)
+    paths, labels = (np.array(each, kind) for each, kind in zip(
+        _images(data_dir, classes, classes), (object, np.int64)))
+    is_test = np.zeros(len(paths), bool)
     for label in range(len(classes)):
         of_class = np.flatnonzero(labels == label)
         if len(of_class) > 1:  # a class of one image has to be learned before it is tested
             is_test[of_class[::_TEST_EVERY]] = True
     if not is_test.any():
         raise DatasetError('%s has one image a class, which is to train on, so that nothing is '
-                           'left to test on: add images, or make folders train and test.'
-                           % data_dir)
-
-    def images(wanted, others):
-        return FolderImages([path for path, test in zip(paths, is_test) if test == wanted],
-                            labels[is_test == wanted], others)
-    return classes, {'train': images(False, others), 'test': images(True, ())}
+                           'left to test on: add images, or folders train and test.' % data_dir)
+    return classes, {'train': FolderImages(paths[~is_test], labels[~is_test]),
+                     'test': FolderImages(paths[is_test], labels[is_test])}
 
 
 def _folders(parent):
@@ -122,29 +110,22 @@ def _folders(parent):
     return found
 
 
-def _images(parent, classes, all_classes=True):
-    """`(paths, labels, others)` for `FolderImages`; see there."""
+def _images(parent, folders, classes):
+    """`(paths, labels)` of the images in class folders."""
     paths, labels = [], []
-    others = [path for path in _shown_in(parent) if is_image(path)]  # of no class
-    for label, name in enumerate(classes):
-        folder = os.path.join(parent, name)
-        inside = _shown_in(folder) if all_classes or os.path.isdir(folder) else []
+    for folder in folders:
+        inside = [os.path.join(parent, folder, name)
+                  for name in names_in(os.path.join(parent, folder)) if not name.startswith('.')]
         found = [path for path in inside if is_image(path)]
-        if not found and (all_classes or os.path.isdir(folder)):
+        if not found:
             deep = [path for path in inside if os.path.isdir(path)]
             raise DatasetError('The folder %s has no images: expected files %s.%s' % (
-                folder, '*' + ', *'.join(_ENDINGS),
+                os.path.join(parent, folder), '*' + ', *'.join(_ENDINGS),
                 ' Folders within class folders are not looked into, such as %s: move the images '
                 'up.' % deep[0] if deep else ''))
-        others += sorted(set(inside) - set(found))
         paths += found
-        labels += [label] * len(found)
-    return paths, labels, others
-
-
-def _shown_in(folder):
-    """Sorted paths of what is in a folder and not hidden by a dot."""
-    return [os.path.join(folder, name) for name in names_in(folder) if not name.startswith('.')]
+        labels += [classes.index(folder)] * len(found)
+    return paths, labels
 
 
 def is_image(path):

@@ -1,8 +1,8 @@
 """Images of any size in files, as batches for training and evaluation.
 
 All that is random depends on the seed, the epoch and the example alone, and the order of examples
-on the seed and the epoch (`pipeline.epoch_order`): a run that is taken up at example i goes on as
-if it had never stopped. A read is at a random place of a file: keep the files on an SSD, or in
+on the seed and the epoch (`epochs.epoch_order`): a run that is taken up at example i goes on as if
+it had never stopped. A read is at a random place of a file: keep the files on an SSD, or in
 memory.
 
 Memory: `_PREFETCHED` batches that are ready, the one in the making, and 16 encoded images for each
@@ -17,10 +17,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from datasets import preprocessing
-from datasets.bad_examples import Prober, read_list, wrong_bytes
-from datasets.epochs import Epochs, of_workers, plain_python, read_together
+from datasets.bad_examples import decoded_size, read_list, wrong_bytes
+from datasets.epochs import Epochs, epoch_order, plain_python, read_together
 from datasets.errors import DatasetError
-from datasets.pipeline import epoch_order
 from towers.errors import InvalidArgumentError, shown
 
 _PREFETCHED = 2  # batches
@@ -32,8 +31,10 @@ class ImageSet:
     Attributes:
       name, num_classes: labels are 0 .. num_classes - 1.
       image_shape: (None, None, 3): images differ in size.
-      num_examples: a dict from 'train' and 'test' to numbers of images; those left out count.
       classes: names of the classes, or None.
+      sources: dict from 'train' and 'test' to `RecordImages` or `FolderImages`.
+      numbers: dict likewise to the numbers, in the source, of the images, int64 [n]. In the place
+        of a training image that the list of bad examples leaves out is the next good one.
       left_out: how many images the list of bad examples leaves out.
     """
 
@@ -43,10 +44,7 @@ class ImageSet:
                  bad_list=None, counted_in=None):
         """
         Args:
-          name: of the data set.
-          sources: dict from 'train' and 'test' to `RecordImages` or `FolderImages`.
-          num_classes: how many there are.
-          classes: names of the classes, or None.
+          name, sources, num_classes, classes: the attributes.
           augment: see `preprocessing.random_image`.
           bad_list: path of the list of examples to leave out, see `bad_examples`; or None.
           counted_in: path of the file that says how many classes there are, for errors; or None.
@@ -56,64 +54,59 @@ class ImageSet:
             all images of a split.
         """
         self.name, self.num_classes, self.classes = name, num_classes, classes
-        self._sources, self._augment, self._counted_in = sources, augment, counted_in
-        self._prober = Prober()
-        self.num_examples = {split: len(source) for split, source in sources.items()}
+        self.sources, self._augment, self._counted_in = sources, augment, counted_in
         bad = read_list(bad_list) if bad_list else set()
-        self._good = {split: self._good_numbers(split, bad, bad_list) for split in sources}
-        self.left_out = sum(self.num_examples[split] - len(numbers)
-                            for split, numbers in self._good.items())
+        self.numbers = {split: self._taken(split, bad, bad_list) for split in sources}
+        self.left_out = sum(len(source) - len(np.unique(self.numbers[split]))
+                            for split, source in sources.items())
         if self.left_out != len(bad):
-            raise DatasetError(
-                '%s names %d examples, and %s has %d of them: let --mode=check_data write it anew '
-                'for these files.' % (bad_list, len(bad), name, self.left_out))
+            raise DatasetError('%s names %d examples, and %s has %d of them: let --mode=check_data '
+                               'write it anew.' % (bad_list, len(bad), name, self.left_out))
 
-    def _good_numbers(self, split, bad, bad_list):
-        """The numbers of the images of a split that the list does not leave out, int64 [n]."""
-        if not bad:
-            return np.arange(self.num_examples[split])
-        good = [number for number in range(self.num_examples[split])
-                if self.listed_name(split, number) not in bad]
-        if not good:
+    def _taken(self, split, bad, bad_list):
+        """The `numbers` of a split."""
+        count = len(self.sources[split])
+        good = np.array([number for number in range(count) if not bad
+                         or self.listed_name(split, number) not in bad], np.int64)
+        if not len(good):
             raise DatasetError('%s leaves out all images of the %s set.' % (bad_list, split))
-        return np.array(good, np.int64)
+        return good if split == 'test' else good[
+            np.searchsorted(good, np.arange(count)) % len(good)]
 
-    def listed_name(self, split, number):
-        """The name of an example in a list of bad ones, such as `train/daisy/1.jpg`."""
-        return shown('%s/%s' % (split, self._sources[split].name(number)))
+    @property
+    def num_examples(self):
+        """A dict from 'train' and 'test' to numbers of images."""
+        return {split: len(numbers) for split, numbers in self.numbers.items()}
 
-    def good_images(self, split):
-        """The source of a split, and the numbers of its images that no list leaves out."""
-        return self._sources[split], self._good[split]
-
-    def with_sources(self, sources):
-        """This data set with other sources of some splits, of which nothing is left out."""
+    def with_images(self, images):
+        """This data set with other images: a dict from a split to a source, and the numbers in it
+        of the images."""
         other = copy.copy(self)
-        other._sources = dict(self._sources, **sources)
-        other.num_examples = {split: len(source) for split, source in other._sources.items()}
-        other._good = dict(self._good, **{split: np.arange(len(source))
-                                          for split, source in sources.items()})
+        for split, (source, numbers) in images.items():
+            other.sources = dict(other.sources, **{split: source})
+            other.numbers = dict(other.numbers, **{split: numbers})
         return other
 
     def train_batches(self, batch_size, seed, image_size, channels=3, first_example=0, shift=0,
                       remainder='carry', share=(0, 1)):
-        """Batches for ever, in the order of `pipeline.epoch_order`.
+        """Batches for ever, in the order of `epochs.epoch_order`.
 
         Args:
-          batch_size, seed, first_example, remainder, share: as for `pipeline.train_batches`.
+          batch_size, seed, first_example, remainder, share: as for `ArraySet.train_batches`.
           image_size: height and width in pixels.
-          channels: 1 or 3.
+          channels: 3.
           shift: 0; images are cut out at random instead.
 
         Returns:
-          A `tf.data.Dataset` of `(images, labels)`: float32 [batch_size, image_size, image_size,
-          channels] in -1..1, as the inceptions want them, and int64 [batch_size].
+          A `tf.data.Dataset` of `(images, labels)`: float32 [batch_size, image_size, image_size, 3]
+          in -1..1, as the inceptions want them, and int64 [batch_size].
 
         Raises:
           InvalidArgumentError: an argument makes no sense.
         """
-        return self._training(batch_size, seed, image_size, channels, first_example, shift,
-                              remainder, share, self._train_example)
+        _check(channels, shift)
+        return self._training(self._example(self._augment, seed, image_size), batch_size, seed,
+                              first_example, remainder, share)
 
     def eval_batches(self, batch_size, image_size, channels=3):
         """The test images once, in order: the central 87.5 % of each, scaled.
@@ -123,16 +116,16 @@ class ImageSet:
         Args and raised errors: as for `train_batches`.
         """
         _check(channels, 0)
-        numbers = self._good['test']
+        numbers = self.numbers['test']
 
         @plain_python
         def example(*read):
-            encoded, label = self._checked(*read)
-            return preprocessing.central_image(encoded, image_size, channels), label
+            encoded, label = _checked(*read)
+            return preprocessing.central_image(encoded, image_size), label
         with tf.device('/cpu:0'):
             examples = read_together(
-                tf.data.Dataset.from_tensor_slices(np.asarray(numbers, np.int64)),
-                self._reader('test')).map(example, tf.data.experimental.AUTOTUNE)
+                tf.data.Dataset.range(len(numbers)), lambda places: self._read(
+                    'test', places)).map(example, tf.data.experimental.AUTOTUNE)
             return examples.batch(batch_size, drop_remainder=len(numbers) % batch_size == 0
                                   ).prefetch(_PREFETCHED)
 
@@ -145,50 +138,35 @@ class ImageSet:
           `OrderedDict` from 'read', 'decode', 'augment' and 'batch' to `tf.data.Dataset`s. The last
           is the whole pipeline; of the others an element stands for `batch_size` examples.
         """
-        def read(epoch, number, *read):
-            encoded, label = self._checked(*read)
-            return tf.cast(tf.strings.length(encoded), tf.int64) + label
-
-        def decode(epoch, number, *read):
-            encoded, _ = self._checked(*read)
-            # The same part of the image, and nothing done to it.
-            draws = _draws(seed, epoch, number, self.num_examples['train'])
-            image = preprocessing.decoded_part(
-                encoded, lambda height, width: preprocessing.random_window(draws, height, width),
-                image_size, channels)
-            return image[0, 0, 0]
-
-        def augment(*read):
-            return self._train_example(seed, image_size, channels, *read)[0][0, 0, 0]
-
-        def staged(example):
-            with tf.device('/cpu:0'):
-                epochs = Epochs(self.num_examples['train'], batch_size, remainder)
-                return epochs.batches(
-                    self._order(seed), 0, example,
-                    self._numbered_reader('train')).prefetch(_PREFETCHED)
-        found = collections.OrderedDict([('read', staged(read)), ('decode', staged(decode))])
-        if self._augment != 'none':
-            found['augment'] = staged(augment)
-        found['batch'] = self.train_batches(batch_size, seed, image_size, channels,
-                                            remainder=remainder)
+        def pixel(augment):
+            example = self._example(augment, seed, image_size)
+            return lambda *read: example(*read)[0][0, 0, 0]
+        examples = [('read', lambda epoch, place, *read: _checked(*read)),
+                    ('decode', pixel('none' if self._augment == 'none' else 'crop'))]
+        if self._augment == 'inception':
+            examples.append(('augment', pixel('inception')))
+        found = collections.OrderedDict(
+            (name, self._training(example, batch_size, seed, 0, remainder))
+            for name, example in examples)
+        found['batch'] = self.train_batches(
+            batch_size, seed, image_size, channels, remainder=remainder)
         return found
 
-    def not_taken(self, split):
-        """Paths of what stands among the images of a split and is left alone, for its name."""
-        return getattr(self._sources[split], 'others', [])
-
     def names_digest(self, split):
-        """8 hexadecimal digits: others where the files of a split, by their names, are others."""
-        names = '\0'.join(self._sources[split].names())
+        """8 hexadecimal digits: others where the names of a split's files are others."""
+        names = '\0'.join(self.sources[split].names())
         return hashlib.sha256(names.encode('utf-8', 'surrogateescape')).hexdigest()[:8]
+
+    def listed_name(self, split, number):
+        """The name of an example in a list of bad ones, such as `train/daisy/1.jpg`."""
+        return shown('%s/%s' % (split, self.sources[split].name(number)))
 
     def where(self, split, number):
         """File, and place in it, of an example."""
-        return self._sources[split].where(number)
+        return self.sources[split].where(number)
 
     def look(self, split, number):
-        """Reads and decodes one example: `((height, width, channels), label)`.
+        """Reads and decodes one example: `((height, width), label)`.
 
         Args:
           split: 'train' or 'test'.
@@ -198,20 +176,26 @@ class ImageSet:
           DatasetError: it is bad, or a record does not have its checksum, which training does not
             compare; names file, place and what is wrong.
         """
-        source = self._sources[split]
-        where = shown(source.where(number))  # as errors have it
+        source = self.sources[split]
         try:
-            encoded, label = source.image(number)
+            encoded, label = self._image(source, number)
             if not source.is_intact(number):
                 raise DatasetError('does not have the bytes that its checksum was made of')
-            wrong = self._wrong_label(label)
-            if wrong:
-                raise DatasetError(wrong)
-            return self._prober.size(encoded), int(label)
+            return decoded_size(encoded), int(label)
         except DatasetError as error:
-            text = str(error)
-            named = where.split(', record ')[0] in text  # as that of a file that has gone
-            raise DatasetError(text if named else '%s %s' % (where, text))
+            raise DatasetError('%s %s' % (source.where(number), error))
+
+    def _image(self, source, number):
+        """`(encoded, label)` of an example.
+
+        Raises:
+          DatasetError: it cannot be used; the text goes on after its place.
+        """
+        encoded, label = source.image(number)
+        wrong = wrong_bytes(encoded) or self._wrong_label(label)  # that the decoders might take
+        if wrong:
+            raise DatasetError(wrong)
+        return encoded, label
 
     def _wrong_label(self, label):
         """What is wrong with a label; '' for nothing."""
@@ -222,76 +206,56 @@ class ImageSet:
                 '' if self.name != 'tfrecords' or label < 0 else
                 ': give --background_class where labels begin at 1, or more --num_classes'))
 
-    def _training(self, batch_size, seed, image_size, channels, first_example, shift, remainder,
-                  share, example):
-        _check(channels, shift)
-        epochs = of_workers(self.num_examples['train'], batch_size, remainder, share)
-        with tf.device('/cpu:0'):
-            return epochs.batches(
-                self._order(seed), first_example,
-                lambda *read: example(seed, image_size, channels, *read),
-                self._numbered_reader('train')).prefetch(_PREFETCHED)
-
-    def _order(self, seed):
-        """Function from an epoch to `(epochs, numbers)` of its examples, int64 [n] each."""
-        count = self.num_examples['train']
+    def _training(self, example, batch_size, seed, first_example, remainder, share=(0, 1)):
+        """Batches of what a function makes of the epoch, the place in it and what was read."""
+        count = len(self.numbers['train'])
         order = epoch_order(count, seed)
-        return lambda epoch: (tf.fill([count], epoch), order(epoch))
+        with tf.device('/cpu:0'):
+            return Epochs(count, batch_size * share[1], remainder).batches(
+                lambda epoch: (tf.fill([count], epoch), order(epoch)), first_example, share,
+                example, lambda epochs, places: (epochs, places) + self._read(
+                    'train', places)).prefetch(_PREFETCHED)
 
-    def _train_example(self, seed, image_size, channels, epoch, number, *read):
-        encoded, label = self._checked(*read)
-        draws = _draws(seed, epoch, number, self.num_examples['train'])
-        return preprocessing.random_image(encoded, draws, image_size, channels, self._augment), label
+    def _example(self, augment, seed, image_size):
+        """Function from the epoch, the place in it and what was read to an image and its label."""
+        def example(epoch, place, *read):
+            encoded, label = _checked(*read)
+            # Epochs of the order are counted up from 0: no seed pair serves both.
+            number = -1 - (epoch * len(self.numbers['train']) + place)
+            draws = tf.random.stateless_uniform(
+                [preprocessing.TRAIN_DRAWS], seed=tf.stack([tf.constant(seed, tf.int64), number]))
+            return preprocessing.random_image(encoded, draws, image_size, augment), label
+        return example
 
-    def _reader(self, split):
-        """Function from numbers of examples, int64 [n], to `(encoded, labels, wrong)`, [n] each.
+    def _read(self, split, places):
+        """`(encoded, labels, wrong)`, [n] each, of the examples at some places, int64 [n].
 
-        The next good example stands in for one that is left out. `wrong` says what is wrong with
-        an example, '' for nothing: an error would be that of all n examples.
+        `wrong` says what is wrong with an example, '' for nothing: an error would be that of all n
+        examples.
         """
-        source, good = self._sources[split], self._good[split]
+        source, numbers = self.sources[split], self.numbers[split]
 
-        def read(numbers):
+        def read(places):
             found = []
-            for number in good[np.searchsorted(good, numbers) % len(good)]:
+            for number in numbers[places]:
                 try:
-                    encoded, label = source.image(number)
-                    # What the decoders might take, and `look` calls bad.
-                    wrong = wrong_bytes(encoded) or self._wrong_label(label)
-                    if wrong:
-                        wrong = '%s %s' % (shown(source.where(number)), wrong)
-                    found.append((encoded, label, wrong))
+                    found.append(self._image(source, number) + ('',))
                 except DatasetError as error:
-                    found.append((b'', 0, str(error)))
+                    found.append((b'', 0, '%s %s' % (shown(source.where(number)), error)))
             encoded, labels, wrong = zip(*found)
             return (np.array(encoded, object), np.array(labels, np.int64),
                     np.array([text.encode('utf-8') for text in wrong], object))
-
-        def reader(numbers):
-            read_ones = tf.numpy_function(read, [numbers], [tf.string, tf.int64, tf.string],
-                                          name='read_examples')
-            return tuple(tf.ensure_shape(each, [None]) for each in read_ones)
-        return reader
-
-    def _numbered_reader(self, split):
-        """`_reader` that takes epochs and numbers, and returns these as well."""
-        reader = self._reader(split)
-        return lambda epochs, numbers: (epochs, numbers) + reader(numbers)
-
-    def _checked(self, encoded, label, wrong):
-        """The encoded image and the label of an example that can be used; else the step fails."""
-        # The op itself: tf.Assert puts a tf.cond around it, which costs more than the check.
-        valid = tf.raw_ops.Assert(condition=tf.equal(wrong, ''), data=[wrong], summarize=3)
-        with tf.control_dependencies([valid]):
-            return tf.identity(encoded), tf.identity(label)
+        read_ones = tf.numpy_function(read, [places], [tf.string, tf.int64, tf.string],
+                                      name='read_examples')
+        return tuple(tf.ensure_shape(each, [None]) for each in read_ones)
 
 
-def _draws(seed, epoch, number, count):
-    """Random numbers of an example in an epoch: float32 [TRAIN_DRAWS] in [0, 1)."""
-    # Epochs of the order are counted up from 0: no seed pair serves both.
-    place = -1 - (epoch * count + number)
-    return tf.random.stateless_uniform([preprocessing.TRAIN_DRAWS],
-                                       seed=tf.stack([tf.constant(seed, tf.int64), place]))
+def _checked(encoded, label, wrong):
+    """The encoded image and the label of an example that can be used; else the step fails."""
+    # The op itself: tf.Assert puts a tf.cond around it, which costs more than the check.
+    valid = tf.raw_ops.Assert(condition=tf.equal(wrong, ''), data=[wrong], summarize=3)
+    with tf.control_dependencies([valid]):
+        return tf.identity(encoded), tf.identity(label)
 
 
 def _check(channels, shift):

@@ -7,28 +7,25 @@
 `train_batches(batch_size, seed, first_example)` returns a `tf.data.Dataset` that does not end, of
 batches `(features, labels)`, or of features alone: tensors [batch, …] in any structure, which a
 model of the user's own takes. `eval_batches(batch_size)` returns one that ends. `first_example` is
-a scalar int64 tensor: how many examples a run that resumes has seen. A pipeline that does not go by
-it resumes with other examples than it would have had. Worker w of W of a cluster takes every Wth
-batch, from the wth on: all make them all, so that a pipeline has to give each machine the same.
+a scalar int64 tensor: how many examples a run that resumes has seen. Worker w of W of a cluster
+takes every Wth batch, from the wth on: a pipeline has to give each machine the same.
 
 With `'num_classes': 5` in the dict the data are images of that many classes, for a network by name.
-Both functions have the arguments `image_size` and `channels` as well, and give `(images, labels)`:
-images of a floating-point type, which become float32; labels of int64, the numbers of classes.
-`image_size` is what --image_size says, or the network's own size, or None; the network is made for
-the images as they come, which are of one size for training and testing.
+Both functions have the arguments `image_size` and `channels` as well, and give images of a
+floating-point type, which become float32, and labels of int64, the numbers of classes. `image_size`
+is what --image_size says, or the network's own size, or None; the network is made for the images as
+they come, which are of one size for training and testing.
 
 Data that do not keep to this are an error that names `--dataset=module:function`: before the run
 where the static shapes and types tell, else in the step that would have had the batch.
 """
 
-import numbers
-
 import tensorflow.compat.v1 as tf
 
-from datasets.epochs import checked_share
 from datasets.errors import OwnDataError
 from datasets.own_code import calling, own_function, takes
 from towers import compat
+from towers.arguments import check_count, check_instance
 from towers.errors import InvalidArgumentError
 
 _FIELDS = ('num_examples', 'train_batches', 'eval_batches')
@@ -50,13 +47,9 @@ def own_set(name, data_dir=None):
                                    'data_dir, the folder of --data_dir or None.' % name)
     with calling(name, name.partition(':')[2]):
         fields = function(data_dir)
-    if hasattr(fields, 'train_batches'):
-        return fields
-    missing = [field for field in _FIELDS if not isinstance(fields, dict) or field not in fields]
-    if missing:
-        raise InvalidArgumentError('%s returned %.80r: expected a dict with %s; %s %s missing.' % (
-            name, fields, ', '.join(_FIELDS), ', '.join(missing),
-            'is' if len(missing) == 1 else 'are'))
+    if not isinstance(fields, dict) or not set(_FIELDS) <= set(fields):
+        raise InvalidArgumentError('%s returned %.80r: expected a dict with %s.' % (
+            name, fields, ', '.join(_FIELDS)))
     return Own(name, fields)
 
 
@@ -77,25 +70,22 @@ class Own:
         self.name = name
         self.num_classes = fields.get('num_classes')
         if self.num_classes is not None:
-            if not _is_count(self.num_classes):
-                raise InvalidArgumentError('%s says of num_classes %.80r: expected a whole number '
-                                           'of at least 1.' % (name, self.num_classes))
+            check_count('num_classes of %s' % name, self.num_classes)
             self.num_classes = int(self.num_classes)  # NumPy's would not do as a dimension
         given = fields['num_examples']
-        if not (isinstance(given, dict) and all(_is_count(given.get(split))
-                                                for split in ('train', 'test'))):
-            raise InvalidArgumentError("%s says of num_examples %.80r: expected a dict such as "
-                                       "{'train': 3320, 'test': 350}, how many examples each has."
-                                       % (name, given))
+        check_instance('num_examples of %s' % name, given, dict, "a dict such as {'train': 3320, "
+                       "'test': 350}, how many examples each has")
+        for split in ('train', 'test'):
+            check_count('num_examples of %s for %s' % (name, split), given.get(split))
         self.num_examples = {split: int(given[split]) for split in ('train', 'test')}
+        self._functions = fields
         for field, arguments in _ARGUMENTS.items():
             arguments = self._taken(dict.fromkeys(arguments))
             if not takes(fields[field], **arguments):
                 raise InvalidArgumentError(
                     '%s of %s is %.80r: expected a function that takes the arguments %s by '
                     'name.' % (field, name, fields[field], ', '.join(arguments)))
-        self._sizes = {}  # heights and widths that are known, by function
-        self._train, self._eval = fields['train_batches'], fields['eval_batches']
+        self._size = None  # height and width of the images, once they are known
 
     def _taken(self, arguments):
         """Those of the arguments, a dict, that the user's functions have."""
@@ -115,14 +105,12 @@ class Own:
             raise InvalidArgumentError(
                 '--augment_shift and --remainder are for data sets of this program: %s makes its '
                 'batches itself.' % self.name)
+        worker, workers = share
         with tf.device('/cpu:0'):
-            worker, count = checked_share(share)
-            with calling(self.name, 'train_batches'):
-                batches = self._train(**self._taken(dict(
-                    batch_size=batch_size, seed=seed, image_size=image_size, channels=channels,
-                    first_example=tf.cast(first_example, tf.int64))))
-            batches = self._checked('train_batches', batches, channels, batch_size)
-            return batches if count == 1 else batches.shard(count, worker)
+            batches = self._batches('train_batches', batch_size, dict(
+                batch_size=batch_size, seed=seed, image_size=image_size, channels=channels,
+                first_example=tf.cast(first_example, tf.int64)))
+            return batches if workers == 1 else batches.shard(workers, worker)
 
     def eval_batches(self, batch_size, image_size=None, channels=3):
         """The user's test batches; raises as `train_batches`.
@@ -141,22 +129,22 @@ class Own:
             with tf.control_dependencies([check]):
                 return tf.identity(found), batch
         with tf.device('/cpu:0'):
-            with calling(self.name, 'eval_batches'):
-                batches = self._eval(**self._taken(dict(
-                    batch_size=batch_size, image_size=image_size, channels=channels)))
-            return self._checked('eval_batches', batches, channels).apply(
-                tf.data.experimental.scan(tf.constant(0, tf.int64), count))
+            return self._batches('eval_batches', None, dict(
+                batch_size=batch_size, image_size=image_size, channels=channels)).apply(
+                    tf.data.experimental.scan(tf.constant(0, tf.int64), count))
 
-    def _checked(self, function, dataset, channels, batch_size=None):
-        """The data set, whose batches fail where they are not what they have to be.
+    def _batches(self, function, batch_size, arguments):
+        """The data set of a user's function, whose batches fail where they are not what they have
+        to be.
 
         Args:
-          function: name of the user's function.
-          dataset: what it returned.
-          channels: of the images.
+          function: its name.
           batch_size: that of every batch; None for any.
+          arguments: a dict, of which it takes those that it has.
         """
         what = '%s of %s' % (function, self.name)
+        with calling(self.name, function):
+            dataset = self._functions[function](**self._taken(arguments))
         if not isinstance(dataset, compat.DATASET_TYPES):
             raise OwnDataError('%s returned a %s: expected a tf.data.Dataset.' % (
                 what, type(dataset).__name__))
@@ -165,21 +153,19 @@ class Own:
                                'it makes each time it is called, without a tf.Graph() of its own.'
                                % what)
         shapes = tf.data.get_output_shapes(dataset)
-        if type(shapes) is tuple and len(shapes) > 2:
-            raise OwnDataError('%s gives elements of %d parts: expected (features, labels), or '
-                               'features alone; put several into a dict.' % (what, len(shapes)))
         if self.num_classes is not None:
-            self._check_images(what, dataset, channels)
-        if any(shape.ndims == 0 for shape in tf.nest.flatten(shapes)):
-            raise OwnDataError('%s gives elements of the shapes %s: expected batches, [batch, …] '
-                               'each, from .batch(batch_size) or .padded_batch.' % (
-                                   what, compat.shapes_text(shapes)))
+            self._check_images(what, dataset, arguments['channels'])
+        elif type(shapes) is tuple and len(shapes) > 2 or any(
+                shape.ndims == 0 for shape in tf.nest.flatten(shapes)):
+            raise OwnDataError(
+                '%s gives elements of the shapes %s: expected batches of (features, labels), or of '
+                'features alone, [batch, …] each, from .batch(batch_size) or .padded_batch; '
+                'several features in a dict.' % (what, compat.shapes_text(shapes)))
         sizes = {shape.as_list()[0] for shape in tf.nest.flatten(shapes) if shape.ndims} - {None}
-        if len(sizes | ({batch_size} - {None})) > 1:
-            raise OwnDataError('%s gives parts of %s examples in a batch: expected %s in each.' % (
-                what, ' and '.join(str(size) for size in sorted(sizes)),
-                'as many' if batch_size is None else
-                'the %d of its argument batch_size' % batch_size))
+        if batch_size is not None and sizes - {batch_size}:
+            raise OwnDataError('%s gives batches of the shapes %s: expected %d examples in each, '
+                               'its argument batch_size.' % (
+                                   what, compat.shapes_text(shapes), batch_size))
         dataset = compat.map_batches(dataset, lambda *batch: _checked_batch(
             what, batch if len(batch) > 1 else batch[0], batch_size))
         return dataset if self.num_classes is None else compat.map_batches(
@@ -190,48 +176,39 @@ class Own:
         """Raises `OwnDataError` for a data set of no images and labels by its static shapes."""
         shapes, types = (get(dataset) for get in (
             tf.data.get_output_shapes, tf.data.get_output_types))
-        if tf.data.get_output_classes(dataset) != (tf.Tensor, tf.Tensor):
+        if (tf.data.get_output_classes(dataset) != (tf.Tensor, tf.Tensor)
+                or not types[0].is_floating or types[1] != tf.int64
+                or shapes[0].ndims != 4 or shapes[1].ndims != 1
+                or shapes[0].as_list()[3] != channels):
             raise OwnDataError(
-                '%s gives elements of another structure than (Tensor, Tensor), the images and the '
-                'labels, both dense: end it with a .map() that returns these two.' % what)
-        if not types[0].is_floating or types[1] != tf.int64:
-            raise OwnDataError(
-                '%s gives elements of the types %s and %s: expected float32 images and int64 '
-                'labels: tf.cast them, and divide images of whole numbers by their white.' % (
-                    what, types[0].name, types[1].name))
-        if shapes[0].ndims != 4 or shapes[1].ndims != 1 or shapes[0].as_list()[3] is None:
-            raise OwnDataError(
-                '%s gives elements of the shapes %s: expected (images [batch, height, width, '
-                'channels], labels [batch]), a label the number of a class; from output_shapes of '
-                'from_generator, or from set_shape in a map.' % (what, compat.shapes_text(shapes)))
-        _, height, width, found = shapes[0].as_list()
-        if found != channels:
-            raise OwnDataError('%s gives images of %d channels: expected the %d of its '
-                               'argument channels.' % (what, found, channels))
-        if None not in (height, width):
-            self._sizes[what] = height, width
-        for other, found in self._sizes.items():
-            if what in self._sizes and found != (height, width):
+                '%s gives elements of the shapes %s and the types %s: expected images of a '
+                'floating-point type [batch, height, width, %d], and their classes, int64 [batch]; '
+                'end it with a .map() that returns these two, with set_shape or output_shapes '
+                'where shapes are unknown.' % (
+                    what, compat.shapes_text(shapes), ' and '.join(
+                        each.name for each in tf.nest.flatten(types)), channels))
+        size = shapes[0].as_list()[1:3]
+        if None not in size:
+            if self._size not in (None, size):
                 raise OwnDataError(
-                    '%s gives images of %d x %d pixels, and %s of %d x %d: expected one size.' % (
-                        what, height, width, other, found[0], found[1]))
+                    '%s gives images of %d x %d pixels, and the other function of %d x %d: '
+                    'expected one size.' % ((what,) + tuple(size + self._size)))
+            self._size = size
 
 
 def _checked_batch(what, batch, batch_size):
-    """A batch, which fails where it has not `batch_size` examples in every part; as many in each,
-    and at least one, if that is None."""
+    """A batch, which fails where it has not `batch_size` examples in every part; or, if that is
+    None, as many in each, and at least one."""
     leaves = tf.nest.flatten(batch)
-    counts = [_rows(leaf) for leaf in leaves]
-    wanted = counts[0] if batch_size is None else tf.constant(batch_size, tf.int64)
-    checks = [_expected(tf.equal(count, wanted), [
-        '%s gives a batch of ' % what, count, ' examples in one part: expected ', wanted,
-        ' in each' + ('' if batch_size is None else
-                      ', its argument batch_size, from drop_remainder=True')])
-              for count in counts]
-    if batch_size is None:
-        checks.append(_expected(wanted > 0, [
-            '%s gives a batch of 0 examples: expected none without examples' % what]))
-    with tf.control_dependencies(checks):
+    counts = tf.stack([_rows(leaf) for leaf in leaves])
+    is_good = (tf.equal(counts, counts[0]) & (counts > 0) if batch_size is None
+               else tf.equal(counts, batch_size))
+    check = _expected(tf.reduce_all(is_good), [
+        '%s gives a batch of ' % what, tf.strings.reduce_join(tf.as_string(counts), separator=', '),
+        ' examples by its parts: expected ' + (
+            'as many in each, and at least one' if batch_size is None else
+            '%d in each, its argument batch_size, from drop_remainder=True' % batch_size)])
+    with tf.control_dependencies([check]):
         leaves = tf.nest.map_structure(tf.identity, leaves, expand_composites=True)
     for leaf in leaves:
         if batch_size is not None and isinstance(leaf, tf.Tensor) and leaf.shape.ndims is not None:
@@ -240,7 +217,6 @@ def _checked_batch(what, batch, batch_size):
 
 
 def _checked_labels(what, labels, num_classes):
-    # The texts have no quotes: TensorFlow would put backslashes before them.
     outside = tf.boolean_mask(labels, tf.logical_or(labels < 0, labels >= num_classes))
     check = _expected(tf.equal(tf.size(outside), 0), [
         '%s gives the label ' % what, tf.concat([outside, [0]], 0)[0],
@@ -258,10 +234,7 @@ def _rows(leaf):
 
 
 def _expected(condition, parts):
-    text = tf.strings.join([part if isinstance(part, str) else tf.as_string(part)
-                            for part in parts])
-    return tf.Assert(condition, [text])
-
-
-def _is_count(value):
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1
+    # The texts have no quotes: TensorFlow would put backslashes before them.
+    return tf.Assert(condition, [tf.strings.join([
+        part if isinstance(part, str) or part.dtype == tf.string else tf.as_string(part)
+        for part in parts])])

@@ -36,20 +36,15 @@ def own_function(name, flag='dataset', kind=OwnDataError,
 
 def _module(name, module_name, flag, kind):
     """The module, from the working directory or installed."""
-    added = os.getcwd() not in sys.path
-    if added:
+    if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    try:
-        with calling(name, 'the module %s' % module_name, flag, kind):
-            try:
-                return importlib.import_module(module_name)
-            except ImportError as error:
-                raise InvalidArgumentError(
-                    'Cannot import the module of --%s=%s: %s. It has to be in the working '
-                    'directory, or installed.' % (flag, name, error)) from None
-    finally:
-        if added:
-            sys.path.remove(os.getcwd())
+    with calling(name, 'the module %s' % module_name, flag, kind):
+        try:
+            return importlib.import_module(module_name)
+        except ImportError as error:
+            raise InvalidArgumentError(
+                'Cannot import the module of --%s=%s: %s. It has to be in the working directory, '
+                'or installed.' % (flag, name, error)) from None
 
 
 def takes(function, *arguments, **named):

@@ -1,13 +1,10 @@
 """Images made of random numbers, to measure by: one batch over and over.
 
 Nothing is read or decoded; a step cuts the batch among the towers and copies it as any other batch.
-There is nothing to learn in them.
 """
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-
-from datasets.epochs import of_workers
 
 NUM_EXAMPLES = {'train': 100000, 'test': 1000}
 
@@ -31,18 +28,13 @@ class Synthetic:
 
         Each worker of a `share` has another one: those of the seeds from `seed` on.
         """
-        del first_example, shift
-        of_workers(NUM_EXAMPLES['train'], batch_size, remainder, share)
+        del first_example, shift, remainder
         return self._batch(batch_size, seed + share[0], image_size, channels).repeat()
 
     def eval_batches(self, batch_size, image_size, channels=3):
-        """As `train_batches`, as often as it takes for the test images; the last may be short."""
-        size = min(batch_size, NUM_EXAMPLES['test'])
-        whole, rest = divmod(NUM_EXAMPLES['test'], size)
-        batches = self._batch(size, 0, image_size, channels).repeat(whole)
-        if not rest:
-            return batches  # of a static shape
-        return batches.concatenate(self._batch(rest, 0, image_size, channels))
+        """As `train_batches`, as often as it takes for the test images or a few more."""
+        return self._batch(batch_size, 0, image_size, channels).repeat(
+            -(-NUM_EXAMPLES['test'] // batch_size))
 
     def _batch(self, size, seed, image_size, channels):
         with tf.device('/cpu:0'):

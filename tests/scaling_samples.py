@@ -12,9 +12,9 @@ def settings(**changes):
     return Settings(**dict(values, **changes))
 
 
-def result(name, seed, accuracies, losses, status='finished', reason='', weights='aa', order=7):
+def result(name, seed, accuracies, losses, status='finished', reason=''):
     """A run of the arm `name` whose evaluations, every 200 examples, gave these."""
     arm, = make_arms(settings(), [name])
     points = [Point(200 * (number + 1), 0.5 * (number + 1), loss, accuracy)
               for number, (accuracy, loss) in enumerate(zip(accuracies, losses))]
-    return RunResult(arm, seed, status, reason, points, 400., weights, order)
+    return RunResult(arm, seed, status, reason, points, 400.)

@@ -24,7 +24,7 @@ from trainer.flags import FLAGS, OPTIONS_BY_NAME
 PAGES_OF_ONE_PROGRAM = [page for page in pages.names()
                         if pages.blocks(page, 'python') and page != 'docs/api.md']
 DIFFS = [block for page in pages.names() for block in pages.blocks(page, 'diff')]
-FAST = ('docs/guide.md',)  # the others have the mark slow
+FAST = ('docs/whole_batch.md',)  # the others have the mark slow
 
 
 def slow_if(condition):

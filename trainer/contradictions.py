@@ -109,8 +109,6 @@ def _of_the_mode(given):
     if FLAGS.batch_size == 'auto' and without_steps:
         return '--batch_size=auto runs steps of training, and %s does not train: give a number' % (
             without_steps)
-    if FLAGS.mode == 'diagnose' and FLAGS.remainder == 'weight':
-        return '--mode=diagnose measures batches of one size: not --remainder=weight'
     if FLAGS.mode in ('memory', 'diagnose', 'check_data') and FLAGS.plan_only:
         return '--mode=%s makes no plan: leave out --plan_only' % FLAGS.mode
     if FLAGS.plan_only and FLAGS.export_dir:
@@ -129,9 +127,6 @@ def _of_machines(given):
     if FLAGS.cluster:
         if FLAGS.batch_size == 'auto':
             return '--batch_size=auto runs steps of one machine: give a number, with --cluster'
-        if FLAGS.remainder == 'weight':
-            return ('--remainder=weight ends an epoch with a batch that may not do for all workers '
-                    'of --cluster: choose another')
         if not FLAGS.synchronous and FLAGS.remainder != 'carry':
             return ('--remainder=%s needs steps that all workers take together, and '
                     'asynchronously each takes its own' % FLAGS.remainder)

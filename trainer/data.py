@@ -41,7 +41,7 @@ def make_dataset():
 
 def test_numbers(dataset):
     """The numbers of the images that an evaluation takes, in order."""
-    return dataset.good_images('test')[1] if hasattr(dataset, 'good_images') else itertools.count()
+    return dataset.numbers['test'] if hasattr(dataset, 'numbers') else itertools.count()
 
 
 # ---- A pipeline of the user's own ---------------------------------------------------------------

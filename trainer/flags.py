@@ -146,7 +146,7 @@ OPTIONS = _group(
     ('augment_shift', 0, (0, MOST_PIXELS), CHANGES, 'Pixels by which images of other data sets '
      'are shifted at random, at most'),
     ('remainder', 'carry', list(epochs.REMAINDERS), CHANGES, 'Last batch of an epoch: filled with '
-     'the next epoch, dropped, padded by repetition, or short and weighted'),
+     'the next epoch, or dropped'),
     ('bad_examples', '', None, CHANGES, 'File that lists the examples to leave out, which '
      '--mode=check_data writes'),
     ('aux_loss_weight', 0.4, (0, MOST_FLOAT), STATE, 'Factor of the loss of auxiliary logits, of '

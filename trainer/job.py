@@ -113,7 +113,7 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
     rate = make_learning_rate(setup.batch_size, len(devices), epochs.length, last_example,
                               workers_a_step(cluster))
     learning_rate = rate.tensor(tf.identity(examples_seen))
-    built = _build(setup, batch, devices, learning_rate, epochs.is_static, cluster)
+    built = _build(setup, batch, devices, learning_rate, cluster)
     built = built._replace(plan=_with_rate(built.plan, rate))
     train_op, weights = built.train_op, contextlib.nullcontext()
     if FLAGS.average_decay:
@@ -124,9 +124,7 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
         weights = averages.instead_of_weights()
     make_initial_values_stateless(built.variables, FLAGS.seed)
     with tf.control_dependencies([train_op]), tf.device('/cpu:0'):
-        train_op = tf.assign_add(examples_seen, counted(
-            built, setup.batch_size if epochs.is_static else tf.cast(
-                tf.add_n([tower.size for tower in built.towers]), tf.int64))).op
+        train_op = tf.assign_add(examples_seen, counted(built, setup.batch_size)).op
     evaluation = None
     if with_evaluation:
         with weights:
@@ -137,15 +135,15 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
                input_wait)
 
 
-def _build(setup, batch, devices, learning_rate, is_static, cluster):
-    """The `BuiltTowers` of the flags; `is_static`: all batches are of one size."""
+def _build(setup, batch, devices, learning_rate, cluster):
+    """The `BuiltTowers` of the flags."""
     is_replicated = FLAGS.variable_device == 'replicated'
     return towers.build_towers(
         setup.model.model_fn('train'), batch,
         towers.Objective(make_optimizer(learning_rate),
                          transform_gradients=clip if FLAGS.clip_norm else None),
-        devices, FLAGS.reduction, remainder='error' if is_static else 'weight',
-        shares=shares_of_towers(), global_step=tf.train.get_global_step(),
+        devices, FLAGS.reduction, shares=shares_of_towers(),
+        global_step=tf.train.get_global_step(),
         regularization=setup.model.regularization, batch_norm=FLAGS.batch_norm,
         variables=towers.VariablePlacement(FLAGS.variable_device or None,
                                            FLAGS.all_reduce if is_replicated else None),

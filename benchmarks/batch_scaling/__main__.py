@@ -11,7 +11,6 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from benchmarks.batch_scaling import arms, claim, report, results, runs  # noqa: E402
-from benchmarks.batch_scaling.display import Display  # noqa: E402
 import datasets  # noqa: E402
 from models import registry  # noqa: E402
 from towers.errors import TowersError  # noqa: E402
@@ -86,9 +85,7 @@ def main(options):
         runs.check_folders(the_runs)
         runner = None
         if not options.report_only:
-            runner = runs.Runner(the_runs, settings.examples,
-                                 Display(len(the_runs), settings.examples),
-                                 options.keep_checkpoints)
+            runner = runs.Runner(the_runs, settings.examples, options.keep_checkpoints)
             runner.run()
     except TowersError as error:
         sys.stderr.write('make scaling: %s\n' % error)

@@ -1,6 +1,6 @@
 """The table: one row an arm, none left out."""
 
-from benchmarks.batch_scaling.results import by_arm, examples_to, finished, odd_starts
+from benchmarks.batch_scaling.results import by_arm, examples_to, finished
 
 
 def table_rows(results, accuracy):
@@ -54,7 +54,7 @@ def _reached(examples):
 
 
 def table(results, accuracy):
-    """The table as text, and below it what failed and whether all began alike."""
+    """The table as text, and below it what failed."""
     rows = table_rows(results, accuracy)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ['  '.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
@@ -64,20 +64,4 @@ def table(results, accuracy):
             lines.append('%s, seed %d: %s%s' % (
                 result.arm.label, result.seed, result.status.upper(),
                 ', ' + result.reason if result.reason else ''))
-    return '\n'.join(lines + starts(results))
-
-
-def starts(results):
-    """Lines that show whether the runs of a seed began with one set of weights and one order."""
-    odd = odd_starts(results)
-    if odd:
-        return ['NOT COMPARABLE: runs of one seed differ in their start.'] + odd
-    lines = []
-    for seed in sorted({result.seed for result in results
-                        if result.points and result.initial_weights}):
-        of_seed = [r for r in results if r.seed == seed and r.points]
-        orders = {r.examples_checksum for r in finished(of_seed)}
-        lines.append('seed %d: initial weights %s and order of examples %s in all %d runs' % (
-            seed, of_seed[0].initial_weights, ', '.join('%d' % each for each in orders) or '-',
-            len(of_seed)))
-    return lines
+    return '\n'.join(lines)

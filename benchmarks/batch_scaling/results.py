@@ -14,8 +14,7 @@ accuracy on the test set. The seconds leave out the start of the program, evalua
 checkpoints."""
 
 RunResult = collections.namedtuple('RunResult', [
-    'arm', 'seed', 'status', 'reason', 'points', 'images_per_second', 'initial_weights',
-    'examples_checksum'])
+    'arm', 'seed', 'status', 'reason', 'points', 'images_per_second'])
 RunResult.__doc__ = """What one run measured.
 
 Fields:
@@ -23,13 +22,11 @@ Fields:
   status, reason: as `runs.status` gives them.
   points: list of `Point`, by examples; empty where there was no evaluation.
   images_per_second: in training, or None.
-  initial_weights: checksum of the weights that it began with; None of later runs.
-  examples_checksum: of the examples that it saw in their order; None of later runs.
 """
 
 _COLUMNS = ['arm', 'towers', 'batch_size', 'rule', 'rate', 'warmup_epochs', 'seed', 'status',
             'reason', 'step', 'examples', 'seconds', 'test_loss', 'test_accuracy',
-            'images_per_second', 'initial_weights', 'examples_checksum', 'accumulate', 'batch_norm']
+            'images_per_second', 'accumulate', 'batch_norm']
 
 
 def read_metrics(folder):
@@ -52,9 +49,7 @@ def run_result(run, status, reason):
     speed = None
     if seconds and seconds[-1]:
         speed = round(latest['examples'] / seconds[-1], 3)
-    return RunResult(run.arm, run.seed, status, reason, points, speed,
-                     lines[0].get('initial_weights') if lines else None,
-                     latest.get('examples_checksum'))
+    return RunResult(run.arm, run.seed, status, reason, points, speed)
 
 
 def _seconds(lines):
@@ -93,9 +88,7 @@ def write_csv(path, results):
                 rows.writerow(
                     [arm.key, arm.towers, arm.batch_size, arm.rule, arm.rate, arm.warmup_epochs,
                      result.seed, result.status, result.reason] + measured
-                    + ['' if value is None else value for value in (
-                        result.images_per_second, result.initial_weights,
-                        result.examples_checksum)] + [arm.accumulate, arm.batch_norm])
+                    + [result.images_per_second or '', arm.accumulate, arm.batch_norm])
 
 
 def read_csv(path):
@@ -114,9 +107,7 @@ def read_csv(path):
                         float(each['test_accuracy'])) for each in rows if each['examples']]
         results.append(RunResult(
             arm, seed, row['status'], row['reason'], points,
-            float(row['images_per_second']) if row['images_per_second'] else None,
-            row['initial_weights'] or None,
-            int(row['examples_checksum']) if row['examples_checksum'] else None))
+            float(row['images_per_second']) if row['images_per_second'] else None))
     return results
 
 
@@ -136,25 +127,3 @@ def finished(results):
 def examples_to(result, accuracy):
     """Examples at the first evaluation with at least that accuracy, or None."""
     return next((point.examples for point in result.points if point.accuracy >= accuracy), None)
-
-
-def odd_starts(results):
-    """The runs that did not begin, or go through the data, as the others of their seed.
-
-    Returns:
-      A list of lines, empty where for each seed all runs have one checksum of initial weights, and
-      all finished ones one checksum of the examples; and where they have none, as those of later
-      versions of train.py.
-    """
-    lines = []
-    started = [result for result in results if result.points]
-    for name, of_seed in (('initial_weights', started), ('examples_checksum', finished(results))):
-        for seed in sorted({result.seed for result in of_seed}):
-            values = collections.OrderedDict()
-            for result in of_seed:
-                if result.seed == seed:
-                    values.setdefault(getattr(result, name), []).append(result.arm.label)
-            if len(values) > 1:
-                lines.append('seed %d, %s: %s' % (seed, name, '; '.join(
-                    '%s in %s' % (value, ', '.join(labels)) for value, labels in values.items())))
-    return lines

@@ -45,6 +45,10 @@ def check_folders(runs):
                     'delete this one.' % (run.folder, ' '.join(changed)))
 
 
+def _say(line):
+    print(line, file=sys.stderr, flush=True)
+
+
 class Runner:
     """Runs what is left of a set, and hands signals on to the run that is under way.
 
@@ -52,20 +56,17 @@ class Runner:
       stopped: whether a signal ended it.
     """
 
-    def __init__(self, runs, examples, display, keep_checkpoints=False, train=TRAIN):
+    def __init__(self, runs, examples, keep_checkpoints=False, train=TRAIN, say=_say):
         """
         Args:
           runs: list of `arms.Run`.
           examples: that each of them sees.
-          display: `display.Display`.
           keep_checkpoints: leave the checkpoints of finished runs where they are.
           train: path of train.py.
+          say: called with each line on how far the set is.
         """
-        self._runs = runs
-        self._examples = examples
-        self._display = display
-        self._keep_checkpoints = keep_checkpoints
-        self._train = train
+        self._runs, self._examples, self._say = runs, examples, say
+        self._keep_checkpoints, self._train = keep_checkpoints, train
         self._process = None
         self.stopped = False
 
@@ -82,20 +83,21 @@ class Runner:
             for number, run in enumerate(self._runs):
                 if self.stopped:
                     break
+                title = '[%d/%d] %s' % (number + 1, len(self._runs), run.label)
                 if status(run, self._examples)[0] == FINISHED:
-                    self._display.passed_over(number, run)
+                    self._say('%s: finished already' % title)
                 else:
-                    self._one(number, run)
+                    self._one(title, run)
         finally:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
-            self._display.close()
 
-    def _one(self, number, run):
+    def _one(self, title, run):
         os.makedirs(run.folder, exist_ok=True)
         _write_json(os.path.join(run.folder, 'flags.json'), run.flags)
         _forget_failure(run.folder)
-        self._display.begin(number, run)
+        self._say('%s: starting' % title)
+        evaluated = len(_evaluations(run))
         with open(os.path.join(run.folder, 'output.log'), 'ab') as output:
             # A session of its own, so that Ctrl-C reaches it once: through this process.
             self._process = subprocess.Popen(
@@ -105,27 +107,38 @@ class Runner:
         if self.stopped:  # by a signal while it was started
             self._process.send_signal(signal.SIGINT)
         while self._process.poll() is None:
-            self._display.show(read_metrics(run.folder))
+            evaluated = self._show(title, run, evaluated)
             time.sleep(_POLL_SECONDS)
         code, self._process = self._process.returncode, None
-        self._display.show(read_metrics(run.folder))
+        self._show(title, run, evaluated)
         if code and not self.stopped:
             reason = 'exit status %d: %s' % (code, _last_words(run.folder))
             _write_json(os.path.join(run.folder, 'failure.json'), reason)
-            self._display.failed(reason)
-        elif status(run, self._examples)[0] == FINISHED:
-            self._display.finished()
-            if not self._keep_checkpoints:
-                for path in glob.glob(os.path.join(glob.escape(run.folder), 'model.ckpt-*')):
-                    os.remove(path)
+            self._say('%s: FAILED, %s' % (title, reason))
+        elif status(run, self._examples)[0] == FINISHED and not self._keep_checkpoints:
+            for path in glob.glob(os.path.join(glob.escape(run.folder), 'model.ckpt-*')):
+                os.remove(path)
+
+    def _show(self, title, run, before):
+        """Says the evaluations that are new; returns how many there are."""
+        evaluations = _evaluations(run)
+        for line in evaluations[before:]:
+            self._say('%s: %s of %s examples, test accuracy %.4f, loss %.4g' % (
+                title, '{:,}'.format(line['examples']), '{:,}'.format(self._examples),
+                line['test_accuracy'], line['test_loss']))
+        return len(evaluations)
 
     def _stop(self, unused_number, unused_frame):
         first, self.stopped = not self.stopped, True
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
             if first:
-                self._display.say('stopping: the run finishes its step and saves; start the same '
-                                  'command again to go on')
+                self._say('stopping: the run finishes its step and saves; start the same command '
+                          'again to go on')
+
+
+def _evaluations(run):
+    return [line for line in read_metrics(run.folder) if 'test_accuracy' in line]
 
 
 def _failure(folder):

@@ -7,19 +7,6 @@ import pytest
 from benchmarks.batch_scaling.arms import make_arms, train_flags
 from scaling_samples import settings
 from towers.errors import InvalidArgumentError
-from trainer.command_line import parse_flags
-from trainer.flags import FLAGS
-from trainer.optimizer import make_learning_rate
-
-
-def test_arms_of_the_paper():
-    arms = make_arms(settings(batch_size=100))
-    assert [(arm.key, arm.towers, arm.batch_size, arm.rate) for arm in arms] == [
-        ('one', 1, 100, 0.001), ('sqrt', 4, 400, 0.002), ('same', 4, 400, 0.001),
-        ('linear', 4, 400, 0.004), ('big', 1, 400, 0.002), ('sync', 4, 400, 0.002)]
-    assert [arm.label for arm in arms] == [
-        '1 x 100 at 0.001', '4 x 100 at 0.002', '4 x 100 at 0.001', '4 x 100 at 0.004',
-        '1 x 400 at 0.002', '4 x 100 at 0.002, in sync']
 
 
 def test_larger_factors_are_accumulated_and_not_in_sync():
@@ -53,35 +40,3 @@ def test_all_arms_log_evaluate_and_end_at_the_same_examples():
         assert int(flags['eval_steps']) * batch == int(flags['save_steps']) * batch == 200
         assert int(flags['log_every']) * batch == 100
         assert flags['seed'] == '1'
-
-
-def test_flags_of_the_arms():
-    one, claim, big = flags_of('one'), flags_of('sqrt'), flags_of('big')
-    assert (one['num_towers'], one['batch_size'], one['lr_scaling']) == ('1', '25', 'none')
-    assert (claim['num_towers'], claim['batch_size'], claim['lr_scaling']) == ('4', '100', 'sqrt')
-    assert (big['num_towers'], big['batch_size'], big['lr_scaling']) == ('1', '100', 'sqrt')
-    assert {each['base_batch_size'] for each in (one, claim, big)} == {25}
-    assert {each['base_learning_rate'] for each in (one, claim, big)} == {'0.001'}
-    # Batch norm's averages forget as much an example: four steps of 0.9 are one of 0.6561.
-    assert (one['batch_norm_decay'], claim['batch_norm_decay'], big['batch_norm_decay']) == (
-        0.9, 0.6561, 0.6561)
-    assert 'aux_loss_weight' not in one and 'data_dir' not in one
-    other = flags_of('sqrt', aux_loss_weight=0., batch_norm_decay=None, data_dir='/data',
-                     optimizer='momentum', reduction='sum', warmup_epochs=[2.])
-    assert other['aux_loss_weight'] == 0 and other['data_dir'] == '/data'
-    assert 'batch_norm_decay' not in other and other['warmup_epochs'] == '2'
-    assert (other['optimizer'], other['reduction']) == ('momentum', 'sum')
-
-
-@pytest.mark.parametrize('name, rate', [('one', 0.001), ('linear', 0.004), ('big', 0.002)])
-def test_train_py_makes_that_rate_of_them(name, rate):
-    the_settings = settings(warmup_epochs=[1.])
-    arm, = make_arms(the_settings, [name])
-    from absl.testing import flagsaver
-    with flagsaver.flagsaver():
-        FLAGS.unparse_flags()
-        parse_flags(['train.py'] + train_flags(the_settings, arm, 1))
-        made = make_learning_rate(arm.batch_size, arm.towers, 1437, 10)
-    assert made.peak == pytest.approx(rate) and arm.rate == pytest.approx(rate)
-    # Where a rate is scaled its warm-up starts from r, on one tower too.
-    assert made.at(0) == pytest.approx(0.001)

@@ -35,13 +35,6 @@ def test_seeds_are_compared_with_themselves_and_more_of_them_tell_more():
     assert spreads[1].spread == pytest.approx(2 * 0.02 / 31 ** .5)
 
 
-def test_one_seed_knows_no_spread():
-    verdicts = judge(runs('one', 0.8), runs('sqrt', 0.9))
-    assert [verdict.outcome for verdict in verdicts] == ['higher', 'lower', 'higher']
-    assert {verdict.spread for verdict in verdicts} == {None}
-    assert outcomes(runs('one', 0.8), runs('sqrt', 0.8)) == ['equal'] * 3
-
-
 def test_sentences_when_it_held():
     lines = sentences(runs('one', 0.80, 0.82) + runs('sqrt', 0.90, 0.91))
     assert lines[0] == ('Here the claim held: 4 x 25 at 0.002 against 1 x 25 at 0.001, both after '

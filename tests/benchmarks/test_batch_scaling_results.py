@@ -17,25 +17,24 @@ def run_in(folder, lines, tail=''):
 
 def test_a_run_is_read(tmp_path):
     run = run_in(tmp_path / 'run', [
-        {'step': 0, 'examples': 0, 'initial_weights': 'abc'},
-        {'step': 1, 'examples': 100, 'images_per_second': None, 'examples_checksum': 5},
+        {'step': 0, 'examples': 0},
+        {'step': 1, 'examples': 100, 'images_per_second': None},
         {'step': 2, 'examples': 200, 'images_per_second': 50., 'test_accuracy': 0.5,
-         'test_loss': 1.5, 'examples_checksum': 6},
-        {'step': 3, 'examples': 300, 'images_per_second': 25., 'examples_checksum': 7},
-        {'step': 4, 'examples': 400, 'images_per_second': None, 'examples_checksum': 8,
+         'test_loss': 1.5},
+        {'step': 3, 'examples': 300, 'images_per_second': 25.},
+        {'step': 4, 'examples': 400, 'images_per_second': None,
          'test_accuracy': 0.75, 'test_loss': 1.}], tail='{"step": 5, "exam')
     found = results.run_result(run, 'finished', '')
     # A line without a speed is as fast as the next one, or as the one before where there is none.
     assert found.points == [results.Point(200, 4., 1.5, 0.5), results.Point(400, 12., 1., 0.75)]
     assert found.images_per_second == round(400 / 12., 3)
-    assert (found.initial_weights, found.examples_checksum) == ('abc', 8)
 
 
 SET = [result('one', 1, [0.5, 0.9, 0.91], [1., 0.4, 0.35]),
-       result('one', 2, [0.5, 0.8, 0.95], [1., 0.6, 0.25], weights='bb', order=8),
+       result('one', 2, [0.5, 0.8, 0.95], [1., 0.6, 0.25]),
        result('sqrt', 1, [0.4, 0.6, 0.85], [1.1, 0.9, 0.5]),
-       result('sqrt', 2, [0.4], [1.1], 'failed', 'exit status 1: NaN, "here"', 'bb', 3),
-       result('big', 1, [], [], 'not run yet', weights=None, order=None)]
+       result('sqrt', 2, [0.4], [1.1], 'failed', 'exit status 1: NaN, "here"'),
+       result('big', 1, [], [], 'not run yet')]
 
 
 def test_csv_comes_back_as_it_was(tmp_path):
@@ -45,25 +44,10 @@ def test_csv_comes_back_as_it_was(tmp_path):
     with open(path) as opened:
         lines = opened.read().splitlines()
     assert len(lines) == 1 + 3 + 3 + 3 + 1 + 1
-    assert lines[1].startswith('one,1,25,none,0.001,0.0,1,finished,,8,200,0.5,1.0,0.5,400.0,aa,7')
+    assert lines[1] == 'one,1,25,none,0.001,0.0,1,finished,,8,200,0.5,1.0,0.5,400.0,1,shard'
 
 
-def test_table_shows_what_failed_and_that_all_began_alike():
+def test_table_shows_what_failed():
     lines = report.table(SET, 0.9).splitlines()
     assert '4 x 25 at 0.002, seed 2: FAILED, exit status 1: NaN, "here"' in lines
     assert '1 x 100 at 0.002, seed 1: NOT RUN YET' in lines
-    assert ('seed 1: initial weights aa and order of examples 7 in all 2 runs') in lines
-    # Of the failed run the order is not compared: it has seen less.
-    assert ('seed 2: initial weights bb and order of examples 8 in all 2 runs') in lines
-
-
-def test_runs_that_began_otherwise_are_told():
-    odd = [SET[0], result('sqrt', 1, [0.5], [1.], weights='cc'),
-           result('big', 1, [0.5], [1.], order=9)]
-    text = report.table(odd, 0.9)
-    assert 'NOT COMPARABLE: runs of one seed differ in their start.' in text
-    assert ('seed 1, initial_weights: aa in 1 x 25 at 0.001, 1 x 100 at 0.002; cc in 4 x 25 at '
-            '0.002') in text
-    assert 'seed 1, examples_checksum: 7 in 1 x 25 at 0.001, 4 x 25 at 0.002; 9 in' in text
-    missing = [result('one', 1, [0.5], [1.], weights=None)]
-    assert results.odd_starts(missing) == []

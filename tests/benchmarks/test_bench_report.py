@@ -2,12 +2,10 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from benchmarks import aims, bench, overlap
 from benchmarks.report import report
-from benchmarks.results import Results
 
 MACHINE = {'cpu': 'a processor', 'cores': 2, 'instructions': ['avx2'], 'memory_gb': 8.,
            'tensorflow': '2.21.0', 'python': '3.11.7', 'load': 0.1}
@@ -48,21 +46,6 @@ def test_overlap_counts_what_ran_before_the_last_gradient():
     assert found['operations'] == 3
 
 
-def test_timeline_merges_what_touches_and_tells_towers_from_what_follows():
-    times = [overlap.OperationTime(*each) for each in [
-        ('tower_1/gradients/a', 1060, 1090), ('tower_0/MatMul', 1000, 1020),
-        ('tower_10/MatMul', 1000, 1030), ('tower_0/gradients/b', 1040, 1050),
-        ('tower_0/gradients/a', 1020, 1045), ('combine_gradients/AddN', 1090, 1100),
-        ('tower_1/MatMul', 1010, 1020), ('tower_1/MatMul_1', 1030, 1060),
-        ('Momentum/update_w', 1100, 1120)]]
-    assert [(row, kind, np.round(spans, 9).tolist())
-            for row, kind, spans in overlap.timeline(times)] == [
-        ('tower 0', 'forward', [[0., 0.02]]), ('tower 0', 'backward', [[0.02, 0.05]]),
-        ('tower 1', 'forward', [[0.01, 0.02], [0.03, 0.06]]),
-        ('tower 1', 'backward', [[0.06, 0.09]]), ('tower 10', 'forward', [[0., 0.03]]),
-        ('combination', 'combination', [[0.09, 0.1]]), ('update', 'update', [[0.1, 0.12]])]
-
-
 def test_an_aim_met_missed_and_not_measured():
     results = results_of(steps={'small_conv': {'4': cell(mirrored_graph=0.79)}})
     met = verdict(results, 'graph, small net')
@@ -81,33 +64,6 @@ def test_report_says_ratios_failures_and_noise():
     assert 'digits, 2 towers: slim: *** DIFFERS from recipe: loss ***' in text
     assert 'WARNING: the load average was above 0.5' in text
     assert 'left out: steps, lstm, 8 towers: the time given was over' in text
-
-
-def test_results_merge_cell_by_cell(tmp_path):
-    path = str(tmp_path / 'deep' / 'bench.json')
-    first = Results(path)
-    first.begin(MACHINE, '--only=steps')
-    first.put(['steps', 'digits', '2'], 1)
-    first.leave_out('steps, digits, 4 towers', 'time')
-    again = Results(path)
-    again.put(['steps', 'digits', '4'], 2)
-    again.take_back_in('steps, digits, 4 towers')
-    again.begin(MACHINE, '')
-    with open(path) as text:
-        values = json.load(text)
-    assert values['steps'] == {'digits': {'2': 1, '4': 2}} and values['left_out'] == {}
-    assert [run['arguments'] for run in values['runs']] == ['--only=steps', 'everything']
-
-
-@pytest.mark.parametrize('arguments, text', [
-    (['--only=stepps'], "there is no 'stepps': expected steps, "),
-    (['--workloads=mnist'], "there is no 'mnist'"),
-    (['--towers=2,x'], "'2,x': expected numbers"),
-    (['report', '--results=/nowhere/x.json'], 'nothing has been measured')])
-def test_bad_arguments(arguments, text, capsys):
-    with pytest.raises(SystemExit):
-        bench.main(arguments)
-    assert text in capsys.readouterr().err
 
 
 @pytest.mark.slow

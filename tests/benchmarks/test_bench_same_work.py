@@ -63,8 +63,3 @@ def one_device():
 @pytest.mark.slow
 def test_the_graph_peers_do_what_one_device_does(peer, one_device):
     assert same_work.difference(one_device, record_of(program_of(peer))) is None
-
-
-def test_a_peer_that_forgets_to_divide_its_rate_is_found(one_device):
-    forgetful = WORKLOADS['tiny']._replace(learning_rate=2 * WORKLOADS['tiny'].learning_rate)
-    assert same_work.difference(one_device, record_of(program_of('recipe', forgetful)))

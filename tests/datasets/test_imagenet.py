@@ -48,23 +48,6 @@ def test_a_start_anywhere_goes_on_bit_by_bit_whatever_the_batch(folder):
     assert not np.array_equal(whole[0], other_seed[0])
 
 
-def test_missing_folder_and_files(tmp_path):
-    with pytest.raises(InvalidArgumentError, match="'imagenet' needs a data_dir"):
-        datasets.get_dataset('imagenet')
-    with pytest.raises(datasets.DatasetError, match='There is no folder .*gone'):
-        datasets.get_dataset('imagenet', str(tmp_path / 'gone'))
-    with pytest.raises(datasets.DatasetError, match='There are no TFRecords to train on'):
-        datasets.get_dataset('imagenet', str(tmp_path))
-    with pytest.raises(InvalidArgumentError, match="'digits' is part of this package"):
-        datasets.get_dataset('digits', str(tmp_path))
-
-
-def test_a_label_out_of_range(tmp_path):
-    found = datasets.get_dataset('imagenet', write_imagenet(tmp_path, label=lambda _: 1001))
-    with pytest.raises(tf.errors.InvalidArgumentError, match='is not in 0 .. 1000'):
-        batches(found.eval_batches(batch_size=1, image_size=SIZE), 1)
-
-
 @pytest.mark.slow
 def test_a_bad_example_ends_its_own_batch_alone(tmp_path):
     """16 examples are read at once, the first eight batches of two; the seventh label is wrong."""

@@ -1,4 +1,4 @@
-"""The examples that train on the digits in a session, for a few steps."""
+"""The examples that train on the digits, for a few steps."""
 
 import os
 import sys
@@ -8,6 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from examples import gan, slim_feed_dict, tower_loop
+from towers import compat
 
 
 @pytest.mark.slow
@@ -53,3 +54,11 @@ def test_the_gan_asks_for_its_picture_before_it_trains(tmpdir, capsys, monkeypat
     with pytest.raises(SystemExit, match='takes matplotlib: pip install it'):
         gan.main(['--picture=%s' % tmpdir.join('gan.png')])
     assert capsys.readouterr().out == ''
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not compat.has_estimator(), reason='this TensorFlow has no Estimator')
+def test_the_example_of_an_estimator_learns(tmpdir, capsys):
+    from examples import estimator
+    assert estimator.main(['--steps', '40', '--model_dir', str(tmpdir)]) > 0.8
+    assert 'after 40 steps' in capsys.readouterr().out

@@ -43,25 +43,6 @@ def test_parameters():
     assert len(tf.global_variables()) == 8 + 6  # moving means and variances
 
 
-def test_without_batch_norm_there_are_biases_and_no_updates():
-    build(scope_arguments={'use_batch_norm': False})
-    assert sorted(trainable_shapes()) == sorted(v.op.name for v in tf.global_variables())
-    assert 'Digits/conv1/biases' in trainable_shapes()
-    assert not tf.get_collection(tf.GraphKeys.UPDATE_OPS)
-
-
-def test_l2_is_that_of_the_weights():
-    build(scope_arguments={'weight_decay': 0.25})
-    losses = tf.losses.get_regularization_losses()
-    weights = [v for v in tf.trainable_variables() if v.op.name.endswith('/weights')]
-    assert len(losses) == len(weights) == 4
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        loss, values = session.run([tf.add_n(losses), weights])
-    np.testing.assert_allclose(
-        loss, 0.25 * sum(np.sum(value.astype(np.float64) ** 2) for value in values) / 2, rtol=1e-5)
-
-
 def test_updates_and_dropout_belong_to_training(graph):
     build(is_training=True)
     assert len(tf.get_collection(tf.GraphKeys.UPDATE_OPS)) == 6

@@ -25,7 +25,6 @@ def placeholder(network, side=None, batch=None):
 
 
 def test_names():
-    assert registry.network_names() == NAMES
     for name in NAMES:
         assert registry.get_network(name).name == name
 
@@ -45,22 +44,6 @@ def test_builds_at_its_default_size(name, monkeypatch):
     if has_aux:
         assert end_points['AuxLogits'].get_shape().as_list() == [None, 7]
     assert tf.losses.get_regularization_losses()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['resnet_v1_50', 'alexnet_v2'])
-def test_predictions_are_the_softmax_of_the_logits(name, monkeypatch):
-    fewer_blocks(monkeypatch, 1)
-    network = registry.get_network(name)
-    side = 32 if name == 'resnet_v1_50' else None
-    images = placeholder(network, side, batch=1)
-    logits, end_points = network.build(images, 4, is_training=False)
-    image = np.random.RandomState(0).uniform(size=images.get_shape().as_list())
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        value, predicted = session.run([logits, end_points['Predictions']], {images: image})
-    powers = np.exp(value - np.max(value))  # the logits of an untrained resnet are large
-    np.testing.assert_allclose(predicted, powers / np.sum(powers), rtol=1e-4, atol=1e-6)
 
 
 # ---- image sizes --------------------------------------------------------------------------------
@@ -94,20 +77,6 @@ def test_image_sizes_are_the_true_limits(name):
         with tf.Graph().as_default(), slim.arg_scope(network.arg_scope()):
             with pytest.raises(ValueError):
                 network.fn(placeholder(network, side), 7)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['inception_v1', 'inception_v2', 'inception_v3'])
-def test_image_sizes_of_slims_inceptions(name):
-    network = registry.get_network(name)
-    with_aux = [(side, {}) for side in network.image_sizes]
-    without = [(side, {'create_aux_logits': False})
-               for side in network.image_sizes_without_aux or ()]
-    for side, options in with_aux + without:
-        with tf.Graph().as_default():
-            logits, end_points = network.build(placeholder(network, side), 7, **options)
-            assert logits.get_shape().as_list() == [None, 7]
-            assert ('AuxLogits' in end_points) == (name == 'inception_v3' and not options)
 
 
 # ---- arguments ----------------------------------------------------------------------------------
@@ -151,34 +120,12 @@ def test_batch_norm_decay():
     assert moved(batch_norm_decay=0) == pytest.approx(1)
 
 
-def test_batch_norm_decay_of_a_network_without(graph):
-    with pytest.raises(InvalidArgumentError, match='vgg_a takes none'):
-        registry.get_network('vgg_a').build(tf.placeholder(tf.float32, [1, 224, 224, 3]), 10,
-                                            batch_norm_decay=0.9)
-    assert len(graph.get_operations()) == 1
-
-
-def test_options_are_passed_on():
-    network = registry.get_network('digits')
-    assert network.options == ['dropout_keep_prob', 'reuse', 'scope']
-    network.build(tf.zeros([1, 8, 8, 1]), 10, scope='mine')
-    assert all(v.op.name.startswith('mine/') for v in tf.global_variables())
-    assert 'create_aux_logits' in registry.get_network('inception_v3').options
-    for name in NAMES:
-        assert not {'inputs', 'num_classes', 'is_training', 'spatial_squeeze',
-                    'global_pool'} & set(registry.get_network(name).options)
-
-
 @pytest.mark.parametrize('arguments, text', [
     ({'num_classes': 0}, 'num_classes=0'),
-    ({'num_classes': None}, 'num_classes=None'),
-    ({'num_classes': 2.5}, 'num_classes=2.5'),
     ({'weight_decay': -1}, 'weight_decay=-1'),
     ({'weight_decay': float('nan')}, 'weight_decay=nan'),
-    ({'weight_decay': 'much'}, "weight_decay='much'"),
     ({'batch_norm_decay': 1}, 'batch_norm_decay=1'),
     ({'batch_norm_decay': -0.1}, 'batch_norm_decay=-0.1'),
-    ({'droput': 0.5}, "no option 'droput'. It has: dropout_keep_prob, reuse, scope"),
     ({'images': tf.int32}, 'convert_image_dtype'),
     ({'images': [1, 8, 8]}, 'needs images of shape'),
     ({'images': [1, 8, 8, None]}, 'known number of channels'),
@@ -196,22 +143,13 @@ def test_bad_arguments(graph, arguments, text):
     assert len(graph.get_operations()) == 1
 
 
-def test_unknown_name():
-    with pytest.raises(registry.UnknownNetworkError) as caught:
-        registry.get_network('resnet50')
-    assert str(caught.value) == (
-        "There is no network 'resnet50'. Did you mean resnet_v1_50 or resnet_v2_50? "
-        "Those there are: %s." % ', '.join(NAMES))
-    assert isinstance(caught.value, ValueError)
-
-
 @pytest.mark.parametrize('name, nearest', [
-    ('Inception_Resnet_V2', 'inception_resnet_v2'), ('vgg16', 'vgg_16'), ('digit', 'digits'),
-    ('inception-v3', 'inception_v3'), ('qqq', None), (None, None), (['digits'], 'digits')])
+    ('Inception_Resnet_V2', 'inception_resnet_v2'), ('resnet50', 'resnet_v1_50 or resnet_v2_50'),
+    ('qqq', None)])
 def test_nearest_name(name, nearest):
-    with pytest.raises(registry.UnknownNetworkError) as caught:
+    with pytest.raises(InvalidArgumentError) as caught:
         registry.get_network(name)
     assert ('Did you mean' in str(caught.value)) == bool(nearest)
     if nearest:
         assert 'Did you mean %s?' % nearest in str(caught.value)
-    assert 'alexnet_v2, digits, ' in str(caught.value)
+    assert str(caught.value).endswith(' Those there are: %s.' % ', '.join(NAMES))

@@ -82,7 +82,7 @@ def refusal(capsys, *argv):
     ('--config={"loss_scale":"8"}', '--config: loss_scale is "8": expected a number'),
     ('--config={"remainder":[]}', '--config: remainder is []: expected a string'),
     ('--config={"remainder":"most"}', 'flag remainder=most of --config: value should be one of '
-     '<carry|drop|pad|weight>'),
+     '<carry|drop>'),
     ('--config={"keep":0}', 'flag keep=0 of --config: 0 is not an integer in the range '
      '[1, 1000000]'),
     ('--config={"keep":', '--config={"keep": is no JSON: Expecting value: line 1 column 9 '

@@ -79,9 +79,9 @@ def test_diagnosis_measures_the_batches_of_the_run(monkeypatch):
         for call in (lambda: train(True), lambda: train(False), batches, stages):
             call()
     monkeypatch.setattr(diagnosis, 'diagnose', diagnose)
-    with flagsaver.flagsaver(remainder='pad', augment_shift=2):
+    with flagsaver.flagsaver(remainder='drop', augment_shift=2):
         trials.diagnose(setup)
-    assert [each['remainder'] for each in asked[2:]] == ['pad', 'pad']
+    assert [each['remainder'] for each in asked[2:]] == ['drop', 'drop']
     assert asked[2]['shift'] == 2
     held, others = (tf.data.make_one_shot_iterator(each).get_next() for each in built)
     with tf.Session() as session:

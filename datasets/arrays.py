@@ -1,0 +1,147 @@
+"""Batches of a data set that fits in memory, in the order of `epochs`."""
+
+import collections
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from datasets.epochs import Epochs, epoch_order, plain_python
+from datasets.errors import BadExampleError
+from towers.errors import InvalidArgumentError
+
+_PREFETCHED = 2  # batches: one for the step that comes next, one in the making
+
+
+class ArraySet(collections.namedtuple(
+        'ArraySet', ['name', 'num_classes', 'image_shape', 'num_examples', 'load'])):
+    """A data set that fits in memory.
+
+    Fields:
+      name: what `get_dataset` calls it.
+      num_classes: labels are 0 .. num_classes - 1.
+      image_shape: (height, width, channels) as stored.
+      num_examples: a dict from split ('train', 'test') to its number of images.
+      load: `load(split)` gives `(images, labels)` as arrays, float32 [n, height, width, channels]
+        with values in 0..1 and int64 [n].
+    """
+    __slots__ = ()
+
+    def train_batches(self, batch_size, seed, image_size=None, channels=None, first_example=0,
+                      shift=0, remainder='carry', share=(0, 1)):
+        """Batches of the training images, for ever.
+
+        Args:
+          batch_size: examples a batch, over all towers together. May be larger than n.
+          seed: see `epoch_order`.
+          image_size: height and width in pixels; None keeps those of the images. Resized by
+            bilinear interpolation with half-pixel centres.
+          channels: None to keep them, or a count that gray images are repeated to.
+          first_example: where in the stream to start: 0, or how many examples a stopped run has
+            seen; an int, or a scalar integer tensor (then an initializable iterator is needed).
+          shift: pixels by which images are moved at random, at most, before they are resized; see
+            `shifts_of_epoch`. What moves in from outside is 0.
+          remainder: of an epoch, see `epochs`.
+          share: `(w, W)`: the batches of worker w of W, see `Epochs.batches`.
+
+        Returns:
+          A `tf.data.Dataset` of `(images [batch_size, height, width, channels], labels
+          [batch_size])` with static shapes.
+
+        Raises:
+          InvalidArgumentError: an argument makes no sense for these images.
+          BadExampleError: a label is no class.
+        """
+        images, labels = self._checked('train')
+        prepare = _preparation(images.shape, image_size, channels)
+        if shift and shift >= min(images.shape[1:3]):
+            raise InvalidArgumentError(
+                '--augment_shift=%d moves images of %d x %d pixels out of sight: give less' % (
+                    (shift,) + images.shape[1:3]))
+        with tf.device('/cpu:0'):
+            order = epoch_order(len(images), seed)
+            shifts = shifts_of_epoch(len(images), seed, shift)
+            batches = Epochs(len(images), batch_size * share[1], remainder).batches(
+                (lambda epoch: (order(epoch), shifts(epoch))) if shift else order,
+                first_example, share)
+            return _examples(images, labels, batches, prepare, shift)
+
+    def eval_batches(self, batch_size, image_size=None, channels=None):
+        """All test examples once, in order; the last batch is short when batch_size does not divide
+        n. As `train_batches`."""
+        images, labels = self._checked('test')
+        with tf.device('/cpu:0'):
+            # Where nothing is short there is nothing to drop, and the shape becomes static.
+            indices = tf.data.Dataset.range(len(images)).batch(
+                batch_size, drop_remainder=len(images) % batch_size == 0)
+            return _examples(images, labels, indices,
+                             _preparation(images.shape, image_size, channels))
+
+    def _checked(self, split):
+        images, labels = self.load(split)
+        wrong = np.flatnonzero((labels < 0) | (labels >= self.num_classes))
+        if len(wrong):
+            raise BadExampleError(
+                'Example %d of the %s set of %s has the label %d, which is not in 0 .. %d%s: its '
+                'files are damaged. Remove them, and fetch them again; --mode=check_data lists all '
+                'such examples.' % (
+                    wrong[0], split, self.name, labels[wrong[0]], self.num_classes - 1,
+                    '' if len(wrong) == 1 else ', and %d more have such labels' % (len(wrong) - 1)))
+        return images, labels
+
+
+def shifts_of_epoch(num_examples, seed, largest):
+    """The function from an epoch, an int64 scalar, to its shifts: int64 [n, 2], pixels down and to
+    the right, in [-largest, largest].
+
+        shift = stateless_uniform([n, 2], seed=[seed, -1 - e], 0 <= shift <= 2 * largest) - largest
+    """
+    def shifts(epoch):
+        # Epochs of the order are counted up from 0: no seed pair serves both.
+        return tf.random.stateless_uniform(
+            [num_examples, 2], seed=tf.stack([tf.constant(seed, tf.int64), -1 - epoch]), minval=0,
+            maxval=2 * largest + 1, dtype=tf.int64) - largest
+    return shifts
+
+
+def _examples(images, labels, batches, prepare, largest_shift=0):
+    """From batches of indices, or of (indices, shifts), to batches of (images, labels)."""
+    @plain_python
+    def gather(indices, shifts=None):
+        # The arrays stay outside of the graph, and of every checkpoint's meta graph.
+        found = tf.numpy_function(lambda wanted: (images[wanted], labels[wanted]), [indices],
+                                  [tf.as_dtype(images.dtype), tf.as_dtype(labels.dtype)])
+        batch, its_labels = (tf.ensure_shape(part, indices.shape.concatenate(array.shape[1:]))
+                             for part, array in zip(found, (images, labels)))
+        if shifts is not None:
+            batch = _shifted(batch, shifts, largest_shift)
+        return prepare(batch), its_labels
+
+    batches = batches.map(gather, num_parallel_calls=tf.data.experimental.AUTOTUNE)
+    return batches.prefetch(_PREFETCHED)
+
+
+def _shifted(images, shifts, largest):
+    """Images [batch, h, w, c] moved by [batch, 2] pixels down and to the right, 0 moving in."""
+    height, width = images.shape.as_list()[1:3]
+    padded = tf.pad(images, [[0, 0], [largest, largest], [largest, largest], [0, 0]])
+    rows = largest - shifts[:, :1] + tf.range(height, dtype=tf.int64)
+    columns = largest - shifts[:, 1:] + tf.range(width, dtype=tf.int64)
+    padded = tf.gather(padded, rows, axis=1, batch_dims=1)
+    return tf.ensure_shape(tf.gather(padded, columns, axis=2, batch_dims=1), images.shape)
+
+
+def _preparation(shape, image_size, channels):
+    """The function that brings a batch of images of `shape` [n, h, w, c] to size and channels."""
+    if channels is not None and shape[3] not in (1, channels):
+        raise InvalidArgumentError(
+            'Got channels=%d for images with %d channels. Only gray images (1 channel) can be '
+            "repeated: choose another network, such as model='inception_v3', or leave channels "
+            'out to keep them as they are.' % (channels, shape[3]))
+
+    def prepare(images):
+        if image_size is not None and (image_size, image_size) != tuple(shape[1:3]):
+            # The op itself: TF 1's and TF 2's tf.image.resize differ in where pixel centres lie.
+            images = tf.raw_ops.ResizeBilinear(
+                images=images, size=[image_size, image_size], half_pixel_centers=True)
+        return images if channels in (None, shape[3]) else tf.tile(images, [1, 1, 1, channels])
+    return prepare
