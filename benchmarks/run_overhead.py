@@ -7,7 +7,7 @@
 The same graph trains in sessions that stay open, one without hooks and one for each kind of hook,
 some steps each in turn, so that what else the machine does meets all alike. An event (a checkpoint,
 a log line, a summary) comes every few steps, oftener than in train.py, so that there are many to
-measure. Steps are run as train.py runs them, by `LoopSession.run_steps`. Each kind has two costs:
+measure. Steps are run as train.py runs them. Each kind has two costs:
 
     a step      median over rounds of (its mean step without an event - the bare mean step)
     an event    median over events of (the step with it - its round's mean step without one)
@@ -35,10 +35,9 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 import datasets  # noqa: E402
 from models import registry  # noqa: E402
 import towers  # noqa: E402
-from towers.run.step_loop import LoopSession  # noqa: E402
 from towers.run.summaries import SummaryHook, default_summaries  # noqa: E402
-from trainer.metrics_hook import MetricsHook  # noqa: E402
 from trainer.progress import ProgressHook  # noqa: E402
+from trainer.speed import StepCounts  # noqa: E402
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string('model', 'digits', 'network by name')
@@ -63,7 +62,7 @@ def main(unused_argv):
         sessions = {}
         for kind in ['bare', 'control'] + list(RHYTHM):
             directory = open_sessions.enter_context(tempfile.TemporaryDirectory())
-            sessions[kind] = open_sessions.enter_context(LoopSession(
+            sessions[kind] = open_sessions.enter_context(tf.train.MonitoredSession(
                 tf.train.ChiefSessionCreator(config=towers.session_config(built.devices)),
                 make_hooks(kind, directory, step, built, summaries)))
             sessions[kind].run_step_fn(
@@ -120,13 +119,13 @@ def build():
 def make_hooks(kind, directory, step, built, summaries):
     """The hooks of one kind, as train.py makes them."""
     values, every = [('loss', built.loss)], FLAGS.interval
-    counts = towers.StepCounts(step, FLAGS.batch_size, examples_per_epoch=1437, last_step=10 ** 9)
+    counts = StepCounts(step, FLAGS.batch_size, examples_per_epoch=1437, last_step=10 ** 9,
+                        examples=step)
     if kind == 'logging':
-        return [ProgressHook(values, counts, log_every=every, stream=open(os.devnull, 'w')),
-                MetricsHook(values, counts, os.path.join(directory, 'metrics.jsonl'),
-                            log_every=every)]
+        return [ProgressHook(values, counts, os.path.join(directory, 'metrics.jsonl'), every,
+                             open(os.devnull, 'w'))]
     if kind == 'summaries':
-        return [SummaryHook(summaries, counts, directory, summary_steps=every)]
+        return [SummaryHook(summaries, step, directory, summary_steps=every)]
     if kind == 'checkpoints':
         return [towers.CheckpointHook(directory, step, save_steps=every, keep=1)]
     return []
@@ -136,9 +135,10 @@ def time_turn(session, train_op):
     """Runs the steps from one event to the next: mean seconds of one, seconds of the last one, mean
     processor seconds of one."""
     begin, busy = time.perf_counter(), time.process_time()
-    session.run_steps(train_op, FLAGS.interval - 1)
+    for _ in range(FLAGS.interval - 1):
+        session.run(train_op)
     before_event, busy_until = time.perf_counter(), time.process_time()
-    session.run_steps(train_op, 1)
+    session.run(train_op)
     return ((before_event - begin) / (FLAGS.interval - 1), time.perf_counter() - before_event,
             (busy_until - busy) / (FLAGS.interval - 1))
 

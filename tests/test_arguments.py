@@ -9,7 +9,6 @@ from public_calls import (CALLS, OTHERS, Given, Reached, arguments_of, call, clu
                           public)
 
 import towers
-from trainer.progress import ProgressHook
 
 
 class Odd:
@@ -125,19 +124,21 @@ def test_what_the_errors_of_a_session_say(tmp_path):
     assert not (tmp_path / 'run').exists()
 
 
-def test_what_the_errors_of_a_hooks_values_say(tmp_path):
+def test_what_the_errors_of_a_summarys_values_say(tmp_path):
     given = Given(tmp_path)
 
+    built = given.built
+
     def message(value):
-        return error_of(ProgressHook, {'loss': value}, towers.StepCounts(given.step, 4, 8, 3))
+        return error_of(towers.default_summaries, built, scalars={'a': value})
     assert message(given.x) == (
-        "values['loss'] has the shape (4, 2): expected a scalar, such as its tf.reduce_mean.")
+        "scalars['a'] has the shape (4, 2): expected a scalar, such as its tf.reduce_mean.")
     assert message(0.5) == (
-        "values['loss']=0.5 is a float: expected a scalar tensor, which is fetched with a step.")
-    assert error_of(towers.SummaryHook,
-                    towers.run.summaries.Summaries({'a': given.x}, {}, None),
-                    towers.StepCounts(given.step, 4), given.folder).startswith(
-                        "scalars['a'] has the shape (4, 2)")
+        "scalars['a']=0.5 is a float: expected a scalar tensor, which is fetched with a step.")
+    assert message(tf.constant('a cat')).endswith(' is of type string: expected a number.')
+    with tf.Graph().as_default():
+        loss = tf.ones([])
+    assert message(loss).endswith(' is of another graph than the default one.')
 
 
 @pytest.mark.parametrize('two', [np.int32(2), np.int64(2), np.uint8(2)])
@@ -148,7 +149,6 @@ def test_numbers_of_numpys_are_numbers(two, tmp_path):
     assert len(towers.split_batch(np.ones([4, 2]), two).inputs) == 2
     towers.LossScale(np.float32(8), growth_steps=two, factor=np.float64(2))
     towers.WeightAverages(np.float32(0.9), given.step)
-    ProgressHook({'loss': given.loss}, towers.StepCounts(given.step, two, np.float32(8), two))
     towers.CheckpointHook(tmp_path, given.step, save_steps=two, keep=two)
     built = towers.build_towers(model_fn, given.x, given.optimizer, two,
                                 numerics=towers.Numerics(check_numerics=np.bool_(True)))
@@ -163,13 +163,6 @@ def test_numbers_of_numpys_are_numbers(two, tmp_path):
     ids=['summaries', 'ports', 'files', 'workers'])
 def test_what_is_something_else(call, text):
     assert text in error_of(call)
-
-
-def test_a_value_that_is_no_number(tmp_path):
-    given = Given(tmp_path)
-    name = tf.constant('a cat', name='label')
-    assert error_of(ProgressHook, {'label': name}, towers.StepCounts(given.step, 4, 8, 3)).endswith(
-        ' is of type string: expected a number.')
 
 
 def test_what_a_function_that_builds_returns(graph):
@@ -207,14 +200,6 @@ def test_functions_that_take_something_else(graph):
     assert not graph.get_operations()
 
 
-def test_a_hooks_value_of_another_graph(tmp_path):
-    given = Given(tmp_path)
-    with tf.Graph().as_default():
-        loss = tf.ones([])
-    assert error_of(ProgressHook, {'loss': loss}, towers.StepCounts(given.step, 4, 8, 3)).endswith(
-        ' is of another graph than the default one.')
-
-
 def test_a_loss_of_another_graph(graph):
     with tf.Graph().as_default():
         loss = tf.ones([], name='foreign')
@@ -244,7 +229,6 @@ def test_hooks_and_sessions_are_no_part_of_an_eager_program(graph, tmp_path):
     def of_step(call):
         for make_step in (lambda: tf.Variable(0, dtype=tf.int64), lambda: in_graph):
             assert 'TensorFlow is executing eagerly' in _eager_error(lambda: call(make_step()))
-    of_step(lambda step: ProgressHook({'loss': tf.ones([])}, towers.StepCounts(step, 4, 8, 3)))
     of_step(lambda step: towers.CheckpointHook(str(tmp_path), step))
     of_step(lambda step: towers.WeightAverages(0.9, step))
     of_step(lambda step: towers.training_session(str(tmp_path / 'run'), step, []).__enter__())

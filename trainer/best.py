@@ -1,4 +1,4 @@
-"""The best checkpoint of a run, apart from the newest; and evaluations without a better one."""
+"""The evaluation of a run: it gives up at signals and errors, and keeps the best checkpoint."""
 
 import contextlib
 import math
@@ -6,10 +6,44 @@ import os
 
 import tensorflow.compat.v1 as tf
 
+import datasets
 import towers
+from towers.errors import InputError
+from trainer.data import INPUT_ERRORS, input_failure, own_failure
 from trainer.metrics_log import entries
 
 SINCE_BEST = 'since_best'  # evaluations since the best one: 0 where there is none better so far
+
+
+class SavingEvaluation:
+    """The evaluation of a run, which gives itself up where going on would lose trained steps.
+
+    That is at a signal that ends the run, and at an error of the test set. `EvaluationHook` then
+    stops the session, which saves.
+
+    Attributes:
+      metrics: those of the evaluation.
+      failure: the error, to be raised when the session has saved; or None.
+    """
+
+    def __init__(self, evaluation, stopped):
+        """
+        Args:
+          evaluation: `Evaluation` of the test set.
+          stopped: function without arguments that tells whether a signal has come.
+        """
+        self.metrics, self.check_examples = evaluation.metrics, evaluation.check_examples
+        self.failure, self._evaluation, self._stopped = None, evaluation, stopped
+
+    def run(self, session):
+        """As of the `Evaluation`; None where it was given up."""
+        try:
+            return self._evaluation.run(session, self._stopped)
+        except (datasets.DatasetError, InputError) as error:
+            self.failure = error
+        except INPUT_ERRORS as error:
+            self.failure = own_failure(error) or input_failure(error) or error
+        return None
 
 
 class BestEvaluation:

@@ -7,8 +7,7 @@ import os
 import tensorflow.compat.v1 as tf
 
 from towers.tensorflow_errors import reason_of
-from trainer.flags import FLAGS, PATHS, SETTINGS
-from trainer.profile_hook import profiled_steps
+from trainer.flags import FLAGS, PATHS, SETTINGS, profiled_steps
 
 
 def contradiction(given):
@@ -35,8 +34,6 @@ def _of_values(given):
                     FLAGS.micro_batches * FLAGS.accumulate))
     if FLAGS.recompute and not FLAGS.recompute.strip(', '):
         return "--recompute=%s names nothing: give 'auto', or names" % FLAGS.recompute
-    if FLAGS.variable_device == 'auto':
-        return ('--variable_device=auto is gone: name a device, balanced or replicated')
     if FLAGS.batch_norm_decay < 0 and FLAGS.batch_norm_decay != -1:
         return '--batch_norm_decay=%g: expected 0 to 1, or -1' % FLAGS.batch_norm_decay
     if FLAGS.mode == 'predict' and not FLAGS.predictions:

@@ -24,8 +24,8 @@ _BEGIN = b'{"step": '  # of a line
 class MetricsLog:
     """The file. The line of the latest step is kept back, so that an evaluation can be added to it.
 
-    JSON has no NaN and no infinity: they are written as null, and named in a further value, such as
-    `"non_finite": "loss=inf"`. A float32 is written with the fewest digits that give it again.
+    JSON has no NaN and no infinity: they are written as null. A float32 is written with the fewest
+    digits that give it again.
     """
 
     def __init__(self, path):
@@ -60,7 +60,10 @@ class MetricsLog:
         content, kept, cut = self._read(), [], []
         if is_new and any(line.strip() and (_parse(line) or {'step': 1})['step'] > 0
                           for line in content.split(b'\n')):
-            return self._begin_anew()
+            aside = moved_aside(self.path)
+            self._append(b'')
+            return '%s is of an earlier run, whose checkpoints are gone: renamed to %s' % (
+                self.path, aside)
         lines = content.split(b'\n')
         last = max((number for number, line in enumerate(lines) if line.strip()), default=-1)
         for number, line in enumerate(lines[:last + 1]):
@@ -77,16 +80,10 @@ class MetricsLog:
             os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         self._append(b'')
         if b''.join(kept) != content:
-            self._replace(b''.join(kept))
+            with written_whole(self.path, 'wb') as log:
+                log.write(b''.join(kept))
         return 'cut the lines of steps %d to %d from %s: those steps are done again' % (
             cut[0], cut[-1], self.path) if cut else None
-
-    def _begin_anew(self):
-        """Renames the file of another run, and begins an empty one; says so in a line."""
-        aside = moved_aside(self.path)
-        self._append(b'')
-        return '%s is of an earlier run, whose checkpoints are gone: renamed to %s' % (
-            self.path, aside)
 
     def add(self, step, values):
         """Adds values to the line of the latest step, or begins the line of a later one.
@@ -144,14 +141,9 @@ class MetricsLog:
         if complete == self._written:
             return
         content = self._read()
-        begin = content.rstrip(b'\n').rfind(b'\n') + 1
-        self._replace(content[:begin] + _encode(complete))
-        self._written = complete
-
-    def _replace(self, content):
-        """Replaces the content of the file by renaming another one, whole or not at all."""
         with written_whole(self.path, 'wb') as log:
-            log.write(content)
+            log.write(content[:content.rstrip(b'\n').rfind(b'\n') + 1] + _encode(complete))
+        self._written = complete
 
     @contextlib.contextmanager
     def _explained(self):
@@ -211,12 +203,6 @@ def _plain(name, value):
 
 def _encode(entry):
     """The line of an object, bytes."""
-    line = dict(entry)
-    odd = line.pop('non_finite', '').split()
-    for name, value in line.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            line[name] = None
-            odd.append('%s=%s' % (name, value))
-    if odd:
-        line['non_finite'] = ' '.join(odd)
+    line = {name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in entry.items()}
     return json.dumps(line, allow_nan=False).encode('utf-8') + b'\n'

@@ -7,9 +7,9 @@ import pytest
 from benchmarks.batch_scaling.arms import make_arms, train_flags
 from scaling_samples import settings
 from towers.errors import InvalidArgumentError
+from trainer.arguments import make_learning_rate
 from trainer.command_line import parse_flags
 from trainer.flags import FLAGS
-from trainer.optimizer import make_learning_rate
 
 
 def test_arms_of_the_paper():

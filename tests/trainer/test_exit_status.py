@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import datasets
 import towers
-from trainer.exit_status import run, status_of_signal
+from trainer.process import run, status_of_signal
 from trainer.flags import FLAGS
 
 

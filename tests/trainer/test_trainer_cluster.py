@@ -91,9 +91,10 @@ def test_the_rate_sees_all_machines_and_the_step_counts_their_examples():
 
 
 def test_a_run_on_another_number_of_workers_says_so(tmp_path):
-    run_settings(10, workers=2).begin(str(tmp_path))
-    assert run_settings(10, workers=2).compare(str(tmp_path)) == []
-    assert list(map(str, run_settings(10, workers=3).compare(str(tmp_path)))) == [
+    FLAGS.train_dir = str(tmp_path)
+    run_settings(10, workers=2).write()
+    assert run_settings(10, workers=2).compare() == []
+    assert list(map(str, run_settings(10, workers=3).compare())) == [
         'number of workers: 3, was 2: changes the run from here on']
 
 

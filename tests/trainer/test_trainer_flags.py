@@ -10,10 +10,10 @@ import towers
 from towers.errors import InvalidArgumentError
 from towers.placement.devices import check_variable_device
 from trainer import flags
+from trainer.arguments import clip, make_learning_rate
 from trainer.command_line import in_flags, parse_flags
 from trainer.contradictions import contradiction
 from trainer.flags import FLAGS, GROUPS, train_dir
-from trainer.optimizer import clip, make_learning_rate
 from trainer.run_settings import run_settings
 
 
@@ -64,15 +64,11 @@ def refusal(capsys, *argv):
      'with train or memory'),
     ('--config={"all_reduce":"copy"}', 'all_reduce of --config is of no use with '
      '--variable_device=: it goes with replicated'),
-    ('--variable_device=auto', '--variable_device=auto is gone: name a device, balanced or '
-     'replicated'),
     ('--cluster=ps', '--cluster=ps does not say which machines: set TF_CONFIG; on one machine, '
      'python -m towers.launch --ps=1 starts all processes'),
     ('--augment_shift=2', 'augment_shift is no flag: give --config=\'{"augment_shift": …}\', or a '
      'JSON file that has it'),
     ('--noxla', 'xla is no flag: give --config=\'{"xla": …}\', or a JSON file that has it'),
-    ('--fingerprint', '--fingerprint is gone: the same --seed draws the same weights and order of '
-     'examples'),
     ('--config={"keeps":3}', "--config: there is no option 'keeps': did you mean keep?"),
     ('--config={"seed":3}', "--config: there is no option 'seed', but a flag --seed: give that"),
     ('--config={"qqqqq":3}', "--config: there is no option 'qqqqq'; --help lists those there are"),
@@ -167,7 +163,6 @@ def test_there_are_45_flags_each_with_a_sentence():
     assert len(flags.FLAGS_BY_NAME) <= 45
     defined = {flag.name for flag in FLAGS.flags_by_module_dict()['trainer.flags']}
     assert defined == set(flags.SETTINGS)
-    assert not set(flags.GONE) & defined
     for setting in flags.SETTINGS.values():
         assert setting.kind in (flags.ONCE, flags.HARMLESS, flags.CHANGES, flags.STATE)
         assert setting.text[-1] not in '.:;' and len(setting.text) > 10
@@ -182,7 +177,7 @@ def test_options_come_from_files_and_json_and_the_last_one_counts(tmp_path):
         parse_flags(['train.py', '--config=%s' % path, '--config={"keep": 9}'])
         assert (FLAGS.augment_shift, FLAGS.keep, FLAGS.loss_scale, FLAGS.xla, FLAGS.shares) == (
             2, 9, 8., True, '3,1')
-        assert dict(run_settings(100)._values)['augment_shift'] == 2
+        assert run_settings(100).values['augment_shift'] == 2
 
 
 @pytest.mark.parametrize('argv, kind', [
@@ -192,11 +187,11 @@ def test_a_longer_run_is_another_one_only_where_the_rate_falls_until_its_end(arg
     def settings(*argv):
         with flagsaver.flagsaver():
             FLAGS.unparse_flags()
-            parse_flags(['train.py'] + list(argv))
+            parse_flags(['train.py', '--train_dir=%s' % tmp_path] + list(argv))
             return run_settings(FLAGS.batch_size)
     for name in ('train_steps', 'train_epochs'):
-        settings('--%s=5' % name, *argv).begin(str(tmp_path))
-        (difference,) = settings('--%s=9' % name, *argv).compare(str(tmp_path))
+        settings('--%s=5' % name, *argv).write()
+        (difference,) = settings('--%s=9' % name, *argv).compare()
         assert re.match(
             r'--%s=9(\.0)?, was 5(\.0)?$' % name, difference.text)
         assert difference.kind == kind

@@ -73,13 +73,13 @@ def failing(runner, tmp_path):
 @pytest.mark.slow
 def test_training_data_that_end_are_an_error_and_what_was_done_is_saved(failing):
     done, lines = failing('ends')
-    assert lines == ['train.py: train_batches of own_data:ends ended after 2 of 4 steps: add '
-                     '.repeat()']
+    assert lines == ['train.py: train_batches of own_data:ends ended after 2 of 4 steps: expected '
+                     'batches without end. Add .repeat()']
     assert newest(done.train_dir) == 2
     assert 'checkpoint     %s/model.ckpt-2' % done.train_dir in done.stdout
     _, lines = failing('ends', '--train_steps=5')  # it goes on where it was, and ends again
-    assert lines == ['train.py: train_batches of own_data:ends ended after 4 of 5 steps: add '
-                     '.repeat()']
+    assert lines == ['train.py: train_batches of own_data:ends ended after 4 of 5 steps: expected '
+                     'batches without end. Add .repeat()']
 
 
 @pytest.mark.slow

@@ -37,12 +37,9 @@ def hold_directory(directory: str) -> typing.Iterator[bool]:
             ...
 
     It takes the kernel's lock (`flock`) on the file `run.lock` in the directory, which is released
-    when the process ends, by SIGKILL too; so a file that is left over does no harm. Processes
-    forked from the holder hold it as well. It works between machines where their file system
-    passes locks on (NFS does, from Linux 2.6.12 on).
-
-    Where there is no flock (some network file systems; paths such as gs://…; Windows) it goes on
-    without a lock, and warns by a `RuntimeWarning`.
+    when the process ends, by SIGKILL too; so a file that is left over does no harm. Where there is
+    no flock (some network file systems; paths such as gs://…; Windows) it goes on without a lock,
+    and warns by a `RuntimeWarning`.
 
     Args:
       directory: made if it is missing.
