@@ -14,10 +14,8 @@ def make_learning_rate(batch_size, num_towers, examples_per_epoch, last_example,
     """The `LearningRate` of the flags.
 
     Args:
-      batch_size: examples a step on each machine.
-      num_towers: of each machine.
-      examples_per_epoch: examples in one pass over the data.
-      last_example: examples of the whole run, at which a cosine without --decay_epochs ends.
+      batch_size, num_towers: of each machine.
+      examples_per_epoch, last_example: of one pass over the data, and of the whole run.
       workers: how many machines' gradients make one step.
 
     Raises:

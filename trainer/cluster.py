@@ -7,11 +7,7 @@ from trainer.flags import CHANGES, FLAGS, SETTINGS, STATE
 
 
 def make_cluster():
-    """The `Cluster` of --cluster and `TF_CONFIG`; None of one machine, and of an evaluator.
-
-    Raises:
-      InvalidArgumentError: they do not describe a cluster with this process in it.
-    """
+    """The `Cluster` of --cluster and `TF_CONFIG`; None of one machine, and of an evaluator."""
     if not FLAGS.cluster or FLAGS.job_name == 'evaluator':
         return None
     try:

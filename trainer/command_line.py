@@ -16,7 +16,6 @@ from trainer.flags import (FLAGS, FLAGS_BY_NAME, GROUPS, OPTIONS, OPTIONS_BY_NAM
                            SETTINGS)
 
 _HELP = {'--help', '--helpshort', '-h', '-help', '-helpshort'}
-_MOST_BYTES = 2 ** 20  # of a file of options
 
 
 def help_text(summary):
@@ -42,8 +41,7 @@ def _described(settings, prefix):
 
 
 def parse_flags(argv, summary=''):
-    """Parses flags as absl does, and the options of --config; shows the help in groups, and errors
-    in one line (status 2).
+    """Parses flags as absl does, and the options of --config.
 
     Args:
       argv: list of strings, the program first.
@@ -53,7 +51,7 @@ def parse_flags(argv, summary=''):
       The arguments that are no flags: the program alone.
 
     Raises:
-      SystemExit: after the help, or an error.
+      SystemExit: after the help, which is in groups, or an error, which is one line (status 2).
     """
     if _HELP & set(argv[1:]) or '--config=help' in argv:
         print('\n'.join(_described(OPTIONS, '')) if '--config=help' in argv else
@@ -93,19 +91,14 @@ def _refuse_options(arguments):
 
 
 def _take_options(config):
-    """Sets the options of one --config, the path of a JSON file or its text.
-
-    Raises:
-      BadFileError: the file is no such JSON.
-      flags.Error: the value of an option is none for it.
-    """
+    """Sets the options of one --config, the path of a JSON file or its text."""
     if config.lstrip().startswith('{'):
         try:
             values = json.loads(config)
         except (ValueError, RecursionError) as error:
             refuse('--config=%s is no JSON: %s' % (shown(config[:60]), error))
     else:
-        values = read_json(config, {str: SCALAR}, 'write {"label_smoothing": 0.1}', _MOST_BYTES)
+        values = read_json(config, {str: SCALAR}, 'write {"label_smoothing": 0.1}')
         if values is None:
             refuse('--config=%s does not exist: name a JSON file, or give {"label_smoothing": 0.1}'
                    % config)

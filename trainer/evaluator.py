@@ -50,9 +50,6 @@ def evaluate_checkpoints(evaluate, directory, pause=1.):
       evaluate: function of the prefix of a checkpoint; returns a dict of results.
       directory: of the run.
       pause: seconds from one look to the next.
-
-    Raises:
-      SystemExit: at SIGTERM, with its status.
     """
     log = MetricsLog(os.path.join(directory, FILE))
     print('waiting        for checkpoints in %s; the results go to %s' % (

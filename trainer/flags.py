@@ -14,13 +14,8 @@ FLAGS = flags.FLAGS
 # Upper bounds of numbers. A larger one is a typing error, which TensorFlow would answer with a
 # traceback of its own, or with endless work. Steps times examples a step fit into an int64, and a
 # float into a float32.
-MOST_PIXELS = 4096
-MOST_TOWERS = 10000
-MOST_EXAMPLES = 10 ** 6
-MOST_STEPS = 10 ** 12
-MOST_EPOCHS = 10 ** 6
-MOST_CHECKPOINTS = 10 ** 6
-MOST_FLOAT = 3e38
+MOST_PIXELS, MOST_TOWERS, MOST_EPOCHS, MOST_CHECKPOINTS = 4096, 10000, 10 ** 6, 10 ** 6
+MOST_EXAMPLES, MOST_STEPS, MOST_FLOAT = 10 ** 6, 10 ** 12, 3e38
 
 # What another value of a setting means for a run that goes on.
 ONCE = 'of one start'  # not recorded

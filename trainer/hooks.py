@@ -12,7 +12,7 @@ from towers import compat
 from towers.run.evaluation import EvaluationHook
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook, default_summaries
-from trainer.best import SINCE_BEST, BestEvaluation, SavingEvaluation
+from trainer.best import SINCE_BEST, RunEvaluation
 from trainer.data import is_own
 from trainer.flags import FLAGS, profiled_steps, train_dir
 from trainer.own_model import is_own_model
@@ -22,7 +22,7 @@ _LARGE_CONSTANT = 4096  # bytes; TensorBoard draws no values
 
 
 class RunHooks(collections.namedtuple('RunHooks', [
-        'first', 'save_listeners', 'progress', 'evaluation', 'signals', 'tested', 'best'])):
+        'first', 'save_listeners', 'progress', 'evaluation', 'signals', 'tested'])):
     """The hooks of a training.
 
     Attributes:
@@ -30,15 +30,9 @@ class RunHooks(collections.namedtuple('RunHooks', [
       save_listeners: list of `CheckpointSaverListener`s for the hook that saves.
       progress, evaluation: the `ProgressHook` and the `EvaluationHook` of that list.
       signals: `StopOnSignalHook` (of several machines `StopTogetherHook`), to come last.
-      tested: what the `EvaluationHook` runs: a `SavingEvaluation`; in a cluster the `Evaluation`.
-      best: `BestEvaluation`; None without --keep_best.
+      tested: what the `EvaluationHook` runs, a `RunEvaluation`.
     """
     __slots__ = ()
-
-    @property
-    def failure(self):
-        """The error for which the evaluation gave itself up; or None."""
-        return getattr(self.tested, 'failure', None)
 
 
 def make_hooks(job, cluster=None):
@@ -53,16 +47,15 @@ def make_hooks(job, cluster=None):
         input_wait=job.input_wait, unit=job.setup.model.unit)
     told = [progress] + ([_summaries(job)] if FLAGS.summary_steps else [])
     signals = StopOnSignalHook() if cluster is None else towers.StopTogetherHook(cluster, job.built)
-    tested = job.evaluation
-    if cluster is None:  # machines stop together, at a step
-        tested = SavingEvaluation(tested, lambda: signals.stopping_signal is not None)
-    best = BestEvaluation(tested, FLAGS.keep_best, train_dir(), counts.global_step,
-                          FLAGS.eval_steps) if FLAGS.keep_best else None
+
+    def stopped():
+        return signals.stopping_signal is not None
+    tested = RunEvaluation(job.evaluation, train_dir(), counts.global_step, FLAGS.eval_steps,
+                           FLAGS.keep_best, stopped if cluster is None else None)
     evaluation = EvaluationHook(
-        best or tested, counts.global_step, FLAGS.eval_steps or None, told,
+        tested, counts.global_step, FLAGS.eval_steps or None, told,
         ('accuracy', FLAGS.stop_at_accuracy) if FLAGS.stop_at_accuracy else
-        (SINCE_BEST, FLAGS.stop_after) if FLAGS.stop_after else None,
-        skip_end=lambda: signals.stopping_signal is not None)
+        (SINCE_BEST, FLAGS.stop_after) if FLAGS.stop_after else None, skip_end=stopped)
     first = [StartInputHook(job.iterator, job.evaluation)]
     if FLAGS.max_minutes:
         first.append(MinutesHook(FLAGS.max_minutes))
@@ -73,7 +66,7 @@ def make_hooks(job, cluster=None):
         first.append(ProfileHook(counts.global_step, os.path.join(train_dir(), 'profile'),
                                  *profiled_steps(FLAGS.profile_steps), say=progress.write))
     return RunHooks(first + [evaluation], [progress.listener, SaveOnSignal()], progress, evaluation,
-                    signals, tested, best)
+                    signals, tested)
 
 
 class MinutesHook(tf.train.SessionRunHook):
@@ -99,22 +92,17 @@ class SaveOnSignal(tf.train.CheckpointSaverListener):
       wants_save: whether a signal has come since the last save.
     """
 
-    def __init__(self):
-        self.wants_save, self._former = False, None
+    wants_save = False
 
     def begin(self):
         """Installs the handler."""
         def ask(number, unused_frame):
             self.wants_save = True
-        self._former = signal.signal(signal.SIGUSR1, ask)
+        signal.signal(signal.SIGUSR1, ask)
 
     def after_save(self, session, global_step_value):
         """The signal has been heeded."""
         self.wants_save = False
-
-    def end(self, session, global_step_value):
-        """Puts the former handler back."""
-        signal.signal(signal.SIGUSR1, self._former)
 
 
 def _summaries(job):
@@ -131,7 +119,7 @@ def _summaries(job):
                            for name, values in (('weights', variable), (
                                'gradients', getattr(gradient, 'values', gradient)))]
     return SummaryHook(
-        default_summaries(built, job.learning_rate, custom=custom), job.counts.global_step,
+        default_summaries(built, job.learning_rate) + custom, job.counts.global_step,
         train_dir(), FLAGS.summary_steps, graph=_graph_of_tower_0(job))
 
 
@@ -161,8 +149,7 @@ class ProfileHook(tf.train.SessionRunHook):
         Args:
           global_step: the variable that counts steps.
           directory: for the files.
-          first, last: numbers of steps, `1 < first < last`. A run that begins after the step before
-            `first` writes no trace for Chrome, and one that begins after `first` writes none.
+          first, last: numbers of steps, `1 < first < last`, which a run skips that begins later.
           say: called with lines that say where the traces are.
         """
         self._timeline = tf.train.ProfilerHook(save_steps=1, output_dir=directory)
@@ -226,10 +213,3 @@ class StartInputHook(tf.train.SessionRunHook):
         session.run(self._iterator.initializer)
         if self._evaluation is not None:
             self._evaluation.check_examples(session, read=True)
-
-
-def tell_end(signals):
-    """Prints that a signal to a worker of a cluster has ended the run, if a `StopTogetherHook` says
-    so."""
-    if signals.reason() is not None:
-        print('stopped: %s' % signals.reason(), flush=True)

@@ -25,8 +25,7 @@ from trainer.own_model import OwnModel, is_own_model
 from trainer.speed import StepCounts, timed_batch
 
 
-class Setup(collections.namedtuple('Setup', [
-        'model', 'dataset', 'batch_size'])):
+class Setup(collections.namedtuple('Setup', 'model dataset batch_size')):
     """What a graph is built of.
 
     Attributes:
@@ -44,8 +43,7 @@ class Job(collections.namedtuple('Job', [
     """A training, built in the default graph.
 
     Attributes:
-      setup: `Setup`.
-      built: `BuiltTowers`.
+      setup, built: `Setup` and `BuiltTowers`.
       train_op: operation of one step: the update of the towers, and all that is counted with it.
       evaluation: `Evaluation` of the test set on the same variables; or None.
       iterator: of the training batches; to be initialised after the variables.
@@ -160,7 +158,10 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
                               workers_a_step(cluster))
     learning_rate = rate.tensor(tf.identity(examples_seen))
     built = _build(setup, batch, devices, learning_rate, epochs.is_static, cluster)
-    built = built._replace(plan=_with_rate(built.plan, rate))
+    # The plan says the schedule, in the place of the tensor that the optimizer has of it.
+    effect = built.plan.learning_rate.partition('; ')[1:]
+    built = built._replace(plan=built.plan._replace(
+        learning_rate=rate.describe() + ''.join(effect)))
     train_op, weights = built.train_op, contextlib.nullcontext()
     if FLAGS.average_decay:
         averages = WeightAverages(FLAGS.average_decay, global_step)
@@ -209,12 +210,6 @@ def _devices():
 def _stages():
     """As `Pipeline` takes stages: cut by memory, for towers of several devices."""
     return 'auto' if '+' in FLAGS.devices else None
-
-
-def _with_rate(plan, rate):
-    """The plan with the schedule in the place of the tensor that the optimizer has of it."""
-    effect = plan.learning_rate.partition('; ')[1:]
-    return plan._replace(learning_rate=rate.describe() + ''.join(effect))
 
 
 def shares_of_towers():

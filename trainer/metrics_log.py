@@ -29,10 +29,6 @@ class MetricsLog:
     """
 
     def __init__(self, path):
-        """
-        Args:
-          path: of the file, on a local file system (no `gs://`).
-        """
         self.path = path
         self._pending = None
         self._written = {'step': -1}
@@ -46,7 +42,7 @@ class MetricsLog:
         Args:
           step: the step that the run goes on from.
           is_new: whether the run begins, so that steps in the file are of another run: the file is
-            then renamed to `metrics.jsonl.1`, or `.2`, …, the first name that is free.
+            then renamed.
 
         Returns:
           A line that says what was cut or renamed, to be shown; or None.
@@ -55,8 +51,7 @@ class MetricsLog:
           LogFileError: the file cannot be read or written; a `BadFileError` where it has a line
             that is no such object, or is no regular file.
         """
-        self._pending = None
-        self._written = {'step': -1}
+        self._pending, self._written = None, {'step': -1}
         content, kept, cut = self._read(), [], []
         if is_new and any(line.strip() and (_parse(line) or {'step': 1})['step'] > 0
                           for line in content.split(b'\n')):
@@ -94,7 +89,6 @@ class MetricsLog:
 
         Raises:
           InvalidArgumentError: a value of another kind, or a step before the latest one.
-          LogFileError: the file cannot be written.
         """
         values = {name: _plain(name, value) for name, value in values.items()}
         if self._pending is not None and self._pending['step'] == step:
@@ -109,11 +103,7 @@ class MetricsLog:
             self._pending = dict({'step': step}, **values)
 
     def flush(self):
-        """Writes the line that is kept back. A kill cannot undo that, a loss of power can.
-
-        Raises:
-          LogFileError: the file cannot be written.
-        """
+        """Writes the line that is kept back. A kill cannot undo that, a loss of power can."""
         if self._pending is not None:
             self._append(_encode(self._pending))
             self._written, self._pending = self._pending, None
@@ -130,8 +120,7 @@ class MetricsLog:
             return read_data(self.path, _MOST_BYTES) or b''
 
     def _append(self, line):
-        # Opened for each line, which takes some 20 microseconds: so no open file is left when a run
-        # ends in an error.
+        # Opened for each line: so no open file is left when a run ends in an error.
         with self._explained(), open(self.path, 'ab', opener=regular) as log:
             log.write(line)
 
@@ -155,11 +144,7 @@ class MetricsLog:
 
 
 def entries(path):
-    """The objects in such a file, a list of dicts, each with an int `step`.
-
-    Raises:
-      BadFileError: it is no regular file.
-    """
+    """The objects in such a file, a list of dicts, each with an int `step`."""
     found = map(_parse, (read_data(path, _MOST_BYTES) or b'').split(b'\n'))
     return [entry for entry in found if entry is not None]
 
@@ -181,11 +166,7 @@ def _is_torn(line):
 
 
 def _plain(name, value):
-    """A value as JSON has it: numbers of numpy, or arrays of one, become Python's.
-
-    Raises:
-      InvalidArgumentError: neither a number nor a string.
-    """
+    """A value as JSON has it: numbers of numpy, or arrays of one, become Python's."""
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.reshape(())[()]
     if isinstance(value, np.generic) and tf.as_dtype(value.dtype).is_floating:

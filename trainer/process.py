@@ -88,12 +88,8 @@ class OutputStream:
     """
 
     def __init__(self, stream, on_lost=None):
-        """
-        Args:
-          stream: a text stream.
-          on_lost: function that is called with the error of the write that failed, once; None: the
-            process gets SIGHUP, as of a closed terminal, at which a run saves and ends.
-        """
+        """`on_lost`: function that is called with the error of the write that failed, once; None:
+        the process gets SIGHUP, as of a closed terminal, at which a run saves and ends."""
         self._stream, self._on_lost, self._is_lost = stream, on_lost or _stop, False
 
     def __getattr__(self, name):

@@ -47,10 +47,9 @@ class ProgressHook(tf.train.SessionRunHook):
         Args:
           values: list of pairs of a name and a scalar tensor: `loss`, `learning_rate`, ….
           counts: `StepCounts`.
-          path: of the file, such as `train_dir + '/metrics.jsonl'`.
+          path: of the file.
           log_every: steps from one line to the next.
-          stream: text stream: gets the bar if it is a terminal, else lines. None: the bar goes to
-            standard error if that and standard output are terminals, else lines go to the latter.
+          stream: text stream, for the bar or for lines; None: `progress_stream()`.
           input_wait: scalar tensor, the seconds that a step waits for its batch; or None.
           unit: the name of the examples.
         """
@@ -89,7 +88,9 @@ class ProgressHook(tf.train.SessionRunHook):
             self.write(told)
         if self._on_terminal:
             if self._bar is None:
-                self._bar = _new_bar(self._stream, max(self._counts.last_step, step), step)
+                from tqdm import tqdm  # pylint: disable=import-outside-toplevel
+                self._bar = tqdm(total=max(self._counts.last_step, step), initial=step,
+                                 file=self._stream, dynamic_ncols=True, mininterval=0)
             self._draw([])
 
     def before_run(self, run_context):
@@ -127,11 +128,7 @@ class ProgressHook(tf.train.SessionRunHook):
         self.close()
 
     def close(self):
-        """Ends the line of the bar; may be called twice.
-
-        `end` does it. A program calls it where an error ends the session, so that the text of the
-        error begins on a line of its own.
-        """
+        """Ends the line of the bar, so that the text of an error begins on a line of its own."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -148,13 +145,8 @@ class ProgressHook(tf.train.SessionRunHook):
             self._stream.flush()
 
     def evaluated(self, step, results, seconds=0.):
-        """Writes a line with the results of an evaluation, and adds them to the step's line.
-
-        Args:
-          step: the step whose weights were evaluated: the current one.
-          results: dict from names to numbers, as `Evaluation.run` returns it.
-          seconds: duration of the evaluation; left out of the rates.
-        """
+        """Writes a line with the results of an evaluation of the current step, and adds them to the
+        step's line; leaves its seconds out of the rates."""
         self._clock.away(seconds)
         self._log.add(step, {'test_' + name: value for name, value in results.items()})
         shown = ', '.join('%s %.4g' % item for item in results.items() if item[0] != 'examples')
@@ -244,9 +236,3 @@ def describe_time(seconds):
     if hours >= 24:
         return '%d d %02d:%02d' % (hours // 24, hours % 24, minutes)
     return '%d:%02d:%02d' % (hours, minutes, seconds) if hours else '%d:%02d' % (minutes, seconds)
-
-
-def _new_bar(stream, total, initial):
-    """tqdm's bar of `total` steps that begins at step `initial`."""
-    from tqdm import tqdm  # pylint: disable=import-outside-toplevel
-    return tqdm(total=total, initial=initial, file=stream, dynamic_ncols=True, mininterval=0)

@@ -54,26 +54,21 @@ class RunSettings(tf.train.SessionRunHook):
     so a start that fails earlier writes nothing. A run that goes on says each difference in a line.
     """
 
-    def __init__(self, values, kinds, directory, say=print):
+    def __init__(self, values, kinds, directory):
         """
         Args:
           values: dict from names to a number, string, boolean or None. A name with a space is in
             plain words; any other one is a flag's.
           kinds: dict from names to the kind of a `Difference`; `CHANGES` of those that are missing.
           directory: of the checkpoints.
-          say: called with each line about a file that was renamed.
         """
         self.values, self._kinds = values, kinds
-        self._path, self._directory, self._say = os.path.join(directory, FILE), directory, say
+        self._path, self._directory = os.path.join(directory, FILE), directory
         self._goes_on = self._is_written = False
 
     def compare(self):
         """Compares these settings with those of the latest start: a list of `Difference`; None
-        where the file is missing.
-
-        Raises:
-          BadFileError: the file holds something else, or cannot be read.
-        """
+        where the file is missing."""
         former = _read(self._directory)
         if former is None:
             return None
@@ -110,35 +105,26 @@ class RunSettings(tf.train.SessionRunHook):
             self.write()
 
     def write(self):
-        """Writes the file.
-
-        Raises:
-          LogFileError: it cannot be written.
-        """
+        """Writes the file."""
         if os.path.lexists(self._path) and not self._goes_on:
-            self._say('%s was that of an earlier run, whose checkpoints are gone: renamed to %s'
-                      % (self._path, moved_aside(self._path)))
+            print('%s was that of an earlier run, whose checkpoints are gone: renamed to %s'
+                  % (self._path, moved_aside(self._path)))
         with written_whole(self._path, advice='Make room or make the directory writable.') as file:
             json.dump({'settings': self.values}, file, indent=1)
             file.write('\n')
 
 
 def run_settings(batch_size, dataset=None, workers=1):
-    """The `RunSettings` of the flags, with the batch size in place of an 'auto'.
-
-    Args:
-      batch_size: an int.
-      dataset: whose number of examples, and names of classes and files, are settings, too; or None.
-      workers: number of workers, of one machine 1.
-    """
+    """The `RunSettings` of the flags, with the batch size in place of an 'auto'; of a data set its
+    number of examples, and its names of classes and files, are settings, too."""
     kinds = {name: setting.kind for name, setting in SETTINGS.items() if setting.kind != ONCE}
     values = collections.OrderedDict((name, FLAGS[name].value) for name in kinds)
     values.update({'batch_size': batch_size, 'number of workers': workers})
     if FLAGS.decay == 'cosine' and not FLAGS.decay_epochs:  # the rate falls until the last step
         kinds.update(train_steps=CHANGES, train_epochs=CHANGES)
     if dataset is not None:
-        if _names_of_classes(dataset) is not None:
-            values[_CLASSES] = '\n'.join(_names_of_classes(dataset))
+        if getattr(dataset, 'classes', None) is not None:  # which have names
+            values[_CLASSES] = '\n'.join(dataset.classes)
         values['number of training examples'] = int(dataset.num_examples['train'])
         if hasattr(dataset, 'names_digest'):  # files, and they number the examples by their names
             values['digest of the names of training files'] = dataset.names_digest('train')
@@ -146,11 +132,7 @@ def run_settings(batch_size, dataset=None, workers=1):
 
 
 def recorded_setting(name):
-    """The value of a setting at the latest start of the run; None if it is not recorded.
-
-    Raises:
-      BadFileError: the file of settings holds something else, or cannot be read.
-    """
+    """The value of a setting at the latest start of the run; None if it is not recorded."""
     return (_read(train_dir()) or {}).get(name)
 
 
@@ -184,18 +166,13 @@ def _given(name, value):
             '--%s=%s') % (name, _shown(value))
 
 
-def _names_of_classes(dataset):
-    """Those of image folders; None where classes have no names."""
-    return getattr(dataset, 'classes', None)
-
-
 def check_classes(dataset):
     """Raises `DatasetError` for classes that are not those which the run's network was trained on.
 
     A class folder that came, went or got another name moves the numbers of those after it, and
     every label would mean another output of the network.
     """
-    recorded, found = recorded_setting(_CLASSES), _names_of_classes(dataset)
+    recorded, found = recorded_setting(_CLASSES), getattr(dataset, 'classes', None)
     if found is None or recorded is None or not newest_prefix(train_dir()):
         return
     if not isinstance(recorded, str):

@@ -8,14 +8,8 @@ import tensorflow.compat.v1 as tf
 
 class StepCounts(collections.namedtuple('StepCounts', [
         'global_step', 'batch_size', 'examples_per_epoch', 'last_step', 'examples'])):
-    """What a run counts its steps and examples by.
-
-    Attributes:
-      global_step, examples: the variables that count steps, and examples.
-      batch_size: examples a step, over all machines.
-      examples_per_epoch: examples in one pass over the data.
-      last_step: the step at which training ends.
-    """
+    """What a run counts by: the variables `global_step` and `examples`, the examples a step, over
+    all machines, and of one pass over the data, and the step at which training ends."""
     __slots__ = ()
 
 
@@ -27,10 +21,7 @@ class StepClock:
     """Counts the runs of a session as steps, and the seconds that they take.
 
     Fetched with the update, the global step may be that before or after it: so a hook counts the
-    runs, and reads the exact step (`read`) only where it has something to show.
-
-    Attributes:
-      step, examples: those that the latest run has finished, as counted.
+    runs in `step` and `examples`, and reads them (`read`) only where it has something to show.
     """
 
     _UNTIMED_RUNS = 2  # which build kernels and optimise the graph
@@ -90,15 +81,8 @@ def share_waited(begin, end):
 
 
 def timed_batch(iterator):
-    """Reads the next batch of an iterator, and measures how long a step waits for it.
-
-    Args:
-      iterator: of `tf.data`.
-
-    Returns:
-      `(batch, waited)`: as `iterator.get_next()`, and a float64 scalar: the seconds from the time
-      at which the step asks for the batch to that at which it is there.
-    """
+    """Reads the next batch of an iterator, and measures how long a step waits for it: returns
+    `(batch, waited)`, of which the second is a float64 scalar, the seconds."""
     asked = tf.timestamp(name='asked_for_input')
     with tf.control_dependencies([asked]):
         batch = iterator.get_next()

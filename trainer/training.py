@@ -10,7 +10,7 @@ from trainer.cluster import joined
 from trainer.data import data_ended
 from trainer.evaluator import evaluate_run, say_ended
 from trainer.flags import FLAGS, train_dir
-from trainer.hooks import StartInputHook, make_hooks, tell_end
+from trainer.hooks import StartInputHook, make_hooks
 from trainer.process import status_of_signal
 from trainer.results import export, report
 from trainer.run_settings import run_settings
@@ -18,10 +18,6 @@ from trainer.run_settings import run_settings
 
 def train(job, cluster=None):
     """Trains, evaluates, prints the results and exports, as the one process or a cluster's chief.
-
-    Args:
-      job: `Job`, built in the default graph.
-      cluster: `Cluster`; or None.
 
     Returns:
       The exit status: 0; or that of the signal that stopped the run, in a cluster the first one to
@@ -58,15 +54,15 @@ def train(job, cluster=None):
 def _finish(job, hooks, ended, cluster):
     """Prints the results of a run whose session has ended, and exports; returns the exit status."""
     stopped_by, newest = hooks.signals.stopping_signal, newest_prefix(train_dir())
-    if stopped_by is None and hooks.failure is None:
+    if stopped_by is None and hooks.tested.failure is None:
         report(hooks.progress.throughput, hooks.evaluation.latest, job.setup)
-    if cluster is not None:
-        tell_end(hooks.signals)
+    if cluster is not None and hooks.signals.reason() is not None:
+        print('stopped: %s' % hooks.signals.reason())
     print('checkpoint     %s' % newest)
-    if hooks.best is not None and hooks.best.text:
-        print('best           %s' % hooks.best.text)
-    if ended is not None or hooks.failure is not None:
-        raise ended or hooks.failure
+    if hooks.tested.text:
+        print('best           %s' % hooks.tested.text)
+    if ended is not None or hooks.tested.failure is not None:
+        raise ended or hooks.tested.failure
     if stopped_by is None:
         say_ended(train_dir(), step_of(newest))
         if FLAGS.export_dir:
@@ -105,12 +101,7 @@ def serve_or_evaluate(setup, cluster):
     A parameter server works until a signal ends it, and never returns. An evaluator evaluates the
     chief's checkpoints.
 
-    Args:
-      setup: `Setup`.
-      cluster: `Cluster`; None: of an evaluator beside a run on one machine.
-
-    Returns:
-      The exit status.
+    Returns the exit status.
     """
     if FLAGS.plan_only:
         print('%s builds no towers: it has no plan' % (cluster.name if cluster else 'an evaluator'))
@@ -123,10 +114,6 @@ def serve_or_evaluate(setup, cluster):
 
 def work(cluster, job):
     """Trains as a worker that saves nothing, until the chief stops or a signal comes.
-
-    Args:
-      cluster: `Cluster`.
-      job: `Job`.
 
     Returns:
       The exit status: of the signal, to whichever worker it was sent; or 0.
@@ -158,5 +145,6 @@ def work(cluster, job):
     print('%s ended' % cluster.name, flush=True)
     if ended is not None:
         raise ended
-    tell_end(signals)
+    if signals.reason() is not None:
+        print('stopped: %s' % signals.reason(), flush=True)
     return status_of_signal(signals.stopping_signal)

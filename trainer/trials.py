@@ -5,10 +5,6 @@
     pipeline   examples a second that the input pipeline delivers when nothing else runs
     towers     examples a second of the same steps on one batch over and over, from memory
     together   examples a second of the training itself
-
-The input costs what the training is slower than its steps on a batch in memory. It is the slower
-side where the pipeline alone does not keep up with these steps, either; else both are fast enough
-alone, and slow each other down: on the same processors, or because they take turns.
 """
 
 import collections
@@ -75,18 +71,14 @@ def _say(line):
 # ---- Diagnosis -----------------------------------------------------------------------------------
 
 class Diagnosis(collections.namedtuple('Diagnosis', 'pipeline towers together waiting unit')):
-    """The measured speeds; `print(diagnosis)` shows them, with a verdict.
-
-    Attributes:
-      pipeline, towers, together: examples a second.
-      waiting: share of the steps' time that was waiting for input in the training itself, 0..1.
-      unit: the name of the examples.
-    """
+    """The measured speeds, in examples a second, and the share of the training's time that was
+    waiting for input; `print(diagnosis)` shows them, with a verdict."""
     __slots__ = ()
 
     @property
     def side(self):
-        """The slower side: `'towers'`, `'input'`, or `'both'`, which slow each other down."""
+        """The slower side: `'towers'`, `'input'`, or `'both'`, which slow each other down: on the
+        same processors, or because they take turns."""
         if self.together >= _BEHIND * self.towers:
             return 'towers'
         return 'input' if self.pipeline < _BEHIND * self.towers else 'both'
@@ -162,15 +154,8 @@ class _OneBatch:
 
 
 class _Steps(collections.namedtuple('_Steps', 'step examples waited initializers config')):
-    """Operations to be timed.
-
-    Attributes:
-      step: the operation of a step.
-      examples: how many examples it has, an int or a tensor.
-      waited: seconds that it waits for its input, a tensor; or 0.
-      initializers: list of operations that the session runs first, one after the other.
-      config: of the session; or None.
-    """
+    """Operations to be timed: a step, how many examples it has, the seconds that it waits for its
+    input, what the session runs first, one after the other; and the config of the session."""
     __slots__ = ()
 
 

@@ -84,4 +84,4 @@ def test_train_py_makes_that_rate_of_them(name, rate):
         made = make_learning_rate(arm.batch_size, arm.towers, 1437, 10)
     assert made.peak == pytest.approx(rate) and arm.rate == pytest.approx(rate)
     # Where a rate is scaled its warm-up starts from r, on one tower too.
-    assert made.at(0) == pytest.approx(0.001)
+    assert made.base == pytest.approx(0.001)

@@ -77,7 +77,7 @@ def test_values_of_each_step_and_of_evaluations(tmp_path):
     def evaluate(hook, step):
         if step == 3:
             hook.evaluated(3, {'accuracy': np.float64(0.875), 'loss': 0.25, 'examples': 7}, 1.)
-    Job(scalars={'half': tf.constant(0.5, tf.float16)}).run(tmp_path, 5, each=evaluate)
+    Job().run(tmp_path, 5, each=evaluate)
     found = scalars(tmp_path)
     assert sorted(found) == [2, 3, 4]
     assert found.pop(3) == {'test/accuracy': 0.875, 'test/loss': 0.25}
@@ -86,7 +86,7 @@ def test_values_of_each_step_and_of_evaluations(tmp_path):
         assert values.pop('train/weight_norm') in (10 - 1.25 * step, 11.25 - 1.25 * step)
         assert values == pytest.approx({
             'train/loss': 62.5 * (2 - (step - 1) / 4.), 'train/learning_rate': 0.1,
-            'train/half': 0.5, 'train/gradient_norm': 12.5,
+            'train/gradient_norm': 12.5,
             # Shards of mean 1.5 and 3.5: |G_k|^2 = 7.5^2 and 17.5^2, small = 181.25.
             'train/noise_scale': 4 * (181.25 - 156.25) / (2 * 156.25 - 181.25)}, rel=1e-6)
 
@@ -154,8 +154,7 @@ def test_the_models_own_summaries_appear_once_under_the_names_of_one_device(tmp_
         tf.summary.scalar('of_evaluation', tf.reduce_mean(x))
         return tf.reduce_mean(x) * tf.get_variable('a', [])
     towers.build_towers(evaluated, (tf.placeholder(tf.float32, [4]),), None, 2, reuse=job.built)
-    job.summaries = default_summaries(job.built, custom=[tf.summary.scalar('outside', 3.)],
-                                      norms=False)
+    job.summaries = default_summaries(job.built, norms=False) + [tf.summary.scalar('outside', 3.)]
     job.run(tmp_path, 2)
     by_tag = {value.tag: value for _, event in events(tmp_path) for value in event.summary.value}
     assert set(by_tag) == OF_FOUR | {'train/loss', 'outside'}
@@ -222,7 +221,7 @@ def test_what_summaries_cannot_be_made_of(tmp_path):
     path.write_text('')
     for make, text in [
             (lambda: default_summaries(without_optimizer), 'built without an optimizer'),
-            (lambda: default_summaries(job.built, custom=[3]), 'expected a list of what tf.summ'),
+            (lambda: SummaryHook([3], job.global_step, str(tmp_path)), 'expected a list of what tf'),
             (lambda: SummaryHook(job.summaries, job.global_step, str(tmp_path), 0),
              'summary_steps=0: expected a whole number'),
             (lambda: SummaryHook(job.summaries, job.global_step, str(path)),

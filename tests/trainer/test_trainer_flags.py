@@ -65,7 +65,7 @@ def refusal(capsys, *argv):
     ('--config={"all_reduce":"copy"}', 'all_reduce of --config is of no use with '
      '--variable_device=: it goes with replicated'),
     ('--cluster=ps', '--cluster=ps does not say which machines: set TF_CONFIG; on one machine, '
-     'python -m towers.launch --ps=1 starts all processes'),
+     'python -m towers.launch starts all processes'),
     ('--augment_shift=2', 'augment_shift is no flag: give --config=\'{"augment_shift": …}\', or a '
      'JSON file that has it'),
     ('--noxla', 'xla is no flag: give --config=\'{"xla": …}\', or a JSON file that has it'),

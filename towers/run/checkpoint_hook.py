@@ -49,7 +49,6 @@ class CheckpointHook(tf.train.SessionRunHook):
             stops the run. While an attribute `wants_save` of one is true, the next step is saved.
 
         Raises:
-          InvalidArgumentError: `save_steps` or `keep` out of range.
           CheckpointError: from the methods: a save failed, or the directory cannot be made, or
             holds a later step than the session starts from.
         """
@@ -124,11 +123,7 @@ class CheckpointHook(tf.train.SessionRunHook):
                 or step // self._save_steps > self._saved_step // self._save_steps)
 
     def _save(self, session, step):
-        """Saves this step; returns whether a listener asks the run to stop.
-
-        Raises:
-          CheckpointError: it could not be written.
-        """
+        """Saves this step; returns whether a listener asks the run to stop."""
         for listener in self._listeners:
             listener.before_save(session, step)
         path = os.path.join(self._directory, 'model.ckpt')
@@ -163,11 +158,8 @@ class CheckpointHook(tf.train.SessionRunHook):
     def _earlier_checkpoints(self, step):
         """Prefixes of the directory's checkpoints that its state file lists, the newest one last.
 
-        Args:
-          step: the step that the session starts from.
-
-        Raises:
-          CheckpointError: the state file is damaged, or lists a later step than the session's.
+        Raises `CheckpointError` where the state file is damaged, or lists a later step than that
+        which the session starts from.
         """
         there = list_checkpoints(self._directory)
         newest, wrong = newest_named(self._directory, there)

@@ -108,10 +108,6 @@ class Evaluation:
         Returns:
           Dict from metric names and `'loss'` to floats, and from `'examples'` to their number; or
           None if it was given up.
-
-        Raises:
-          InvalidArgumentError: no session, or a session of another graph; predictions alone.
-          InputError: the data set has no batch, or no end.
         """
         if not self.metrics:
             raise InvalidArgumentError(_NOTHING)
@@ -133,18 +129,8 @@ class Evaluation:
                     **{name: float(count) for name, count in counts.items()}, examples=examples)
 
     def predict(self, session):
-        """Predictions of all examples, in their order.
-
-        Args:
-          session: as for `run`.
-
-        Returns:
-          A generator of a nest of arrays [batch, …] for each batch, like the predictions that the
-          model function returns.
-
-        Raises:
-          InvalidArgumentError: the model function returned no predictions; as `run`.
-        """
+        """Predictions of all examples, in their order: a generator of a nest of arrays [batch, …]
+        for each batch, like the predictions that the model function returns."""
         leaves = tf.nest.flatten(self.built.predictions)
         if not leaves or any(leaf is None for leaf in leaves):
             raise InvalidArgumentError('the model function returned no predictions: expected some '
@@ -153,15 +139,8 @@ class Evaluation:
         return (predictions for _, predictions in self._batches(session, self.built.predictions))
 
     def check_examples(self, session, read=False):
-        """Checks that the data set has a batch and an end, as far as TensorFlow knows its length.
-
-        Args:
-          session: as for `run`.
-          read: where the length is not known, whether to read the first batch.
-
-        Raises:
-          InputError: the data set is empty, or has no end.
-        """
+        """Raises `InputError` where the data set is empty, or has no end, as far as TensorFlow
+        knows its length; with `read` it reads the first batch where TensorFlow does not."""
         check_session(session, self._size.graph)
         known = session.run(self._batches_known)
         if known == tf.data.experimental.INFINITE_CARDINALITY:
@@ -189,15 +168,8 @@ _NO_BATCH = 'the data set to be evaluated has no batch: expected one at least.'
 
 
 def _checked_metrics(built, counters):
-    """The metrics of a build: a dict from names to scalar tensors, or pairs of `tf.metrics`.
-
-    Args:
-      built: `BuiltTowers`.
-      counters: list of the variables that are set to 0 before each run.
-
-    Raises:
-      InvalidArgumentError: there are none, or one is no number, or counts in another variable.
-    """
+    """The metrics of a build: a dict from names to scalar tensors, or pairs of `tf.metrics` that
+    count in `counters`, which are set to 0 before each run."""
     metrics = dict(built.metrics)
     if built.loss is not None:
         metrics.update(with_parts('loss', built.loss))
@@ -254,8 +226,7 @@ class EvaluationHook(tf.train.SessionRunHook):
             hook, and the hook that saves after it.
           stop_at: `(metric, value)`: training stops when the metric is at least the value; or None.
           skip_end: function without arguments, called at the end of the session: if it returns
-            True, the last evaluation is left out. `lambda: signals.received is not None` leaves it
-            out in a process that was told to stop. Or None.
+            True, as in a process that was told to stop, the last evaluation is left out. Or None.
 
         Raises:
           InvalidArgumentError: `stop_at` without `every_steps`, or with an unknown metric;
@@ -321,11 +292,8 @@ class EvaluationHook(tf.train.SessionRunHook):
             self._evaluate(session, self._listeners)
 
     def _evaluate(self, session, listeners):
-        """Evaluates the current step, and gives the results and their seconds to the listeners.
-
-        Returns:
-          Whether to stop: the evaluation was given up, or has reached `stop_at`.
-        """
+        """Evaluates the current step, and gives the results and their seconds to the listeners;
+        returns whether to stop: it was given up, or has reached `stop_at`."""
         begin = time.perf_counter()
         results = self._evaluation.run(session)
         self._given_up = results is None

@@ -9,7 +9,6 @@ import math
 import sys
 import typing
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_choice, check_count, check_number
@@ -30,14 +29,6 @@ def scale_learning_rate(base: float, num_towers: int, rule: str) -> float:
 
     A reduction 'sum' multiplies the gradient by num_towers as well. For an optimizer that follows
     the gradient's size (SGD, momentum) that is a linear scaling of its own.
-
-    Args:
-      base: the rate of one device, a float > 0.
-      num_towers: an int >= 1.
-      rule: 'none', 'sqrt' or 'linear'.
-
-    Returns:
-      A float.
 
     Raises:
       InvalidArgumentError: an argument out of range.
@@ -68,9 +59,7 @@ class LearningRate(object):
                        2016, arXiv:1608.03983, without restarts)
 
     Attributes:
-      base: the rate of one device.
-      num_towers: by how many times the batch is larger than the one `base` was tuned for.
-      rule: 'none', 'sqrt' or 'linear'.
+      base, num_towers, rule: as given.
       peak: the scaled rate, before warm-up and decay.
     """
 
@@ -80,10 +69,8 @@ class LearningRate(object):
                  decay_rate: typing.Optional[float] = None):
         """
         Args:
-          base: the rate of one device, a float > 0.
-          num_towers: by how many times the batch is larger than the one `base` was tuned for, an
-            int >= 1.
-          rule: 'none', 'sqrt' or 'linear', see `scale_learning_rate`.
+          base, num_towers, rule: as for `scale_learning_rate`: by `num_towers` times the batch is
+            larger than the one `base` was tuned for.
           warmup_examples: length of the ramp in examples, 0 for none.
           decay: 'none', 'exponential' or 'cosine'.
           decay_examples: examples for one factor of decay_rate ('exponential') or until the rate is
@@ -95,57 +82,36 @@ class LearningRate(object):
         """
         self.peak = scale_learning_rate(base, num_towers, rule)
         self.base, self.num_towers, self.rule = float(base), int(num_towers), rule
+        self._start = 0. if self.peak == self.base else self.base  # of the warm-up
         check_count('warmup_examples', warmup_examples, 0)
         self._warmup_examples = int(warmup_examples)
         check_choice('decay', decay, DECAYS)
         _check_decay(decay, decay_examples, decay_rate)
         self._decay, self._decay_examples, self._decay_rate = decay, decay_examples, decay_rate
 
-    def at(self, examples_seen):
-        """The rate of the step that comes after `examples_seen` examples, a float.
-
-        Raises:
-          InvalidArgumentError: examples_seen is not a whole number of at least 0.
-        """
-        check_count('examples_seen', examples_seen, 0)
-        return float(self._rate(np.float64(examples_seen), np))
-
     def tensor(self, examples_seen):
-        """The rate as a scalar float32 tensor, equal to `at` to a relative 1e-6.
+        """The rate of the step that comes after `examples_seen` examples, a scalar float32 tensor.
 
         Args:
-          examples_seen: a scalar tensor or variable of an integer type: the examples of all steps
-            before this one, such as `global_step * batch_size`. A large product wants int64.
-
-        Raises:
-          InvalidArgumentError: examples_seen is no such tensor.
+          examples_seen: a scalar tensor of an integer type: the examples of all steps before, such
+            as `global_step * batch_size`. A large product wants int64.
         """
         if not (tf.is_tensor(examples_seen) and examples_seen.dtype.is_integer
                 and examples_seen.shape.is_compatible_with([])):
-            raise InvalidArgumentError('examples_seen=%.80r: expected a scalar integer tensor; for '
-                                       'a number there is at().' % (examples_seen,))
+            raise InvalidArgumentError('examples_seen=%.80r: expected a scalar integer tensor.'
+                                       % (examples_seen,))
         with tf.name_scope('learning_rate'):
-            return tf.cast(self._rate(tf.cast(examples_seen, tf.float64), tf), tf.float32)
-
-    def _rate(self, examples, lib):
-        """The formula of the class, in float64; `lib` is numpy or tensorflow.
-
-        float64 is precise enough for a cosine near its end, a small difference of numbers near 1.
-        """
-        rate = self.peak
-        if self._warmup_examples:
-            rate = self._start + (self.peak - self._start) * lib.minimum(
-                examples / self._warmup_examples, 1.)
-        if self._decay == 'exponential':
-            rate *= self._decay_rate ** (examples / self._decay_examples)
-        elif self._decay == 'cosine':
-            rate *= (1. + lib.cos(math.pi * lib.minimum(examples / self._decay_examples, 1.))) / 2.
-        return rate
-
-    @property
-    def _start(self):
-        """The rate at which the warm-up starts."""
-        return 0. if self.peak == self.base else self.base
+            # float64: a cosine near its end is a small difference of numbers near 1.
+            examples, rate = tf.cast(examples_seen, tf.float64), tf.cast(self.peak, tf.float64)
+            if self._warmup_examples:
+                rate = self._start + (self.peak - self._start) * tf.minimum(
+                    examples / self._warmup_examples, 1.)
+            if self._decay == 'exponential':
+                rate *= self._decay_rate ** (examples / self._decay_examples)
+            elif self._decay == 'cosine':
+                rate *= (1. + tf.cos(math.pi * tf.minimum(
+                    examples / self._decay_examples, 1.))) / 2.
+            return tf.cast(rate, tf.float32)
 
     def describe(self):
         """One line, such as `0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 3,594 examples`."""

@@ -37,9 +37,8 @@ class StopOnSignalHook(tf.train.SessionRunHook):
     group has received already.
 
     The handlers are installed when the session is made, which has to be in the main thread, and the
-    former handlers are put back at its end. So this hook comes after the hooks that save, in case a
-    signal comes while they save (`training_session(last_hooks=…)`). Processes that are forked
-    meanwhile have the former handlers.
+    former ones are put back at its end, and in forked processes. So this hook comes after the hooks
+    that save, in case a signal comes while they save (`training_session(last_hooks=…)`).
 
     Attributes:
       received: the number of the signal that stopped the run; or None. By convention such a
@@ -51,13 +50,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
     _ECHO_SECONDS = 0.5
 
     def __init__(self, stream: typing.Any = None):
-        """
-        Args:
-          stream: text stream for the line about the signal; None: standard error.
-
-        Raises:
-          InvalidArgumentError: `stream` is no text stream.
-        """
+        """`stream`: text stream for the line about the signal; None: standard error."""
         if stream is not None and not hasattr(stream, 'write'):
             raise InvalidArgumentError('stream=%.80r: expected a text stream.' % (stream,))
         self.received, self._since, self._stream, self._former = None, None, stream, {}
@@ -65,7 +58,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
 
     @property
     def stopping_signal(self):
-        """The number of the signal that ended the run; None without one."""
+        """As `received`; of several machines that of the worker which got it."""
         return self.received
 
     def after_create_session(self, session, coord):
@@ -90,10 +83,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             self._watch()
 
     def stop(self, number):
-        """Stops the session as the signal of that number would.
-
-        For other reasons to stop, such as output that nobody reads any more (SIGPIPE).
-        """
+        """Stops the session as the signal of that number would."""
         if self.received is None:
             self.received, self._since = number, time.monotonic()
 

@@ -13,9 +13,8 @@ from towers.placement.variable_device import only_device
 from towers.tower.objectives import all_pairs, with_parts
 
 
-def default_summaries(built: typing.Any, learning_rate: typing.Any = None, norms: bool = True,
-                      scalars: typing.Optional[dict] = None,
-                      custom: typing.Sequence = ()) -> typing.List[tf.Tensor]:
+def default_summaries(built: typing.Any, learning_rate: typing.Any = None,
+                      norms: bool = True) -> typing.List[tf.Tensor]:
     """The summaries of a training. Makes operations: to be called before the session is made.
 
         train/loss             `BuiltTowers.loss`
@@ -25,44 +24,43 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None, norms
         train/weight_norm      the same of the variables that have a gradient, read during the step
         train/noise_scale      of the towers' gradients, where they tell it
 
+    and those that the model function made in the first tower, of its shard.
+
     Args:
       built: `BuiltTowers`, of a training.
       learning_rate: scalar tensor (or a number), or None.
       norms: whether to write norms and the noise scale.
-      scalars: dict from further names to scalar tensors.
-      custom: list of results of `tf.summary.scalar`, `histogram`, `image`, …. Those that the
-        model function made in the first tower, of its shard, are written in any case.
 
     Returns:
       List of string tensors, as `tf.summary.scalar` returns one: for `SummaryHook`, or TensorFlow's
-      `SummarySaverHook`.
+      `SummarySaverHook`. Others, of `tf.summary.histogram` say, may be added.
 
     Raises:
       InvalidArgumentError: `built` was built without an optimizer; a learning rate that is no
-        number; a `custom` that is no list of summaries.
+        number.
     """
     if isinstance(built, type) or not hasattr(built, 'train_op'):
         raise InvalidArgumentError('built=%.80r: expected what build_towers returned.' % (built,))
     if built.train_op is None:
         raise InvalidArgumentError('these towers were built without an optimizer: there is no '
                                    'training to make summaries of.')
-    scalars = scalar_tensors('scalars', {} if scalars is None else scalars)
     check_flag('norms', norms)
-    _check_summaries('custom', custom)
-    learning_rate = _checked_rate(learning_rate)
+    if isinstance(learning_rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
+        scalar_tensors('learning_rate', {'rate': learning_rate})
+    elif learning_rate is not None:
+        check_number('learning_rate', learning_rate, expected='a scalar tensor, a number, or None')
     values = dict(with_parts('loss', built.loss))
     with tf.name_scope('summaries/'):
         if learning_rate is not None:
             values['learning_rate'] = learning_rate
         if norms:
             values.update(_norms(built))
-        values.update(scalars)
         with tf.device('/cpu:0'):
             own = tf.raw_ops.ScalarSummary(
                 tags=['train/' + name for name in values],
                 values=tf.stack([tf.cast(value, tf.float32) for value in values.values()]))
-    return [own] + list(custom) + [summary for summary in tf.get_collection(tf.GraphKeys.SUMMARIES)
-                                   if built.towers[0].has(summary.op.name)]
+    return [own] + [summary for summary in tf.get_collection(tf.GraphKeys.SUMMARIES)
+                    if built.towers[0].has(summary.op.name)]
 
 
 def _norms(built):
@@ -76,27 +74,6 @@ def _norms(built):
                                  built.placement)
     noise = _noise_scale(built)
     return found if noise is None else dict(found, noise_scale=noise)
-
-
-def _check_summaries(name, summaries):
-    """Raises `InvalidArgumentError` unless it is a list of summaries."""
-    if not isinstance(summaries, (list, tuple)) or not all(
-            isinstance(each, tf.Tensor) and each.dtype == tf.string for each in summaries):
-        raise InvalidArgumentError('%s=%.80r: expected a list of what tf.summary.scalar and the '
-                                   'like return.' % (name, summaries))
-
-
-def _checked_rate(rate):
-    """The learning rate: a scalar tensor, a number, or None.
-
-    Raises:
-      InvalidArgumentError: something else.
-    """
-    if isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
-        return scalar_tensors('learning_rate', {'rate': rate})['rate']
-    if rate is not None:
-        check_number('learning_rate', rate, expected='a scalar tensor, a number, or None')
-    return rate
 
 
 class SummaryHook(tf.train.SessionRunHook):
@@ -121,7 +98,10 @@ class SummaryHook(tf.train.SessionRunHook):
         Raises:
           InvalidArgumentError: an argument of another kind; a `logdir` that is a file.
         """
-        _check_summaries('summaries', summaries)
+        if not isinstance(summaries, (list, tuple)) or not all(
+                isinstance(each, tf.Tensor) and each.dtype == tf.string for each in summaries):
+            raise InvalidArgumentError('summaries=%.80r: expected a list of what tf.summary.scalar '
+                                       'and the like return.' % (summaries,))
         check_step_variable(global_step)
         check_count('summary_steps', summary_steps)
         logdir = directory_name('logdir', logdir)
@@ -142,10 +122,10 @@ class SummaryHook(tf.train.SessionRunHook):
             # overwrite the file of a run that ended within the same second.
             self._writer = tf.summary.FileWriter(
                 self._logdir, filename_suffix='.from_%d.%d' % (self._step, os.getpid()))
-            if isinstance(self._graph, tf.GraphDef):
-                self._writer.add_graph(None, self._step, self._graph)
-            elif self._graph is not None:
-                self._writer.add_graph(self._graph, self._step)
+            if self._graph is not None:
+                self._writer.add_graph(None, self._step, (
+                    self._graph.as_graph_def() if isinstance(self._graph, tf.Graph)
+                    else self._graph))
         # From the next step on: the summaries of this one were written before its checkpoint.
         self._writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), self._step + 1)
 
@@ -164,17 +144,10 @@ class SummaryHook(tf.train.SessionRunHook):
             self._writer.add_summary(summary, self._step)
         self._writer.flush()  # before a checkpoint of this step is saved
 
-    def evaluated(self, step, results, seconds=0., name='test'):
-        """Writes the results of an evaluation: `test/accuracy`, ….
-
-        Args:
-          step: the step whose weights were evaluated.
-          results: dict from names to numbers, as `Evaluation.run` returns it.
-          seconds: duration of the evaluation.
-          name: prefix of the tags of the results.
-        """
+    def evaluated(self, step, results, seconds=0.):
+        """Writes the results of an evaluation of a step: `test/accuracy`, …."""
         self._writer.add_summary(tf.Summary(value=[
-            tf.Summary.Value(tag='%s/%s' % (name, key), simple_value=float(value))
+            tf.Summary.Value(tag='test/' + key, simple_value=float(value))
             for key, value in results.items() if key != 'examples']), step)
         self._writer.flush()
 
@@ -224,12 +197,8 @@ def _noise_scale(built):
 
 
 def _norm(pairs, placement):
-    """The norm of all tensors together, computed on the devices of the variables.
-
-    Args:
-      pairs: list of (tensor, variable).
-      placement: `BuiltTowers.placement`.
-    """
+    """The norm of the tensors of `(tensor, variable)` pairs together, each computed on the device
+    of its variable."""
     squares = []
     for tensor, variable in pairs:
         with placement.scope_of(variable):

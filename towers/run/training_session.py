@@ -53,8 +53,7 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
         `check(newest, missing, dropped)` before anything in the directory is changed: with what
         `newest_checkpoint` returned, and what the checkpoint lacks of the graph's variables, and
         the graph of the checkpoint's, each a text or None. It returns lines to be shown, or raises
-        to refuse the run. State that would be dropped is said, and what is missing is refused, in
-        any case. Or None.
+        to refuse the run. Or None.
       built: what `build_towers` returned, for the advice when a step runs out of memory; or None.
       memory_limit: bytes that a device has, for the same advice; None: what the device reports.
       member: `Member`, if this process is the chief of a cluster; or None.
@@ -156,12 +155,9 @@ def _checked_newest(directory, recover, check, say):
 
 
 class _NewestCheckpoint(tf.train.SessionCreator):
-    """Makes sessions from the newest checkpoint.
-
-    The first session is restored from the checkpoint that was checked. When a session is lost
-    (`AbortedError`, `UnavailableError`), `MonitoredSession` makes another one, and by then the run
-    has saved later checkpoints.
-    """
+    """Makes sessions from the newest checkpoint: the first one from that which was checked. When a
+    session is lost (`AbortedError`, `UnavailableError`), `MonitoredSession` makes another one, and
+    by then the run has saved later checkpoints."""
 
     def __init__(self, directory, newest, scaffold, config, target):
         self._target = target
