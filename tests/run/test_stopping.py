@@ -63,17 +63,6 @@ def test_the_first_one_finishes_the_step_and_saves(tmp_path, handlers, number, n
                                % name)
 
 
-def test_a_hangup_that_is_ignored_stays_ignored(tmp_path):
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup starts a process
-    hook = StopOnSignalHook(io.StringIO())
-
-    def each_step(unused_step):
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    assert run(hook, each_step, steps=5) == 5
-    assert hook.received is None and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-
-
 def test_a_signal_while_other_hooks_end_is_held_until_they_have_ended(handlers):
     class Saver(tf.train.SessionRunHook):
         done = False

@@ -165,31 +165,6 @@ def test_the_models_own_summaries_appear_once_under_the_names_of_one_device(tmp_
     assert by_tag['picture/image'].image.width == 1
 
 
-def test_summaries_come_with_the_step_and_only_with_those_that_are_written(tmp_path):
-    """Seven steps with a summary of every third: seven runs of the model, two of its summary."""
-    ran = {'model': 0, 'summary': 0}
-
-    def noted(value, where):
-        def note(array):
-            ran[where] += 1
-            return array
-        return tf.reshape(tf.py_func(note, [value], tf.float32), value.shape)
-
-    def model_fn(x):
-        x = noted(x, 'model')
-        tf.summary.scalar('own', noted(tf.reduce_mean(x), 'summary'))
-        return tf.reduce_mean(x) * tf.get_variable('a', [])
-    global_step = tf.train.get_or_create_global_step()
-    built = towers.build_towers(model_fn, (tf.ones([4]),), tf.train.GradientDescentOptimizer(0.1),
-                                1, global_step=global_step)
-    hook = SummaryHook(default_summaries(built), global_step, str(tmp_path), 3)
-    with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(), [hook]) as session:
-        for _ in range(7):
-            session.run(built.train_op)
-    assert ran == {'model': 7, 'summary': 2}
-    assert {step: values['own'] for step, values in scalars(tmp_path).items()} == {3: 1., 6: 1.}
-
-
 @pytest.mark.slow
 def test_a_resumed_run_writes_each_step_once_for_tensorboard(tmp_path):
     """Checkpoints at 4 and 8; killed after 7; goes on from 4."""

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import struct
-import sys
 import termios
 import threading
 
@@ -160,20 +159,6 @@ def test_evaluations_and_checkpoints_are_left_out_of_the_rates(time, tmp_path):
     assert [line.get('images_per_second') for line in training.lines()] == [None, 40., None, 40.]
 
 
-def test_rates_on_the_screen_are_of_the_last_seconds(time, tmp_path):
-    stream = io.StringIO()
-
-    def slow_down(hook, step):
-        if step == 40:
-            time.now += 100.  # something else; then steps of 5 s instead of 0.5
-        if step >= 40:
-            time.now += 4.5
-    Training(tmp_path, time, 60, 10, stream=stream).run(60, slow_down)
-    rates = re.findall(r'([\d:]+) left  ([\d,.]+) images/s', stream.getvalue())
-    assert rates == [('0:25', '40'), ('0:20', '40'), ('0:15', '40'), ('0:10', '40'),
-                     ('2:30', '1.3'), ('0:00', '4')]
-
-
 def test_one_bar_on_80_columns_and_other_lines_above_it(time, tmp_path):
     terminal = Terminal(80)
 
@@ -191,46 +176,6 @@ def test_one_bar_on_80_columns_and_other_lines_above_it(time, tmp_path):
     assert lines[3:] == [''] and len(lines[2]) == 79  # tqdm leaves one column free
 
 
-@pytest.mark.parametrize('columns, expected', [
-    (200, r' 7/20 \|█+.? +\| loss 0.2857 lr 0.001 0:06 left 40 images/s epoch 1.8$'),
-    (40, r' 7/20 \|.\| loss 0.2857 lr 0.001 0:06 lef$')])
-@pytest.mark.slow
-def test_what_matters_least_is_cut_off_on_a_narrow_terminal(time, tmp_path, columns, expected):
-    terminal = Terminal(columns)
-    Training(tmp_path, time, stream=terminal.stream).run(7)
-    assert re.match(expected, screen(terminal.close(), columns)[0])
-
-
-def test_an_error_begins_on_a_line_of_its_own(time, tmp_path):
-    terminal = Terminal(80)
-    training = Training(tmp_path, time, stream=terminal.stream)
-    training.run(3, killed=True)
-    training.hook.close()
-    training.hook.close()
-    terminal.stream.write('the error\n')
-    lines = screen(terminal.close(), 80)
-    assert lines[0].startswith(' 3/20') and lines[1:] == ['the error', '']
-
-
-# ---- where to ------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize('out, error, chosen', [
-    (True, True, 'error'), (False, True, 'out')])
-def test_lines_go_to_standard_output_and_a_bar_to_standard_error(
-        time, tmp_path, monkeypatch, out, error, chosen):
-    class Stream(io.StringIO):
-        def __init__(self, on_terminal):
-            super(Stream, self).__init__()
-            self.isatty = lambda: on_terminal
-    streams = {'out': Stream(out), 'error': Stream(error)}
-    monkeypatch.setattr(sys, 'stdout', streams['out'])
-    monkeypatch.setattr(sys, 'stderr', streams['error'])
-    monkeypatch.setenv('TERM', 'dumb')  # lines in either case
-    Training(tmp_path, time, 2, 1).run(2)
-    assert 'step 2/2' in streams[chosen].getvalue()
-    assert [name for name, stream in streams.items() if stream.getvalue()] == [chosen]
-
-
 # ---- metrics.jsonl -------------------------------------------------------------------------------
 
 def test_a_line_at_each_multiple_and_at_the_last_step(tmp_path, time):
@@ -241,12 +186,6 @@ def test_a_line_at_each_multiple_and_at_the_last_step(tmp_path, time):
         'step': step, 'epoch': step / 4, 'examples': 20 * step,
         'loss': pytest.approx(2 / step), 'learning_rate': 0.001, 'images_per_second': 40.,
         'input_wait': pytest.approx(.2), 'wall_time': 1.8e9} for step in (4, 8, 10)]
-
-
-def test_no_rate_before_there_is_one(tmp_path, time):
-    training = Training(tmp_path, time, log_every=1)
-    training.run(3)
-    assert [line['images_per_second'] for line in training.lines()] == [None, None, 40.]
 
 
 def test_the_line_is_there_before_the_checkpoint(tmp_path, time):
@@ -305,24 +244,3 @@ def test_the_line_of_the_step_before_one_that_fails_is_in_the_log(tmp_path):
                 session.run(train_op)
     lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
     assert [json.loads(line)['step'] for line in lines] == [4, 8]
-
-
-def test_a_session_that_is_lost_costs_no_line_and_repeats_none(tmp_path):
-    class FailsOnce(tf.train.SessionRunHook):
-        failed = False
-
-        def after_run(self, run_context, run_values):
-            if not self.failed and run_context.session.run(tf.train.get_global_step()) == 11:
-                self.failed = True
-                raise tf.errors.UnavailableError(None, None, 'gone')
-    step, stream = tf.train.get_or_create_global_step(), io.StringIO()
-    train_op = tf.assign_add(step, 1).op
-    hook = ProgressHook([], StepCounts(step, 1, 1, 100, step), str(tmp_path / 'metrics.jsonl'), 1,
-                        stream)
-    with training_session(str(tmp_path), step, [hook, FailsOnce()], save_steps=4,
-                          say=lambda line: None) as session:
-        for _ in range(14 - 8 + 11):  # from step 8 on again
-            session.run(train_op)
-    lines = [json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text().splitlines()]
-    assert [line['step'] for line in lines] == list(range(1, lines[-1]['step'] + 1))
-    assert lines[-1]['step'] >= 14 and stream.getvalue().count('cut the ') == 1

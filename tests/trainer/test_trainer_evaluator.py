@@ -7,7 +7,6 @@ import signal
 import pytest
 import tensorflow.compat.v1 as tf
 
-import towers
 from trainer import evaluator
 
 
@@ -72,14 +71,6 @@ def test_each_checkpoint_is_evaluated_once_and_the_last_one_ends_it(folder, caps
             folder, folder), 'evaluated      the last step, 30: ended']
 
 
-def test_a_run_that_goes_on_has_not_ended(folder):
-    Chief(folder).save(10)
-    evaluator.say_ended(folder, 10)
-    evaluator.say_ended(folder, None)
-    assert not os.path.exists(os.path.join(folder, evaluator.END))
-    evaluator.say_ended(folder, None)  # nothing to take back
-
-
 def test_one_that_is_replaced_while_it_is_read_is_passed_over(folder, capsys):
     chief = Chief(folder)
     chief.save(10)
@@ -97,30 +88,10 @@ def test_one_that_is_replaced_while_it_is_read_is_passed_over(folder, capsys):
     assert [line['step'] for line in lines(folder)] == [20]
 
 
-def test_another_error_is_an_error(folder):
-    Chief(folder).save(10)
-
-    def evaluate(unused_prefix):
-        raise towers.CheckpointError('of another model')
-    with pytest.raises(towers.CheckpointError, match='of another model'):
-        evaluator.evaluate_checkpoints(evaluate, folder)
-
-
 def test_started_again_it_adds_no_line_twice(folder):
     assert evaluated(folder, [[10], [20]], 20) == [10, 20]
     evaluator.evaluate_checkpoints(lambda prefix: {'accuracy': .2}, folder)
     assert [line['step'] for line in lines(folder)] == [10, 20]
-
-
-def test_the_file_of_an_earlier_run_is_kept_aside(folder, monkeypatch):
-    chief, path = Chief(folder), os.path.join(folder, evaluator.FILE)
-    with open(path, 'w') as log:
-        log.write('{"step": 5}\n')
-    monkeypatch.setattr(evaluator.time, 'sleep', lambda seconds: chief.save(10))
-    evaluator.say_ended(folder, 10)
-    evaluator.evaluate_checkpoints(lambda prefix: {}, folder)
-    assert [line['step'] for line in lines(folder)] == [10]
-    assert os.path.exists(path + '.1')
 
 
 @pytest.mark.parametrize('has_checkpoint', [False, True])

@@ -145,9 +145,3 @@ def test_a_line_break_in_the_name_of_a_class(tmp_path):
         check_classes(classes)
         with pytest.raises(datasets.DatasetError, match=r"class 2 is 'rose', and was 'caf\\udce9'"):
             check_classes(OfFolders('a\nb', 'rose'))
-
-
-def test_a_run_without_names_of_classes_is_not_compared(tmp_path):
-    with flagsaver.flagsaver(train_dir=str(tmp_path)):
-        run_settings(60).write()
-        check_classes(OfFolders('daisy', 'rose'))

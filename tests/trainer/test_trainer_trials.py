@@ -15,7 +15,6 @@ from trainer import trials
 from trainer.flags import FLAGS
 from trainer.job import Setup
 from trainer.run_settings import run_settings
-from trainer.speed import timed_batch
 from trainer.trials import Diagnosis
 
 
@@ -96,57 +95,22 @@ class Linear:
     """A model of batches of three numbers, as train.py takes one."""
     image_format, unit, regularization = {}, 'examples', 'none'
 
-    def __init__(self, log=False):
-        self._log = log
-
     def model_fn(self, unused_mode):
-        def model_fn(values):
-            product = tf.matmul(values, tf.get_variable('weight', [3, 1]) ** 2)
-            return tf.reduce_mean(tf.log(-product) if self._log else product)
-        return model_fn
-
-
-def setup_of(model, make):
-    """The `Setup` of a model, and of batches of 6 that a function of a data set makes."""
-    asked = []
-
-    def train_batches(**arguments):
-        asked.append(arguments)
-        return make(tf.data.Dataset.from_tensors(np.ones([6, 3], np.float32)).repeat())
-    return Setup(model, types.SimpleNamespace(
-        train_batches=train_batches, num_examples={'train': 14}), 6), asked
+        return lambda values: tf.reduce_mean(tf.matmul(values, tf.get_variable('weight', [3, 1])))
 
 
 def test_a_run_made_input_bound(capsys):
     """Batches of 6 examples that are 20 ms late each, of which the towers alone have one."""
-    setup, asked = setup_of(Linear(), lambda batches: batches.map(slow))
+    asked = []
+
+    def train_batches(**arguments):
+        asked.append(arguments)
+        return tf.data.Dataset.from_tensors(np.ones([6, 3], np.float32)).repeat().map(slow)
+    setup = Setup(Linear(), types.SimpleNamespace(
+        train_batches=train_batches, num_examples={'train': 14}), 6)
     with flagsaver.flagsaver(diagnose_seconds=.5, remainder='pad', augment_shift=2):
         found = trials.diagnose(setup)
     assert [(each['remainder'], each['shift']) for each in asked] == [('pad', 2)] * 3
     assert found.side == 'input' and found.waiting > .5 and found.unit == 'examples'
     assert found.pipeline < 6 / .02 < found.towers and found.together < 6 / .02
     assert capsys.readouterr().out.startswith('measuring      3 times 0.5 s, with warm-ups about 2')
-
-
-def test_a_loss_that_is_not_finite_is_said_as_in_training():
-    setup, _ = setup_of(Linear(log=True), lambda batches: batches)
-    with flagsaver.flagsaver(diagnose_seconds=.1):
-        with pytest.raises(towers.NonFiniteError, match='the loss of tower . is NaN'):
-            trials.diagnose(setup)
-
-
-def test_how_long_a_step_waits_for_its_batch():
-    """The batch passes through as it was, sparse tensors too."""
-    def element(number):
-        sparse = tf.sparse.from_dense(tf.stack([number, 0]))
-        return {'sparse': sparse, 'slow': slow(number)}
-    iterator = tf.data.make_initializable_iterator(tf.data.Dataset.range(1, 4).map(element))
-    batch, waited = timed_batch(iterator)
-    with tf.Session() as session:
-        session.run(iterator.initializer)
-        for number in (1, 2, 3):
-            found, seconds = session.run([batch, waited])
-            assert found['slow'] == number and list(found['sparse'].values) == [number]
-            assert .015 < seconds < 10
-        with pytest.raises(tf.errors.OutOfRangeError):
-            session.run(batch)
