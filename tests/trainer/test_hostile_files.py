@@ -119,17 +119,3 @@ def refused(runner, folder, make, argv, said):
     assert said.format(folder) in lines[0] and lines[0].isprintable()
     assert '\x1b' not in run.stdout
     assert (folder.parent / 'precious').read_text() == 'precious'
-
-
-@pytest.mark.slow
-def test_names_that_could_be_foreseen_are_the_users_own(runner, reference, tmp_path):
-    folder = tmp_path / 'run'
-    (tmp_path / 'precious').write_text('precious')
-    shutil.copytree(reference.train_dir, str(folder))
-    for name in ('settings.json.new', 'metrics.jsonl.new', 'p.csv.new'):
-        link(name)(folder)
-    runner.run(folder, FLAGS + ['--log_every=7'])
-    runner.run(folder, ['--mode=predict', '--predictions=%s/p.csv' % folder])
-    assert (tmp_path / 'precious').read_text() == 'precious'
-    assert all((folder / name).is_symlink() for name in (
-        'settings.json.new', 'metrics.jsonl.new', 'p.csv.new'))

@@ -68,14 +68,14 @@ def test_a_missing_file_is_said_and_a_deleted_runs_is_kept(tmp_path, capsys):
 
 # ---- in a session --------------------------------------------------------------------------------
 
-def run(folder, steps, rule, hooks=(), **values):
+def run(folder, steps, rule, **values):
     """Trains `w`; returns the lines that the session said."""
     lines, the_settings = [], settings(folder, **values)
     with tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
         w = tf.get_variable('w', [3], initializer=tf.ones_initializer())
         train_op = rule.minimize(tf.reduce_sum(tf.square(w)), step)
-        with training_session(str(folder), step, [the_settings] + list(hooks), save_steps=2,
+        with training_session(str(folder), step, [the_settings], save_steps=2,
                               say=lines.append, check=the_settings.check) as session:
             for _ in range(steps):
                 session.run(train_op)
@@ -117,30 +117,3 @@ def test_state_is_neither_dropped_nor_made_up(tmp_path, first, second, names, te
     (tmp_path / 'settings.json').unlink()
     with pytest.raises(CheckpointError, match='^the checkpoint .*w/Momentum'):
         run(tmp_path, 2, second(), optimizer=names[1])
-
-
-class Stops(tf.train.SessionRunHook):
-    """Ends the program before the session is there, as a signal does."""
-
-    def begin(self):
-        raise KeyboardInterrupt
-
-
-class SeesSettings(tf.train.SessionRunHook):
-    def __init__(self, folder):
-        self._folder, self.seen = folder, None
-
-    def after_create_session(self, session, coord):
-        self.seen = [name for name in sorted(os.listdir(str(self._folder))) if name != 'run.lock']
-
-
-def test_settings_are_those_of_a_run_that_began(tmp_path):
-    folder = tmp_path / 'run'
-    with pytest.raises(KeyboardInterrupt):
-        run(folder, 3, sgd(), [Stops()])
-    assert not (folder / 'settings.json').exists()
-    sees = SeesSettings(folder)
-    assert run(folder, 3, sgd(), [sees], seed=2) == []
-    assert read(folder)['seed'] == 2
-    # Before the first checkpoint, from which a run would go on without them.
-    assert sees.seen == ['settings.json']

@@ -89,17 +89,6 @@ def test_a_bad_training_image_ends_the_run_by_name(runner, tmp_path, model_for_t
 
 
 @pytest.mark.slow
-def test_a_bad_test_image_is_named_when_what_was_trained_is_saved(runner, tmp_path,
-                                                                  model_for_three_channels):
-    folder = images(tmp_path / 'data', ['test/a/0.jpg'])
-    run = runner.start(tmp_path / 'run', FOLDER + ['--data_dir=' + folder, '--train_steps=3'],
-                       model_for_three_channels)
-    assert run.status() == 1
-    assert re.search(r'train.py: \S+test/a/0.jpg is a damaged JPEG', run.stderr)
-    assert newest(tmp_path / 'run') == 3
-
-
-@pytest.mark.slow
 def test_predictions_of_files_and_of_images_without_labels(runner, tmp_path,
                                                            model_for_three_channels):
     folder = images(tmp_path / 'data', ())
