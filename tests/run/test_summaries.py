@@ -196,7 +196,7 @@ def test_what_summaries_cannot_be_made_of(tmp_path):
     path.write_text('')
     for make, text in [
             (lambda: default_summaries(without_optimizer), 'built without an optimizer'),
-            (lambda: SummaryHook([3], job.global_step, str(tmp_path)), 'expected a list of what tf'),
+            (lambda: SummaryHook([3], job.global_step, str(tmp_path)), 'a list of what tf.summ'),
             (lambda: SummaryHook(job.summaries, job.global_step, str(tmp_path), 0),
              'summary_steps=0: expected a whole number'),
             (lambda: SummaryHook(job.summaries, job.global_step, str(path)),

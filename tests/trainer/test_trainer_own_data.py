@@ -108,8 +108,8 @@ def test_an_empty_test_set_shows_before_the_training(failing):
 def test_a_test_set_without_end_is_an_error_and_what_was_trained_is_saved(failing):
     done, lines = failing('endless')
     assert lines == [
-        'train.py: eval_batches of own_data:endless gives 30 examples or more, and its num_examples '
-        'says 20 for test: correct that, or end the pipeline by .take(20)']
+        'train.py: eval_batches of own_data:endless gives 30 examples or more, and its '
+        'num_examples says 20 for test: correct that, or end the pipeline by .take(20)']
     assert newest(done.train_dir) == 4
     assert 'test accuracy' not in done.stdout
     done, lines = failing('endless', '--mode=eval')
