@@ -32,18 +32,16 @@ import_quietly()
 import tensorflow.compat.v1 as tf  # noqa: E402
 
 import datasets  # noqa: E402
+from trainer import training  # noqa: E402
+from trainer.arguments import enter_graph_mode  # noqa: E402
 from trainer.cluster import make_cluster, saves, trains  # noqa: E402
 from trainer.command_line import parse_flags  # noqa: E402
 from trainer.data import make_dataset  # noqa: E402
-from trainer.exit_status import run  # noqa: E402
 from trainer.flags import FLAGS  # noqa: E402
-from trainer.job import build_job, make_setup, show  # noqa: E402
-from trainer.output_stream import make_output_lasting  # noqa: E402
-from trainer.position import find_position  # noqa: E402
-from trainer.resources import enter_graph_mode  # noqa: E402
+from trainer.job import build_job, find_position, make_setup, show  # noqa: E402
+from trainer.process import make_output_lasting, run  # noqa: E402
 from trainer.results import evaluate_or_predict  # noqa: E402
 from trainer.run_settings import check_classes  # noqa: E402
-from trainer.training import Training, serve_or_evaluate, work  # noqa: E402
 from trainer.trials import choose_batch_size, diagnose, show_memory  # noqa: E402
 
 
@@ -76,7 +74,7 @@ def train(setup):
         setup = setup._replace(batch_size=choose_batch_size(setup))
     cluster = make_cluster()
     if not trains(cluster):
-        return serve_or_evaluate(setup, cluster)
+        return training.serve_or_evaluate(setup, cluster)
     position = find_position(cluster)
     with tf.Graph().as_default():
         tf.set_random_seed(FLAGS.seed)
@@ -86,11 +84,8 @@ def train(setup):
         if FLAGS.plan_only:
             return 0
         if not saves(cluster):
-            return work(cluster, job)
-        training = Training(job, cluster)
-        with training.session() as session:
-            training.run_steps(session)
-        return training.finish()
+            return training.work(cluster, job)
+        return training.train(job, cluster)
 
 
 if __name__ == '__main__':

@@ -109,7 +109,6 @@ def worker(options):
     import towers
     from benchmarks import cluster_peers
     from benchmarks.workloads import WORKLOADS
-    from towers.run.step_loop import LoopSession
     tf.logging.set_verbosity(tf.logging.ERROR)
     towers.mend_slim()
     workload = WORKLOADS[options.workloads]
@@ -144,9 +143,12 @@ def worker(options):
     config = towers.session_config(built.devices, intra_op_threads=1)
     signals = towers.StopTogetherHook(cluster, built)
     with towers.join(cluster, built, config) as member, member.session(
-            [signals], LoopSession) as session:
-        result = timed(lambda: session.run_steps(built.train_op, _CHUNK), options.seconds,
-                       session.should_stop, forever=not cluster.is_chief)
+            [signals]) as session:
+        def chunk():
+            for _ in range(_CHUNK):
+                if not session.should_stop():
+                    session.run(built.train_op)
+        result = timed(chunk, options.seconds, session.should_stop, forever=not cluster.is_chief)
     return report(*result, batch, least, cluster.rank)
 
 

@@ -23,12 +23,10 @@ import tensorflow.compat.v1 as tf
 from benchmarks import turns
 from towers.run.checkpoint_hook import CheckpointHook
 from towers.run.evaluation import EvaluationHook
-from towers.run.step_clock import StepCounts
-from towers.run.step_loop import LoopSession
 from towers.run.stopping import StopOnSignalHook
-from towers.run.summaries import Summaries, SummaryHook
-from trainer.metrics_hook import MetricsHook
+from towers.run.summaries import SummaryHook
 from trainer.progress import ProgressHook
+from trainer.speed import StepCounts
 
 _EVERY, _SAVE_EVERY = 100, 500  # lines and summaries, and checkpoints: train.py's defaults
 
@@ -103,22 +101,19 @@ def _with_hooks(graph, steps, every, save_every):
                         examples=graph.examples)
     with tempfile.TemporaryDirectory() as directory, open(os.devnull, 'w') as nowhere:
         listeners = [
-            ProgressHook(graph.values, counts, log_every=every, stream=nowhere),
-            MetricsHook(graph.values, counts, os.path.join(directory, 'metrics.jsonl'),
-                        log_every=every),
-            SummaryHook(Summaries(dict(graph.values), {}, None), counts, directory,
-                        summary_steps=every)]
+            ProgressHook(graph.values, counts, os.path.join(directory, 'metrics.jsonl'), every,
+                         nowhere),
+            SummaryHook([tf.summary.scalar(name, value) for name, value in graph.values],
+                        graph.step, directory, summary_steps=every)]
         signals = StopOnSignalHook()
         evaluation = EvaluationHook(_NO_EVALUATION, graph.step, None, listeners,
                                     skip_end=lambda: True)
         checkpoints = CheckpointHook(directory, graph.step, save_steps=save_every,
-                                     listeners=[hook.listener for hook in listeners])
+                                     listeners=[listeners[0].listener])
         try:
-            with LoopSession(hooks=listeners + [evaluation, checkpoints, signals]) as session:
-                session.run_steps(graph.train_op, 20)
-                begin = time.perf_counter()
-                session.run_steps(graph.train_op, steps)
-                return time.perf_counter() - begin
+            with tf.train.MonitoredSession(
+                    hooks=listeners + [evaluation, checkpoints, signals]) as session:
+                return _timed(lambda: session.run(graph.train_op), steps)
         finally:
             signals.restore()
 

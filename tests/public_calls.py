@@ -87,8 +87,8 @@ CALLS = {
     'WeightAverages': lambda given: (towers.WeightAverages, dict(
         decay=0.9, global_step=given.step)),
     'SummaryHook': lambda given: (towers.SummaryHook, dict(
-        summaries=towers.default_summaries(given.built),
-        counts=towers.StepCounts(given.step, 4), logdir=given.folder)),
+        summaries=towers.default_summaries(given.built), global_step=given.step,
+        logdir=given.folder)),
     'default_summaries': lambda given: (towers.default_summaries, dict(built=given.built)),
     'CheckpointHook': lambda given: (towers.CheckpointHook, dict(
         directory=given.folder, global_step=given.step, save_steps=3)),
@@ -147,7 +147,6 @@ OTHERS = {
         'Plan', 'StagedInputs', 'Tower', 'TowersReport'],
     'called in model functions, with a tensor': ['batch_concat', 'batch_mean', 'batch_sum'],
     'checked when a model function returns it': ['ModelOutput'],
-    'checked by the hooks that it is given to': ['StepCounts'],
     'checked by the build that it is given to': ['Shards']}
 
 _CONTEXTS = ('hold_directory', 'training_session', 'out_of_memory_explained', 'join', 'stage')

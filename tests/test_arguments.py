@@ -9,7 +9,6 @@ from public_calls import (CALLS, OTHERS, Given, Reached, arguments_of, call, clu
                           public)
 
 import towers
-from trainer.progress import ProgressHook
 
 
 class Odd:
@@ -118,7 +117,6 @@ def test_numbers_of_numpys_are_numbers(two, tmp_path):
     assert len(towers.split_batch(np.ones([4, 2]), two).inputs) == 2
     towers.LossScale(np.float32(8), growth_steps=two, factor=np.float64(2))
     towers.WeightAverages(np.float32(0.9), given.step)
-    ProgressHook({'loss': given.loss}, towers.StepCounts(given.step, two, np.float32(8), two))
     towers.CheckpointHook(tmp_path, given.step, save_steps=two, keep=two)
     built = towers.build_towers(model_fn, given.x, given.optimizer, two,
                                 numerics=towers.Numerics(check_numerics=np.bool_(True)))

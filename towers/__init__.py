@@ -49,7 +49,6 @@ from towers.run.evaluation import Evaluation, EvaluationHook
 from towers.run.export import export_saved_model
 from towers.run.learning_rate import LearningRate, scale_learning_rate
 from towers.run.run_lock import hold_directory
-from towers.run.step_clock import StepCounts
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook, default_summaries
 from towers.run.training_session import training_session

@@ -1,4 +1,4 @@
-"""The best checkpoint of a run, apart from the newest; and evaluations without a better one."""
+"""The evaluation of a run: it gives up at signals and errors, and keeps the best checkpoint."""
 
 import contextlib
 import math
@@ -6,41 +6,53 @@ import os
 
 import tensorflow.compat.v1 as tf
 
+import datasets
 import towers
+from towers.errors import InputError
+from trainer.data import INPUT_ERRORS, input_failure, own_failure
 from trainer.metrics_log import entries
 
 SINCE_BEST = 'since_best'  # evaluations since the best one: 0 where there is none better so far
 
 
-class BestEvaluation:
-    """The evaluation of a run, which saves the checkpoint that is the best one so far.
+class RunEvaluation:
+    """An `Evaluation` that gives itself up where going on would lose trained steps, that is at a
+    signal and at an error of the test set; `EvaluationHook` then stops the session, which saves.
 
-    It is in the folder `best` below that of the run, a folder of checkpoints like any other:
-    `--mode=eval --train_dir=<run>/best` evaluates it. Which evaluations were the best is read from
-    `metrics.jsonl`, which is exact over kills; so a run that resumes keeps what it would have kept.
+    With --keep_best it saves the checkpoint that is the best one so far in the folder `best` below
+    that of the run, a folder of checkpoints like any other. Which evaluations were the best is read
+    from `metrics.jsonl`, which is exact over kills; so a run that resumes keeps what it would have
+    kept.
 
     Attributes:
-      metrics: those of the evaluation, and `SINCE_BEST`.
+      metrics: those of the evaluation, and with --keep_best `SINCE_BEST`.
+      failure: the error, to be raised when the session has saved; or None.
       text: such as `'accuracy 0.98 at step 40: runs/digits/best/model.ckpt-40'`; or None.
     """
 
-    def __init__(self, evaluation, metric, train_dir, global_step, every_steps):
+    def __init__(self, evaluation, train_dir, global_step, every_steps=0, metric='', stopped=None):
         """
         Args:
-          evaluation: `SavingEvaluation` or `Evaluation`.
-          metric: as of --keep_best.
+          evaluation: `Evaluation`.
           train_dir: of the run.
           global_step: the variable that counts steps.
           every_steps: steps from one evaluation to the next; 0: at the end only.
+          metric: as of --keep_best.
+          stopped: function without arguments that tells whether a signal has come; None: it never
+            gives itself up, as of machines, which stop together, at a step.
         """
+        self.metrics, self.check_examples = dict(evaluation.metrics), evaluation.check_examples
+        self.failure = self.text = None
+        self._evaluation, self._stopped = evaluation, stopped
+        self._global_step, self._every = global_step, every_steps or 1
         self._name = metric.lstrip('-')
+        if not metric:
+            return
         if self._name not in evaluation.metrics:
             raise towers.InvalidArgumentError('--keep_best=%s: the model has no such metric; it '
                                               'has %s.' % (metric, ', '.join(evaluation.metrics)))
         self._sign = -1 if metric.startswith('-') or self._name == 'loss' else 1
-        self.metrics, self.text = dict(evaluation.metrics, **{SINCE_BEST: None}), None
-        self.check_examples = evaluation.check_examples
-        self._evaluation, self._global_step, self._every = evaluation, global_step, every_steps
+        self.metrics[SINCE_BEST] = None
         self._path, self._log = (os.path.join(train_dir, *names) for names in (
             ('best', 'model.ckpt'), ('metrics.jsonl',)))
         self._values = None  # pairs of a step and a value, of all evaluations before
@@ -49,10 +61,19 @@ class BestEvaluation:
         self._saver.recover_last_checkpoints([former] if former else [])
 
     def run(self, session):
-        """As of the `Evaluation`, and `SINCE_BEST`."""
-        results = self._evaluation.run(session)
-        if results is None:
+        """As of the `Evaluation`, and `SINCE_BEST`; None where it was given up."""
+        try:
+            results = self._evaluation.run(session, self._stopped)
+        except (datasets.DatasetError, InputError) + INPUT_ERRORS as error:
+            if self._stopped is None:
+                raise
+            self.failure = error if not isinstance(error, tf.errors.OpError) else (
+                own_failure(error) or input_failure(error) or error)
             return None
+        return results if results is None or not self._name else self._with_best(session, results)
+
+    def _with_best(self, session, results):
+        """Saves if these results are the best; returns them with `SINCE_BEST`."""
         step, value = int(session.run(self._global_step)), results[self._name]
         before = [pair for pair in self._values or self._read() if pair[0] < step]
         self._values = before + [(step, value)] * math.isfinite(value)
@@ -63,7 +84,7 @@ class BestEvaluation:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             self._saver.save(session, self._path, step, write_meta_graph=False)
         self.text = '%s %.4g at step %d: %s-%d' % (self._name, kept, best, self._path, best)
-        return dict(results, **{SINCE_BEST: (step - best) // (self._every or 1)})
+        return dict(results, **{SINCE_BEST: (step - best) // self._every})
 
     def _read(self):
         """`_values` of a run that resumes, from its log."""

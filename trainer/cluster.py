@@ -7,11 +7,7 @@ from trainer.flags import CHANGES, FLAGS, SETTINGS, STATE
 
 
 def make_cluster():
-    """The `Cluster` of --cluster and `TF_CONFIG`; None of one machine, and of an evaluator.
-
-    Raises:
-      InvalidArgumentError: they do not describe a cluster with this process in it.
-    """
+    """The `Cluster` of --cluster and `TF_CONFIG`; None of one machine, and of an evaluator."""
     if not FLAGS.cluster or FLAGS.job_name == 'evaluator':
         return None
     try:
@@ -21,8 +17,6 @@ def make_cluster():
     except towers.ClusterError as error:  # of the flags, not of a run
         raise towers.InvalidArgumentError(str(error)) from error
 
-
-# ---- What this process does ----------------------------------------------------------------------
 
 def trains(cluster):
     """Whether this process builds towers and trains; else it is a parameter server, or evaluates.
@@ -35,20 +29,14 @@ def saves(cluster):
     return cluster is None or cluster.is_chief
 
 
-# ---- Steps and examples --------------------------------------------------------------------------
-
 def workers_a_step(cluster):
     """How many workers' gradients make one step: all but the backup workers; asynchronously 1."""
     return 1 if cluster is None else cluster.workers_a_step
 
 
 def examples_a_step(cluster, batch_size):
-    """How many examples a step takes from the stream, for backup workers as well: an int.
-
-    Args:
-      cluster: `Cluster`, or None.
-      batch_size: examples a step on each machine.
-    """
+    """How many examples a step takes from the stream, for backup workers as well, where each
+    machine takes `batch_size`."""
     return batch_size * (
         1 if cluster is None or not cluster.synchronous else cluster.num_workers)
 
@@ -59,12 +47,7 @@ def share(cluster):
 
 
 def counted(built, examples):
-    """How many examples a step takes on all machines.
-
-    Args:
-      built: `BuiltTowers`.
-      examples: how many it takes on this one, an int or a tensor.
-    """
+    """How many examples a step takes on all machines, of which this one takes `examples`."""
     return examples if built.machines is None else built.machines.counted(examples)
 
 
@@ -81,11 +64,8 @@ _OF_THE_END = ['train_steps', 'train_epochs', 'stop_at_accuracy', 'stop_after', 
 
 
 def compared_flags():
-    """Names of the settings that have to be the same on all workers: they change the run's numbers,
-    or its end.
-
-    Each worker computes its part of the gradient, or updates, by its own flags.
-    """
+    """Names of the settings that have to be the same on all workers: each computes its part of the
+    gradient, or updates, by its own flags."""
     return _OF_THE_END + [name for name, setting in SETTINGS.items()
                           if setting.kind in (CHANGES, STATE) and name not in _OF_ONE_MACHINE]
 

@@ -12,11 +12,10 @@ from absl import flags
 from towers.errors import BadFileError, shown
 from towers.safe_files import SCALAR, read_json
 from trainer.contradictions import contradiction
-from trainer.flags import (FLAGS, FLAGS_BY_NAME, GONE, GROUPS, OPTIONS, OPTIONS_BY_NAME, PATHS,
+from trainer.flags import (FLAGS, FLAGS_BY_NAME, GROUPS, OPTIONS, OPTIONS_BY_NAME, PATHS,
                            SETTINGS)
 
 _HELP = {'--help', '--helpshort', '-h', '-help', '-helpshort'}
-_MOST_BYTES = 2 ** 20  # of a file of options
 
 
 def help_text(summary):
@@ -42,8 +41,7 @@ def _described(settings, prefix):
 
 
 def parse_flags(argv, summary=''):
-    """Parses flags as absl does, and the options of --config; shows the help in groups, and errors
-    in one line (status 2).
+    """Parses flags as absl does, and the options of --config.
 
     Args:
       argv: list of strings, the program first.
@@ -53,7 +51,7 @@ def parse_flags(argv, summary=''):
       The arguments that are no flags: the program alone.
 
     Raises:
-      SystemExit: after the help, or an error.
+      SystemExit: after the help, which is in groups, or an error, which is one line (status 2).
     """
     if _HELP & set(argv[1:]) or '--config=help' in argv:
         print('\n'.join(_described(OPTIONS, '')) if '--config=help' in argv else
@@ -61,7 +59,7 @@ def parse_flags(argv, summary=''):
         sys.exit(0)
     try:
         argv = FLAGS.read_flags_from_files(argv, force_gnu=False)
-        _refuse_what_is_no_flag(argv[1:])
+        _refuse_options(argv[1:])
         rest = FLAGS(argv)
         for config in FLAGS.config:
             _take_options(config)
@@ -82,32 +80,25 @@ def parse_flags(argv, summary=''):
     return rest
 
 
-def _refuse_what_is_no_flag(arguments):
-    """Ends the program where an argument is an option of --config, or a former flag."""
+def _refuse_options(arguments):
+    """Ends the program where an argument is an option of --config."""
     for argument in arguments:
-        name, _, value = argument.lstrip('-').partition('=')
+        name = argument.lstrip('-').partition('=')[0]
         for name in (name, re.sub('^no', '', name)) if argument.startswith('-') else ():
-            if name in GONE:
-                refuse('--%s is gone: %s' % (name, GONE[name]))
             if name in OPTIONS_BY_NAME:
                 refuse('%s is no flag: give --config=\'{"%s": …}\', or a JSON file that has it'
                        % (name, name))
 
 
 def _take_options(config):
-    """Sets the options of one --config, the path of a JSON file or its text.
-
-    Raises:
-      BadFileError: the file is no such JSON.
-      flags.Error: the value of an option is none for it.
-    """
+    """Sets the options of one --config, the path of a JSON file or its text."""
     if config.lstrip().startswith('{'):
         try:
             values = json.loads(config)
         except (ValueError, RecursionError) as error:
             refuse('--config=%s is no JSON: %s' % (shown(config[:60]), error))
     else:
-        values = read_json(config, {str: SCALAR}, 'write {"label_smoothing": 0.1}', _MOST_BYTES)
+        values = read_json(config, {str: SCALAR}, 'write {"label_smoothing": 0.1}')
         if values is None:
             refuse('--config=%s does not exist: name a JSON file, or give {"label_smoothing": 0.1}'
                    % config)
@@ -132,19 +123,10 @@ def _take_options(config):
 
 # Advice in errors of `towers` about arguments of calls (a pattern), and the same about flags.
 _PHRASES = [
-    (r',? or pass resolve_devices\(…, check=False\) to build the graph for [^.]*',
-     ', or see its plan with --plan_only'),
-    (r'; or pass resolve_devices\(…, check=False\) and a config with [^.]*', ''),
-    (r',? or pass resolve_devices\(…, allow_repeated=True\)[^.]*', ''),
+    (r'[,;]? or pass resolve_devices\(…[^.]*', ', or see its plan with --plan_only'),
     (r' \(recover=True\)| \(towers\.init_from\)', ''),
-    (r" If only a scope in the names differs, pass a dict from names there to variables\.", ''),
-    (r'create_aux_logits=False', 'aux_loss_weight=0'),
-    (r"\brecompute=\['(.*?)'\]",
-     lambda found: '--recompute=' + found.group(1).replace("', '", ',')),
-    (r"\b(give --task_index|give a rank), from 0, or an", 'give an'),
-    (r"\bpass workers=\['host:port', …\]", 'set TF_CONFIG'),
+    (r'create_aux_logits=False', 'aux_loss_weight=0'), (r'give a rank, from 0, or an', 'give an'),
     (r'\b(takes no|needs a) data_dir', r'\1 --data_dir'),
-    (r"stop_at=\('accuracy', ([\d.]+)\)", r'stop_at_accuracy=\1'),
     (r"\bVariablePlacement\('([^']*)'\)", r'--variable_device=\1')]
 _ARGUMENT = re.compile(r"(?<![\w\-./])([a-z]\w*)=('[^']*'|[\w.+\-]*[\w+](?![\w/]))")
 _OPTION = re.compile(r'(?<![\w\-./])(?:--)?(no)?(%s)\b(=[\w.+\-]*\w)?(?! of --config)' % '|'.join(
@@ -160,20 +142,13 @@ def in_flags(text):
         name, value = found.groups()
         if name == 'devices' and not FLAGS['devices'].value:
             name = 'num_towers'
-        name = 'cluster' if name == 'kind' else name
-        if name not in SETTINGS:
-            return found.group(0)
-        return '--%s=%s' % (name, value.strip("'"))
-    return _option_named(_ARGUMENT.sub(flag, text))
+        return '--%s=%s' % (name, value.strip("'")) if name in SETTINGS else found.group(0)
 
-
-def _option_named(text):
-    """A text in which '--keep', and 'keep=3', are `keep of --config`, as no flag is."""
-    def option(found):
+    def option(found):  # no flag: '--keep', and 'keep=3'
         is_named = found.group().startswith('--') or found.group(3)
         return '%s%s of --config' % (found.group(2), found.group(3) or '') if is_named else (
             found.group())
-    return _OPTION.sub(option, text)
+    return _OPTION.sub(option, _ARGUMENT.sub(flag, text))
 
 
 def refuse(reason):

@@ -7,16 +7,12 @@ import os
 import tensorflow.compat.v1 as tf
 
 from towers.tensorflow_errors import reason_of
-from trainer.flags import FLAGS, PATHS, SETTINGS
-from trainer.profile_hook import profiled_steps
+from trainer.flags import FLAGS, PATHS, SETTINGS, profiled_steps
 
 
 def contradiction(given):
-    """What is wrong about the flags together, a line; None if nothing is.
-
-    Args:
-      given: names of the flags and options that were given.
-    """
+    """What is wrong about the flags together, a line; None if nothing is. `given` has the names of
+    those that were given."""
     return next(filter(None, (check(given) for check in (
         _of_values, _of_the_run, _of_the_mode, _of_machines, _of_no_use))), None)
 
@@ -35,8 +31,6 @@ def _of_values(given):
                     FLAGS.micro_batches * FLAGS.accumulate))
     if FLAGS.recompute and not FLAGS.recompute.strip(', '):
         return "--recompute=%s names nothing: give 'auto', or names" % FLAGS.recompute
-    if FLAGS.variable_device == 'auto':
-        return ('--variable_device=auto is gone: name a device, balanced or replicated')
     if FLAGS.batch_norm_decay < 0 and FLAGS.batch_norm_decay != -1:
         return '--batch_norm_decay=%g: expected 0 to 1, or -1' % FLAGS.batch_norm_decay
     if FLAGS.mode == 'predict' and not FLAGS.predictions:
@@ -107,7 +101,7 @@ def _of_the_mode(given):
     without_steps = ('--plan_only' if FLAGS.plan_only else '--mode=%s' % FLAGS.mode
                      if FLAGS.mode != 'train' else None)
     if FLAGS.batch_size == 'auto' and without_steps:
-        return '--batch_size=auto runs steps of training, and %s does not train: give a number' % (
+        return '--batch_size=auto is of training, and %s does not train: give a number' % (
             without_steps)
     if FLAGS.mode in ('memory', 'diagnose', 'check_data') and FLAGS.plan_only:
         return '--mode=%s makes no plan: leave out --plan_only' % FLAGS.mode
@@ -132,8 +126,7 @@ def _of_machines(given):
                     'asynchronously each takes its own' % FLAGS.remainder)
     if FLAGS.cluster in ('ring', 'ps') and not config:
         return ('--cluster=%s does not say which machines: set TF_CONFIG; on one machine, python '
-                '-m towers.launch %sstarts all processes' % (
-                    FLAGS.cluster, '--ps=1 ' * (FLAGS.cluster == 'ps')))
+                '-m towers.launch starts all processes' % FLAGS.cluster)
     if FLAGS.mode == 'train' and not FLAGS.cluster and config:
         try:
             tasks = sum(len(addresses) for addresses in json.loads(config)['cluster'].values())
@@ -160,8 +153,8 @@ _GOES_WITH = [  # a flag or option, and the values of a flag with which it is of
     ('bad_examples', 'dataset', _FILES),
     ('init_from', 'mode', ['train']), ('memory_plot', 'mode', ['memory']),
     ('loss_scale', 'mode', _STEPS), ('xla', 'mode', _STEPS)]
-_OF_NETWORKS_BY_NAME = ['weight_decay', 'aux_loss_weight', 'batch_norm_decay', 'label_smoothing',
-                        'probabilities']
+_OF_NETWORKS_BY_NAME = {'weight_decay', 'aux_loss_weight', 'batch_norm_decay', 'label_smoothing',
+                        'probabilities'}
 
 
 def _of_no_use(given):
@@ -170,9 +163,8 @@ def _of_no_use(given):
         if flag in given and FLAGS[other].value not in values:
             return '--%s is of no use with --%s=%s: it goes with %s' % (
                 flag, other, FLAGS[other].value, ' or '.join(values))
-    for flag in _OF_NETWORKS_BY_NAME:
-        if flag in given and ':' in FLAGS.model and not (
-                flag == 'weight_decay' and FLAGS.optimizer in ('lars', 'lamb')):  # its own decay
-            return '--%s is of no use with --model=%s: it goes with a network by name' % (
-                flag, FLAGS.model)
+    decays_itself = {'weight_decay'} if FLAGS.optimizer in ('lars', 'lamb') else set()
+    for flag in _OF_NETWORKS_BY_NAME & given - decays_itself if ':' in FLAGS.model else ():
+        return '--%s is of no use with --model=%s: it goes with a network by name' % (
+            flag, FLAGS.model)
     return None

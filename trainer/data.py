@@ -51,39 +51,22 @@ def is_own():
     return ':' in FLAGS.dataset
 
 
-def data_ended(steps, begin, wanted):
+def data_ended(when, at_once=False):
     """The `OwnDataError` of training data that ended before the run.
 
     Args:
-      steps: steps that the run has done.
-      begin: steps that it had done when it was started.
-      wanted: the last step of the run.
+      when: after how many steps, in words.
+      at_once: whether it gave no batch since the run was started.
     """
-    what = 'train_batches of %s' % FLAGS.dataset
-    if steps == begin:
-        return datasets.OwnDataError('%s gave no batch for step %d of %d: there are no examples, '
-                                     'or none after those that the run has seen: expected batches '
-                                     'without end. Look for the examples, and add .repeat()' % (
-                                         what, steps + 1, wanted))
-    return datasets.OwnDataError('%s ended after %d of %d steps: add .repeat()' % (
-        what, steps, wanted))
-
-
-def data_ended_on_worker():
-    """The `OwnDataError` of training data that ended on a worker before the chief stopped."""
-    return datasets.OwnDataError('train_batches of %s ended before the chief did: add .repeat()'
-                                 % FLAGS.dataset)
+    return datasets.OwnDataError(
+        'train_batches of %s ended after %s: expected batches without end. %s' % (
+            FLAGS.dataset, when, 'Are there examples, after those that the run has seen? Look for '
+            'them, and add .repeat()' if at_once else 'Add .repeat()'))
 
 
 def own_failure(error):
-    """The error for one of TensorFlow in the user's own pipeline or model.
-
-    Args:
-      error: `tf.errors.OpError` of a step.
-
-    Returns:
-      `OwnDataError` or `OwnModelError`; None for an error of another kind.
-    """
+    """The `OwnDataError` or `OwnModelError` for a `tf.errors.OpError` of a step, in the user's own
+    pipeline or model; None for an error of another kind."""
     text = getattr(error, 'message', None) or str(error)
     if not is_own() or 'IteratorGetNext' not in text:
         return own_model.step_failure(error)
@@ -100,14 +83,8 @@ def own_failure(error):
 
 
 def input_failure(error):
-    """The `BadExampleError` for an error of TensorFlow in the input of a data set of this program.
-
-    Args:
-      error: `tf.errors.OpError` of a step.
-
-    Returns:
-      It, or None for an error of another kind.
-    """
+    """The `BadExampleError` for a `tf.errors.OpError` of a step, in the input of a data set of this
+    program; None for an error of another kind."""
     if is_own() or not is_of_input(error):
         return None
     found = re.search(r'assertion failed: \[(.*?)\]\s', error.message + '\n')
@@ -123,12 +100,7 @@ def input_failure(error):
 
 @contextlib.contextmanager
 def naming_failures():
-    """A block of steps that train nothing; an error of the user's own data or model is named.
-
-    Raises:
-      OwnDataError, OwnModelError: the user's own pipeline or model failed.
-      Exception: what the block raises for another reason.
-    """
+    """A block of steps that train nothing; an error of the user's own data or model is named."""
     try:
         yield
     except (tf.errors.OpError, MeasurementError) as error:

@@ -14,13 +14,8 @@ FLAGS = flags.FLAGS
 # Upper bounds of numbers. A larger one is a typing error, which TensorFlow would answer with a
 # traceback of its own, or with endless work. Steps times examples a step fit into an int64, and a
 # float into a float32.
-MOST_PIXELS = 4096
-MOST_TOWERS = 10000
-MOST_EXAMPLES = 10 ** 6
-MOST_STEPS = 10 ** 12
-MOST_EPOCHS = 10 ** 6
-MOST_CHECKPOINTS = 10 ** 6
-MOST_FLOAT = 3e38
+MOST_PIXELS, MOST_TOWERS, MOST_EPOCHS, MOST_CHECKPOINTS = 4096, 10000, 10 ** 6, 10 ** 6
+MOST_EXAMPLES, MOST_STEPS, MOST_FLOAT = 10 ** 6, 10 ** 12, 3e38
 
 # What another value of a setting means for a run that goes on.
 ONCE = 'of one start'  # not recorded
@@ -201,19 +196,6 @@ OPTIONS = _group(
     ('dead_after', 30., (0.5, MOST_FLOAT), ONCE, 'Seconds without a sign of life after which a '
      'worker of a ring is gone'))
 
-# Former flags, and the way to what they did.
-GONE = {
-    'schedule': 'micro-batches go one forward, one backward',
-    'stages': 'stages have as much memory each; others are Pipeline(stages=…) of build_towers',
-    'update_ops': 'tower 0 updates; others are update_ops= of build_towers',
-    'fingerprint': 'the same --seed draws the same weights and order of examples',
-    'audit_runtime': 'towers.audit(built, run_metadata) checks a step of a program of your own',
-    'worker_hosts': 'set TF_CONFIG, or start by python -m towers.launch',
-    'ps_hosts': 'set TF_CONFIG, or start by python -m towers.launch',
-    'skip_bad': 'bad_examples of --config names a list, which --mode=check_data writes',
-    'convert_colors': 'images of other colours are always converted, as in slim',
-    'task_index': 'set TF_CONFIG, or start by python -m towers.launch'}
-
 FLAGS_BY_NAME, OPTIONS_BY_NAME = (collections.OrderedDict(
     (setting.name, setting) for setting in settings) for settings in (
         sum(GROUPS.values(), []), OPTIONS))
@@ -261,3 +243,12 @@ for _setting in SETTINGS.values():
 def train_dir():
     """The folder of the run."""
     return FLAGS.train_dir or os.path.join('runs', FLAGS.model.replace(':', '.'))
+
+
+def profiled_steps(text):
+    """`(first, last)` of --profile_steps; None where that is no such pair."""
+    parts = text.split(',')
+    if len(parts) != 2 or not all(part.isdecimal() and len(part) <= 12 for part in parts):
+        return None
+    first, last = map(int, parts)
+    return (first, last) if 1 < first < last else None

@@ -2,29 +2,30 @@
 
 import collections
 import contextlib
+import math
+import os
 
 import tensorflow.compat.v1 as tf
 
+from datasets.epochs import Epochs
 from models import registry
 from models.classifier import Classifier
 import towers
+from towers.checkpoint.files import counter_in, reader_of
 from towers.placement.devices import describe_config
 from towers.run.averages import WeightAverages
 from towers.run.evaluation import Evaluation
 from towers.tower.shards import checked_shares
 from towers.tower.stateless_random import make_initial_values_stateless
-from trainer.cluster import counted, examples_a_step, share, workers_a_step
-from trainer.flags import FLAGS
-from trainer.input_wait import timed_batch
+from trainer.arguments import (clip, make_learning_rate, make_loss_scale, make_optimizer,
+                               memory_of_tower, session_config, weight_of_l2_loss)
+from trainer.cluster import counted, examples_a_step, saves, share, workers_a_step
+from trainer.flags import FLAGS, train_dir
 from trainer.own_model import OwnModel, is_own_model
-from trainer.optimizer import (clip, make_learning_rate, make_loss_scale, make_optimizer,
-                               weight_of_l2_loss)
-from trainer.position import START, end_of_run, epochs_of
-from trainer.resources import memory_of_tower, session_config
+from trainer.speed import StepCounts, timed_batch
 
 
-class Setup(collections.namedtuple('Setup', [
-        'model', 'dataset', 'batch_size'])):
+class Setup(collections.namedtuple('Setup', 'model dataset batch_size')):
     """What a graph is built of.
 
     Attributes:
@@ -42,8 +43,7 @@ class Job(collections.namedtuple('Job', [
     """A training, built in the default graph.
 
     Attributes:
-      setup: `Setup`.
-      built: `BuiltTowers`.
+      setup, built: `Setup` and `BuiltTowers`.
       train_op: operation of one step: the update of the towers, and all that is counted with it.
       evaluation: `Evaluation` of the test set on the same variables; or None.
       iterator: of the training batches; to be initialised after the variables.
@@ -57,11 +57,7 @@ class Job(collections.namedtuple('Job', [
 
 
 def make_setup(dataset):
-    """The `Setup` of the flags.
-
-    Raises:
-      InvalidArgumentError: there is no such model, or it cannot be trained on the data set.
-    """
+    """The `Setup` of the flags; raises where the model does not go with the data."""
     if is_own_model():
         model = OwnModel(FLAGS.model, dataset, FLAGS.image_size or None)
     elif dataset.num_classes is None:
@@ -77,17 +73,65 @@ def make_setup(dataset):
     return Setup(model, dataset, FLAGS.batch_size)
 
 
+class Position(collections.namedtuple('Position', 'step examples')):
+    """How far a run is: steps done, and examples taken from the stream of all epochs (ints)."""
+    __slots__ = ()
+
+
+START = Position(0, 0)
+
+
+def find_position(cluster=None):
+    """The `Position` of the run in --train_dir, from its newest checkpoint; `START` of a new run,
+    and for --plan_only.
+
+    All workers of a cluster need it, since the end of the schedule and of the run is counted from
+    there. The chief locks the folder while it looks. A worker that does not share the folder begins
+    at 0.
+
+    Raises:
+      CheckpointError: the newest checkpoint is damaged.
+      RunLockedError: another process has the folder.
+    """
+    if FLAGS.plan_only or not os.path.isdir(train_dir()):
+        return START
+    with towers.hold_directory(train_dir()) if saves(cluster) else contextlib.nullcontext():
+        newest = towers.newest_checkpoint(train_dir(), FLAGS.recover)
+    # A checkpoint of another program is refused, by name, before anything is restored.
+    if newest is None or not all(reader_of(newest.prefix).has_tensor(name)
+                                 for name in ('global_step', 'examples_seen')):
+        return START
+    return Position(*(counter_in(newest.prefix, name) for name in ('global_step', 'examples_seen')))
+
+
+def epochs_of(setup, cluster):
+    """The `Epochs` that the steps of all workers go through."""
+    return Epochs(setup.dataset.num_examples['train'],
+                  examples_a_step(cluster, setup.batch_size), FLAGS.remainder)
+
+
+def end_of_run(epochs, position):
+    """The last step of the run, and the place in the stream of examples after it (two ints).
+
+    Counted from `position`: the steps before it may have had another batch size, and the batches
+    from there on begin at its place. --train_epochs are passed over when each of their examples has
+    been given; the step that gives the last one is done whole, as in a run without a stop, so where
+    an epoch's last batch is carried over it may take some of the next epoch.
+    """
+    # In floats 0.07 * 100 is more than 7, which would be a step more.
+    end = math.ceil(round(FLAGS.train_epochs * epochs.length, 6))
+    train_steps = FLAGS.train_steps or position.step + epochs.steps(position.examples, end)
+    return train_steps, epochs.place_after(position.examples, max(0, train_steps - position.step))
+
+
 def build_job(setup, position=START, with_evaluation=True, cluster=None):
-    """Builds the training in the default graph.
+    """Builds the training, and with it the evaluation of the test set, in the default graph.
 
     Args:
       setup: `Setup`.
       position: `Position` that the run goes on from.
-      with_evaluation: whether to build the towers that evaluate the test set as well.
+      with_evaluation: whether to build the evaluation.
       cluster: `Cluster` of several machines; or None.
-
-    Returns:
-      `Job`.
 
     Raises:
       InvalidArgumentError: a batch that does not divide among the towers, a shift as large as the
@@ -114,7 +158,10 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
                               workers_a_step(cluster))
     learning_rate = rate.tensor(tf.identity(examples_seen))
     built = _build(setup, batch, devices, learning_rate, cluster)
-    built = built._replace(plan=_with_rate(built.plan, rate))
+    # The plan says the schedule, in the place of the tensor that the optimizer has of it.
+    effect = built.plan.line('learning rate').partition('; ')[1:]
+    built = built._replace(plan=built.plan.with_line(
+        'learning rate', rate.describe() + ''.join(effect)))
     train_op, weights = built.train_op, contextlib.nullcontext()
     if FLAGS.average_decay:
         averages = WeightAverages(FLAGS.average_decay, global_step)
@@ -129,8 +176,8 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
     if with_evaluation:
         with weights:
             evaluation = make_evaluation(setup, built)
-    counts = towers.StepCounts(global_step, examples_a_step(cluster, setup.batch_size),
-                               epochs.length, last_step, examples_seen)
+    counts = StepCounts(global_step, examples_a_step(cluster, setup.batch_size), epochs.length,
+                        last_step, examples_seen)
     return Job(setup, built, train_op, evaluation, iterator, counts, last_example, learning_rate,
                input_wait)
 
@@ -163,12 +210,6 @@ def _stages():
     return 'auto' if '+' in FLAGS.devices else None
 
 
-def _with_rate(plan, rate):
-    """The plan with the schedule in the place of the tensor that the optimizer has of it."""
-    effect = plan.line('learning rate').partition('; ')[1:]
-    return plan.with_line('learning rate', rate.describe() + ''.join(effect))
-
-
 def shares_of_towers():
     """--shares as whole numbers; None for equal parts."""
     return [int(share) if share.isdecimal() else share
@@ -192,13 +233,9 @@ def _check_batch(batch_size, num_towers):
 
 
 def make_evaluation(setup, trained=None, mode='eval'):
-    """The `Evaluation` of the test set in the default graph.
+    """The `Evaluation` of the test set in the default graph; with `mode='infer'`, for predictions.
 
-    Args:
-      setup: `Setup`.
-      mode: 'eval'; or 'infer', for predictions.
-      trained: `BuiltTowers` whose variables are evaluated; None: the evaluation makes them, to be
-        restored from a checkpoint.
+    Of the variables of `trained`, a `BuiltTowers`; or it makes them, to be restored.
     """
     batches = setup.dataset.eval_batches(batch_size=setup.batch_size,
                                          **setup.model.image_format)
@@ -210,11 +247,7 @@ def make_evaluation(setup, trained=None, mode='eval'):
 
 
 def show(built):
-    """Prints the plan and the audit of towers.
-
-    Raises:
-      AuditError: the audit finds a broken promise.
-    """
+    """Prints the plan and the audit of towers; raises `AuditError` for a broken promise."""
     print(built.plan.with_line('session_config', describe_config(
         session_config(built), built.devices)), flush=True)
     print(towers.audit(built).raise_if_broken(), flush=True)

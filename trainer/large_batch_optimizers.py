@@ -10,11 +10,9 @@ import tensorflow.compat.v1 as tf
 
 
 class _LayerwiseOptimizer(tf.train.Optimizer):
-    """An optimizer whose update of a variable is one function of gradient, variable and slots.
-
-    `apply_gradients` calls it on the device of the variable. A sparse gradient is made a dense one,
-    because all rows take part in the norms and are decayed.
-    """
+    """An optimizer whose update of a variable, `_update`, is one function of gradient, variable and
+    slots, called on the device of the variable. A sparse gradient is made a dense one, because all
+    rows take part in the norms and are decayed."""
 
     def __init__(self, learning_rate, name):
         super(_LayerwiseOptimizer, self).__init__(False, name)
@@ -25,15 +23,10 @@ class _LayerwiseOptimizer(tf.train.Optimizer):
         rate = self._learning_rate
         self._rate = tf.convert_to_tensor(rate() if callable(rate) else rate, name='learning_rate')
 
-    def _update(self, gradient, variable):
-        """The operation that writes the variable and its slots, for a dense gradient."""
-        raise NotImplementedError
-
     def _apply_dense(self, grad, var):
         return self._update(grad, var)
 
-    def _resource_apply_dense(self, grad, handle):
-        return self._update(grad, handle)
+    _resource_apply_dense = _apply_dense
 
     def _apply_sparse(self, grad, var):
         return self._resource_apply_sparse(grad.values, var, grad.indices)
@@ -62,17 +55,10 @@ class LARSOptimizer(_LayerwiseOptimizer):
 
     def __init__(self, learning_rate, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001,
                  name='LARS'):
-        """
-        Args:
-          learning_rate: number, scalar tensor, or function that returns one.
-          momentum: number.
-          weight_decay: the paper's beta, a number.
-          trust_coefficient: the paper's eta, a number.
-          name: of the operations and slots.
-        """
+        """`weight_decay` is the paper's beta, `trust_coefficient` its eta; a learning rate may be a
+        number, a scalar tensor, or a function that returns one."""
         super(LARSOptimizer, self).__init__(learning_rate, name)
-        self._momentum = momentum
-        self._weight_decay = weight_decay
+        self._momentum, self._weight_decay = momentum, weight_decay
         self._trust_coefficient = trust_coefficient
 
     def _create_slots(self, var_list):
@@ -109,14 +95,7 @@ class LAMBOptimizer(_LayerwiseOptimizer):
 
     def __init__(self, learning_rate, beta1=0.9, beta2=0.999, epsilon=1e-6, weight_decay=0.01,
                  name='LAMB'):
-        """
-        Args:
-          learning_rate: number, scalar tensor, or function that returns one.
-          beta1, beta2: numbers below 1.
-          epsilon: number.
-          weight_decay: the paper's lambda, a number.
-          name: of the operations and slots.
-        """
+        """`weight_decay` is the paper's lambda; of the learning rate see `LARSOptimizer`."""
         super(LAMBOptimizer, self).__init__(learning_rate, name)
         self._beta1, self._beta2, self._epsilon = beta1, beta2, epsilon
         self._weight_decay = weight_decay

@@ -24,15 +24,11 @@ _BEGIN = b'{"step": '  # of a line
 class MetricsLog:
     """The file. The line of the latest step is kept back, so that an evaluation can be added to it.
 
-    JSON has no NaN and no infinity: they are written as null, and named in a further value, such as
-    `"non_finite": "loss=inf"`. A float32 is written with the fewest digits that give it again.
+    JSON has no NaN and no infinity: they are written as null. A float32 is written with the fewest
+    digits that give it again.
     """
 
     def __init__(self, path):
-        """
-        Args:
-          path: of the file, on a local file system (no `gs://`).
-        """
         self.path = path
         self._pending = None
         self._written = {'step': -1}
@@ -46,7 +42,7 @@ class MetricsLog:
         Args:
           step: the step that the run goes on from.
           is_new: whether the run begins, so that steps in the file are of another run: the file is
-            then renamed to `metrics.jsonl.1`, or `.2`, …, the first name that is free.
+            then renamed.
 
         Returns:
           A line that says what was cut or renamed, to be shown; or None.
@@ -55,12 +51,14 @@ class MetricsLog:
           LogFileError: the file cannot be read or written; a `BadFileError` where it has a line
             that is no such object, or is no regular file.
         """
-        self._pending = None
-        self._written = {'step': -1}
+        self._pending, self._written = None, {'step': -1}
         content, kept, cut = self._read(), [], []
         if is_new and any(line.strip() and (_parse(line) or {'step': 1})['step'] > 0
                           for line in content.split(b'\n')):
-            return self._begin_anew()
+            aside = moved_aside(self.path)
+            self._append(b'')
+            return '%s is of an earlier run, whose checkpoints are gone: renamed to %s' % (
+                self.path, aside)
         lines = content.split(b'\n')
         last = max((number for number, line in enumerate(lines) if line.strip()), default=-1)
         for number, line in enumerate(lines[:last + 1]):
@@ -77,16 +75,10 @@ class MetricsLog:
             os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         self._append(b'')
         if b''.join(kept) != content:
-            self._replace(b''.join(kept))
+            with written_whole(self.path, 'wb') as log:
+                log.write(b''.join(kept))
         return 'cut the lines of steps %d to %d from %s: those steps are done again' % (
             cut[0], cut[-1], self.path) if cut else None
-
-    def _begin_anew(self):
-        """Renames the file of another run, and begins an empty one; says so in a line."""
-        aside = moved_aside(self.path)
-        self._append(b'')
-        return '%s is of an earlier run, whose checkpoints are gone: renamed to %s' % (
-            self.path, aside)
 
     def add(self, step, values):
         """Adds values to the line of the latest step, or begins the line of a later one.
@@ -97,7 +89,6 @@ class MetricsLog:
 
         Raises:
           InvalidArgumentError: a value of another kind, or a step before the latest one.
-          LogFileError: the file cannot be written.
         """
         values = {name: _plain(name, value) for name, value in values.items()}
         if self._pending is not None and self._pending['step'] == step:
@@ -112,11 +103,7 @@ class MetricsLog:
             self._pending = dict({'step': step}, **values)
 
     def flush(self):
-        """Writes the line that is kept back. A kill cannot undo that, a loss of power can.
-
-        Raises:
-          LogFileError: the file cannot be written.
-        """
+        """Writes the line that is kept back. A kill cannot undo that, a loss of power can."""
         if self._pending is not None:
             self._append(_encode(self._pending))
             self._written, self._pending = self._pending, None
@@ -133,8 +120,7 @@ class MetricsLog:
             return read_data(self.path, _MOST_BYTES) or b''
 
     def _append(self, line):
-        # Opened for each line, which takes some 20 microseconds: so no open file is left when a run
-        # ends in an error.
+        # Opened for each line: so no open file is left when a run ends in an error.
         with self._explained(), open(self.path, 'ab', opener=regular) as log:
             log.write(line)
 
@@ -144,14 +130,9 @@ class MetricsLog:
         if complete == self._written:
             return
         content = self._read()
-        begin = content.rstrip(b'\n').rfind(b'\n') + 1
-        self._replace(content[:begin] + _encode(complete))
-        self._written = complete
-
-    def _replace(self, content):
-        """Replaces the content of the file by renaming another one, whole or not at all."""
         with written_whole(self.path, 'wb') as log:
-            log.write(content)
+            log.write(content[:content.rstrip(b'\n').rfind(b'\n') + 1] + _encode(complete))
+        self._written = complete
 
     @contextlib.contextmanager
     def _explained(self):
@@ -163,11 +144,7 @@ class MetricsLog:
 
 
 def entries(path):
-    """The objects in such a file, a list of dicts, each with an int `step`.
-
-    Raises:
-      BadFileError: it is no regular file.
-    """
+    """The objects in such a file, a list of dicts, each with an int `step`."""
     found = map(_parse, (read_data(path, _MOST_BYTES) or b'').split(b'\n'))
     return [entry for entry in found if entry is not None]
 
@@ -189,11 +166,7 @@ def _is_torn(line):
 
 
 def _plain(name, value):
-    """A value as JSON has it: numbers of numpy, or arrays of one, become Python's.
-
-    Raises:
-      InvalidArgumentError: neither a number nor a string.
-    """
+    """A value as JSON has it: numbers of numpy, or arrays of one, become Python's."""
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.reshape(())[()]
     if isinstance(value, np.generic) and tf.as_dtype(value.dtype).is_floating:
@@ -211,12 +184,6 @@ def _plain(name, value):
 
 def _encode(entry):
     """The line of an object, bytes."""
-    line = dict(entry)
-    odd = line.pop('non_finite', '').split()
-    for name, value in line.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            line[name] = None
-            odd.append('%s=%s' % (name, value))
-    if odd:
-        line['non_finite'] = ' '.join(odd)
+    line = {name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in entry.items()}
     return json.dumps(line, allow_nan=False).encode('utf-8') + b'\n'

@@ -25,22 +25,15 @@ def is_own_model():
 
 
 class OwnModel:
-    """The user's model function with what train.py takes of a model; see `Classifier`.
-
-    Attributes:
-      image_format: arguments of the data set's functions; none for data that are no images.
-    """
+    """The user's model function with what train.py takes of a model; see `Classifier`. Of data that
+    are no images, `image_format` is empty."""
 
     regularization = 'none'  # the loss is what the function returns
     unit = 'examples'
 
     def __init__(self, name, dataset, image_size=None):
-        """
-        Args:
-          name: `module:function`.
-          dataset: that it is trained on.
-          image_size: height and width in pixels; None for those of the data set's images.
-        """
+        """The function `module:function` for a data set; an `image_size` of None is that of its
+        images."""
         self._name, self._dataset = name, dataset
         self._function = own_function(name, 'model', OwnModelError,
                                       'reviews:model for the function model of reviews.py')

@@ -1,4 +1,4 @@
-"""Shows the progress of a training: one bar on a terminal, plain lines anywhere else."""
+"""Progress of a run: a bar on a terminal, else lines; and the lines of `metrics.jsonl`."""
 
 import collections
 import os
@@ -6,147 +6,135 @@ import time
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import scalar_tensors
-from towers.errors import InvalidArgumentError
-from towers.run.step_clock import SaveListener, StepClock, rate, share_waited
-from towers.run.step_loop import OccasionalHook
-from trainer.output_stream import OutputStream, progress_stream
+from towers.checkpoint.files import list_checkpoints
+from trainer.metrics_log import MetricsLog
+from trainer.process import OutputStream, progress_stream
+from trainer.speed import StepClock, rate, share_waited
 
 Throughput = collections.namedtuple('Throughput', 'examples seconds')
 """Examples of some steps, and the seconds that they took."""
 
+_SHORT = {'learning_rate': 'lr'}  # names on the screen
 
-class ProgressHook(OccasionalHook):
-    """Shows step, values such as the loss, time left, examples per second, input wait, and epoch.
+
+class ProgressHook(tf.train.SessionRunHook):
+    """Shows step, loss, time left, examples per second and input wait; writes `metrics.jsonl`.
 
     Where standard output and standard error are terminals it shows a bar, redrawn a few times a
     second; else it writes a line every `log_every` steps to standard output, for `| tee log` and
     `> log`. If the lines can no longer be written, the run goes on without them. Rates are of the
-    last ten seconds, without the evaluations that `evaluated` and the checkpoints that `listener`
-    are called for.
+    last ten seconds, without evaluations and checkpoints.
 
-    The values are fetched with every step. TensorFlow optimises the graph once for each set of
-    fetches, some 10 s for InceptionResNet-v2 on two CPU towers: so give all hooks the same tensor
-    for the same value.
+    `metrics.jsonl` has a line for each multiple of `log_every` steps, and for the last step. After
+    a kill it has the lines of a run that was never killed: which steps have a line depends on the
+    step alone, and a run that goes on from a step cuts the lines of later ones. For that the line
+    of a step has to be on the disk before its checkpoint is: give `listener` to the hook that
+    saves, and put this hook and the hook that evaluates before it in the list of hooks.
+
+    The values are fetched with every step, since TensorFlow optimises the graph once for each set
+    of fetches, some 10 s for InceptionResNet-v2 on two CPU towers.
 
     Attributes:
-      listener: a `CheckpointSaverListener`, to be given to the hook that saves.
+      listener: a `CheckpointSaverListener`.
     """
 
     _REDRAW_SECONDS = 0.2
     _RATE_SECONDS = 10.
 
-    def __init__(self, values, counts, log_every=100, stream=None, *, input_wait=None,
+    def __init__(self, values, counts, path, log_every=100, stream=None, input_wait=None,
                  unit='images'):
         """
         Args:
-          values: dict (or list of pairs) from a short name to a scalar tensor, shown in that order.
-          counts: `StepCounts` with `last_step` and `examples_per_epoch`.
-          log_every: steps from one plain line to the next, at least 1.
-          stream: text stream: gets the bar if it is a terminal, else lines. None: the bar goes to
-            standard error if that and standard output are terminals, else lines go to the latter.
-          input_wait: scalar tensor, the seconds that a step waits for its batch: the share of them
-            is shown. Or None.
+          values: list of pairs of a name and a scalar tensor: `loss`, `learning_rate`, ….
+          counts: `StepCounts`.
+          path: of the file.
+          log_every: steps from one line to the next.
+          stream: text stream, for the bar or for lines; None: `progress_stream()`.
+          input_wait: scalar tensor, the seconds that a step waits for its batch; or None.
           unit: the name of the examples.
         """
-        self._clock = StepClock(counts)
-        self.listener = SaveListener(self._clock)
-        self._fetches = {'shown': scalar_tensors('values', values)}
+        self._fetches = {'values': collections.OrderedDict(values)}
         if input_wait is not None:
             self._fetches['waited'] = input_wait
-        self._train_steps = counts.last_step
-        self._examples_per_epoch = counts.examples_per_epoch
-        self._log_every = log_every
-        self._unit = unit
+        self._counts, self._log_every, self._unit = counts, log_every, unit
+        self._clock, self._log = StepClock(counts), MetricsLog(path)
+        self.listener = _Saves(self._clock, self._log)
         self._stream = OutputStream(progress_stream() if stream is None else stream,
                                     on_lost=lambda error: None)
-        self._on_terminal = _can_show_bar(self._stream)
-        self._bar = None
-        self._first_mark = None
-        self._marks = collections.deque()
-        self._shows = False
-        self._shown_at = None
+        self._on_terminal, self._bar = _can_show_bar(self._stream), None
+        self._marks = collections.deque()  # of the last seconds
+        self._first_mark = self._logged_mark = self._shown_at = None
+        self._is_first_session, self._logs, self._shows = True, False, False
 
     @property
     def throughput(self):
         """`Throughput` of all steps of the session after the second; None before the third."""
         begin, end = self._first_mark, self._clock.mark
-        if begin is None or end is None or end.examples <= begin.examples:
+        if rate(begin, end) is None:
             return None
         return Throughput(end.examples - begin.examples, end.seconds)
 
     def after_create_session(self, session, coord):
-        """Takes over the restored step, and draws the bar."""
+        """Takes over the restored step, cuts the lines of steps after it, and draws the bar."""
         self._clock.restart(session)
-        self._first_mark = self._shown_at = None
+        self._first_mark = self._logged_mark = self._shown_at = None
         self._marks.clear()
+        step = self._clock.step
+        is_new = self._is_first_session and step == 0 and not list_checkpoints(
+            os.path.dirname(os.path.abspath(self._log.path)))
+        self._is_first_session = False
+        told = self._log.resume(step, is_new)
+        if told is not None:
+            self.write(told)
         if self._on_terminal:
             if self._bar is None:
-                self._bar = _new_bar(self._stream, max(self._train_steps, self._clock.step),
-                                     self._clock.step)
+                from tqdm import tqdm  # pylint: disable=import-outside-toplevel
+                self._bar = tqdm(total=max(self._counts.last_step, step), initial=step,
+                                 file=self._stream, dynamic_ncols=True, mininterval=0)
             self._draw([])
 
     def before_run(self, run_context):
-        """Fetches the values."""
-        self._shows = self.is_due()
+        """Fetches the values; writes the line of the step before, should this one fail."""
+        self._log.flush()
+        step, shown_at = self._clock.step + 1, self._shown_at
+        self._logs = step % self._log_every == 0 or step == self._counts.last_step
+        self._shows = shown_at is None or self._logs or (
+            self._on_terminal and time.perf_counter() - shown_at >= self._REDRAW_SECONDS)
         return tf.train.SessionRunArgs(self._fetches)
 
     def after_run(self, run_context, run_values):
-        """Counts the step, and shows it if it is due."""
-        self.step_done(run_values.results)
+        """Counts the step; shows it, and puts its line into the log, if it is due."""
+        clock, found = self._clock, run_values.results
+        clock.count(found.get('waited', 0.))
+        if self._first_mark is None and clock.mark is not None:
+            self._first_mark = self._logged_mark = clock.mark
+            self._marks.append(clock.mark)
         if not self._shows:
             return
-        self._clock.read(run_context.session)
-        values = []
-        for number, (name, value) in enumerate(run_values.results['shown'].items()):
-            if getattr(value, 'size', 1) != 1:  # its static shape was not known
-                raise InvalidArgumentError('the value %r of a ProgressHook has the shape %s: '
-                                           'expected one number.' % (name, list(value.shape)))
-            values.append('%s %s' % (
-                name, '%.4g' % value if number else ('%#.4g' % value).rstrip('.')))
+        clock.read(run_context.session)
+        if self._logs:
+            self._log_step(found)
+        shown = ['%s %s' % (_SHORT.get(name, name),
+                            '%.4g' % value if at else ('%#.4g' % value).rstrip('.'))
+                 for at, (name, value) in enumerate(found['values'].items())]
         if self._on_terminal:
-            self._draw(values)
+            self._draw(shown)
         else:
-            self.write('step ' + '  '.join([self._of_all(self._clock.step)] + self._fields(values)))
+            self.write('step ' + '  '.join([self._of_all(clock.step)] + self._fields(shown)))
         self._shown_at = time.perf_counter()
-
-    def is_due(self):
-        """Whether the coming step is shown."""
-        following = self._clock.step + 1
-        if self._shown_at is None or following == self._train_steps:
-            return True
-        if self._on_terminal:
-            return time.perf_counter() - self._shown_at >= self._REDRAW_SECONDS
-        return following % self._log_every == 0
-
-    def step_done(self, fetched):
-        """Counts a step."""
-        self._clock.count(fetched.get('waited', 0.))
-        if self._first_mark is None and self._clock.mark is not None:
-            self._first_mark = self._clock.mark
-            self._marks.append(self._clock.mark)
-
-    def always_fetched(self):
-        """The values."""
-        return self._fetches
 
     def end(self, session):
         """Closes the bar; its last state stays on the screen."""
         self.close()
 
     def close(self):
-        """Ends the line of the bar; may be called twice.
-
-        `end` does it. A program calls it where an error ends the session, so that the text of the
-        error begins on a line of its own.
-        """
+        """Ends the line of the bar, so that the text of an error begins on a line of its own."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
     def write(self, text):
-        """Writes lines, above the bar if there is one: with `flush`, a hook can stand for a stream.
-        """
+        """Writes lines, above the bar if there is one."""
         text = text.strip('\n') + '\n'
         if self._bar is not None:
             self._bar.clear()
@@ -156,56 +144,79 @@ class ProgressHook(OccasionalHook):
             self._stream.write(text)
             self._stream.flush()
 
-    def flush(self):
-        """Flushes the stream that the lines go to."""
-        self._stream.flush()
-
-    def evaluated(self, step, results, seconds=0., name='test'):
-        """Writes a line with the results of an evaluation.
-
-        Args:
-          step: the step whose weights were evaluated.
-          results: dict from names to numbers, as `Evaluation.run` returns it.
-          seconds: duration of the evaluation; left out of the rates.
-          name: of the evaluated data, at the begin of the line.
-        """
+    def evaluated(self, step, results, seconds=0.):
+        """Writes a line with the results of an evaluation of the current step, and adds them to the
+        step's line; leaves its seconds out of the rates."""
         self._clock.away(seconds)
+        self._log.add(step, {'test_' + name: value for name, value in results.items()})
         shown = ', '.join('%s %.4g' % item for item in results.items() if item[0] != 'examples')
-        if 'examples' in results:
-            shown += ' on {:,d} examples'.format(int(results['examples']))
-        self.write('step %s  %s %s' % (self._of_all(step), name, shown))
+        self.write('step %s  test %s on %s examples' % (
+            self._of_all(step), shown, '{:,d}'.format(int(results['examples']))))
 
-    def _draw(self, values):
+    def _log_step(self, found):
+        """Puts the line of a step into the log, which keeps it back for an evaluation."""
+        clock = self._clock
+        speed, share = rate(self._logged_mark, clock.mark), share_waited(
+            self._logged_mark, clock.mark)
+        self._logged_mark = clock.mark
+        line = {'epoch': round(clock.examples / self._counts.examples_per_epoch, 6),
+                'examples': clock.examples}
+        line.update(found['values'])
+        line[self._unit + '_per_second'] = None if speed is None else round(speed, 3)
+        if 'waited' in found:
+            line['input_wait'] = None if share is None else round(share, 4)
+        line['wall_time'] = round(time.time(), 3)
+        self._log.add(clock.step, line)
+
+    def _draw(self, shown):
         """Redraws the bar, with a list of texts for the values."""
-        bar, step = self._bar, self._of_all(self._clock.step, len(str(self._train_steps)))
+        bar, last = self._bar, str(self._counts.last_step)
         bar.n = self._clock.step
-        bar.bar_format = ' '.join([step, '|{bar}|'] + self._fields(values))
+        bar.bar_format = ' '.join([self._of_all(self._clock.step).rjust(2 * len(last) + 1),
+                                   '|{bar}|'] + self._fields(shown))
         bar.refresh()
 
-    def _of_all(self, step, width=0):
-        """`'8/10'`, step and last step; `'12'` where the run has gone on beyond the last step."""
-        return '%*d' % (width, step) + (
-            '/%d' % self._train_steps if step <= self._train_steps else '')
+    def _of_all(self, step):
+        """`'8/10'`, step and last step."""
+        return '%d/%d' % (step, self._counts.last_step)
 
-    def _fields(self, values):
+    def _fields(self, shown):
         """List of the texts of a line: a narrow terminal cuts off what matters least."""
-        marks, mark = self._marks, self._clock.mark
+        marks, mark, fields = self._marks, self._clock.mark, list(shown)
         # Keeps, as the first, the latest mark that is at least `_RATE_SECONDS` old.
         while len(marks) > 1 and mark.seconds - marks[1].seconds >= self._RATE_SECONDS:
             marks.popleft()
-        speed, fields = rate(marks[0], mark) if marks else None, list(values)
+        speed = rate(marks[0], mark) if marks else None
         if speed is not None:
-            steps_left = self._train_steps - self._clock.step
-            if steps_left >= 0:  # a program's own loop may go on beyond the last step
-                fields.append('%s left' % describe_time(
-                    steps_left * self._clock.batch_size / speed))
+            left = self._counts.last_step - self._clock.step
+            fields.append('%s left' % describe_time(left * self._counts.batch_size / speed))
             fields.append(('{:,.0f} {}/s' if speed >= 10 else '{:.2g} {}/s').format(
                 speed, self._unit))
             if 'waited' in self._fetches:
                 fields.append('input wait %.0f%%' % (100 * share_waited(marks[0], mark)))
             if mark != marks[-1]:
                 marks.append(mark)
-        return fields + ['epoch %.1f' % (self._clock.examples / self._examples_per_epoch)]
+        return fields + ['epoch %.1f' % (self._clock.examples / self._counts.examples_per_epoch)]
+
+
+class _Saves(tf.train.CheckpointSaverListener):
+    """Brings the log to the disk before each checkpoint, whose time it leaves out of the clock."""
+
+    def __init__(self, clock, log):
+        self._clock, self._log, self._began = clock, log, None
+
+    def before_save(self, session, global_step_value):
+        """Syncs the log, before the variables are read."""
+        self._began = time.perf_counter()
+        self._log.sync()
+
+    def after_save(self, session, global_step_value):
+        """Tells the clock how long the checkpoint took."""
+        self._clock.away(time.perf_counter() - self._began)
+
+    def end(self, session, global_step_value):
+        """Syncs the log, also where the last step was saved already."""
+        self._log.sync()
 
 
 def _can_show_bar(stream):
@@ -225,9 +236,3 @@ def describe_time(seconds):
     if hours >= 24:
         return '%d d %02d:%02d' % (hours // 24, hours % 24, minutes)
     return '%d:%02d:%02d' % (hours, minutes, seconds) if hours else '%d:%02d' % (minutes, seconds)
-
-
-def _new_bar(stream, total, initial):
-    """tqdm's bar of `total` steps that begins at step `initial`."""
-    from tqdm import tqdm  # pylint: disable=import-outside-toplevel
-    return tqdm(total=total, initial=initial, file=stream, dynamic_ncols=True, mininterval=0)

@@ -11,22 +11,17 @@ from towers.errors import shown
 from towers.run.averages import averages_in
 from towers.run.export import export_saved_model
 from towers.safe_files import written_whole
+from trainer.arguments import session_config
 from trainer.best import SINCE_BEST
 from trainer.data import is_own, test_numbers
 from trainer.flags import FLAGS, train_dir
 from trainer.job import make_evaluation, show
 from trainer.own_model import is_own_model, named, rows
-from trainer.resources import session_config
 from trainer.run_settings import check_classes
 
 
 def evaluate_or_predict(setup):
-    """Shows the plan of an evaluation; unless --plan_only, evaluates or predicts (--mode), and
-    exports.
-
-    Args:
-      setup: `Setup`.
-    """
+    """Shows the plan of an evaluation; unless --plan_only, evaluates or predicts, and exports."""
     check_classes(setup.dataset)
     if not FLAGS.plan_only:
         newest_or_refuse()  # before a network is built for nothing
@@ -45,13 +40,8 @@ def evaluate_or_predict(setup):
 
 
 def report(throughput, evaluation, setup):
-    """Prints the results of the test set, of a classifier its hits, and examples a second.
-
-    Args:
-      throughput: `Throughput`; or None.
-      evaluation: dict that `Evaluation.run` returned.
-      setup: `Setup`.
-    """
+    """Prints the results of the test set, as `Evaluation.run` returned them, and examples a second
+    where the `Throughput` is known."""
     unit, said = setup.model.unit, setup.dataset.num_examples['test']
     names = sorted(set(evaluation) - {'examples', SINCE_BEST})
     for name in names if is_own_model() else [each for each in names if each != 'loss']:
@@ -73,20 +63,9 @@ def evaluate(evaluation, setup, prefix=None):
         return results
 
 
-def evaluate_in_graph(setup, prefix):
-    """As `evaluate`, in a graph of its own."""
-    with tf.Graph().as_default():
-        tf.set_random_seed(FLAGS.seed)
-        return evaluate(make_evaluation(setup), setup, prefix)
-
-
 def predict(evaluation, setup):
     """Writes --predictions: a row for each test example, with its number, its file if it has one,
     its label and its predictions.
-
-    Args:
-      evaluation: `Evaluation`.
-      setup: `Setup`.
 
     Raises:
       ModelFunctionError: predictions that are not one for each example.
@@ -134,11 +113,7 @@ def _plain(value):
 @contextlib.contextmanager
 def restored_session(built, prefix=None):
     """A session with the weights of the newest checkpoint, or with their moving averages if the
-    checkpoint has some.
-
-    Args:
-      built: `BuiltTowers`.
-      prefix: of another checkpoint than the newest; or None.
+    checkpoint has some; or with those of another checkpoint.
 
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged or of another model.

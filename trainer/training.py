@@ -1,114 +1,77 @@
 """The part of a process in a training: it trains and saves, is a worker, serves, or evaluates."""
 
-import contextlib
-
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.checkpoint.files import step_of
-from towers.run.step_loop import LoopSession
+from towers.checkpoint.files import newest_prefix, step_of
 from towers.run.training_session import training_session
+from trainer.arguments import memory_limit, session_config
 from trainer.cluster import joined
-from trainer.data import data_ended, data_ended_on_worker
+from trainer.data import data_ended
 from trainer.evaluator import evaluate_run, say_ended
-from trainer.exit_status import status_of_signal
 from trainer.flags import FLAGS, train_dir
-from trainer.hooks import StartInputHook, make_hooks, tell_end
-from trainer.resources import memory_limit, session_config
+from trainer.hooks import StartInputHook, make_hooks
+from trainer.process import status_of_signal
 from trainer.results import export, report
-from trainer.run_settings import SettingsHook, run_settings
-
-_FOREVER = 10 ** 15  # steps of a worker, which ends when the chief does
+from trainer.run_settings import run_settings
 
 
-class Training:
-    """A training that is built in the default graph; in a cluster the chief's.
+def train(job, cluster=None):
+    """Trains, evaluates, prints the results and exports, as the one process or a cluster's chief.
 
-        training = Training(job, cluster)
-        with training.session() as session:
-            training.run_steps(session)
-        exit_status = training.finish()
+    Returns:
+      The exit status: 0; or that of the signal that stopped the run, in a cluster the first one to
+      any worker.
+
+    Raises:
+      OwnDataError: the training data ended before the run, or the test set is at fault.
+      DatasetError, tf.errors.OpError: of the test set.
     """
-
-    def __init__(self, job, cluster=None):
-        """
-        Args:
-          job: `Job`.
-          cluster: `Cluster`; or None.
-        """
-        self._job, self._cluster = job, cluster
-        self._hooks = make_hooks(job, cluster)
-        self._ended = None  # the `OwnDataError` of data that ended before the run
-
-    @contextlib.contextmanager
-    def session(self):
-        """The `LoopSession` of the run, which goes on from the newest checkpoint; a context.
-
-        The last evaluation is made, and the last checkpoint saved, as it ends.
-        """
-        job, cluster, hooks = self._job, self._cluster, self._hooks
-        initial_values = (towers.init_from(FLAGS.init_from, job.built.variables)
-                          if FLAGS.init_from else None)
-        try:
-            with joined(cluster, job) as member:
-                settings = SettingsHook(run_settings(
-                    job.setup.batch_size, job.setup.dataset,
-                    1 if cluster is None else cluster.num_workers), train_dir())
-                with training_session(
-                        train_dir(), job.counts.global_step, [settings] + hooks.first,
-                        session_config(job.built), last_hooks=[hooks.signals],
-                        save_steps=FLAGS.save_steps, keep=FLAGS.keep,
-                        listeners=hooks.save_listeners, recover=FLAGS.recover,
-                        initial_values=initial_values, check=settings.check, built=job.built,
-                        memory_limit=memory_limit(), member=member) as session:
-                    say_ended(train_dir(), None)
-                    yield session
-                if self._ended is not None and cluster is not None and cluster.kind != 'horovod':
-                    raise self._ended  # here, so that the other workers hear of it at once
-        finally:
-            hooks.progress.close()
-            hooks.signals.restore()
-
-    def run_steps(self, session):
-        """Runs the steps that are left, or those until a hook stops the session."""
-        self._ended = run_steps(self._job, session, self._cluster)
-
-    def finish(self):
-        """Prints the results of a run whose session has ended, and exports its model.
-
-        Returns:
-          The exit status: 0; or that of the signal that stopped the run, in a cluster the first one
-          to any worker.
-
-        Raises:
-          OwnDataError: the training data ended before the run, or the test set is at fault.
-          DatasetError, tf.errors.OpError: of the test set.
-        """
-        hooks = self._hooks
-        stopped_by = hooks.signals.stopping_signal
-        if stopped_by is None and hooks.failure is None:
-            report(hooks.progress.throughput, hooks.evaluation.latest, self._job.setup)
-        if self._cluster is not None:
-            tell_end(hooks.signals)
-        print('checkpoint     %s' % hooks.newest.path)
-        if hooks.best is not None and hooks.best.text:
-            print('best           %s' % hooks.best.text)
-        if self._ended is not None or hooks.failure is not None:
-            raise self._ended or hooks.failure
-        if stopped_by is None:
-            say_ended(train_dir(), step_of(hooks.newest.path))
-        if FLAGS.export_dir and stopped_by is None:
-            export(self._job.setup.model)
-        return status_of_signal(stopped_by)
+    hooks = make_hooks(job, cluster)
+    initial_values = (towers.init_from(FLAGS.init_from, job.built.variables)
+                      if FLAGS.init_from else None)
+    try:
+        with joined(cluster, job) as member:
+            settings = run_settings(job.setup.batch_size, job.setup.dataset,
+                                    1 if cluster is None else cluster.num_workers)
+            # The last evaluation is made, and the last checkpoint saved, as the session ends.
+            with training_session(
+                    train_dir(), job.counts.global_step, [settings] + hooks.first,
+                    session_config(job.built), last_hooks=[hooks.signals],
+                    save_steps=FLAGS.save_steps, keep=FLAGS.keep, listeners=hooks.save_listeners,
+                    recover=FLAGS.recover, initial_values=initial_values, check=settings.check,
+                    built=job.built, memory_limit=memory_limit(), member=member) as session:
+                say_ended(train_dir(), None)
+                ended = run_steps(job, session)
+            if ended is not None and cluster is not None and cluster.kind != 'horovod':
+                raise ended  # here, so that the other workers hear of it at once
+    finally:
+        hooks.progress.close()
+        hooks.signals.restore()
+    return _finish(job, hooks, ended, cluster)
 
 
-def run_steps(job, session, cluster=None):
-    """Runs steps up to the last one of the job, or until a hook stops the session.
+def _finish(job, hooks, ended, cluster):
+    """Prints the results of a run whose session has ended, and exports; returns the exit status."""
+    stopped_by, newest = hooks.signals.stopping_signal, newest_prefix(train_dir())
+    if stopped_by is None and hooks.tested.failure is None:
+        report(hooks.progress.throughput, hooks.evaluation.latest, job.setup)
+    if cluster is not None and hooks.signals.reason() is not None:
+        print('stopped: %s' % hooks.signals.reason())
+    print('checkpoint     %s' % newest)
+    if hooks.tested.text:
+        print('best           %s' % hooks.tested.text)
+    if ended is not None or hooks.tested.failure is not None:
+        raise ended or hooks.tested.failure
+    if stopped_by is None:
+        say_ended(train_dir(), step_of(newest))
+        if FLAGS.export_dir:
+            export(job.setup.model)
+    return status_of_signal(stopped_by)
 
-    Args:
-      job: `Job`.
-      session: `LoopSession`.
-      cluster: `Cluster`; or None.
+
+def run_steps(job, session):
+    """Runs steps until a hook stops the session: one of them at the last step of the job.
 
     Returns:
       The `OwnDataError` of training data that ended before the run; or None. To be raised when the
@@ -119,17 +82,16 @@ def run_steps(job, session, cluster=None):
     def position():
         return session.run_step_fn(
             lambda step_context: int(step_context.session.run(job.counts.global_step)))
-    step = begin = position()
-    if step >= last:
+    begin = position()
+    if begin >= last:
         print('%s holds %d steps already, and %d were asked for: evaluating them. Another '
-              '--train_dir starts anew.' % (train_dir(), step, last))
+              '--train_dir starts anew.' % (train_dir(), begin, last))
+        return None
     try:
-        # Again if TensorFlow lost the session: it then went back to the newest checkpoint.
-        while step < last and not session.should_stop():
-            session.run_steps(job.train_op, last - step)
-            step = last if session.should_stop() else position()
+        while not session.should_stop():
+            session.run(job.train_op)
     except tf.errors.OutOfRangeError:  # ends the session without an error, so that it saves
-        return data_ended(position(), begin, last)
+        return data_ended('%d of %d steps' % (position(), last), position() == begin)
     return None
 
 
@@ -139,27 +101,19 @@ def serve_or_evaluate(setup, cluster):
     A parameter server works until a signal ends it, and never returns. An evaluator evaluates the
     chief's checkpoints.
 
-    Args:
-      setup: `Setup`.
-      cluster: `Cluster`; None: of an evaluator beside a run on one machine.
-
-    Returns:
-      The exit status.
+    Returns the exit status.
     """
     if FLAGS.plan_only:
         print('%s builds no towers: it has no plan' % (cluster.name if cluster else 'an evaluator'))
         return 0
     if cluster is not None and cluster.job == 'ps':
         towers.serve(cluster)
-    return status_of_signal(evaluate_run(setup))
+    evaluate_run(setup)
+    return 0
 
 
 def work(cluster, job):
     """Trains as a worker that saves nothing, until the chief stops or a signal comes.
-
-    Args:
-      cluster: `Cluster`.
-      job: `Job`.
 
     Returns:
       The exit status: of the signal, to whichever worker it was sent; or 0.
@@ -176,14 +130,14 @@ def work(cluster, job):
     try:
         with joined(cluster, job) as member:
             print('%s joined' % cluster.name, flush=True)
-            with member.session(own_hooks + [signals], LoopSession) as session:
+            with member.session(own_hooks + [signals]) as session:
                 try:
                     while not session.should_stop():
-                        session.run_steps(job.train_op, _FOREVER)
+                        session.run(job.train_op)
                 except tf.errors.OutOfRangeError:  # which ends the session without an error
                     has_ended = True
             if has_ended and not signals.is_told:  # the chief's end ends a step likewise
-                ended = data_ended_on_worker()
+                ended = data_ended('some steps, before the chief did')
             if ended is not None and cluster.kind != 'horovod':
                 raise ended  # here, so that the others hear of it at once
     finally:
@@ -191,5 +145,6 @@ def work(cluster, job):
     print('%s ended' % cluster.name, flush=True)
     if ended is not None:
         raise ended
-    tell_end(signals)
+    if signals.reason() is not None:
+        print('stopped: %s' % signals.reason(), flush=True)
     return status_of_signal(signals.stopping_signal)

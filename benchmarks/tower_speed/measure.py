@@ -17,10 +17,10 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 from benchmarks.programs import tell_tower_0  # noqa: E402
 from benchmarks.tower_speed.trace_split import PARTS, split_trace  # noqa: E402
 import datasets  # noqa: E402
+from trainer.arguments import enter_graph_mode, session_config  # noqa: E402
 from trainer.command_line import parse_flags  # noqa: E402
 from trainer.flags import FLAGS  # noqa: E402
 from trainer.job import build_job, make_setup  # noqa: E402
-from trainer.resources import enter_graph_mode, session_config  # noqa: E402
 
 _UNTIMED = 3  # steps that build kernels and optimise the graph
 

@@ -174,13 +174,14 @@ def test_what_knows_of_losses_knows_them_by_name(tmp_path):
         assert 'discriminator: AdamOptimizer, 2 variables; generator: MomentumOptimizer' in plan
         assert 'generator: 0.2; on the sum, steps as 2 x 0.2' in ' '.join(plan.split())
         assert not towers.audit(built).broken
-        scalars = towers.default_summaries(built).scalars
-        assert {'loss/discriminator', 'loss/generator', 'gradient_norm/generator'} <= set(scalars)
+        summary = towers.default_summaries(built)[0]
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())
             whole = session.run(built.loss)
-            shown = session.run(scalars)
-        assert shown['loss/generator'] == whole['generator']
+            shown = {value.tag: value.simple_value for value in tf.Summary.FromString(
+                session.run(summary)).value}
+        assert {'train/loss/discriminator', 'train/gradient_norm/generator'} <= set(shown)
+        assert shown['train/loss/generator'] == whole['generator']
         evaluation = towers.Evaluation(gan, tf.data.Dataset.from_tensors(BATCH), trained=built)
         assert {'loss/discriminator', 'loss/generator'} == set(evaluation.metrics)
 

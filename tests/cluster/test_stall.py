@@ -155,8 +155,8 @@ def test_the_others_learn_of_a_signal_at_once():
 def test_where_workers_do_not_wait_for_each_other_each_stops_by_itself(cluster):
     hook, built, stopped = hook_of(cluster)
     built.machines.join(types.SimpleNamespace(is_over=False, stopped_by=None))
-    hook.step_done(None)
+    hook.after_run(hook._coordinator, None)
     assert not stopped
     hook.stop(signal.SIGTERM)
-    hook.step_done(None)
+    hook.after_run(hook._coordinator, None)
     assert stopped == [True] and hook.received == signal.SIGTERM

@@ -12,7 +12,6 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.cluster import synchronous_rounds
 from towers.errors import ClusterError
-from towers.run.step_loop import OccasionalHook
 from one_process import let_workers_come_again, serve
 
 
@@ -20,7 +19,7 @@ class Gone(Exception):
     """What ends a worker without a word, as a signal does."""
 
 
-class StartData(OccasionalHook):
+class StartData(tf.train.SessionRunHook):
     """Starts the data at the place that a variable says, as train.py does."""
 
     def __init__(self, iterator):
@@ -28,9 +27,6 @@ class StartData(OccasionalHook):
 
     def after_create_session(self, session, coord):
         session.run(self._iterator.initializer)
-
-    def is_due(self):
-        return False
 
 
 class Workers:

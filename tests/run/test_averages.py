@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import keras
-from towers.run.averages import WeightAverages, averages_in
+from towers.run.averages import WeightAverages
 from towers.errors import InvalidArgumentError
 from towers.run.evaluation import Evaluation
 
@@ -83,29 +83,6 @@ def test_an_evaluation_takes_them_instead_of_weights():
         assert plain.run(session)['mean'] == pytest.approx(2.5 * 7 + 3)
 
 
-@pytest.mark.slow
-def test_what_a_checkpoint_has_is_restored_into_the_weights(tmp_path):
-    built, _, train_op = build()
-    with tf.Session(config=towers.session_config(built.devices)) as session:
-        session.run(tf.global_variables_initializer())
-        for _ in range(2):
-            session.run(train_op)
-        with_averages = tf.train.Saver().save(session, str(tmp_path / 'with'))
-        without = tf.train.Saver([v for v in tf.global_variables()
-                                  if 'Average' not in v.op.name]).save(
-                                      session, str(tmp_path / 'without'))
-    for prefix, count, w in ((with_averages, 2, by_hand([1., 3., 5.])[-1]), (without, 0, 5.)):
-        with tf.Graph().as_default(), tf.Session() as session:
-            model_fn(tf.constant(DATA))
-            names, averages = averages_in(prefix, tf.global_variables())
-            assert averages == count
-            suffix = '/ExponentialMovingAverage' if count else ''
-            assert sorted(names) == ['net/b' + suffix, 'net/count', 'net/w' + suffix]
-            tf.train.Saver(names).restore(session, prefix)
-            value, = [v for v in tf.global_variables() if v.op.name == 'net/w']
-            assert session.run(value)[0] == pytest.approx(w)
-
-
 def test_a_decay_that_makes_no_sense_and_averages_that_are_not_there_yet():
     step = tf.train.get_or_create_global_step()
     for decay in (0, 1, float('nan')):
@@ -129,14 +106,3 @@ def test_weights_whose_averages_cannot_take_their_place():
                        'tf.get_variable can give another'):
         with averages.instead_of_weights():
             Evaluation(model, tf.data.Dataset.from_tensor_slices(DATA).batch(2), trained=built)
-
-
-def test_the_updates_are_where_the_train_op_is(graph):
-    """And not where the caller happens to be: a step has one place to wait for."""
-    step = tf.train.get_or_create_global_step()
-    variable = tf.get_variable('v', [1])
-    with tf.device('/cpu:1'):
-        train_op = tf.no_op()
-    with tf.device('/cpu:2'):
-        updated = WeightAverages(0.9, step).update_after(train_op, [variable])
-    assert updated.device == '/device:CPU:1'

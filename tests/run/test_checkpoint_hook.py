@@ -44,18 +44,6 @@ def test_a_run_that_goes_on_saves_at_the_same_steps_and_no_step_twice(tmpdir):
     assert recorder.calls == ['begin', 'end 10']
 
 
-@pytest.mark.parametrize('use_resource', [True, False], ids=['resource', 'reference'])
-def test_the_exact_step_is_saved_with_variables_of_both_kinds(tmpdir, use_resource):
-    with tf.variable_scope('', use_resource=use_resource):
-        step = tf.train.get_or_create_global_step()
-    hook = CheckpointHook(str(tmpdir), step, save_steps=5, keep=None)
-    increment = tf.assign_add(step, 1)
-    with tf.train.MonitoredSession(hooks=[hook]) as session:
-        for _ in range(12):
-            session.run(increment)
-    assert saved_steps(str(tmpdir)) == [0, 5, 10, 12]
-
-
 def test_keep_counts_across_restarts_and_deletes_only_what_the_state_file_knows(tmpdir):
     directory = str(tmpdir)
     run(directory, 4, save_steps=1, keep=3)

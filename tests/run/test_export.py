@@ -68,18 +68,6 @@ def test_a_plain_session_without_towers_loads_it(checkpoint, tmp_path, graph):
     assert not graph.get_operations()  # a graph of its own
 
 
-@pytest.mark.slow
-def test_tables_are_initialised(checkpoint, tmp_path):
-    def with_table():
-        inputs, outputs = build()
-        table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(
-            tf.constant([0, 1], tf.int64), tf.constant(['low', 'high'])), '')
-        positive = tf.cast(outputs['y'][:, 0] > 100., tf.int64)
-        return inputs, dict(outputs, name=table.lookup(positive))
-    folder = export_saved_model(with_table, checkpoint[0], str(tmp_path / 'export'))
-    assert loaded(folder, {'x': X}, 'name').tolist() == [b'low'] * 4
-
-
 def test_what_is_there_already_is_not_touched(checkpoint, tmp_path):
     folder = str(tmp_path / 'export' / '3')
     os.makedirs(folder)
@@ -91,23 +79,6 @@ def test_what_is_there_already_is_not_touched(checkpoint, tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(InvalidArgumentError, match='file/3 cannot be written: .*Export to a direc'):
         export_saved_model(build, checkpoint[0], str(tmp_path / 'file'))
-
-
-@pytest.mark.slow
-def test_a_full_disk_leaves_nothing_and_a_kill_nothing_that_a_server_would_take(
-        checkpoint, tmp_path, monkeypatch):
-    directory, there = str(tmp_path / 'export'), []
-
-    def save(builder, *unused_args, **unused_kwargs):
-        there.extend(os.listdir(directory))
-        raise tf.errors.ResourceExhaustedError(None, None, 'No space left on device')
-    with monkeypatch.context() as patch, pytest.raises(InvalidArgumentError, match='No space'):
-        patch.setattr(tf.saved_model.Builder, 'save', save)
-        export_saved_model(build, checkpoint[0], directory)
-    assert len(there) == 1 and not there[0].isdigit() and os.listdir(directory) == []
-    folder = export_saved_model(build, checkpoint[0], directory)
-    assert os.listdir(directory) == ['3']
-    np.testing.assert_allclose(loaded(folder, {'x': X}), checkpoint[1], rtol=1e-6)
 
 
 def test_a_checkpoint_of_another_model_is_refused(checkpoint, tmp_path):

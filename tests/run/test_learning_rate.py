@@ -10,13 +10,12 @@ from towers.run.learning_rate import LearningRate, scale_learning_rate
 
 
 def assert_rates(rate, expected):
-    """Both forms of `rate` give the expected {examples seen: rate}."""
+    """`rate` gives the expected {examples seen: rate}."""
     examples = tf.placeholder(tf.int64, [])
     tensor = rate.tensor(examples)
     assert tensor.dtype == tf.float32 and tensor.shape.as_list() == []
     with tf.Session() as session:
         for seen, value in expected.items():
-            assert rate.at(seen) == pytest.approx(value, rel=1e-12, abs=1e-18), seen
             got = session.run(tensor, {examples: seen})
             assert got == pytest.approx(value, rel=1e-6, abs=1e-18), seen
 
@@ -41,14 +40,6 @@ def test_scaling_rules(base, num_towers, rule, expected):
      {0: 0, 1: 0.005, 50: 0.25, 100: 0.5, 101: 0.5}),
     (LearningRate(0.1, decay='exponential', decay_examples=200, decay_rate=0.25),
      {0: 0.1, 100: 0.05, 200: 0.025, 300: 0.0125, 400: 0.00625}),
-    # float32 could not tell 3,000,000,000 from 2,999,999,999.
-    (LearningRate(1, decay='exponential', decay_examples=10 ** 9, decay_rate=0.5, staircase=True),
-     {2999999999: 0.25, 3000000000: 0.125}),
-    (LearningRate(1, decay='piecewise', decay_examples=[3 * 10 ** 9], decay_rate=0.5),
-     {2999999999: 1, 3000000000: 0.5}),
-    # Goyal et al.: a tenth at each boundary.
-    (LearningRate(0.1, decay='piecewise', decay_examples=[30, 60, 80], decay_rate=0.1),
-     {0: 0.1, 29: 0.1, 30: 0.01, 60: 0.001, 79: 0.001, 80: 0.0001, 999: 0.0001}),
     # cos of 0, 60, 90, 120, 180 degrees: 1, 1/2, 0, -1/2, -1.
     (LearningRate(0.2, decay='cosine', decay_examples=1200),
      {0: 0.2, 400: 0.15, 600: 0.1, 800: 0.05, 1200: 0, 5000: 0}),
@@ -60,41 +51,17 @@ def test_rates_of_the_schedules(rate, expected):
 
 
 def test_the_end_of_a_cosine_keeps_its_digits():
-    rate = LearningRate(1, decay='cosine', decay_examples=10 ** 6)
-    # (1 - cos x) / 2 = x^2 / 4 for small x, here pi / 10^4: 2.467401e-8 to 1e-7 of it.
-    assert rate.at(10 ** 6 - 100) == pytest.approx(math.pi ** 2 / 4e8, rel=1e-7)
-    with tf.Session() as session:
-        got = session.run(rate.tensor(tf.constant(10 ** 6 - 100)))
-    assert got == pytest.approx(math.pi ** 2 / 4e8, rel=1e-6)
-
-
-@pytest.mark.parametrize('dtype, use_resource', [(tf.int32, False), (tf.int64, True)])
-def test_tensor_follows_a_step_counter(dtype, use_resource):
-    step = tf.get_variable('step', [], dtype, tf.zeros_initializer(), trainable=False,
-                           use_resource=use_resource)
-    rate = LearningRate(0.001, 4, 'sqrt', warmup_examples=1200)
-    by_product, by_variable = rate.tensor(step * 400), rate.tensor(step)
-    advance = tf.assign_add(step, 1)
-    with tf.Session() as session:
-        session.run(step.initializer)
-        rates = []
-        for _ in range(4):
-            rates.append(session.run(by_product))
-            session.run(advance)
-        # The ramp from 0.001 to 0.002 takes 1,200 examples, three steps of 400.
-        assert rates == pytest.approx([0.001, 0.004 / 3, 0.005 / 3, 0.002], rel=1e-6)
-        assert session.run(by_variable) == pytest.approx(0.001 + 0.001 * 4 / 1200, rel=1e-6)
+    # (1 - cos x) / 2 = x^2 / 4 for small x, here pi / 10^4.
+    assert_rates(LearningRate(1, decay='cosine', decay_examples=10 ** 6),
+                 {10 ** 6 - 100: math.pi ** 2 / 4e8})
 
 
 @pytest.mark.parametrize('arguments, expected', [
     (dict(num_towers=4), '0.001'),
     (dict(num_towers=4, rule='linear'), '0.004 = 0.001 x 4'),
     (dict(num_towers=4, rule='sqrt', warmup_examples=1437, decay='exponential',
-          decay_examples=2874, decay_rate=0.94, staircase=True),
-     '0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 1,437 examples, x0.94 every 2,874 examples, '
-     'in jumps'),
-    (dict(decay='piecewise', decay_examples=[30, 60], decay_rate=0.1),
-     '0.001, x0.1 after 30 examples and 60 examples'),
+          decay_examples=2874, decay_rate=0.94),
+     '0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 1,437 examples, x0.94 every 2,874 examples'),
     (dict(warmup_examples=1, decay='cosine', decay_examples=50000),
      '0.001, warm-up from 0 over 1 example, cosine to 0 over 50,000 examples')])
 def test_describe(arguments, expected):
@@ -107,31 +74,19 @@ def test_describe(arguments, expected):
     (dict(num_towers=2.0), 'num_towers=2.0'),
     (dict(rule='square'), "rule='square': expected one of 'none', 'sqrt', 'linear'"),
     (dict(warmup_examples=0.5), 'warmup_examples=0.5'),
-    (dict(decay='step'),
-     "decay='step': expected one of 'none', 'exponential', 'piecewise', 'cosine'"),
+    (dict(decay='step'), "decay='step': expected one of 'none', 'exponential', 'cosine'"),
     (dict(decay='exponential', decay_rate=0.9),
      "decay='exponential' takes decay_examples and decay_rate, and was given decay_rate"),
     (dict(decay='none', decay_examples=9), "decay='none' takes nothing, and was given decay_ex"),
     (dict(decay='cosine', decay_examples=9, decay_rate=0.9), "decay='cosine' takes decay_examples"),
-    (dict(decay='cosine', decay_examples=9, staircase=True), 'staircase=True'),
     (dict(decay='exponential', decay_examples=9, decay_rate=1.5), 'decay_rate=1.5: expected a num'),
-    (dict(decay='exponential', decay_examples=[9], decay_rate=0.5), r'decay_examples=\[9\]'),
-    (dict(decay='piecewise', decay_examples=9, decay_rate=0.5), 'list of example counts'),
-    (dict(decay='piecewise', decay_examples=[9, 9], decay_rate=0.5), 'above the one before')])
+    (dict(decay='exponential', decay_examples=[9], decay_rate=0.5), r'decay_examples=\[9\]')])
 def test_bad_arguments_are_named(arguments, text):
     with pytest.raises(InvalidArgumentError, match=text):
         LearningRate(**dict(dict(base=0.001), **arguments))
 
 
-def test_bad_counts_of_examples_are_named(graph):
-    rate = LearningRate(0.001)
-    for seen in (-1, 1.5, '1', True, None):
-        with pytest.raises(InvalidArgumentError, match='examples_seen=.*whole number'):
-            rate.at(seen)
-    with pytest.raises(InvalidArgumentError, match=r'at\(\)'):
-        rate.tensor(100)
-    assert not graph.get_operations()
-    with pytest.raises(InvalidArgumentError, match='type float32'):
-        rate.tensor(tf.constant(1.5))
-    with pytest.raises(InvalidArgumentError, match='scalar'):
-        rate.tensor(tf.constant([1, 2]))
+def test_what_is_no_count_of_examples():
+    for seen in (100, tf.constant(1.5), tf.constant([1, 2])):
+        with pytest.raises(InvalidArgumentError, match='^examples_seen=.*: expected a scalar int'):
+            LearningRate(0.001).tensor(seen)

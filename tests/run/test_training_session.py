@@ -171,43 +171,6 @@ def test_a_checkpoint_of_another_model_is_refused_before_the_session(tmp_path, o
     assert newest.step == 4 and dropped is None and re.search(names, text)
 
 
-def test_a_program_may_compare_more_before_anything_is_changed(tmp_path):
-    def refuse(*unused_arguments):
-        raise CheckpointError('of another seed')
-    run(tmp_path, 3, check=refuse)  # there was nothing to compare with
-    before = contents(tmp_path)
-    with pytest.raises(CheckpointError, match='of another seed'):
-        run(tmp_path, 4, check=refuse)
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.slow
-def test_initial_values_are_for_a_run_that_starts(tmp_path):
-    run(tmp_path / 'other', 5)
-    source = str(tmp_path / 'other' / 'model.ckpt-5')
-    folder = tmp_path / 'run'
-    lines, value = run(folder, 2, initial_values=source)
-    assert value == [7.] * 3
-    assert lines == ['from %s: took 1 of 2 variables (w: 1)\n  left, counter: global_step'
-                     % source]
-    assert tf.train.load_variable(str(folder / 'model.ckpt-0'), 'w').tolist() == [5.] * 3
-    lines, value = run(folder, 4, initial_values=source)
-    assert value == [9.] * 3
-    assert lines == [
-        'going on from %s/model.ckpt-2' % folder,
-        'initial values are not taken: the run has a checkpoint, from which it goes on']
-
-
-def test_a_saver_of_the_programs_own(tmp_path):
-    step = tf.train.get_or_create_global_step()
-    w = tf.get_variable('w', [], initializer=tf.zeros_initializer())
-    saver = tf.train.Saver({'global_step': step, 'another/name': w}, save_relative_paths=True)
-    train_op = tf.group(tf.assign_add(w, 1.), tf.assign_add(step, 1))
-    with training_session(str(tmp_path), step, [], save_steps=1, saver=saver) as session:
-        session.run(train_op)
-    assert tf.train.load_variable(str(tmp_path), 'another/name') == 1.
-
-
 @pytest.mark.slow
 def test_a_session_that_is_lost_goes_on_from_what_the_run_saved_last(tmp_path):
     """And not from what was the newest when the program started."""

@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
-from trainer.best import BestEvaluation
+from trainer.best import RunEvaluation
 from train_runs import metrics, newest, steps_saved
 
 ACCURACIES = [.5, .7, float('nan'), .7, .6, .8, .1]  # of steps 2, 4, 6, …
@@ -22,7 +22,7 @@ class Evaluation:
     def check_examples(self, session):
         pass
 
-    def run(self, session):
+    def run(self, session, unused_stopped):
         accuracy = ACCURACIES[session.run(self.step) // 2 - 1]
         return {'accuracy': accuracy, 'loss': -accuracy, 'examples': 3}
 
@@ -35,7 +35,7 @@ def evaluated(folder, metric, first, last):
     log.write_text(''.join(line + '\n' for line in lines))
     with tf.Graph().as_default(), tf.Session() as session:
         step = tf.train.get_or_create_global_step()
-        best = BestEvaluation(Evaluation(step), metric, str(folder), step, 2)
+        best = RunEvaluation(Evaluation(step), str(folder), step, 2, metric)
         found = []
         for number in range(first + 2, last + 1, 2):
             session.run(step.assign(number))
@@ -79,7 +79,7 @@ def test_a_run_that_goes_on_from_an_earlier_step_keeps_what_it_would_have_kept(t
 def test_a_metric_that_the_model_has_not():
     with pytest.raises(InvalidArgumentError, match=(
             '^--keep_best=-top5: the model has no such metric; it has accuracy, loss.$')):
-        BestEvaluation(Evaluation(None), '-top5', 'run', None, 2)
+        RunEvaluation(Evaluation(None), 'run', None, 2, '-top5')
 
 
 MODULE = '''

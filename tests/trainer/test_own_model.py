@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
-from towers.errors import InvalidArgumentError, ModelFunctionError
+from towers.errors import InvalidArgumentError
 from trainer.flags import FLAGS
 from trainer.own_model import OwnModel
 from train_runs import metrics, names_that_differ, values_of
@@ -53,14 +53,10 @@ def pixels(images, labels, mode):
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
         labels=labels, logits=logits))
 
-def silent(features, labels, mode): return tf.reduce_sum(tf.get_variable('w', [3]))
 def two(features, labels): return 0.
 def broken(features, labels, mode): return features['no such word']
 def outside(features, labels, mode):
     return tf.reduce_sum(tf.gather(tf.get_variable('w', [3]), 3 + labels))
-def reading_a_file(features, labels, mode):
-    loss = tf.reduce_sum(tf.get_variable('w', [3]))
-    return loss * tf.reshape(tf.py_func(lambda x: open('/no/such file'), [loss], tf.float32), [])
 number = 3
 '''
 SHORT = ['--batch_size=10', '--optimizer=sgd', '--base_learning_rate=1', '--reduction=mean',
@@ -178,11 +174,6 @@ def test_a_name_that_is_no_model_function(model, name, text):
     assert str(error.value).replace(NAME, 'm') == text
 
 
-def test_a_model_without_predictions_is_told_to_return_some(model):
-    with pytest.raises(ModelFunctionError, match="returned no predictions for the mode 'infer'"):
-        model('silent').model_fn('infer')(tf.zeros([2, 64]))
-
-
 def test_what_the_function_raises_keeps_its_traceback(started):
     run = started('broken', 'broken', status=1)
     lines = run.stderr.splitlines()
@@ -199,21 +190,3 @@ def test_a_step_that_fails_names_the_line_of_the_function(started):
     assert '%s.py:%d: indices[' % (NAME, line) in run.stderr
     assert run.stderr.startswith('train.py: --model=%s:outside: a step failed at ' % NAME)
     assert run.stderr.count('\n') == 1
-
-
-@pytest.mark.slow
-def test_an_error_of_python_within_a_step_keeps_its_traceback(started):
-    run = started('file', 'reading_a_file', status=1)
-    assert '%s.py", line ' % NAME in run.stderr
-    assert "FileNotFoundError: [Errno 2] No such file or directory: '/no/such file'" in (
-        run.stderr.splitlines()[-1])
-
-
-@pytest.mark.slow
-def test_data_without_classes_need_a_model_of_ones_own(started):
-    run = started('digits', 'tag', '--model=digits', status=2)
-    assert run.stderr == (
-        'train.py: --dataset=%s:sentences says of no num_classes, which --model=digits needs: '
-        'return it, or give --model=module:function, a model of your own.\n' % NAME)
-    run = started('decay', 'tag', '--weight_decay=1', status=2)
-    assert run.stderr.startswith('train.py: --weight_decay is of no use with --model=')

@@ -39,18 +39,6 @@ def flags_of(command, name):
     return train_flags(settings, arm, 1)
 
 
-def test_flags_of_both_arms(command):
-    one, claim = flags_of(command, 'one'), flags_of(command, 'sqrt')
-    for flags, steps, towers_and_batch in (
-            (one, 80, ['--num_towers=1', '--batch_size=100']),  # of few images: the least there is
-            (claim, 20, ['--num_towers=4', '--batch_size=400'])):
-        assert set(towers_and_batch + [
-            '--train_steps=%d' % steps, '--image_size=224', '--model=inception_resnet_v2',
-            '--base_learning_rate=0.001']) <= set(flags)
-        assert 'aux_loss_weight' not in flags[-1] and '"base_batch_size": 100' in flags[-1]
-    assert '--lr_scaling=sqrt' in claim and '"batch_norm_decay": 0.998801' in claim[-1]
-
-
 @pytest.mark.slow
 def test_graph_and_plan_of_the_claim(command):
     towers.mend_slim()

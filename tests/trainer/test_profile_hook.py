@@ -7,7 +7,7 @@ import os
 import pytest
 
 from towers import compat
-from trainer.profile_hook import profiled_steps
+from trainer.flags import profiled_steps
 
 
 def test_traces_of_a_run(runner, tmp_path):

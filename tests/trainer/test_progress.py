@@ -1,22 +1,23 @@
-"""The view of a run: what is on an 80-column terminal, and which lines go into a pipe."""
+"""The view of a run, on a terminal and in a pipe; the lines of metrics.jsonl, exact over kills."""
 
 import fcntl
 import io
+import json
 import os
 import re
 import struct
-import sys
 import termios
 import threading
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers.errors import InvalidArgumentError
-from towers.run import step_clock
-from towers.run.step_clock import StepCounts
-from trainer import progress
+from towers.nonfinite import NonFiniteError, checked_loss
+from towers.run.training_session import training_session
+from trainer import progress, speed
 from trainer.progress import ProgressHook, Throughput
+from trainer.speed import StepCounts
 
 
 class FakeTime:
@@ -26,11 +27,14 @@ class FakeTime:
     def perf_counter(self):
         return self.now
 
+    def time(self):
+        return 1.8e9
+
 
 @pytest.fixture(autouse=True)
 def time(monkeypatch):
     fake = FakeTime()
-    for module in (step_clock, progress):
+    for module in (speed, progress):
         monkeypatch.setattr(module, 'time', fake)
     monkeypatch.setenv('TERM', 'xterm')
     return fake
@@ -74,178 +78,169 @@ def screen(written, columns):
     return lines
 
 
-def training(hook_of, number, time, seconds=0.5, start=0, each=None):
-    """Runs a hook for so many steps of so many seconds; the loss in step s is 2 / s."""
-    global_step = tf.train.get_or_create_global_step()
-    loss = 2. / tf.cast(global_step + 1, tf.float32)
-    with tf.control_dependencies([loss]):
-        train_op = tf.assign_add(global_step, 1).op
-    hook = hook_of([('loss', loss), ('lr', tf.constant(0.001))], global_step)
-    scaffold = tf.train.Scaffold(init_fn=lambda _, session: global_step.load(start, session))
-    with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]) as session:
-        for step in range(start + 1, start + number + 1):
-            time.now += seconds
-            session.run(train_op)
-            if each is not None:
-                each(hook, step)
-    return hook
+class Training:
+    """Steps of half a second, of 20 of 80 examples each; the loss in step s is 2 / s."""
+
+    def __init__(self, folder, time, last=20, log_every=4, save_steps=None, **options):
+        self.time, self.path, self.graph = time, folder / 'metrics.jsonl', tf.Graph()
+        with self.graph.as_default():
+            self.step = tf.train.get_or_create_global_step()
+            examples = tf.get_variable('examples', [], tf.int64, tf.zeros_initializer())
+            loss = 2. / tf.cast(self.step + 1, tf.float32)
+            with tf.control_dependencies([loss]):
+                self.train_op = tf.group(tf.assign_add(self.step, 1), tf.assign_add(examples, 20))
+            waited = tf.constant(options.pop('waited')) if 'waited' in options else None
+            self.hook = ProgressHook(
+                [('loss', loss), ('learning_rate', tf.constant(0.001))],
+                StepCounts(self.step, 20, 80, last, examples), str(self.path), log_every,
+                input_wait=waited, **options)
+            self.hooks = [self.hook]
+            if save_steps:
+                self.hooks.append(tf.train.CheckpointSaverHook(
+                    str(folder), save_steps=save_steps, listeners=[self.hook.listener]))
+        self.creator = tf.train.ChiefSessionCreator(
+            checkpoint_dir=str(folder) if save_steps else None)
+
+    def run(self, number, each=lambda hook, step: None, killed=False):
+        """Runs so many steps; a killed session is left without its end."""
+        try:
+            with self.graph.as_default(), tf.train.MonitoredSession(
+                    self.creator, self.hooks) as session:
+                for step in range(1, number + 1):
+                    self.time.now += 0.5
+                    session.run(self.train_op)
+                    each(self.hook, step)
+                if killed:
+                    raise Killed()
+            self.hook.listener.end(None, number)  # as the hook that saves, at last
+        except Killed:
+            pass
+        return self.hook
+
+    def lines(self):
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
 
 
-def test_plain_lines_also_of_a_loop_that_goes_on_after_the_last_step(time):
+class Killed(Exception):
+    pass
+
+
+def results(**values):
+    return dict(values, examples=1797)
+
+
+def test_plain_lines(time, tmp_path):
     stream = io.StringIO()
-    hook = training(lambda values, global_step: ProgressHook(
-        values, StepCounts(global_step, 20, 80, 5), log_every=4, stream=stream,
-        input_wait=tf.constant(.05)), 13, time)
-    hook.evaluated(13, {'loss': 2.})
-    hook.evaluated(5, {'loss': 3.})
+    hook = Training(tmp_path, time, 7, waited=.05, stream=stream).run(7)
+    hook.evaluated(7, results(loss=2.))
     assert stream.getvalue() == (
-        'step 1/5  loss 2.000  lr 0.001  epoch 0.2\n'
-        'step 4/5  loss 0.5000  lr 0.001  0:00 left  40 images/s  input wait 10%  epoch 1.0\n'
-        'step 5/5  loss 0.4000  lr 0.001  0:00 left  40 images/s  input wait 10%  epoch 1.2\n'
-        'step 8  loss 0.2500  lr 0.001  40 images/s  input wait 10%  epoch 2.0\n'
-        'step 12  loss 0.1667  lr 0.001  40 images/s  input wait 10%  epoch 3.0\n'
-        'step 13  test loss 2\n'
-        'step 5/5  test loss 3\n')
-    assert hook.throughput == Throughput(220, 5.5)  # 11 steps after the second
+        'step 1/7  loss 2.000  lr 0.001  epoch 0.2\n'
+        'step 4/7  loss 0.5000  lr 0.001  0:02 left  40 images/s  input wait 10%  epoch 1.0\n'
+        'step 7/7  loss 0.2857  lr 0.001  0:00 left  40 images/s  input wait 10%  epoch 1.8\n'
+        'step 7/7  test loss 2 on 1,797 examples\n')
+    assert hook.throughput == Throughput(100, 2.5)  # 5 steps after the second
 
 
-def test_a_resumed_run_goes_on_counting(time):
-    stream = io.StringIO()
-    hook = training(lambda values, global_step: ProgressHook(
-        values, StepCounts(global_step, 20, 80, 1000), log_every=100, stream=stream), 2, time,
-        start=298)
-    assert hook.throughput is None  # no step after the second yet
-    assert [line.split('  ')[0] for line in stream.getvalue().splitlines()] == [
-        'step 299/1000', 'step 300/1000']
-
-
-def test_evaluations_and_checkpoints_are_left_out_of_the_rates(time):
+def test_evaluations_and_checkpoints_are_left_out_of_the_rates(time, tmp_path):
     stream = io.StringIO()
 
     def stop(hook, step):
         if step in (3, 5):
             time.now += 30.
-            hook.evaluated(step, {'accuracy': 0.875, 'loss': 0.25, 'examples': 1797}, 30.)
+            hook.evaluated(step, results(accuracy=0.875, loss=0.25), 30.)
             hook.listener.before_save(None, step)
             time.now += 7.
             hook.listener.after_save(None, step)
-    hook = training(lambda values, global_step: ProgressHook(
-        values, StepCounts(global_step, 20, 80, 8), log_every=4, stream=stream), 8, time, each=stop)
-    assert hook.throughput == Throughput(120, 3.)
+    training = Training(tmp_path, time, 8, stream=stream)
+    assert training.run(8, stop).throughput == Throughput(120, 3.)
     lines = stream.getvalue().splitlines()
     assert lines[1] == 'step 3/8  test accuracy 0.875, loss 0.25 on 1,797 examples'
     assert ['40 images/s' in line for line in lines] == [False, False, True, False, True]
+    assert [line.get('images_per_second') for line in training.lines()] == [None, 40., None, 40.]
 
 
-def test_runs_that_are_no_steps_are_not_shown_as_steps(time):
-    """As in a program that adds gradients up over three runs: here all of them belong to step 1."""
-    stream = io.StringIO()
-    hook = ProgressHook({}, StepCounts(tf.train.get_or_create_global_step(), 20, 80, 100),
-                        log_every=4, stream=stream)
-    with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(), [hook]) as session:
-        for _ in range(12):
-            session.run(tf.train.get_global_step())
-    assert set(stream.getvalue().splitlines()) == {'step 0/100  epoch 0.0'}
-
-
-def test_rates_are_of_the_last_seconds(time):
-    stream = io.StringIO()
-
-    def slow_down(hook, step):
-        if step == 40:
-            time.now += 100.  # something else; then steps of 5 s instead of 0.5
-        if step >= 40:
-            time.now += 4.5
-    training(lambda values, global_step: ProgressHook(
-        values, StepCounts(global_step, 20, 80, 60), log_every=10, stream=stream), 60, time,
-        each=slow_down)
-    rates = re.findall(r'([\d:]+) left  ([\d,.]+) images/s', stream.getvalue())
-    assert rates == [('0:25', '40'), ('0:20', '40'), ('0:15', '40'), ('0:10', '40'),
-                     ('2:30', '1.3'), ('0:00', '4')]
-
-
-def on(terminal):
-    """The hook of a run of 20 steps, of 20 of 80 examples each, on a terminal."""
-    return lambda values, global_step: ProgressHook(
-        values, StepCounts(global_step, 20, 80, 20), stream=terminal.stream)
-
-
-def test_one_bar_on_80_columns_and_other_lines_above_it(time):
+def test_one_bar_on_80_columns_and_other_lines_above_it(time, tmp_path):
     terminal = Terminal(80)
 
     def say(hook, step):
         if step == 3:
-            hook.evaluated(3, {'accuracy': 0.5})
+            hook.evaluated(3, results(accuracy=0.5))
         if step == 5:
             hook.write('\nSIGTERM: finishing this step and saving\n')
-    training(on(terminal), 20, time, each=say)
+    Training(tmp_path, time, stream=terminal.stream).run(20, say)
     lines = screen(terminal.close(), 80)
-    assert lines[:2] == ['step 3/20  test accuracy 0.5', 'SIGTERM: finishing this step and saving']
+    assert lines[:2] == ['step 3/20  test accuracy 0.5 on 1,797 examples',
+                         'SIGTERM: finishing this step and saving']
     assert re.match(r'20/20 \|█{5,}\| loss 0.1000 lr 0.001 0:00 left 40 images/s epoch 5.0$',
                     lines[2])
     assert lines[3:] == [''] and len(lines[2]) == 79  # tqdm leaves one column free
 
 
-@pytest.mark.parametrize('columns, expected', [
-    (200, r' 7/20 \|█+.? +\| loss 0.2857 lr 0.001 0:06 left 40 images/s epoch 1.8$'),
-    (40, r' 7/20 \|.\| loss 0.2857 lr 0.001 0:06 lef$')])
-@pytest.mark.slow
-def test_what_matters_least_is_cut_off_on_a_narrow_terminal(time, columns, expected):
-    terminal = Terminal(columns)
-    training(on(terminal), 7, time)
-    assert re.match(expected, screen(terminal.close(), columns)[0])
+# ---- metrics.jsonl -------------------------------------------------------------------------------
+
+def test_a_line_at_each_multiple_and_at_the_last_step(tmp_path, time):
+    training = Training(tmp_path, time, 10, waited=.1)
+    training.hook.listener.before_save(None, 0)  # as a saver does that is before it in the list
+    training.run(10)
+    assert training.lines() == [{
+        'step': step, 'epoch': step / 4, 'examples': 20 * step,
+        'loss': pytest.approx(2 / step), 'learning_rate': 0.001, 'images_per_second': 40.,
+        'input_wait': pytest.approx(.2), 'wall_time': 1.8e9} for step in (4, 8, 10)]
 
 
-def test_an_error_begins_on_a_line_of_its_own(time):
-    terminal = Terminal(80)
-    hooks = []
-
-    def fail(hook, step):
-        hooks.append(hook)
-        if step == 3:
-            raise RuntimeError()
-    with pytest.raises(RuntimeError):
-        training(on(terminal), 6, time, each=fail)
-    hooks[0].close()
-    hooks[0].close()
-    terminal.stream.write('the error\n')
-    lines = screen(terminal.close(), 80)
-    assert lines[0].startswith(' 3/20') and lines[1:] == ['the error', '']
+def test_the_line_is_there_before_the_checkpoint(tmp_path, time):
+    """Step 4 is saved and has a line; the kill comes before anything else is done."""
+    training = Training(tmp_path, time, save_steps=4)
+    training.run(4, killed=True)
+    assert tf.train.latest_checkpoint(str(tmp_path)).endswith('-4')
+    assert [line['step'] for line in training.lines()] == [4]
 
 
-def test_no_bar_on_a_dumb_terminal(time, monkeypatch):
-    monkeypatch.setenv('TERM', 'dumb')
-    terminal = Terminal(80)
-    training(on(terminal), 3, time)
-    assert terminal.close().splitlines()[0] == (
-        'step 1/20  loss 2.000  lr 0.001  epoch 0.2')
+def test_evaluations_join_the_line_of_their_step(tmp_path, time):
+    training = Training(tmp_path, time, 10)
+
+    def evaluate(hook, step):
+        if step in (4, 6):
+            hook.evaluated(step, results(accuracy=np.float64(0.5)), 1.)
+    hook = training.run(10, evaluate)
+    hook.evaluated(10, results(accuracy=0.875))  # the hook that evaluates ends after this one
+    hook.listener.end(None, 10)
+    lines = training.lines()
+    assert [line['step'] for line in lines] == [4, 6, 8, 10]
+    assert (lines[0]['loss'], lines[0]['test_accuracy'], lines[0]['test_examples']) == (
+        .5, .5, 1797)
+    assert lines[1] == {'step': 6, 'test_accuracy': 0.5, 'test_examples': 1797}
+    assert lines[3]['test_accuracy'] == 0.875 and lines[3]['examples'] == 200
 
 
-# ---- where to ------------------------------------------------------------------------------------
+def test_a_new_run_where_there_was_one_is_told_and_a_killed_one_is_none(tmp_path, time):
+    stream = io.StringIO()
 
-@pytest.mark.parametrize('out, error, chosen', [
-    (True, True, 'error'), (False, True, 'out')])
-def test_lines_go_to_standard_output_and_a_bar_to_standard_error(time, monkeypatch, out, error,
-                                                                 chosen):
-    class Stream(io.StringIO):
-        def __init__(self, on_terminal):
-            super(Stream, self).__init__()
-            self.isatty = lambda: on_terminal
-    streams = {'out': Stream(out), 'error': Stream(error)}
-    monkeypatch.setattr(sys, 'stdout', streams['out'])
-    monkeypatch.setattr(sys, 'stderr', streams['error'])
-    monkeypatch.setenv('TERM', 'dumb')  # lines in either case
-    training(lambda values, global_step: ProgressHook(
-        values, StepCounts(global_step, 20, 80, 2), log_every=1), 2, time)
-    assert 'step 2/2' in streams[chosen].getvalue()
-    assert [name for name, stream in streams.items() if stream.getvalue()] == [chosen]
+    def run(number, **options):
+        Training(tmp_path, time, log_every=1, save_steps=100, stream=stream).run(number, **options)
+    run(3, killed=True)
+    run(2)  # from the save of step 0
+    assert ('cut the lines of steps 1 to 2 from %s/metrics.jsonl: those steps are done again\n'
+            % tmp_path) in stream.getvalue()
+    for path in tmp_path.iterdir():
+        if path.name != 'metrics.jsonl':
+            path.unlink()
+    run(1)
+    assert ('{0} is of an earlier run, whose checkpoints are gone: renamed to {0}.1\n'.format(
+        tmp_path / 'metrics.jsonl')) in stream.getvalue()
+    assert (tmp_path / 'metrics.jsonl.1').read_text().count('\n') == 2
 
 
-def test_values_and_numbers_that_cannot_be_shown():
+def test_the_line_of_the_step_before_one_that_fails_is_in_the_log(tmp_path):
     step = tf.train.get_or_create_global_step()
-    value, train_op = tf.placeholder_with_default(tf.constant([1., 2.]), None), step.assign_add(1)
-    hook = ProgressHook({'v': value}, StepCounts(step, 8, 8, 3), log_every=1)
-    with pytest.raises(InvalidArgumentError, match=r"the value 'v' of a ProgressHook has the shape "
-                                                   r'\[2\]: expected one number\.'):
-        with tf.train.MonitoredTrainingSession(hooks=[hook]) as session:
-            session.run(train_op)
+    loss = tf.where(tf.equal(step, 8), float('nan'), 1.)
+    with tf.control_dependencies([checked_loss(loss, 1)]):
+        train_op = tf.assign_add(step, 1).op
+    hook = ProgressHook([('loss', loss)], StepCounts(step, 1, 1, 20, step),
+                        str(tmp_path / 'metrics.jsonl'), 4, io.StringIO())
+    with pytest.raises(NonFiniteError, match='is NaN in step 9'):
+        with training_session(str(tmp_path), step, [hook]) as session:
+            for _ in range(20):
+                session.run(train_op)
+    lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
+    assert [json.loads(line)['step'] for line in lines] == [4, 8]

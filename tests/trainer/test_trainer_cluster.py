@@ -8,12 +8,11 @@ import pytest
 
 import towers
 import train
-from trainer.cluster import compared_flags, make_cluster, workers_a_step
+from trainer.cluster import compared_flags, make_cluster
 from trainer.command_line import in_flags
 from trainer.contradictions import contradiction
 from trainer.flags import FLAGS
 from trainer.job import build_job, make_setup
-from trainer.run_settings import run_settings
 
 
 @pytest.fixture(autouse=True)
@@ -35,11 +34,6 @@ def test_what_does_not_go_with_a_cluster(given, expected, monkeypatch):
     monkeypatch.setenv('TF_CONFIG', RING)
     with flagsaver.flagsaver(**dict(given, cluster='ring')):
         assert contradiction(set(given) | {'cluster'}).startswith(expected)
-
-
-def test_options_of_a_cluster_without_one():
-    assert contradiction({'dead_after'}) == (
-        '--dead_after is of no use with --cluster=: it goes with ring or ps or horovod')
 
 
 @pytest.mark.parametrize('given, tf_config, expected', [
@@ -89,21 +83,6 @@ def test_the_rate_sees_all_machines_and_the_step_counts_their_examples():
     assert job.built.plan.all_towers == 6
 
 
-def test_a_run_on_another_number_of_workers_says_so(tmp_path):
-    run_settings(10, workers=2).begin(str(tmp_path))
-    assert run_settings(10, workers=2).compare(str(tmp_path)) == []
-    assert list(map(str, run_settings(10, workers=3).compare(str(tmp_path)))) == [
-        'number of workers: 3, was 2: changes the run from here on']
-
-
-def test_a_step_is_of_as_many_workers_as_it_waits_for():
-    workers, ps = ['a:1', 'b:2', 'c:3'], ['d:4']
-    assert [workers_a_step(cluster) for cluster in (
-        None, towers.Cluster('ring', workers), towers.Cluster('ps', workers, ps),
-        towers.Cluster('ps', workers, ps, backup_workers=1),
-        towers.Cluster('ps', workers, ps, synchronous=False))] == [1, 3, 3, 2, 1]
-
-
 def test_workers_compare_every_flag_that_changes_the_numbers():
     compared = set(compared_flags())
     assert {'momentum', 'warmup_epochs', 'decay_epochs', 'decay_rate', 'base_batch_size',
@@ -118,7 +97,7 @@ def test_a_worker_that_saves_nothing_exports_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(train, 'make_cluster',
                         lambda: towers.Cluster('ring', ['a:1', 'b:2'], rank=1))
     monkeypatch.setattr(train, 'build_job', lambda *given, **named: None)
-    monkeypatch.setattr(train, 'work', lambda *given: 0)
+    monkeypatch.setattr(train.training, 'work', lambda *given: 0)
     for name in ('disable_v2_behavior', 'enable_resource_variables'):  # of the whole process
         monkeypatch.setattr(train.tf, name, lambda: None)
     with flagsaver.flagsaver(cluster='ring', export_dir=str(tmp_path / 'export'),

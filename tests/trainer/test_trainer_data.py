@@ -4,47 +4,13 @@ import csv
 import json
 import re
 
-from absl.testing import flagsaver
 import pytest
-import tensorflow.compat.v1 as tf
 
-import datasets
 from image_files import jpeg, write_folder
 from train_runs import newest, names_that_differ, values_of
-import towers
-from trainer.data import input_failure, naming_failures
-from trainer.flags import FLAGS
 
 FOLDER = ['--dataset=folder', '--model=digits', '--image_size=8', '--batch_size=4', '--log_every=1',
           '--summary_steps=0', '--save_steps=2', '--config={"augment": "crop"}']
-
-
-@pytest.fixture
-def parsed():
-    with flagsaver.flagsaver():
-        FLAGS(['train.py', '--seed=5'])
-        yield
-
-
-def test_failures_of_the_input_are_named(parsed):
-    of_input = tf.errors.InvalidArgumentError(None, None, 'rotten\n\t [[IteratorGetNext]]')
-    assert str(input_failure(of_input)) == (
-        'a batch of --dataset=digits could not be made: rotten. --mode=check_data names the '
-        'examples that are bad. If it finds none, was a file out of reach for a while? Start the '
-        'same command again.')
-    of_model = tf.errors.InvalidArgumentError(None, None, 'of the model\n\t [[{{node a}}]]')
-    assert input_failure(of_model) is None
-    for error in (of_model, towers.MeasurementError('not counted'), KeyError('w')):
-        with pytest.raises(type(error)) as caught, naming_failures():
-            raise error
-        assert caught.value is error
-    ended = towers.MeasurementError('the input ended')
-    ended.__cause__ = tf.errors.OutOfRangeError(None, None, 'End\n\t [[IteratorGetNext]]')
-    with flagsaver.flagsaver(dataset='own:data'):
-        for error, text in ((of_input, 'own:data: a batch could not be made: rotten'),
-                            (ended, 'train_batches of own:data ended')):
-            with pytest.raises(datasets.OwnDataError, match=text), naming_failures():
-                raise error
 
 
 @pytest.mark.slow
@@ -120,25 +86,6 @@ def test_a_bad_training_image_ends_the_run_by_name(runner, tmp_path, model_for_t
         assert re.search(r'train.py: \S+train/a/3.jpg is empty. --mode=check_data with bad',
                          run.stderr), run.stderr
         assert 'Traceback' not in run.stderr
-
-
-@pytest.mark.slow
-def test_a_bad_test_image_is_named_when_what_was_trained_is_saved(runner, tmp_path,
-                                                                  model_for_three_channels):
-    folder = images(tmp_path / 'data', ['test/a/0.jpg'])
-    run = runner.start(tmp_path / 'run', FOLDER + ['--data_dir=' + folder, '--train_steps=3'],
-                       model_for_three_channels)
-    assert run.status() == 1
-    assert re.search(r'train.py: \S+test/a/0.jpg is a damaged JPEG', run.stderr)
-    assert newest(tmp_path / 'run') == 3
-
-
-@pytest.mark.slow
-def test_synthetic_images(runner, tmp_path):
-    run = runner.run(tmp_path / 'run', ['--dataset=synthetic', '--image_size=8',
-                                        '--config={"num_classes": 10}',
-                                        '--batch_size=8', '--train_steps=3', '--summary_steps=0'])
-    assert 'test accuracy' in run.stdout
 
 
 @pytest.mark.slow

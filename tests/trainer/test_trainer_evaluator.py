@@ -7,7 +7,6 @@ import signal
 import pytest
 import tensorflow.compat.v1 as tf
 
-import towers
 from trainer import evaluator
 
 
@@ -57,12 +56,12 @@ def evaluated(folder, steps, last):
             evaluator.say_ended(folder, last)
         return {'accuracy': found[-1] / 100., 'examples': 360}
     save_next()
-    assert evaluator.evaluate_checkpoints(evaluate, folder, pause=0.01) is None
+    evaluator.evaluate_checkpoints(evaluate, folder, pause=0.01)
     return found
 
 
 def test_each_checkpoint_is_evaluated_once_and_the_last_one_ends_it(folder, capsys):
-    assert evaluated(folder, [[10], [20], [30]], 30) == [10, 20, 30]
+    assert evaluated(folder, [[10], [15, 20], [30]], 30) == [10, 20, 30]
     found = lines(folder)
     assert [(line['step'], line['test_accuracy'], line['test_examples']) for line in found] == [
         (10, .1, 360), (20, .2, 360), (30, .3, 360)]
@@ -70,20 +69,6 @@ def test_each_checkpoint_is_evaluated_once_and_the_last_one_ends_it(folder, caps
     assert capsys.readouterr().out.splitlines() == [
         'waiting        for checkpoints in %s; the results go to %s/evaluator.jsonl' % (
             folder, folder), 'evaluated      the last step, 30: ended']
-
-
-def test_a_run_that_goes_on_has_not_ended(folder):
-    Chief(folder).save(10)
-    evaluator.say_ended(folder, 10)
-    evaluator.say_ended(folder, None)
-    assert not os.path.exists(os.path.join(folder, evaluator.END))
-    evaluator.say_ended(folder, None)  # nothing to take back
-
-
-def test_those_that_come_meanwhile_are_passed_over_and_named(folder, capsys):
-    assert evaluated(folder, [[10], [20, 30, 40], [50]], 50) == [10, 40, 50]
-    assert ('passed over    model.ckpt-20, model.ckpt-30: model.ckpt-40 is newer'
-            in capsys.readouterr().out)
 
 
 def test_one_that_is_replaced_while_it_is_read_is_passed_over(folder, capsys):
@@ -98,35 +83,15 @@ def test_one_that_is_replaced_while_it_is_read_is_passed_over(folder, capsys):
             raise tf.errors.NotFoundError(None, None, 'gone')
         return {'accuracy': 1.}
     evaluator.say_ended(folder, 20)
-    assert evaluator.evaluate_checkpoints(evaluate, folder, pause=0.01) is None
+    evaluator.evaluate_checkpoints(evaluate, folder, pause=0.01)
     assert 'passed over    model.ckpt-10: replaced while it was read' in capsys.readouterr().out
     assert [line['step'] for line in lines(folder)] == [20]
 
 
-def test_another_error_is_an_error(folder):
-    Chief(folder).save(10)
-
-    def evaluate(unused_prefix):
-        raise towers.CheckpointError('of another model')
-    with pytest.raises(towers.CheckpointError, match='of another model'):
-        evaluator.evaluate_checkpoints(evaluate, folder)
-
-
 def test_started_again_it_adds_no_line_twice(folder):
     assert evaluated(folder, [[10], [20]], 20) == [10, 20]
-    again = evaluator.evaluate_checkpoints(lambda prefix: {'accuracy': .2}, folder)
-    assert again is None and [line['step'] for line in lines(folder)] == [10, 20]
-
-
-def test_the_file_of_an_earlier_run_is_kept_aside(folder, monkeypatch):
-    chief, path = Chief(folder), os.path.join(folder, evaluator.FILE)
-    with open(path, 'w') as log:
-        log.write('{"step": 5}\n')
-    monkeypatch.setattr(evaluator.time, 'sleep', lambda seconds: chief.save(10))
-    evaluator.say_ended(folder, 10)
-    evaluator.evaluate_checkpoints(lambda prefix: {}, folder)
-    assert [line['step'] for line in lines(folder)] == [10]
-    assert os.path.exists(path + '.1')
+    evaluator.evaluate_checkpoints(lambda prefix: {'accuracy': .2}, folder)
+    assert [line['step'] for line in lines(folder)] == [10, 20]
 
 
 @pytest.mark.parametrize('has_checkpoint', [False, True])
@@ -136,8 +101,9 @@ def test_sigterm_ends_it_at_once(folder, has_checkpoint, monkeypatch):
         Chief(folder).save(10)
     monkeypatch.setattr(evaluator.time, 'sleep',
                         lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
-    assert evaluator.evaluate_checkpoints(
-        lambda prefix: os.kill(os.getpid(), signal.SIGTERM), folder) == signal.SIGTERM
+    with pytest.raises(SystemExit) as ended:
+        evaluator.evaluate_checkpoints(lambda prefix: os.kill(os.getpid(), signal.SIGTERM), folder)
+    assert ended.value.code == 143
     assert signal.getsignal(signal.SIGTERM) is former
     assert not os.path.exists(os.path.join(folder, evaluator.FILE))
 

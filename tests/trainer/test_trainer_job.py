@@ -9,11 +9,11 @@ import tensorflow.compat.v1 as tf
 import datasets
 import towers
 from towers.graph.graph_walk import step_operations
+from trainer.arguments import session_config
 from trainer.flags import FLAGS
 from trainer.job import build_job
 from trainer.job import make_setup as setup_of_flags
-from trainer.position import START, Position, end_of_run, find_position
-from trainer.resources import session_config
+from trainer.job import START, Position, end_of_run, find_position
 from trainer.run_settings import check_classes, run_settings
 
 
@@ -106,7 +106,7 @@ class OfFolders:
 def test_other_classes_than_the_run_was_trained_on_are_refused(tmp_path):
     with flagsaver.flagsaver(train_dir=str(tmp_path), data_dir='flowers'):
         check_classes(OfFolders('daisy', 'rose'))  # no run
-        run_settings(60, OfFolders('daisy', 'rose', 'tulip')).begin(str(tmp_path))
+        run_settings(60, OfFolders('daisy', 'rose', 'tulip')).write()
         check_classes(OfFolders('rose'))  # a run that has saved nothing
         with tf.Session() as session:
             saved = tf.Variable(1.)
@@ -123,12 +123,14 @@ def test_other_classes_than_the_run_was_trained_on_are_refused(tmp_path):
 
 
 def test_other_training_files_are_said(tmp_path):
+    FLAGS.train_dir = str(tmp_path)
+
     def settings(count, digest):
         return run_settings(20, types.SimpleNamespace(
             num_examples={'train': count, 'test': 1}, names_digest=lambda split: split + digest))
-    settings(60, '1a').begin(str(tmp_path))
-    assert settings(60, '1a').compare(str(tmp_path)) == []
-    assert list(map(str, settings(90, '2b').compare(str(tmp_path)))) == [
+    settings(60, '1a').write()
+    assert settings(60, '1a').compare() == []
+    assert list(map(str, settings(90, '2b').compare())) == [
         'number of training examples: 90, was 60: changes the run from here on',
         'digest of the names of training files: train2b, was train1a: changes the run from here on']
 
@@ -136,15 +138,9 @@ def test_other_training_files_are_said(tmp_path):
 def test_a_line_break_in_the_name_of_a_class(tmp_path):
     classes = OfFolders('a\nb', 'caf\udce9')
     with flagsaver.flagsaver(train_dir=str(tmp_path), data_dir='flowers'):
-        run_settings(60, classes).begin(str(tmp_path))
+        run_settings(60, classes).write()
         (tmp_path / 'checkpoint').write_text('model_checkpoint_path: "model.ckpt-1"\n')
         (tmp_path / 'model.ckpt-1.index').write_bytes(b'')
         check_classes(classes)
         with pytest.raises(datasets.DatasetError, match=r"class 2 is 'rose', and was 'caf\\udce9'"):
             check_classes(OfFolders('a\nb', 'rose'))
-
-
-def test_a_run_without_names_of_classes_is_not_compared(tmp_path):
-    with flagsaver.flagsaver(train_dir=str(tmp_path)):
-        run_settings(60).begin(str(tmp_path))
-        check_classes(OfFolders('daisy', 'rose'))

@@ -2,8 +2,6 @@
 
 import csv
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -94,23 +92,6 @@ def test_what_is_exported_loads_with_the_v1_loader(reference, plain_logits):
     np.testing.assert_array_equal(outputs['classes'], plain_logits.argmax(1))
     np.testing.assert_allclose(outputs['probabilities'].sum(1), np.ones(360), rtol=1e-5)
     assert sorted(os.listdir(reference.train_dir + '/export')) == ['30']
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(tf.version.VERSION < '2', reason='tf.saved_model.load of TF 2')
-def test_what_is_exported_loads_with_the_loader_of_tf_2(reference, plain_logits, tmp_path):
-    images, _ = datasets.get_dataset('digits').load('test')
-    np.save(str(tmp_path / 'images.npy'), images)
-    # In a process of its own, where TF 2 executes eagerly: tests here have a graph around them.
-    subprocess.check_call([sys.executable, '-c', (
-        'import sys, numpy as np, tensorflow as tf\n'
-        'exported, images, logits = sys.argv[1:]\n'
-        'serve = tf.saved_model.load(exported).signatures["serving_default"]\n'
-        'np.save(logits, serve(images=tf.constant(np.load(images)))["logits"].numpy())'),
-        reference.train_dir + '/export/30', str(tmp_path / 'images.npy'),
-        str(tmp_path / 'logits.npy')])
-    np.testing.assert_allclose(np.load(str(tmp_path / 'logits.npy')), plain_logits, rtol=1e-5,
-                               atol=1e-5)
 
 
 def test_nothing_to_evaluate_and_nowhere_to_write(runner, tmp_path):

@@ -1,18 +1,21 @@
-"""trainer.trials: what 'auto' comes to. (`--mode=diagnose` and `memory` run in test_trainer_data
-and tests/memory/test_report.)"""
+"""trainer.trials: what 'auto' comes to; the verdict of numbers, and of runs that are made
+input-bound. (`--mode=diagnose` and `memory` run in test_trainer_data, tests/memory/test_report.)"""
 
+import time
 import types
 
 from absl.testing import flagsaver
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
 import towers
-from trainer import diagnosis, trials
+from trainer import trials
 from trainer.flags import FLAGS
 from trainer.job import Setup
 from trainer.run_settings import run_settings
+from trainer.trials import Diagnosis
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +31,7 @@ SETUP = Setup(types.SimpleNamespace(unit='images'),
 
 
 @pytest.mark.parametrize('trial, module, steps', [
-    (trials.choose_batch_size, towers, 'fit_batch_size'), (trials.diagnose, diagnosis, 'diagnose'),
+    (trials.choose_batch_size, towers, 'fit_batch_size'), (trials.diagnose, trials, '_timed'),
     (trials.show_memory, towers, 'memory_report')])
 def test_a_failure_of_the_users_own_data_is_named(monkeypatch, trial, module, steps):
     def fail(*arguments, **options):
@@ -48,7 +51,7 @@ def fitted(*arguments):
 def test_a_run_keeps_the_batch_that_it_was_last_started_with(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(towers, 'fit_batch_size', fitted)
     assert trials.choose_batch_size(SETUP) == 28  # a new run, on 2 towers
-    run_settings(60).begin(str(tmp_path))
+    run_settings(60).write()
     assert trials.choose_batch_size(SETUP) == 60
     assert capsys.readouterr().out == 'batch 60: as the run in %s was last started\n' % tmp_path
     with flagsaver.flagsaver(num_towers=7):  # which 60 does not divide among
@@ -56,33 +59,58 @@ def test_a_run_keeps_the_batch_that_it_was_last_started_with(tmp_path, monkeypat
     assert FLAGS.batch_size == 'auto'
 
 
-def test_diagnosis_measures_the_batches_of_the_run(monkeypatch):
-    """All of them have the examples that remainder gives a step, moved by augment_shift; the
-    towers alone take the first one over and over."""
+# ---- Diagnosis -----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('pipeline, alone, together, side', [
+    (100., 400., 98., 'input'), (89., 100., 80., 'input'), (4000., 100., 99., 'towers'),
+    (300., 100., 92., 'towers'), (300., 100., 75., 'both'), (100., 100., 95., 'towers'),
+    (105., 100., 52., 'both')])
+def test_sides(pipeline, alone, together, side):
+    assert Diagnosis(pipeline, alone, together, 0., 'images').side == side
+
+
+def test_sentences_say_by_how_much_and_what_to_change():
+    lines = str(Diagnosis(100., 400., 98., .7, 'images')).splitlines()
+    assert lines[:3] == [
+        'pipeline alone          100 images/s',
+        'towers alone            400 images/s  on a batch in memory',
+        'together                 98 images/s  waiting for input for 70 % of the time']
+    assert lines[3].startswith('The input holds the run back, which loses 76 % of the speed of the')
+    assert Diagnosis(1000., 100., 98., 0., 'images').verdict.startswith(
+        'The towers hold the run back: a faster input would bring 2 % at most')
+    assert 'the run loses 25 % of the speed' in Diagnosis(300., 100., 75., 0., 'images').verdict
+    for pipeline, alone in ((46., 200.), (200., 46.)):  # one alone is slower than both together
+        assert 'measure again, longer' in str(Diagnosis(pipeline, alone, 62., 0., 'images'))
+
+
+def slow(value):
+    """Passes a value on, 20 ms later."""
+    def sleep(value):
+        time.sleep(.02)
+        return value
+    return tf.ensure_shape(tf.numpy_function(sleep, [value], value.dtype), value.shape)
+
+
+class Linear:
+    """A model of batches of three numbers, as train.py takes one."""
+    image_format, unit, regularization = {}, 'examples', 'none'
+
+    def model_fn(self, unused_mode):
+        return lambda values: tf.reduce_mean(tf.matmul(values, tf.get_variable('weight', [3, 1])))
+
+
+def test_a_run_made_input_bound(capsys):
+    """Batches of 6 examples that are 20 ms late each, of which the towers alone have one."""
     asked = []
 
     def train_batches(**arguments):
         asked.append(arguments)
-        return tf.data.Dataset.range(3)
-
-    def stages(*unused, **arguments):
-        asked.append(arguments)
-    data = types.SimpleNamespace(train_batches=train_batches, stages=stages)
-    setup = Setup(types.SimpleNamespace(image_format={}, unit='images'), data, 1400)
-    built = []
-    monkeypatch.setattr(trials, '_built', lambda setup, **unused: (
-        built.append(setup.dataset.train_batches()), types.SimpleNamespace(built=None))[1])
-    monkeypatch.setattr(trials, 'session_config', lambda built: None)
-    monkeypatch.setattr(diagnosis, 'steps_of', lambda job, config: None)
-
-    def diagnose(train, batches, batch_size, stages, **unused):
-        for call in (lambda: train(True), lambda: train(False), batches, stages):
-            call()
-    monkeypatch.setattr(diagnosis, 'diagnose', diagnose)
-    with flagsaver.flagsaver(remainder='drop', augment_shift=2):
-        trials.diagnose(setup)
-    assert [each['remainder'] for each in asked[2:]] == ['drop', 'drop']
-    assert asked[2]['shift'] == 2
-    held, others = (tf.data.make_one_shot_iterator(each).get_next() for each in built)
-    with tf.Session() as session:
-        assert [session.run([held, others]) for _ in range(3)] == [[0, 0], [0, 1], [0, 2]]
+        return tf.data.Dataset.from_tensors(np.ones([6, 3], np.float32)).repeat().map(slow)
+    setup = Setup(Linear(), types.SimpleNamespace(
+        train_batches=train_batches, num_examples={'train': 14}), 6)
+    with flagsaver.flagsaver(diagnose_seconds=.5, remainder='drop', augment_shift=2):
+        found = trials.diagnose(setup)
+    assert [(each['remainder'], each['shift']) for each in asked] == [('drop', 2)] * 3
+    assert found.side == 'input' and found.waiting > .5 and found.unit == 'examples'
+    assert found.pipeline < 6 / .02 < found.towers and found.together < 6 / .02
+    assert capsys.readouterr().out.startswith('measuring      3 times 0.5 s, with warm-ups about 2')

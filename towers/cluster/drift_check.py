@@ -12,13 +12,12 @@ import tensorflow.compat.v1 as tf
 from towers.cluster.machines import builds_of, shared_variables
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
-from towers.run.step_loop import NeverDueHook
 
 _MOST = 1 << 26  # numbers of a variable that are looked at: fewer than 2 GB, as `serialize` takes
 _SIZE = 1 << 52  # how many checksums there are; each is a float64 without loss
 
 
-class DriftHook(NeverDueHook):
+class DriftHook(tf.train.SessionRunHook):
     """Compares the workers' checksums; they do so together, after the same steps."""
 
     def __init__(self, cluster, built, connection):
@@ -51,10 +50,6 @@ class DriftHook(NeverDueHook):
         self._session, self._steps = session, 0
 
     def after_run(self, run_context, run_values):
-        """Compares if it is time."""
-        self.step_done(None)
-
-    def step_done(self, fetched):
         """Compares if it is time.
 
         Raises:

@@ -15,10 +15,9 @@ import tensorflow.compat.v1 as tf
 from towers.cluster.collectives import Collectives
 from towers.cluster.machines import builds_of, shared_variables
 from towers.placement.variable_device import only_device
-from towers.run.step_loop import NeverDueHook
 
 
-class AveragingHook(NeverDueHook):
+class AveragingHook(tf.train.SessionRunHook):
     """Averages the variables of all workers after every K steps, and at the end of a session."""
 
     def __init__(self, cluster, built, connection):
@@ -49,10 +48,6 @@ class AveragingHook(NeverDueHook):
         self._session, self._steps = session, 0
 
     def after_run(self, run_context, run_values):
-        """Averages if it is time."""
-        self.step_done(None)
-
-    def step_done(self, fetched):
         """Averages if it is time."""
         if self._steps != self._connection.made:
             self._steps = self._connection.made

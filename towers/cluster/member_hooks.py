@@ -8,10 +8,9 @@ from towers.cluster.machines import builds_of, shared_variables
 from towers.cluster.session_guard import not_by_member
 from towers.cluster.step_fetches import begin_together
 from towers.errors import ClusterError, WorkerLostError
-from towers.run.step_loop import NeverDueHook
 
 
-class BeginHook(NeverDueHook):
+class BeginHook(tf.train.SessionRunHook):
     """Lets the steps of a session be made, and looks at how the session is made.
 
     `tf.train.MonitoredTrainingSession`, the idiom of programs for TensorFlow's parameter servers,
@@ -73,7 +72,7 @@ def lost_session(cluster):
         'workers again.' % cluster.name)
 
 
-class TogetherHook(NeverDueHook):
+class TogetherHook(tf.train.SessionRunHook):
     """Begins a session on all workers together, with the variables of worker 0, which restored or
     initialised them."""
 
@@ -111,7 +110,7 @@ class TogetherHook(NeverDueHook):
             session.run(operation)
 
 
-class BegunAnewHook(NeverDueHook):
+class BegunAnewHook(tf.train.SessionRunHook):
     """Says that this worker's session has been made again, and from where it goes on.
 
     A session that is lost with a server is made again without a word of TensorFlow's.
@@ -144,10 +143,6 @@ class BegunAnewHook(NeverDueHook):
         self._is_first = False
 
     def after_run(self, run_context, run_values):
-        """The session has made a step."""
-        self._said = None
-
-    def step_done(self, fetched):
         """The session has made a step."""
         self._said = None
 

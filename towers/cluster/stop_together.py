@@ -96,16 +96,6 @@ class StopTogetherHook(StopOnSignalHook):
         if self._is_time():
             run_context.request_stop()
 
-    def is_due(self):
-        """Never: `step_done` can end the session as well."""
-        self._tell()
-        return False
-
-    def step_done(self, fetched):
-        """Asks the session to stop when all do."""
-        if self._is_time():
-            self._coordinator.request_stop()
-
     def end(self, session):
         """Tells the others that this session makes no more steps."""
         if self._machines.connection is not None:

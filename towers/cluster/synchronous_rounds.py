@@ -13,7 +13,6 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
-from towers.run.step_loop import NeverDueHook
 
 FIRST_SERVER = '/job:ps/task:0/device:CPU:0'
 _MOST = 7  # what a token is at most more than the round of its step: 4 and the mark of an end
@@ -68,7 +67,7 @@ class SentGradients:
                     updates=own_round)
 
 
-class RoundsHook(NeverDueHook):
+class RoundsHook(tf.train.SessionRunHook):
     """Begins the rounds when a session is made, or made again.
 
     Attributes:
@@ -215,15 +214,9 @@ class RoundsHook(NeverDueHook):
         return _called_if(tf.equal(newest % 4, 1), end)
 
     def after_run(self, run_context, run_values):
-        """Begins the session anew if the rounds have."""
-        self._raise_if_anew()
+        """Begins the session anew if the rounds have.
 
-    def step_done(self, fetched):
-        """Begins the session anew if the rounds have."""
-        self._raise_if_anew()
-
-    def _raise_if_anew(self):
-        """Raises what `MonitoredSession` makes another session for, with all that hooks do then.
+        It raises what `MonitoredSession` makes another session for, with all that hooks do then.
 
         The step is run again: its gradients are of an older round, and have been dropped.
         """

@@ -48,9 +48,6 @@ class WeightAverages:
 
         Returns:
           The operation of a step: runs `train_op`, then updates the averages.
-
-        Raises:
-          InvalidArgumentError: no operation, or no list of variables.
         """
         check_instance('train_op', train_op, (tf.Operation, tf.Tensor), 'an operation')
         if not isinstance(variables, (list, tuple)) or not variables:
@@ -74,8 +71,7 @@ class WeightAverages:
 
         Raises:
           InvalidArgumentError: at the end of the block, if an operation made in it reads a weight
-            that has an average, as with variables of `tf.Variable` or Keras; at its begin, if
-            `update_after` was not called.
+            that has an average, as with variables of `tf.Variable` or Keras.
         """
         if not self._by_name:
             raise InvalidArgumentError('there are no averages yet: call update_after first.')
@@ -94,19 +90,13 @@ class WeightAverages:
                     'what was built instead_of_weights() reads variable %r, not its average: only '
                     'tf.get_variable can give another variable, and this one was made or kept '
                     'otherwise (by tf.Variable, or in a Keras layer). Make it with '
-                    'tf.get_variable, or evaluate in a graph of its own, into which '
-                    'tf.train.Saver(towers.run.averages.averages_in(checkpoint, '
-                    'tf.global_variables())[0]) restores the averages.' % variable.op.name)
+                    'tf.get_variable.' % variable.op.name)
 
 
 def averages_in(checkpoint, variables):
     """From which names of a checkpoint to restore variables: their moving averages, if it has them.
 
     For a graph without `WeightAverages` that evaluates or exports.
-
-    Args:
-      checkpoint: prefix of a checkpoint.
-      variables: list of variables.
 
     Returns:
       `(names, count)`: a dict from names in the checkpoint to variables, for `tf.train.Saver`, and

@@ -11,10 +11,9 @@ from towers.checkpoint.files import (STATE_FILE, describe_safe, files_of, first_
                                      step_of)
 from towers.checkpoint.tidy import remove_leftovers
 from towers.errors import CheckpointError, InvalidArgumentError
-from towers.run.step_loop import OccasionalHook
 
 
-class CheckpointHook(OccasionalHook):
+class CheckpointHook(tf.train.SessionRunHook):
     """Saves when the session starts, at regular steps, and at the end without an error.
 
     It takes the place of `tf.train.CheckpointSaverHook`, which saves the restored step again,
@@ -24,12 +23,11 @@ class CheckpointHook(OccasionalHook):
     * After an exception nothing is saved, since MonitoredSession then calls no `end`.
       (OutOfRangeError is the end of the data, not an exception, to MonitoredSession.) A hook that
       raises for a bad step has to come before this one in the list of hooks.
-    * A process that is killed while it saves leaves the former checkpoint as the newest; see
-      `checkpoint.files`. TF calls no fsync, so a loss of power can leave a newest checkpoint that
-      is not whole, which `newest_checkpoint` notices.
+    * A process that is killed while it saves leaves the former checkpoint as the newest. TF calls
+      no fsync, so a loss of power can leave one that is not whole, as `newest_checkpoint` notices.
 
     It restores nothing, which the session's creator does; it needs a directory that no other
-    process writes to (`hold_directory`); `tf.train.Saver` writes and deletes the files.
+    process writes to (`hold_directory`).
     """
 
     def __init__(self, directory: str, global_step: typing.Optional[tf.Variable],
@@ -51,7 +49,6 @@ class CheckpointHook(OccasionalHook):
             stops the run. While an attribute `wants_save` of one is true, the next step is saved.
 
         Raises:
-          InvalidArgumentError: `save_steps` or `keep` out of range.
           CheckpointError: from the methods: a save failed, or the directory cannot be made, or
             holds a later step than the session starts from.
         """
@@ -66,13 +63,8 @@ class CheckpointHook(OccasionalHook):
             check_instance('a listener among listeners', listener,
                            tf.train.CheckpointSaverListener, 'a tf.train.CheckpointSaverListener')
         self._directory = directory_name('directory', directory)
-        self._global_step = global_step
-        self._save_steps = save_steps
-        self._keep = keep
-        self._saver = saver
-        self._listeners = list(listeners)
-        self._saved_step = None
-        self._step = 0
+        self._global_step, self._save_steps, self._keep = global_step, save_steps, keep
+        self._saver, self._listeners, self._saved_step = saver, list(listeners), None
         self._surplus = []  # checkpoints of earlier runs beyond `keep`, to be removed
 
     def begin(self):
@@ -98,7 +90,7 @@ class CheckpointHook(OccasionalHook):
         self._surplus = earlier[:len(earlier) - len(kept)]
         self._saver.saver_def.max_to_keep = self._keep or 0
         self._saver.recover_last_checkpoints(kept)
-        self._step = self._saved_step = step
+        self._saved_step = step
         if not earlier or step_of(earlier[-1]) != step:
             self._save(session, step)
 
@@ -109,24 +101,11 @@ class CheckpointHook(OccasionalHook):
     def after_run(self, run_context, run_values):
         """Saves if the run has come to a step to save."""
         # Reading the exact step costs another `session.run`: only where it may be one to save.
-        self.step_done(run_values.results)
-        if not self._is_time(self._step):
+        if not self._is_time(int(run_values.results) + 1):
             return
         step = int(run_context.session.run(self._global_step))
         if self._is_time(step) and self._save(run_context.session, step):
             run_context.request_stop()
-
-    def is_due(self):
-        """Whether the coming run may reach a step to save."""
-        return self._is_time(self._step + 1)
-
-    def step_done(self, fetched):
-        """Takes the step that was fetched with a run, from before its update or after it."""
-        self._step = int(fetched) + 1
-
-    def always_fetched(self):
-        """The global step."""
-        return self._global_step
 
     def end(self, session):
         """Saves the last step, unless it is saved already."""
@@ -144,17 +123,16 @@ class CheckpointHook(OccasionalHook):
                 or step // self._save_steps > self._saved_step // self._save_steps)
 
     def _save(self, session, step):
-        """Saves this step; returns whether a listener asks the run to stop.
-
-        Raises:
-          CheckpointError: it could not be written.
-        """
+        """Saves this step; returns whether a listener asks the run to stop."""
         for listener in self._listeners:
             listener.before_save(session, step)
         path = os.path.join(self._directory, 'model.ckpt')
         try:
             self._saver.save(session, path, global_step=step, write_meta_graph=False)
-            self._remove_surplus()
+            surplus, self._surplus = self._surplus, []
+            for prefix in surplus:  # which the state file lists no more
+                for name in files_of(prefix):
+                    tf.io.gfile.remove(name)
         except (tf.errors.AbortedError, tf.errors.UnavailableError):
             raise  # a lost machine, which MonitoredSession recovers from
         except (tf.errors.OpError, OSError, ValueError) as error:
@@ -180,11 +158,8 @@ class CheckpointHook(OccasionalHook):
     def _earlier_checkpoints(self, step):
         """Prefixes of the directory's checkpoints that its state file lists, the newest one last.
 
-        Args:
-          step: the step that the session starts from.
-
-        Raises:
-          CheckpointError: the state file is damaged, or lists a later step than the session's.
+        Raises `CheckpointError` where the state file is damaged, or lists a later step than that
+        which the session starts from.
         """
         there = list_checkpoints(self._directory)
         newest, wrong = newest_named(self._directory, there)
@@ -202,15 +177,6 @@ class CheckpointHook(OccasionalHook):
                 'finds it), or give another directory.' % (self._directory, step_of(newest), step))
         known = state_checkpoints(self._directory, there)
         return [path for path in known if path != newest] + [newest]
-
-    def _remove_surplus(self):
-        """Removes the surplus checkpoints of earlier runs, once the state file lists them no more.
-        """
-        surplus, self._surplus = self._surplus, []
-        for prefix in surplus:
-            for path in files_of(prefix):
-                tf.io.gfile.remove(path)
-
 
 def _saver_of_graph():
     """The saver in the collection `SAVERS`; if there is none, a new one, put there."""

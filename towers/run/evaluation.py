@@ -1,7 +1,6 @@
 """Metrics over a whole data set, on all towers, exact also where the last batch is short."""
 
 import collections
-import contextlib
 import numbers
 import time
 import typing
@@ -17,7 +16,6 @@ from towers.api.options import Numerics, Pipeline, VariablePlacement
 from towers.errors import InputError, InvalidArgumentError, SharedVariableError
 from towers.graph.graph_walk import step_operations
 from towers.graph.variable_access import Writes
-from towers.run.step_loop import OccasionalHook
 from towers.tower.objectives import with_parts
 
 
@@ -78,16 +76,19 @@ class Evaluation:
             remainder='weight', reuse=trained, variables=variables, copies=copies,
             numerics=numerics, regularization=regularization, pipeline=pipeline, shares=shares)
         check_build_arguments(model_fn, None, None, devices, **options)
-        with _advising_trained(trained):
-            with tf.device('/cpu:0'):
-                self._iterator = tf.data.make_initializable_iterator(dataset)
-                self._batches_known = tf.data.experimental.cardinality(dataset)
-                batch = self._iterator.get_next()
-            counters = tf.get_collection_ref(tf.GraphKeys.METRIC_VARIABLES)
-            before = len(counters)
+        with tf.device('/cpu:0'):
+            self._iterator = tf.data.make_initializable_iterator(dataset)
+            self._batches_known = tf.data.experimental.cardinality(dataset)
+            batch = self._iterator.get_next()
+        counters = tf.get_collection_ref(tf.GraphKeys.METRIC_VARIABLES)
+        before = len(counters)
+        try:
             self.built = build_towers(model_fn, batch, None, devices, **options)
-            metrics = _checked_metrics(self.built, counters[before:])
-            self._from_0 = tf.variables_initializer(counters[before:])
+        except SharedVariableError as error:
+            raise SharedVariableError('%s (In an Evaluation reuse= is trained=, what build_towers '
+                                      'returned.)' % error) from error
+        metrics = _checked_metrics(self.built, counters[before:])
+        self._from_0 = tf.variables_initializer(counters[before:])
         self._counts = {name: pair for name, pair in metrics.items() if isinstance(pair, tuple)}
         self._updates = [update for _, update in self._counts.values()]
         self._means = {name: metrics[name] for name in metrics if name not in self._counts}
@@ -107,10 +108,6 @@ class Evaluation:
         Returns:
           Dict from metric names and `'loss'` to floats, and from `'examples'` to their number; or
           None if it was given up.
-
-        Raises:
-          InvalidArgumentError: no session, or a session of another graph; predictions alone.
-          InputError: the data set has no batch, or no end.
         """
         if not self.metrics:
             raise InvalidArgumentError(_NOTHING)
@@ -127,25 +124,13 @@ class Evaluation:
                 return None
         if not examples:
             raise InputError(_NO_BATCH)
-        result = {name: total / examples for name, total in totals.items()}
         counts = session.run({name: value for name, (value, _) in self._counts.items()})
-        result.update({name: float(count) for name, count in counts.items()})
-        result['examples'] = examples
-        return result
+        return dict({name: total / examples for name, total in totals.items()},
+                    **{name: float(count) for name, count in counts.items()}, examples=examples)
 
     def predict(self, session):
-        """Predictions of all examples, in their order.
-
-        Args:
-          session: as for `run`.
-
-        Returns:
-          A generator of a nest of arrays [batch, …] for each batch, like the predictions that the
-          model function returns.
-
-        Raises:
-          InvalidArgumentError: the model function returned no predictions; as `run`.
-        """
+        """Predictions of all examples, in their order: a generator of a nest of arrays [batch, …]
+        for each batch, like the predictions that the model function returns."""
         leaves = tf.nest.flatten(self.built.predictions)
         if not leaves or any(leaf is None for leaf in leaves):
             raise InvalidArgumentError('the model function returned no predictions: expected some '
@@ -154,15 +139,8 @@ class Evaluation:
         return (predictions for _, predictions in self._batches(session, self.built.predictions))
 
     def check_examples(self, session, read=False):
-        """Checks that the data set has a batch and an end, as far as TensorFlow knows its length.
-
-        Args:
-          session: as for `run`.
-          read: where the length is not known, whether to read the first batch.
-
-        Raises:
-          InputError: the data set is empty, or has no end.
-        """
+        """Raises `InputError` where the data set is empty, or has no end, as far as TensorFlow
+        knows its length; with `read` it reads the first batch where TensorFlow does not."""
         check_session(session, self._size.graph)
         known = session.run(self._batches_known)
         if known == tf.data.experimental.INFINITE_CARDINALITY:
@@ -189,29 +167,9 @@ _NOTHING = ('the model function returned neither a loss nor metrics: there is no
 _NO_BATCH = 'the data set to be evaluated has no batch: expected one at least.'
 
 
-@contextlib.contextmanager
-def _advising_trained(trained):
-    """Errors about existing variables advise `trained=`, instead of `reuse=` of `build_towers`."""
-    try:
-        yield
-    except SharedVariableError as error:
-        name, exists, _ = str(error).partition(' exists already in this graph')
-        if trained is not None or not exists:
-            raise
-        raise SharedVariableError('%s%s: pass trained= what build_towers returned, to evaluate the '
-                                  'variables that it trains.' % (name, exists)) from error
-
-
 def _checked_metrics(built, counters):
-    """The metrics of a build: a dict from names to scalar tensors, or pairs of `tf.metrics`.
-
-    Args:
-      built: `BuiltTowers`.
-      counters: list of the variables that are set to 0 before each run.
-
-    Raises:
-      InvalidArgumentError: there are none, or one is no number, or counts in another variable.
-    """
+    """The metrics of a build: a dict from names to scalar tensors, or pairs of `tf.metrics` that
+    count in `counters`, which are set to 0 before each run."""
     metrics = dict(built.metrics)
     if built.loss is not None:
         metrics.update(with_parts('loss', built.loss))
@@ -243,7 +201,7 @@ def _check_counters(metric, value, update, counters):
                 'METRIC_VARIABLES]), as tf.metrics does.' % (metric, op.name))
 
 
-class EvaluationHook(OccasionalHook):
+class EvaluationHook(tf.train.SessionRunHook):
     """Evaluates at multiples of `every_steps` and at the end of training, each step at most once.
 
     A run that `stop_at` has ended stays ended: started again, it evaluates the step that it is at,
@@ -268,8 +226,7 @@ class EvaluationHook(OccasionalHook):
             hook, and the hook that saves after it.
           stop_at: `(metric, value)`: training stops when the metric is at least the value; or None.
           skip_end: function without arguments, called at the end of the session: if it returns
-            True, the last evaluation is left out. `lambda: signals.received is not None` leaves it
-            out in a process that was told to stop. Or None.
+            True, as in a process that was told to stop, the last evaluation is left out. Or None.
 
         Raises:
           InvalidArgumentError: `stop_at` without `every_steps`, or with an unknown metric;
@@ -278,25 +235,22 @@ class EvaluationHook(OccasionalHook):
         if isinstance(evaluation, type) or not (hasattr(evaluation, 'run')
                                                 and hasattr(evaluation, 'metrics')):
             raise InvalidArgumentError('evaluation=%.80r: expected an Evaluation.' % (evaluation,))
+        check_step_variable(global_step)
         if every_steps is not None:
             check_count('every_steps', every_steps)
         if skip_end is not None:
             check_function('skip_end', skip_end, 0, 'a function without arguments, or None')
-        if stop_at is not None:
-            if not (isinstance(stop_at, (tuple, list)) and len(stop_at) == 2
-                    and isinstance(stop_at[1], numbers.Real) and every_steps is not None):
-                raise InvalidArgumentError(
-                    "stop_at=%.80r: expected a metric's name and a number, and every_steps, at "
-                    'which it is looked at.' % (stop_at,))
-            if stop_at[0] not in evaluation.metrics:
-                raise InvalidArgumentError('stop_at=%r: there is no such metric; there are %s.' % (
-                    stop_at, ', '.join(sorted(evaluation.metrics))))
+        if stop_at is not None and not (
+                isinstance(stop_at, (tuple, list)) and len(stop_at) == 2 and every_steps is not None
+                and stop_at[0] in evaluation.metrics and isinstance(stop_at[1], numbers.Real)):
+            raise InvalidArgumentError(
+                "stop_at=%.80r: expected a metric's name (of %s) and a number, and every_steps, at "
+                'which it is looked at.' % (stop_at, ', '.join(sorted(evaluation.metrics))))
         if not isinstance(listeners, (list, tuple)) or not all(
                 hasattr(listener, 'evaluated') for listener in listeners):
             raise InvalidArgumentError('listeners=%.80r: expected a list of hooks with evaluated('
                                        'step, results, seconds), such as [summaries].' % (
                                            listeners,))
-        check_step_variable(global_step)
         self.latest = None
         self._evaluation, self._global_step = evaluation, global_step
         self._every_steps, self._listeners = every_steps, list(listeners)
@@ -320,9 +274,8 @@ class EvaluationHook(OccasionalHook):
 
     def after_run(self, run_context, run_values):
         """Evaluates if the run has come to a multiple of `every_steps`."""
-        due = self.is_due()
         self._step += 1
-        if not due:
+        if self._every_steps is None or self._step % self._every_steps:
             return
         self._step = int(run_context.session.run(self._global_step))
         if self._step // self._every_steps <= self._since // self._every_steps:
@@ -330,14 +283,6 @@ class EvaluationHook(OccasionalHook):
         self._since = self._step
         if self._evaluate(run_context.session, self._listeners):
             run_context.request_stop()
-
-    def is_due(self):
-        """Whether the coming run may reach a multiple of `every_steps`."""
-        return self._every_steps is not None and (self._step + 1) % self._every_steps == 0
-
-    def step_done(self, fetched):
-        """Counts a run after which nothing is evaluated."""
-        self._step += 1
 
     def end(self, session):
         """Evaluates the final weights, unless this step has been, or `skip_end` says otherwise."""
@@ -347,11 +292,8 @@ class EvaluationHook(OccasionalHook):
             self._evaluate(session, self._listeners)
 
     def _evaluate(self, session, listeners):
-        """Evaluates the current step, and gives the results and their seconds to the listeners.
-
-        Returns:
-          Whether to stop: the evaluation was given up, or has reached `stop_at`.
-        """
+        """Evaluates the current step, and gives the results and their seconds to the listeners;
+        returns whether to stop: it was given up, or has reached `stop_at`."""
         begin = time.perf_counter()
         results = self._evaluation.run(session)
         self._given_up = results is None

@@ -26,7 +26,7 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) 
     Args:
       build: called without arguments under a fresh graph; returns `(inputs, outputs)`, two dicts
         from the names in the signature to tensors.
-      checkpoint: prefix of the checkpoint with the weights.
+      checkpoint: prefix of a checkpoint.
       directory: of all versions of the model. The new one goes into a folder in it, named by the
         checkpoint's global step: TF Serving serves the highest number.
 
@@ -42,7 +42,12 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) 
     check_function('build', build, 0, 'a function without arguments that returns (inputs, outputs)')
     checkpoint = directory_name('checkpoint', checkpoint, 'the prefix of a checkpoint')
     directory = directory_name('directory', directory)
-    step = _step_in(checkpoint)
+    try:
+        step = counter_in(checkpoint, 'global_step')
+    except READ_ERRORS as error:
+        raise CheckpointError('%s cannot be exported: %s. Expected the prefix of a checkpoint with '
+                              'a global_step, such as model.ckpt-500.' % (
+                                  checkpoint, first_line(error).rstrip('.'))) from error
     target = os.path.join(directory, str(step))
     if tf.io.gfile.exists(target) or os.path.lexists(target):
         raise InvalidArgumentError('%s exists already: an export of step %d. Remove it, or export '
@@ -72,11 +77,7 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) 
 
 
 def _checked_signature(built):
-    """`(inputs, outputs)` of what the caller's function built in the default graph.
-
-    Raises:
-      InvalidArgumentError: `built` is no such pair, or the graph has no variable.
-    """
+    """`(inputs, outputs)` of what the caller's function built in the default graph."""
     if not isinstance(built, (tuple, list)) or len(built) != 2 or not all(
             isinstance(part, dict) and part for part in built):
         raise InvalidArgumentError('build returned %.200r: expected (inputs, outputs), two dicts '
@@ -92,17 +93,3 @@ def _checked_signature(built):
         raise InvalidArgumentError('build made no variable: expected those of the model, under '
                                    'their names in the checkpoint.')
     return built
-
-
-def _step_in(checkpoint):
-    """The global step in a checkpoint, an int.
-
-    Raises:
-      CheckpointError: it cannot be read, or has none.
-    """
-    try:
-        return counter_in(checkpoint, 'global_step')
-    except READ_ERRORS as error:
-        raise CheckpointError('%s cannot be exported: %s. Expected the prefix of a checkpoint with '
-                              'a global_step, such as model.ckpt-500.' % (
-                                  checkpoint, first_line(error).rstrip('.'))) from error

@@ -9,14 +9,13 @@ import math
 import sys
 import typing
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_choice, check_count, check_flag, check_number
+from towers.arguments import check_choice, check_count, check_number
 from towers.errors import InvalidArgumentError
 
 RULES = ('none', 'sqrt', 'linear')
-DECAYS = ('none', 'exponential', 'piecewise', 'cosine')
+DECAYS = ('none', 'exponential', 'cosine')
 
 
 def scale_learning_rate(base: float, num_towers: int, rule: str) -> float:
@@ -30,14 +29,6 @@ def scale_learning_rate(base: float, num_towers: int, rule: str) -> float:
 
     A reduction 'sum' multiplies the gradient by num_towers as well. For an optimizer that follows
     the gradient's size (SGD, momentum) that is a linear scaling of its own.
-
-    Args:
-      base: the rate of one device, a float > 0.
-      num_towers: an int >= 1.
-      rule: 'none', 'sqrt' or 'linear'.
-
-    Returns:
-      A float.
 
     Raises:
       InvalidArgumentError: an argument out of range.
@@ -63,104 +54,64 @@ class LearningRate(object):
 
         decay          factor decay(e)
         'none'         1
-        'exponential'  decay_rate ^ (e / decay_examples); `staircase` rounds the exponent down
-        'piecewise'    decay_rate ^ (how many of the counts in decay_examples are <= e)
+        'exponential'  decay_rate ^ (e / decay_examples)
         'cosine'       (1 + cos(pi * min(e / decay_examples, 1))) / 2       (Loshchilov and Hutter
                        2016, arXiv:1608.03983, without restarts)
 
     Attributes:
-      base: the rate of one device.
-      num_towers: by how many times the batch is larger than the one `base` was tuned for.
-      rule: 'none', 'sqrt' or 'linear'.
+      base, num_towers, rule: as given.
       peak: the scaled rate, before warm-up and decay.
     """
 
     def __init__(self, base: float, num_towers: int = 1, rule: str = 'none', *,
                  warmup_examples: int = 0, decay: str = 'none',
-                 decay_examples: typing.Union[None, int, typing.Sequence[int]] = None,
-                 decay_rate: typing.Optional[float] = None, staircase: bool = False):
+                 decay_examples: typing.Optional[int] = None,
+                 decay_rate: typing.Optional[float] = None):
         """
         Args:
-          base: the rate of one device, a float > 0.
-          num_towers: by how many times the batch is larger than the one `base` was tuned for, an
-            int >= 1.
-          rule: 'none', 'sqrt' or 'linear', see `scale_learning_rate`.
+          base, num_towers, rule: as for `scale_learning_rate`: by `num_towers` times the batch is
+            larger than the one `base` was tuned for.
           warmup_examples: length of the ramp in examples, 0 for none.
-          decay: 'none', 'exponential', 'piecewise' or 'cosine'.
+          decay: 'none', 'exponential' or 'cosine'.
           decay_examples: examples for one factor of decay_rate ('exponential') or until the rate is
-            0 ('cosine'), an int >= 1; for 'piecewise' a list of such ints, rising.
-          decay_rate: in (0, 1]; for 'exponential' and 'piecewise'.
-          staircase: whether 'exponential' decays in jumps.
+            0 ('cosine'), an int >= 1.
+          decay_rate: in (0, 1]; for 'exponential'.
 
         Raises:
           InvalidArgumentError: an argument out of range, missing for this decay, or unused by it.
         """
         self.peak = scale_learning_rate(base, num_towers, rule)
         self.base, self.num_towers, self.rule = float(base), int(num_towers), rule
+        self._start = 0. if self.peak == self.base else self.base  # of the warm-up
         check_count('warmup_examples', warmup_examples, 0)
         self._warmup_examples = int(warmup_examples)
         check_choice('decay', decay, DECAYS)
-        check_flag('staircase', staircase)
-        _check_decay(decay, decay_examples, decay_rate, staircase)
-        self._decay, self._staircase = decay, bool(staircase)
-        self._decay_examples, self._decay_rate = decay_examples, decay_rate
-
-    def at(self, examples_seen):
-        """The rate of the step that comes after `examples_seen` examples, a float.
-
-        Raises:
-          InvalidArgumentError: examples_seen is not a whole number of at least 0.
-        """
-        check_count('examples_seen', examples_seen, 0)
-        return float(self._rate(np.float64(examples_seen), np))
+        _check_decay(decay, decay_examples, decay_rate)
+        self._decay, self._decay_examples, self._decay_rate = decay, decay_examples, decay_rate
 
     def tensor(self, examples_seen):
-        """The rate as a scalar float32 tensor, equal to `at` to a relative 1e-6.
+        """The rate of the step that comes after `examples_seen` examples, a scalar float32 tensor.
 
         Args:
-          examples_seen: a scalar tensor or variable of an integer type: the examples of all steps
-            before this one, such as `global_step * batch_size`. A large product wants int64.
-
-        Raises:
-          InvalidArgumentError: examples_seen is no such tensor.
+          examples_seen: a scalar tensor of an integer type: the examples of all steps before, such
+            as `global_step * batch_size`. A large product wants int64.
         """
-        if not tf.is_tensor(examples_seen):
-            raise InvalidArgumentError(
-                'examples_seen=%r: expected a scalar integer tensor. For a number there is '
-                'at().' % (examples_seen,))
-        if not (examples_seen.dtype.is_integer and examples_seen.shape.is_compatible_with([])):
-            raise InvalidArgumentError(
-                'examples_seen of type %s and shape %s: expected a scalar integer tensor. '
-                'Count examples, not epochs.' % (examples_seen.dtype.name, examples_seen.shape))
+        if not (tf.is_tensor(examples_seen) and examples_seen.dtype.is_integer
+                and examples_seen.shape.is_compatible_with([])):
+            raise InvalidArgumentError('examples_seen=%.80r: expected a scalar integer tensor.'
+                                       % (examples_seen,))
         with tf.name_scope('learning_rate'):
-            return tf.cast(self._rate(tf.cast(examples_seen, tf.float64), tf), tf.float32)
-
-    def _rate(self, examples, lib):
-        """The formula of the class, in float64; `lib` is numpy or tensorflow.
-
-        float64 counts examples exactly, as the jumps need it, and is precise enough for a cosine
-        near its end, a small difference of numbers near 1.
-        """
-        rate = self.peak
-        if self._warmup_examples:
-            rate = self._start + (self.peak - self._start) * lib.minimum(
-                examples / self._warmup_examples, 1.)
-        if self._decay == 'exponential':
-            periods = examples / self._decay_examples
-            rate *= self._decay_rate ** (lib.floor(periods) if self._staircase else periods)
-        elif self._decay == 'piecewise':
-            # For whole numbers, the clipped difference is 1 from the boundary on and 0 before it.
-            passed = sum(lib.minimum(lib.maximum(examples - boundary + 1., 0.), 1.)
-                         for boundary in self._decay_examples)
-            rate *= self._decay_rate ** passed
-        elif self._decay == 'cosine':
-            rate *= (1. + lib.cos(math.pi * lib.minimum(examples / self._decay_examples, 1.))) / 2.
-        return rate
-
-    @property
-    def _start(self):
-        """The rate at which the warm-up starts."""
-        return 0. if self.peak == self.base else self.base
+            # float64: a cosine near its end is a small difference of numbers near 1.
+            examples, rate = tf.cast(examples_seen, tf.float64), tf.cast(self.peak, tf.float64)
+            if self._warmup_examples:
+                rate = self._start + (self.peak - self._start) * tf.minimum(
+                    examples / self._warmup_examples, 1.)
+            if self._decay == 'exponential':
+                rate *= self._decay_rate ** (examples / self._decay_examples)
+            elif self._decay == 'cosine':
+                rate *= (1. + tf.cos(math.pi * tf.minimum(
+                    examples / self._decay_examples, 1.))) / 2.
+            return tf.cast(rate, tf.float32)
 
     def describe(self):
         """One line, such as `0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 3,594 examples`."""
@@ -173,11 +124,7 @@ class LearningRate(object):
             parts.append('warm-up from %.6g over %s' % (
                 self._start, _examples(self._warmup_examples)))
         if self._decay == 'exponential':
-            parts.append('x%.6g every %s%s' % (self._decay_rate, _examples(self._decay_examples),
-                                               ', in jumps' if self._staircase else ''))
-        elif self._decay == 'piecewise':
-            parts.append('x%.6g after %s' % (
-                self._decay_rate, ' and '.join(map(_examples, self._decay_examples))))
+            parts.append('x%.6g every %s' % (self._decay_rate, _examples(self._decay_examples)))
         elif self._decay == 'cosine':
             parts.append('cosine to 0 over %s' % _examples(self._decay_examples))
         return ', '.join(parts)
@@ -191,27 +138,17 @@ def _examples(count):
 
 
 _TAKES = {'none': set(), 'exponential': {'decay_examples', 'decay_rate'},
-          'piecewise': {'decay_examples', 'decay_rate'}, 'cosine': {'decay_examples'}}
+          'cosine': {'decay_examples'}}
 
 
-def _check_decay(decay, decay_examples, decay_rate, staircase):
+def _check_decay(decay, decay_examples, decay_rate):
     """Raises InvalidArgumentError unless decay has the arguments it needs and no others."""
     given = {name for name, value in (('decay_examples', decay_examples),
                                       ('decay_rate', decay_rate)) if value is not None}
     if given != _TAKES[decay]:
         raise InvalidArgumentError('decay=%r takes %s, and was given %s.' % (
             decay, *(' and '.join(sorted(names)) or 'nothing' for names in (_TAKES[decay], given))))
-    if staircase and decay != 'exponential':
-        raise InvalidArgumentError(
-            "staircase=True with decay=%r: only 'exponential' has it." % (decay,))
-    counts = [decay_examples]
-    if decay == 'piecewise':
-        counts = decay_examples if isinstance(decay_examples, (list, tuple)) else []
-    for count in counts if given else ():
-        check_count('decay_examples', count)
-    if decay == 'piecewise' and (not counts or list(counts) != sorted(set(counts))):
-        raise InvalidArgumentError(
-            "decay_examples=%r: expected for decay='piecewise' the list of example counts after "
-            'which the rate falls, each above the one before.' % (decay_examples,))
+    if given:
+        check_count('decay_examples', decay_examples)
     if 'decay_rate' in given:
         check_number('decay_rate', decay_rate, above=0, most=1, expected='a number in (0, 1]')

@@ -37,12 +37,9 @@ def hold_directory(directory: str) -> typing.Iterator[bool]:
             ...
 
     It takes the kernel's lock (`flock`) on the file `run.lock` in the directory, which is released
-    when the process ends, by SIGKILL too; so a file that is left over does no harm. Processes
-    forked from the holder hold it as well. It works between machines where their file system
-    passes locks on (NFS does, from Linux 2.6.12 on).
-
-    Where there is no flock (some network file systems; paths such as gs://…; Windows) it goes on
-    without a lock, and warns by a `RuntimeWarning`.
+    when the process ends, by SIGKILL too; so a file that is left over does no harm. Where there is
+    no flock (some network file systems; paths such as gs://…; Windows) it goes on without a lock,
+    and warns by a `RuntimeWarning`.
 
     Args:
       directory: made if it is missing.
@@ -54,7 +51,6 @@ def hold_directory(directory: str) -> typing.Iterator[bool]:
       RunLockedError: another run has the directory: which process, on which machine, since when.
       CheckpointError: `directory` is a file, or cannot be made or written to; a `BadFileError`
         where `run.lock` in it is no regular file.
-      InvalidArgumentError: `directory` is no name of a directory.
     """
     directory = directory_name('directory', directory)
     with contextlib.ExitStack() as stack:
@@ -80,12 +76,7 @@ def hold_directory(directory: str) -> typing.Iterator[bool]:
 
 
 def _locked(directory, lock_file):
-    """Locks the file and writes into it who holds it; returns None, or why there is no lock.
-
-    Raises:
-      RunLockedError: another process has locked it.
-      OSError: it cannot be locked or written.
-    """
+    """Locks the file and writes into it who holds it; returns None, or why there is no lock."""
     try:
         fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -6,13 +6,25 @@ import sys
 import threading
 import time
 import typing
-import weakref
+
+import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
-from towers.run.step_loop import NeverDueHook
+
+_WATCHED = []  # the hooks whose handlers are installed
 
 
-class StopOnSignalHook(NeverDueHook):
+def _restore_in_child():
+    """Restores the handlers in a forked process, which would write its signals to the same pipe."""
+    for hook in list(_WATCHED):
+        hook.restore()
+
+
+if hasattr(os, 'register_at_fork'):  # there is none on Windows
+    os.register_at_fork(after_in_child=_restore_in_child)
+
+
+class StopOnSignalHook(tf.train.SessionRunHook):
     """Stops the session after the current step when the process receives a signal.
 
     The first SIGTERM, SIGINT (Ctrl-C) or SIGHUP (closed terminal, lost connection) asks the session
@@ -25,9 +37,8 @@ class StopOnSignalHook(NeverDueHook):
     group has received already.
 
     The handlers are installed when the session is made, which has to be in the main thread, and the
-    former handlers are put back at its end. So this hook comes after the hooks that save, in case a
-    signal comes while they save (`training_session(last_hooks=…)`). Processes that are forked
-    meanwhile have the former handlers.
+    former ones are put back at its end, and in forked processes. So this hook comes after the hooks
+    that save, in case a signal comes while they save (`training_session(last_hooks=…)`).
 
     Attributes:
       received: the number of the signal that stopped the run; or None. By convention such a
@@ -39,24 +50,15 @@ class StopOnSignalHook(NeverDueHook):
     _ECHO_SECONDS = 0.5
 
     def __init__(self, stream: typing.Any = None):
-        """
-        Args:
-          stream: text stream for the line about the signal; None: standard error.
-
-        Raises:
-          InvalidArgumentError: `stream` is no text stream.
-        """
+        """`stream`: text stream for the line about the signal; None: standard error."""
         if stream is not None and not hasattr(stream, 'write'):
             raise InvalidArgumentError('stream=%.80r: expected a text stream.' % (stream,))
-        self.received = None
-        self._since = None
-        self._stream = stream
-        self._former = {}
+        self.received, self._since, self._stream, self._former = None, None, stream, {}
         self._watcher = self._pipe_end = self._former_fd = self._coordinator = None
 
     @property
     def stopping_signal(self):
-        """The number of the signal that ended the run; None without one."""
+        """As `received`; of several machines that of the worker which got it."""
         return self.received
 
     def after_create_session(self, session, coord):
@@ -81,10 +83,7 @@ class StopOnSignalHook(NeverDueHook):
             self._watch()
 
     def stop(self, number):
-        """Stops the session as the signal of that number would.
-
-        For other reasons to stop, such as output that nobody reads any more (SIGPIPE).
-        """
+        """Stops the session as the signal of that number would."""
         if self.received is None:
             self.received, self._since = number, time.monotonic()
 
@@ -92,11 +91,6 @@ class StopOnSignalHook(NeverDueHook):
         """Asks the session to stop after a signal."""
         if self.received is not None:
             run_context.request_stop()
-
-    def step_done(self, fetched):
-        """Asks the session to stop after a signal."""
-        if self.received is not None:
-            self._coordinator.request_stop()
 
     def end(self, session):
         """Puts the former handlers back."""
@@ -111,6 +105,7 @@ class StopOnSignalHook(NeverDueHook):
             os.close(self._pipe_end)  # the watcher reads what is left in the pipe, and ends
             self._watcher.join(5.)
             self._watcher = None
+            _WATCHED.remove(self)
         self._former = {}
 
     def _handle(self, number, unused_frame):
@@ -133,11 +128,7 @@ class StopOnSignalHook(NeverDueHook):
                                          daemon=True)
         self._watcher.start()
         self._former_fd = signal.set_wakeup_fd(self._pipe_end)
-        # A forked process would write its signals to the same pipe. Python keeps a function that
-        # is registered here until the interpreter ends, too late to free what the hook holds (3.7
-        # crashes then): so the function holds the hook weakly.
-        restore = weakref.WeakMethod(self.restore)
-        os.register_at_fork(after_in_child=lambda: (restore() or _nothing)())
+        _WATCHED.append(self)
 
     def _wait_for_signals(self, read_end):
         """The thread: says the first signal in a line, and ends the process at a second one."""
@@ -171,7 +162,3 @@ def _is_left_ignored(number):
     """Whether a signal is a SIGHUP that the process was started to ignore, as by `nohup`."""
     return (number == getattr(signal, 'SIGHUP', None)
             and signal.getsignal(number) is signal.SIG_IGN)
-
-
-def _nothing():
-    """Called after a fork if the hook is gone."""

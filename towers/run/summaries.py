@@ -1,257 +1,204 @@
-"""TensorBoard summaries of a training with towers, under the model's own names."""
+"""TensorBoard summaries of a training with towers."""
 
-import collections
 import os
 import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import (check_count, check_flag, check_instance, check_number, directory_name,
-                              scalar_tensors)
+from towers.arguments import (check_count, check_flag, check_instance, check_number,
+                              check_step_variable, directory_name, scalar_tensors)
 from towers.errors import InvalidArgumentError
 from towers.placement.variable_device import only_device
-from towers.run.noise_scale import noise_scale
-from towers.run.step_clock import SaveListener, StepClock, StepCounts, rate
-from towers.run.step_loop import OccasionalHook
 from towers.tower.objectives import all_pairs, with_parts
 
 
-class Summaries(collections.namedtuple('Summaries', 'scalars weights custom')):
-    """The summaries that `SummaryHook` writes.
-
-    Attributes:
-      scalars: dict from tags to scalar tensors, fetched with the step.
-      weights: dict from tags to scalar tensors that depend on variables alone, fetched after it.
-      custom: the model's own summaries, a string tensor with a serialized `tf.Summary`; or None.
-    """
-    __slots__ = ()
-
-
-def default_summaries(built: typing.Any, learning_rate: typing.Any = None, norms: bool = True,
-                      scalars: typing.Optional[dict] = None,
-                      custom: typing.Sequence = ()) -> Summaries:
+def default_summaries(built: typing.Any, learning_rate: typing.Any = None,
+                      norms: bool = True) -> typing.List[tf.Tensor]:
     """The summaries of a training. Makes operations: to be called before the session is made.
 
-        loss                      `BuiltTowers.loss`
-        learning_rate             if given
-        gradient_norm             sqrt(sum_v |g_v|^2) of the gradients that the optimizer gets; rows
-                                  of a sparse gradient that occur several times are summed first
-        weight_norm               the same of the variables that have a gradient
-        noise_scale               of the towers' gradients, where they tell it, see `noise_scale`
+        train/loss             `BuiltTowers.loss`
+        train/learning_rate    if given
+        train/gradient_norm    sqrt(sum_v |g_v|^2) of the gradients that the optimizer gets; rows of
+                               a sparse gradient that occur several times are summed first
+        train/weight_norm      the same of the variables that have a gradient, read during the step
+        train/noise_scale      of the towers' gradients, where they tell it
+
+    and those that the model function made in the first tower, of its shard.
 
     Args:
       built: `BuiltTowers`, of a training.
       learning_rate: scalar tensor (or a number), or None.
-      norms: whether to write norms.
-      scalars: dict from further tags to scalar tensors.
-      custom: list of results of `tf.summary.scalar`, `histogram`, `image`, …. Those that the model
-        function made in the first tower, of its shard, are written in any case.
+      norms: whether to write norms and the noise scale.
 
     Returns:
-      `Summaries`.
+      List of string tensors, as `tf.summary.scalar` returns one: for `SummaryHook`, or TensorFlow's
+      `SummarySaverHook`. Others, of `tf.summary.histogram` say, may be added.
 
     Raises:
       InvalidArgumentError: `built` was built without an optimizer; a learning rate that is no
-        number; a `custom` that is no list of summaries.
+        number.
     """
     if isinstance(built, type) or not hasattr(built, 'train_op'):
         raise InvalidArgumentError('built=%.80r: expected what build_towers returned.' % (built,))
     if built.train_op is None:
         raise InvalidArgumentError('these towers were built without an optimizer: there is no '
                                    'training to make summaries of.')
-    scalars = scalar_tensors('scalars', {} if scalars is None else scalars)
     check_flag('norms', norms)
-    if not isinstance(custom, (list, tuple)) or not all(
-            isinstance(each, tf.Tensor) and each.dtype == tf.string for each in custom):
-        raise InvalidArgumentError('custom=%.80r: expected a list of what tf.summary.scalar and '
-                                   'the like return.' % (custom,))
-    learning_rate = _checked_rate(learning_rate)
-    fetched = collections.OrderedDict(with_parts('loss', built.loss))
-    weights = collections.OrderedDict()
+    if isinstance(learning_rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
+        scalar_tensors('learning_rate', {'rate': learning_rate})
+    elif learning_rate is not None:
+        check_number('learning_rate', learning_rate, expected='a scalar tensor, a number, or None')
+    values = dict(with_parts('loss', built.loss))
     with tf.name_scope('summaries/'):
         if learning_rate is not None:
-            fetched['learning_rate'] = tf.convert_to_tensor(learning_rate)
+            values['learning_rate'] = learning_rate
         if norms:
-            for tag, pairs in with_parts('gradient_norm', built.gradients):
-                pairs = [(gradient, variable) for gradient, variable in pairs
-                         if gradient is not None]
-                fetched[tag] = _norm(pairs, built.placement)
-            trained = list({variable.op.name: variable for gradient, variable
-                            in all_pairs(built.gradients) if gradient is not None}.values())
-            weights['weight_norm'] = _norm([(variable, variable) for variable in trained],
-                                           built.placement)
-            noise = noise_scale(built, _squared_norm_of_sum)
-            if noise is not None:
-                fetched['noise_scale'] = noise
-        fetched.update(scalars)
-        custom = list(custom) + [summary for summary in tf.get_collection(tf.GraphKeys.SUMMARIES)
-                                 if built.towers[0].has(summary.op.name)]
-        with tf.device(None):
-            merged = tf.summary.merge(custom, collections=[]) if custom else None
-    return Summaries(fetched, weights, merged)
+            values.update(_norms(built))
+        with tf.device('/cpu:0'):
+            own = tf.raw_ops.ScalarSummary(
+                tags=['train/' + name for name in values],
+                values=tf.stack([tf.cast(value, tf.float32) for value in values.values()]))
+    return [own] + [summary for summary in tf.get_collection(tf.GraphKeys.SUMMARIES)
+                    if built.towers[0].has(summary.op.name)]
 
 
-def _checked_rate(rate):
-    """The learning rate: a scalar tensor, a number, or None.
+def _norms(built):
+    """Dict from names to the norms of gradients and weights, and the noise scale if it is known."""
+    found = {}
+    for name, pairs in with_parts('gradient_norm', built.gradients):
+        found[name] = _norm([pair for pair in pairs if pair[0] is not None], built.placement)
+    trained = {variable.op.name: variable for gradient, variable in all_pairs(built.gradients)
+               if gradient is not None}
+    found['weight_norm'] = _norm([(variable, variable) for variable in trained.values()],
+                                 built.placement)
+    noise = _noise_scale(built)
+    return found if noise is None else dict(found, noise_scale=noise)
 
-    Raises:
-      InvalidArgumentError: something else.
-    """
-    if isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
-        return scalar_tensors('learning_rate', {'rate': rate})['rate']
-    if rate is not None:
-        check_number('learning_rate', rate, expected='a scalar tensor, a number, or None')
-    return rate
 
+class SummaryHook(tf.train.SessionRunHook):
+    """Writes summaries at each multiple of `summary_steps` steps, and the results of evaluations.
 
-class SummaryHook(OccasionalHook):
-    """Writes summaries at each multiple of `summary_steps` steps and at the last step.
-
-    They are fetched with the step itself, without a second forward pass; norms of weights are
-    computed after it, from the updated weights. `images_per_second` and the results of evaluations
-    (`evaluated`) are added. Where the model itself has a summary with a tag of these, its own keeps
-    the tag, and the one here becomes `towers/<tag>`.
-
-    Each start writes a new file that begins with `SessionLog.START` at the step after the restored
-    one, at which TensorBoard drops the later steps of earlier files.
-
-    Attributes:
-      listener: a `CheckpointSaverListener` to be given to the hook that saves: it flushes the file
-        before each checkpoint.
+    As `tf.train.SummarySaverHook`, it fetches them with the step itself, without a second forward
+    pass. Each start writes a new file that begins with `SessionLog.START` at the step after the
+    restored one, at which TensorBoard drops the later steps of earlier files.
     """
 
-    def __init__(self, summaries: Summaries, counts: StepCounts, logdir: str,
-                 summary_steps: int = 100, *,
-                 graph: typing.Union[None, tf.Graph, tf.GraphDef] = None):
+    def __init__(self, summaries: typing.Sequence[tf.Tensor],
+                 global_step: typing.Optional[tf.Variable], logdir: str, summary_steps: int = 100,
+                 *, graph: typing.Union[None, tf.Graph, tf.GraphDef] = None):
         """
         Args:
-          summaries: `Summaries`.
-          counts: `StepCounts`, whose `last_step`, if given, is written whatever its number.
+          summaries: list of summaries, such as `default_summaries` returns.
+          global_step: the variable that counts steps.
           logdir: folder of the event files.
           summary_steps: steps from one summary to the next.
           graph: a `tf.Graph` or `tf.GraphDef` for TensorBoard to draw, written once; or None.
 
         Raises:
-          InvalidArgumentError: a number below 1, or missing; a `logdir` that is a file.
+          InvalidArgumentError: an argument of another kind; a `logdir` that is a file.
         """
-        check_instance('summaries', summaries, Summaries, 'what default_summaries returned')
-        check_instance('counts', counts, StepCounts, 'StepCounts')
+        if not isinstance(summaries, (list, tuple)) or not all(
+                isinstance(each, tf.Tensor) and each.dtype == tf.string for each in summaries):
+            raise InvalidArgumentError('summaries=%.80r: expected a list of what tf.summary.scalar '
+                                       'and the like return.' % (summaries,))
+        check_step_variable(global_step)
         check_count('summary_steps', summary_steps)
-        if counts.last_step is not None:
-            check_count('last_step', counts.last_step)
-        scalar_tensors('scalars', summaries.scalars)
         logdir = directory_name('logdir', logdir)
         if os.path.exists(logdir) and not os.path.isdir(logdir):
             raise InvalidArgumentError('logdir=%r is a file: expected the name of a directory.'
                                        % logdir)
         if graph is not None:
             check_instance('graph', graph, (tf.Graph, tf.GraphDef), 'a tf.Graph, or None')
-        fetches = {'scalars': dict(summaries.scalars)}
-        if summaries.custom is not None:
-            fetches['custom'] = summaries.custom
-        self._arguments = tf.train.SessionRunArgs(fetches)
-        self._summaries = summaries
-        self._logdir = logdir
-        self._summary_steps = summary_steps
-        self._last_step = counts.last_step
-        self._graph = graph
-        self._clock = StepClock(counts)
-        self.listener = SaveListener(self._clock, self._before_save)
-        self._writer = None
-        self._writes = False
-        self._since = 0
-        self._mark = None
+        self._summaries, self._global_step, self._logdir = list(summaries), global_step, logdir
+        self._summary_steps, self._graph = summary_steps, graph
+        self._writer, self._step = None, 0  # counted, as if each run of the session did one step
 
     def after_create_session(self, session, coord):
         """Opens an event file and writes its `SessionLog.START`."""
-        self._clock.restart(session)
-        step = self._clock.step
-        self._since, self._mark, self._writes = step, None, False
+        self._step = int(session.run(self._global_step))
         if self._writer is None:
             # The name of an event file has the second and the host: without more TF 1.15 would
             # overwrite the file of a run that ended within the same second.
             self._writer = tf.summary.FileWriter(
-                self._logdir, filename_suffix='.from_%d.%d' % (step, os.getpid()))
+                self._logdir, filename_suffix='.from_%d.%d' % (self._step, os.getpid()))
             if self._graph is not None:
-                is_graph = isinstance(self._graph, tf.Graph)
-                self._writer.add_graph(self._graph if is_graph else None, step,
-                                       None if is_graph else self._graph)
-        # From the next step on: the summaries of `step` itself were written before its checkpoint.
-        self._writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), step + 1)
+                self._writer.add_graph(None, self._step, (
+                    self._graph.as_graph_def() if isinstance(self._graph, tf.Graph)
+                    else self._graph))
+        # From the next step on: the summaries of this one were written before its checkpoint.
+        self._writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), self._step + 1)
 
     def before_run(self, run_context):
         """Fetches the summaries if they are due after the coming step."""
-        self._writes = self.is_due()
-        return self._arguments if self._writes else None
+        self._step += 1
+        return (tf.train.SessionRunArgs(self._summaries)
+                if self._step % self._summary_steps == 0 else None)
 
     def after_run(self, run_context, run_values):
-        """Counts the step, and writes its summaries if they are due."""
-        clock = self._clock
-        self._count()
-        if not self._writes:
+        """Writes the summaries that were fetched."""
+        if run_values.results is None:
             return
-        clock.read(run_context.session)
-        if not clock.passed(self._since, self._summary_steps, self._last_step):
-            return
-        self._since = clock.step
-        values = dict(run_values.results['scalars'])
-        if self._summaries.weights:
-            values.update(run_context.session.run(dict(self._summaries.weights)))
-        values['images_per_second'] = rate(self._mark, clock.mark)
-        self._mark = clock.mark
-        summary = tf.Summary.FromString(run_values.results.get('custom', b''))
-        taken = {value.tag for value in summary.value}
-        for tag, value in values.items():
-            if value is not None:
-                summary.value.add(tag='towers/' + tag if tag in taken else tag,
-                                  simple_value=float(value))
-        self._writer.add_summary(summary, clock.step)
+        self._step = int(run_context.session.run(self._global_step))
+        for summary in run_values.results:
+            self._writer.add_summary(summary, self._step)
+        self._writer.flush()  # before a checkpoint of this step is saved
 
-    def is_due(self):
-        """Whether summaries of the coming step are written."""
-        return self._clock.comes_to(self._summary_steps, self._last_step)
-
-    def step_done(self, fetched):
-        """Counts a step without summaries."""
-        self._count()
-
-    def end(self, session):
-        """Flushes the file."""
-        self._writer.flush()
-
-    def evaluated(self, step, results, seconds=0., name='test'):
-        """Writes the results of an evaluation: `test/accuracy`, ….
-
-        Args:
-          step: the step whose weights were evaluated.
-          results: dict from names to numbers, as `Evaluation.run` returns it.
-          seconds: duration of the evaluation; left out of `images_per_second`.
-          name: prefix of the tags of the results.
-        """
-        self._clock.away(seconds)
+    def evaluated(self, step, results, seconds=0.):
+        """Writes the results of an evaluation of a step: `test/accuracy`, …."""
         self._writer.add_summary(tf.Summary(value=[
-            tf.Summary.Value(tag='%s/%s' % (name, key), simple_value=float(value))
+            tf.Summary.Value(tag='test/' + key, simple_value=float(value))
             for key, value in results.items() if key != 'examples']), step)
         self._writer.flush()
 
-    def _count(self):
-        self._clock.count()
-        if self._mark is None:
-            self._mark = self._clock.mark
 
-    def _before_save(self, unused_step):
-        if self._writer is not None:
-            self._writer.flush()
+def _noise_scale(built):
+    """The gradient noise scale: the batch, in examples, beyond which more help little; a float64.
+
+    McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", appendix A.1. The
+    gradients of N equal shards of a batch of B examples give without another pass
+
+        small = the mean of |G_k|^2,  big = |the mean of G_k|^2    G_k: of shard k's mean loss,
+                                                                   with the regularization
+        |G|^2 = (N big - small) / (N - 1)          an estimate of the true gradient's square
+        S     = B (small - big) / (N - 1)          of the trace of one example's covariance
+        noise scale = S / |G|^2
+
+    Of one step this is a rough figure, and may be negative: look at it smoothed.
+
+    Returns:
+      It; None where the gradients do not tell it: of fewer than two shards, or of sizes that differ
+      or are not known; of micro-batches, of which all gradients would be in memory at once; of
+      several losses; of replicas.
+    """
+    towers = built.towers
+    sizes = {tower.size for tower in towers}
+    if (len(towers) < 2 or len(sizes) > 1 or not isinstance(towers[0].size, int)
+            or any(tower.micro_batch for tower in towers) or isinstance(built.gradients, dict)):
+        return None
+    of_variable = {}
+    for tower in towers:
+        for gradient, variable in tower.gradients:
+            if gradient is not None:
+                of_variable.setdefault(variable.op.name, (variable, []))[1].append(gradient)
+    if not of_variable or {len(parts) for _, parts in of_variable.values()} != {len(towers)}:
+        return None
+    # Each tower's gradient is its share of the sum: G_k is N times as large, as is their mean, but
+    # for a factor that they have in common.
+    of_towers, of_batch = [], []
+    for variable, parts in of_variable.values():
+        with built.placement.scope_of(variable):
+            of_towers += [_squared_norm_of_sum([part]) for part in parts]
+            of_batch.append(_squared_norm_of_sum(parts))
+    with only_device(built.placement.main):
+        count = len(towers)
+        small, big = count * tf.add_n(of_towers), tf.add_n(of_batch)
+        return count * sizes.pop() * (small - big) / (count * big - small)
 
 
 def _norm(pairs, placement):
-    """The norm of all tensors together, computed on the devices of the variables.
-
-    Args:
-      pairs: list of (tensor, variable).
-      placement: `BuiltTowers.placement`.
-    """
+    """The norm of the tensors of `(tensor, variable)` pairs together, each computed on the device
+    of its variable."""
     squares = []
     for tensor, variable in pairs:
         with placement.scope_of(variable):

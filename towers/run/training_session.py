@@ -17,7 +17,6 @@ from towers.nonfinite import explained
 from towers.placement.devices import config_of_towers
 from towers.run.checkpoint_hook import CheckpointHook
 from towers.run.run_lock import hold_directory
-from towers.run.step_loop import LoopSession, NeverDueHook
 
 
 @contextlib.contextmanager
@@ -30,7 +29,7 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
                      check: typing.Optional[typing.Callable] = None, built: typing.Any = None,
                      memory_limit: typing.Optional[int] = None, member: typing.Any = None,
                      say: typing.Callable = print) -> typing.Iterator:
-    """A `LoopSession` for a run that can be killed at any moment and started again.
+    """A `tf.train.MonitoredSession` for a run that can be killed at any moment and started again.
 
     In this order: locks the directory for this process; finds the newest checkpoint and reads all
     of it; removes what a killed writer left; compares the checkpoint with the graph's variables;
@@ -54,15 +53,14 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
         `check(newest, missing, dropped)` before anything in the directory is changed: with what
         `newest_checkpoint` returned, and what the checkpoint lacks of the graph's variables, and
         the graph of the checkpoint's, each a text or None. It returns lines to be shown, or raises
-        to refuse the run. State that would be dropped is said, and what is missing is refused, in
-        any case. Or None.
+        to refuse the run. Or None.
       built: what `build_towers` returned, for the advice when a step runs out of memory; or None.
       memory_limit: bytes that a device has, for the same advice; None: what the device reports.
       member: `Member`, if this process is the chief of a cluster; or None.
       say: called with each line about what was found in the directory.
 
     Yields:
-      The `LoopSession`: a `tf.train.MonitoredSession` with `run_steps`.
+      The session.
 
     Raises:
       InvalidArgumentError: an argument of another kind, before the directory is touched.
@@ -96,7 +94,12 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
     CheckpointHook(directory, global_step, save_steps, keep=keep, saver=saver, listeners=listeners)
     with hold_directory(directory):
         newest = _checked_newest(directory, recover, check, say)
-        init_fn = _init_fn(initial_values, newest, say)
+        init_fn = None
+        if initial_values is not None and newest is not None:
+            say('initial values are not taken: the run has a checkpoint, from which it goes on')
+        elif initial_values is not None:
+            say(str(initial_values))
+            init_fn = lambda unused_scaffold, session: initial_values.restore(session)  # noqa: E731
         saver = saver or tf.train.Saver(save_relative_paths=True)
         checkpoints = CheckpointHook(
             directory, global_step, save_steps, keep=keep, saver=saver,
@@ -113,7 +116,7 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
             with contextlib.ExitStack() as stack:
                 if built is not None:
                     stack.enter_context(out_of_memory_explained(built, directory, memory_limit))
-                yield stack.enter_context(LoopSession(
+                yield stack.enter_context(tf.train.MonitoredSession(
                     creator, [steps] + hooks + [checkpoints] + last_hooks))
         except tf.errors.OpError as error:
             reason = explained(error, steps.number + 1)
@@ -129,12 +132,20 @@ def _checked_newest(directory, recover, check, say):
       What `newest_checkpoint` returned.
 
     Raises:
-      CheckpointError: the newest checkpoint is damaged, or is of another model.
+      CheckpointError: the newest checkpoint is damaged, or a variable of the graph is not in it; or
+        what `check` raises.
     """
-    newest = newest_checkpoint(directory, recover)
-    told = []
+    newest, told = newest_checkpoint(directory, recover), []
     if newest is not None:
-        told = _check_state(newest, check)
+        missing, dropped = difference(newest.prefix)
+        lost = None
+        if dropped:
+            lost = 'the checkpoint %s holds state that the checkpoints to come would be without: %s'
+            lost %= (newest.prefix, some(dropped))
+            told.append(lost)
+        told += [] if check is None else check(newest, missing, lost)
+        if missing is not None:
+            check_fits(newest.prefix)  # raises
         for damaged in newest.skipped:
             say('passed over %s' % (damaged,))  # `damaged` is a tuple
         say('going on from %s' % newest.prefix)
@@ -143,44 +154,10 @@ def _checked_newest(directory, recover, check, say):
     return newest
 
 
-def _init_fn(initial_values, newest, say):
-    """The `init_fn` of the session's `Scaffold`: restores the `InitialValues` of a new run.
-
-    None where there are none, or where the run goes on from a checkpoint.
-    """
-    if initial_values is None:
-        return None
-    if newest is not None:
-        say('initial values are not taken: the run has a checkpoint, from which it goes on')
-        return None
-    say(str(initial_values))
-    return lambda unused_scaffold, session: initial_values.restore(session)
-
-
-def _check_state(newest, check):
-    """Compares the newest checkpoint with the graph; returns lines to be shown.
-
-    Raises:
-      CheckpointError: a variable of the graph is not in the checkpoint; or what `check` raises.
-    """
-    missing, dropped = difference(newest.prefix)
-    lost = None
-    if dropped:
-        lost = 'the checkpoint %s holds state that the checkpoints to come would be without: %s' % (
-            newest.prefix, some(dropped))
-    lines = [] if check is None else check(newest, missing, lost)
-    if missing is not None:
-        check_fits(newest.prefix)  # raises
-    return ([lost] if lost else []) + lines
-
-
 class _NewestCheckpoint(tf.train.SessionCreator):
-    """Makes sessions from the newest checkpoint.
-
-    The first session is restored from the checkpoint that was checked. When a session is lost
-    (`AbortedError`, `UnavailableError`), `MonitoredSession` makes another one, and by then the run
-    has saved later checkpoints.
-    """
+    """Makes sessions from the newest checkpoint: the first one from that which was checked. When a
+    session is lost (`AbortedError`, `UnavailableError`), `MonitoredSession` makes another one, and
+    by then the run has saved later checkpoints."""
 
     def __init__(self, directory, newest, scaffold, config, target):
         self._target = target
@@ -196,25 +173,17 @@ class _NewestCheckpoint(tf.train.SessionCreator):
             checkpoint_filename_with_path=newest.prefix if newest else None).create_session()
 
 
-class _StepsDone(NeverDueHook):
+class _StepsDone(tf.train.SessionRunHook):
     """Counts the steps that have succeeded, for an error that is raised when the session is closed.
-
-    Attributes:
-      number: of the last step that succeeded.
     """
 
     def __init__(self, global_step):
-        self.number = 0
-        self._global_step = global_step
+        self.number, self._global_step = 0, global_step
 
     def after_create_session(self, session, coord):
         """Takes the step from the session's variables."""
         self.number = int(session.run(self._global_step))
 
     def after_run(self, run_context, run_values):
-        """Counts a step."""
-        self.number += 1
-
-    def step_done(self, fetched):
         """Counts a step."""
         self.number += 1

@@ -1,8 +1,11 @@
-"""The optimizer of the flags: its update rule, learning rate, loss scale and clipping."""
+"""The flags as arguments of towers: optimizer, learning rate, memory, session, graph mode."""
+
+import warnings
 
 import tensorflow.compat.v1 as tf
 
 import towers
+from towers import compat
 from trainer.flags import FLAGS
 from trainer.large_batch_optimizers import LAMBOptimizer, LARSOptimizer
 
@@ -11,10 +14,8 @@ def make_learning_rate(batch_size, num_towers, examples_per_epoch, last_example,
     """The `LearningRate` of the flags.
 
     Args:
-      batch_size: examples a step on each machine.
-      num_towers: of each machine.
-      examples_per_epoch: examples in one pass over the data.
-      last_example: examples of the whole run, at which a cosine without --decay_epochs ends.
+      batch_size, num_towers: of each machine.
+      examples_per_epoch, last_example: of one pass over the data, and of the whole run.
       workers: how many machines' gradients make one step.
 
     Raises:
@@ -71,3 +72,41 @@ def clip(gradients):
     if theirs is larger."""
     clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in gradients], FLAGS.clip_norm)
     return [(gradient, variable) for gradient, (_, variable) in zip(clipped, gradients)]
+
+
+def enter_graph_mode():
+    """Switches this process to graphs with resource variables, mends tf_slim, silences both.
+
+    With --deterministic it also switches operations to deterministic kernels.
+    """
+    tf.logging.set_verbosity(tf.logging.ERROR)
+    warnings.filterwarnings('ignore', module='tensorflow|tf_slim')  # about calls in tf_slim
+    # Of a record that is no tf.Example, which the error names.
+    warnings.filterwarnings('ignore', 'Unexpected end-group tag', RuntimeWarning)
+    tf.disable_v2_behavior()
+    if FLAGS.deterministic:
+        compat.enable_determinism()
+    tf.enable_resource_variables()
+    towers.mend_slim()
+
+
+def memory_of_tower():
+    """`towers.Memory` as the flags say."""
+    recompute = FLAGS.recompute if FLAGS.recompute == 'auto' else [
+        name for name in FLAGS.recompute.split(',') if name]
+    return towers.Memory(FLAGS.accumulate, recompute or None)
+
+
+def memory_limit():
+    """The option memory_limit in bytes, an int; None: the memory that the devices have."""
+    return int(FLAGS.memory_limit * 1e6) or None
+
+
+def session_config(built):
+    """The `tf.ConfigProto` for a session of `BuiltTowers`."""
+    config = towers.session_config(
+        built.devices, allow_growth=FLAGS.allow_growth,
+        memory_fraction=FLAGS.memory_fraction or None,
+        intra_op_threads=None if FLAGS.intra_op_threads < 0 else FLAGS.intra_op_threads,
+        inter_op_threads=FLAGS.inter_op_threads)
+    return towers.use_precision(config, built.precision, built.devices)

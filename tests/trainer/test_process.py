@@ -1,0 +1,98 @@
+"""trainer.process: the exit status of a program; output that may be lost."""
+
+import errno
+import io
+import os
+import signal
+
+from absl.testing import flagsaver
+import pytest
+import tensorflow.compat.v1 as tf
+
+import datasets
+from gone_stream import Gone
+import towers
+from trainer.flags import FLAGS
+from trainer.process import OutputStream, run
+
+
+@pytest.fixture
+def parsed():
+    with flagsaver.flagsaver():
+        FLAGS(['train.py'])
+        yield
+
+
+def raises(error):
+    def main(unused_argv):
+        raise error
+    return main
+
+
+@pytest.mark.parametrize('error, status, said', [
+    (towers.CheckpointError('damaged'), 1, 'damaged'),
+    (datasets.BadExampleError('a.jpg is empty'), 1, 'a.jpg is empty'),
+    (towers.InvalidArgumentError("precision='fp9': expected\none"), 2,
+     '--precision=fp9: expected one'),
+    (tf.errors.ResourceExhaustedError(None, None, 'OOM when allocating tensor with shape[3,4] and'),
+     1, 'there is not enough memory: OOM when allocating tensor with shape[3,4]. Give a smaller '
+     '--batch_size or --image_size, or more towers on other devices.'),
+    (KeyboardInterrupt(), 130, None)])
+def test_a_users_mistake_is_one_line(error, status, said, parsed, capsys):
+    if status == 2:
+        with pytest.raises(SystemExit) as ended_with:
+            run(raises(error), [])
+        assert ended_with.value.code == 2
+    else:
+        assert run(raises(error), []) == status
+    out, err = capsys.readouterr()
+    assert (out, err) == ('', '' if said is None else 'train.py: %s\n' % said)
+
+
+def test_other_errors_come_through(parsed):
+    for error in (KeyError('w'), tf.errors.InternalError(None, None, 'of the model')):
+        with pytest.raises(type(error)) as caught:
+            run(raises(error), [])
+        assert caught.value is error
+
+
+@pytest.mark.parametrize('encoding, written', [
+    ('utf-8', b'\xc3\xbc m\\udcfc\n'), ('ascii', b'\\xfc m\\udcfc\n')])
+def test_what_the_encoding_lacks_is_escaped(encoding, written):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding, 'strict')
+    output = OutputStream(stream)
+    print('\xfc m\udcfc', file=output, flush=True)
+    assert stream.buffer.getvalue() == written
+
+
+def test_a_loss_is_told_once_and_the_rest_goes_nowhere():
+    errors, stream = [], Gone()
+    output = OutputStream(stream, errors.append)
+    for text in 'abcd':
+        assert output.write(text) == 1
+    assert stream.getvalue() == 'a' and stream.writes == 2
+    assert [error.errno for error in errors] == [errno.EPIPE]
+
+
+def test_without_anybody_to_tell_the_process_is_hung_up(monkeypatch, capsys):
+    sent = []
+    monkeypatch.setattr(os, 'kill', lambda pid, number: sent.append(number))
+    for number, said in ((errno.EPIPE, ''), (errno.ENOSPC, 'train.py: standard output cannot be '
+                                             'written: No space left on device\n')):
+        output = OutputStream(Gone(number))
+        for text in 'abc':
+            output.write(text)
+        assert capsys.readouterr().err == said
+    assert sent == [signal.SIGHUP] * 2
+
+
+def test_what_is_still_held_of_a_lost_stream_goes_nowhere():
+    """Python writes it out when the stream is closed, or the process ends: once more in vain."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    stream, errors = open(write_end, 'w'), []
+    output = OutputStream(stream, errors.append)
+    output.write('a')
+    output.flush()
+    assert [error.errno for error in errors] == [errno.EPIPE]
+    stream.close()

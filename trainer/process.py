@@ -1,0 +1,148 @@
+"""How the process of train.py ends: 1 of a run that fails, 2 of flags, 128 and more of a signal."""
+
+import contextlib
+import errno
+import os
+import re
+import signal
+import sys
+
+import tensorflow.compat.v1 as tf
+
+import datasets
+import towers
+from trainer.command_line import refuse, say
+from trainer.data import input_failure, own_failure, show_cause
+
+# Errors of a run (status 1); the other `TowersError`s are about the flags (status 2).
+_FAILURES = (datasets.BadExampleError, datasets.OwnDataError, datasets.OwnModelError,
+             towers.AuditError, towers.CheckpointError, towers.ClusterError, towers.LogFileError,
+             towers.NonFiniteError, towers.OutOfMemoryError, towers.RunLockedError)
+
+
+def run(main, argv):
+    """Runs a main function and returns its exit status; a user's mistake is one line on standard
+    error, not a traceback.
+
+    Raises:
+      SystemExit: with status 2, about the flags.
+    """
+    try:
+        with _interruptible():
+            return main(argv)
+    except towers.BadFileError as error:
+        refuse(error)
+    except _FAILURES as error:
+        return _failed(error)
+    except towers.TowersError as error:
+        refuse(error)
+    except tf.errors.ResourceExhaustedError as error:
+        found = re.search(r'OOM when allocating tensor with shape\[[\d,]*\]', str(error))
+        return _failed('there is not enough memory%s. Give a smaller --batch_size or --image_size, '
+                       'or more towers on other devices.' % (
+                           ': ' + found.group() if found else ''))
+    except tf.errors.OpError as error:
+        failure = own_failure(error) or input_failure(error)
+        if failure is None:
+            raise
+        return _failed(failure)
+    except KeyboardInterrupt:  # before the first step, where there is nothing to save
+        return status_of_signal(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def _interruptible():
+    """Makes Ctrl-C a `KeyboardInterrupt` in the block, unless the process ignores it."""
+    former = signal.getsignal(signal.SIGINT)
+    if former is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+def status_of_signal(number):
+    """The exit status of a program that a signal of this number has ended; of None 0."""
+    return 0 if number is None else 128 + number
+
+
+def _failed(error):
+    """Says an error of a run, or a text, in one line; returns the exit status."""
+    if isinstance(error, (datasets.OwnDataError, datasets.OwnModelError)):
+        show_cause(error)
+    say(error)
+    return 1
+
+
+# ---- Standard output that can be lost ------------------------------------------------------------
+
+class OutputStream:
+    """A text stream whose text is discarded from the first write on that fails.
+
+    `train.py | head -3`, a closed terminal, a full disk: a long run then saves and ends in good
+    order, instead of failing in the line that it prints.
+
+    All other attributes are those of the stream. Several of these may write to one stream, such as
+    a bar and plain lines.
+    """
+
+    def __init__(self, stream, on_lost=None):
+        """`on_lost`: function that is called with the error of the write that failed, once; None:
+        the process gets SIGHUP, as of a closed terminal, at which a run saves and ends."""
+        self._stream, self._on_lost, self._is_lost = stream, on_lost or _stop, False
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+    def write(self, text):
+        """Writes a text; returns its length, also where it is discarded.
+
+        What the stream's encoding lacks, such as a file's name that is no UTF-8, is escaped.
+        """
+        try:
+            self._attempt(self._stream.write, text)
+        except UnicodeEncodeError:  # before any of it is written
+            encoding = self._stream.encoding
+            self._attempt(self._stream.write,
+                          text.encode(encoding, 'backslashreplace').decode(encoding))
+        return len(text)
+
+    def flush(self):
+        """Flushes the stream."""
+        self._attempt(self._stream.flush)
+
+    def _attempt(self, function, *arguments):
+        """Calls a function of the stream, whose `OSError` makes it lost."""
+        if self._is_lost:
+            return
+        try:
+            function(*arguments)
+        except OSError as error:
+            self._is_lost = True
+            try:  # since Python writes its buffer at exit
+                with open(os.devnull, 'w') as nowhere:
+                    os.dup2(nowhere.fileno(), self._stream.fileno())
+            except (OSError, ValueError):
+                pass  # no file of the operating system
+            self._on_lost(error)
+
+
+def _stop(error):
+    """Stops the process as a terminal that is closed does; says a reason that is not clear."""
+    if error.errno not in (errno.EPIPE, errno.EIO):
+        sys.stderr.write('train.py: standard output cannot be written: %s\n' % error.strerror)
+        sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+def make_output_lasting():
+    """Makes `sys.stdout` and `sys.stderr` `OutputStream`s, also where they were closed."""
+    sys.stdout = OutputStream(sys.stdout or open(os.devnull, 'w'))
+    sys.stderr = OutputStream(sys.stderr or open(os.devnull, 'w'), on_lost=lambda error: None)
+
+
+def progress_stream():
+    """The stream for progress: standard error if that and standard output are terminals, as
+    progress bars use it; else standard output."""
+    return sys.stderr if sys.stdout.isatty() and sys.stderr.isatty() else sys.stdout

@@ -1,0 +1,96 @@
+"""How fast a run is: examples a second, and how long its steps wait for their batches."""
+
+import collections
+import time
+
+import tensorflow.compat.v1 as tf
+
+
+class StepCounts(collections.namedtuple('StepCounts', [
+        'global_step', 'batch_size', 'examples_per_epoch', 'last_step', 'examples'])):
+    """What a run counts by: the variables `global_step` and `examples`, the examples a step, over
+    all machines, and of one pass over the data, and the step at which training ends."""
+    __slots__ = ()
+
+
+Mark = collections.namedtuple('Mark', 'seconds examples waited')
+"""A point of a run: seconds of training, examples, and seconds of waiting for input, so far."""
+
+
+class StepClock:
+    """Counts the runs of a session as steps, and the seconds that they take.
+
+    Fetched with the update, the global step may be that before or after it: so a hook counts the
+    runs in `step` and `examples`, and reads them (`read`) only where it has something to show.
+    """
+
+    _UNTIMED_RUNS = 2  # which build kernels and optimise the graph
+
+    def __init__(self, counts):
+        self._counts = counts
+        self.step = self.examples = self._runs = 0
+        self._latest = self._start = self._waited = self._away = self._away_since = 0.
+
+    def restart(self, session):
+        """Takes over the step of a session that was made anew, and begins to measure again."""
+        self.read(session)
+        self._runs = 0
+        self._waited = self._away = self._away_since = 0.
+
+    def count(self, waited=0.):
+        """Counts a run that has just ended, and the seconds that it has waited for its input."""
+        self.step += 1
+        self.examples += self._counts.batch_size
+        self._runs += 1
+        self._latest = time.perf_counter()
+        self._waited += waited
+        self._away += self._away_since
+        self._away_since = 0.
+        if self._runs == self._UNTIMED_RUNS:
+            self._start, self._away, self._waited = self._latest, 0., 0.
+
+    @property
+    def mark(self):
+        """`Mark` at the end of the latest run; None until the end of the second one."""
+        if self._runs < self._UNTIMED_RUNS:
+            return None
+        return Mark(self._latest - self._start - self._away, self.examples, self._waited)
+
+    def read(self, session):
+        """Reads step and examples from a `tf.Session` without hooks, and corrects the counts."""
+        self.step, self.examples = map(int, session.run(
+            [self._counts.global_step, self._counts.examples]))
+
+    def away(self, seconds):
+        """Leaves seconds since the latest run out of the marks: an evaluation, a checkpoint."""
+        self._away_since += seconds
+
+
+def rate(begin, end):
+    """Examples a second from one `Mark` to another; None if one is None, or nothing is between."""
+    if begin is None or end is None or end.seconds <= begin.seconds:
+        return None
+    return (end.examples - begin.examples) / (end.seconds - begin.seconds) or None
+
+
+def share_waited(begin, end):
+    """The share of the time from one `Mark` to another that was waiting, 0..1; None as `rate`."""
+    if rate(begin, end) is None:
+        return None
+    return min(1., (end.waited - begin.waited) / (end.seconds - begin.seconds))
+
+
+def timed_batch(iterator):
+    """Reads the next batch of an iterator, and measures how long a step waits for it: returns
+    `(batch, waited)`, of which the second is a float64 scalar, the seconds."""
+    asked = tf.timestamp(name='asked_for_input')
+    with tf.control_dependencies([asked]):
+        batch = iterator.get_next()
+    parts = tf.nest.flatten(batch, expand_composites=True)
+    with tf.control_dependencies(parts):
+        there = tf.timestamp(name='input_is_there')
+    # The towers take what has passed the second time: else their work, which takes all threads,
+    # could begin before it.
+    with tf.control_dependencies([there]):
+        passed = [tf.identity(part) for part in parts]
+    return tf.nest.pack_sequence_as(batch, passed, expand_composites=True), there - asked
