@@ -194,12 +194,10 @@ OPTIONS = _group(
     ('diagnose_seconds', 5., (0.1, 3600), ONCE, 'Seconds of each measurement of '
      '--mode=diagnose'),
     ('synchronous', True, None, CHANGES, 'Whether a step of --cluster=ps waits for all workers'),
-    ('backup_workers', 0, (0, MOST_TOWERS), CHANGES, 'Workers that a step of --cluster=ps does '
-     'not wait for'),
     ('start_timeout', 120., (0.1, MOST_FLOAT), ONCE, 'Seconds to wait for the other machines at '
      'the start'),
     ('dead_after', 30., (0.5, MOST_FLOAT), ONCE, 'Seconds without a sign of life after which a '
-     'worker of a ring is gone'))
+     'worker or a server is gone'))
 
 # Former flags, and the way to what they did.
 GONE = {
@@ -212,6 +210,7 @@ GONE = {
     'ps_hosts': 'set TF_CONFIG, or start by python -m towers.launch',
     'skip_bad': 'bad_examples of --config names a list, which --mode=check_data writes',
     'convert_colors': 'images of other colours are always converted, as in slim',
+    'backup_workers': 'a step takes the gradients of all workers',
     'task_index': 'set TF_CONFIG, or start by python -m towers.launch'}
 
 FLAGS_BY_NAME, OPTIONS_BY_NAME = (collections.OrderedDict(

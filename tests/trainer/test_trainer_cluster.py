@@ -30,7 +30,6 @@ RING = json.dumps({'cluster': {'worker': ['a:1', 'b:2']}, 'task': {'type': 'work
     (dict(batch_size='auto'), '--batch_size=auto runs steps of one machine'),
     (dict(remainder='weight'), '--remainder=weight ends an epoch'),
     (dict(mode='eval'), '--cluster is of no use with --mode=eval'),
-    (dict(backup_workers=1), '--backup_workers is of no use with --cluster=ring'),
     (dict(synchronous=False), '--synchronous is of no use with --cluster=ring: it goes with ps')])
 def test_what_does_not_go_with_a_cluster(given, expected, monkeypatch):
     monkeypatch.setenv('TF_CONFIG', RING)
@@ -101,8 +100,7 @@ def test_a_step_is_of_as_many_workers_as_it_waits_for():
     workers, ps = ['a:1', 'b:2', 'c:3'], ['d:4']
     assert [workers_a_step(cluster) for cluster in (
         None, towers.Cluster('ring', workers), towers.Cluster('ps', workers, ps),
-        towers.Cluster('ps', workers, ps, backup_workers=1),
-        towers.Cluster('ps', workers, ps, synchronous=False))] == [1, 3, 3, 2, 1]
+        towers.Cluster('ps', workers, ps, synchronous=False))] == [1, 3, 3, 1]
 
 
 def test_workers_compare_every_flag_that_changes_the_numbers():

@@ -37,7 +37,6 @@ class Machines:
       begin: operation to be run when a session has begun, without which no step is made; or None.
       redirect: function to be called when the program has made all of its operations, see
         `reduce.update_order`; or None.
-      chief_has_ended: whether a step was not made since the chief of parameter servers has ended.
       connection: `Connection` of this worker while it is a member; else None.
       written: dict from names of variables to the operations by which the update of each worker
         writes them; empty where the chief alone makes it.
@@ -46,7 +45,6 @@ class Machines:
     """
     kinds, combined, gates, begin, redirect = (), (), (), None, None
     written, model, state, connection = {}, frozenset(), (), None
-    chief_has_ended = False
     sums = frozenset()
 
     def combine(self, gradients, loss=None):
@@ -77,14 +75,14 @@ class Machines:
         """This machine's number of examples, if all machines need the same number; else None."""
         return self._shares.same_examples
 
-    def join(self, connection, make_wait=None):
-        """Notes that this worker is a member.
-
-        Args:
-          connection: `Connection`.
-          make_wait: function from words to a `ChiefWait`, on parameter servers.
-        """
+    def join(self, connection):
+        """Notes that this worker is a member, by its `Connection`."""
         self.connection = connection
+
+    def begin_session(self, session):
+        """Lets the steps of a session be made; called when it has begun."""
+        if self.begin is not None:
+            session.run(self.begin)
 
     def note_update(self, update, before):
         """Records what the update writes, for the comparison of the workers.
