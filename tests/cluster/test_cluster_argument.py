@@ -66,7 +66,10 @@ def test_a_tf_config_that_makes_no_sense_is_an_error(environment, expected):
      "wire='float16': a parameter server sends gradients as they are. Use kind='ring'"),
     (dict(workers=[ONE, TWO, THREE, 'd:4'], wire='bfloat16'), InvalidArgumentError,
      "wire='bfloat16': .* of more than 3 workers are no fewer bytes than the ring's. Leave it out"),
-    (dict(buffer_mb=0), InvalidArgumentError, 'buffer_mb=0: expected a number of MiB')])
+    (dict(buffer_mb=0), InvalidArgumentError, 'buffer_mb=0: expected a number of MiB'),
+    (dict(every=0), InvalidArgumentError, 'every=0: expected'),
+    (dict(every=2, wire='float16'), InvalidArgumentError, 'no gradient travels.*leave wire out'),
+    (dict(kind='ps', ps=[THREE], every=2), InvalidArgumentError, "those of kind='ring'")])
 def test_what_does_not_go_together_is_refused(arguments, error, expected):
     with pytest.raises(error, match=expected):
         Cluster(**dict(dict(workers=[ONE, TWO]), **arguments))

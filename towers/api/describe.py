@@ -125,7 +125,7 @@ def _placed(request, recorded):
 def _cluster(cluster, batch_size, all_towers):
     """The machines, and the number of towers and examples that a step has on all of them."""
     batch = 'batches of any size'
-    if not cluster.synchronous:
+    if not cluster.synchronous or cluster.has_local_steps:
         batch = 'those of one worker, and its batch, in each update'
     elif isinstance(batch_size, int):
         count = cluster.workers_a_step

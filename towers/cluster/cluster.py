@@ -6,7 +6,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_choice, check_flag, check_instance, check_number
+from towers.arguments import check_choice, check_count, check_flag, check_instance, check_number
 from towers.cluster.collectives import BUFFER_MB, MOST_GATHERED, WIRES
 from towers.cluster.horovod import HorovodMachines, load_horovod
 from towers.placement.other_combiners import combiner_of, name_of
@@ -22,7 +22,7 @@ KINDS = ('ring', 'ps', 'horovod')
 
 class Cluster(collections.namedtuple('Cluster', [
         'kind', 'workers', 'ps', 'job', 'rank', 'synchronous', 'uneven', 'active', 'wire',
-        'buffer_mb', 'compare'])):
+        'buffer_mb', 'every', 'compare'])):
     """The machines that train one model, each with towers of its own: `build_towers(cluster=…)`.
 
     The towers' gradients are combined within each machine, then once across the machines. With
@@ -49,6 +49,9 @@ class Cluster(collections.namedtuple('Cluster', [
         travel, in half the bytes; they are added up in float32. None: as they are.
       buffer_mb: for `'ring'`: the size of the buffers in which gradients travel together, a number
         of MiB. A buffer is sent when all of its gradients are there.
+      every: for `'ring'`: 1, or K: each worker makes K steps on its own weights by its own
+        gradients, then all take the mean of their weights and optimizer state, see `local_steps`.
+        With K > 1 a step is no longer one device's on all examples.
       compare: `'program'`: workers whose loss or update is computed by other operations than
         worker 0's are refused. `'variables'`, for programs that mean to differ: only the variables,
         gradients and settings have to be alike.
@@ -58,8 +61,8 @@ class Cluster(collections.namedtuple('Cluster', [
     def __new__(cls, kind: str = 'ring', workers: typing.Sequence[str] = (),
                 ps: typing.Sequence[str] = (), job: str = 'worker', rank: int = 0,
                 synchronous: bool = True, uneven: bool = False, active: typing.Any = None,
-                wire: typing.Optional[str] = None,
-                buffer_mb: float = BUFFER_MB, compare: str = 'program'):
+                wire: typing.Optional[str] = None, buffer_mb: float = BUFFER_MB, every: int = 1,
+                compare: str = 'program'):
         """
         Raises:
           InvalidArgumentError: an argument that makes no sense, or does not go with the kind.
@@ -73,14 +76,16 @@ class Cluster(collections.namedtuple('Cluster', [
         check_flag('synchronous', synchronous)
         check_flag('uneven', uneven)
         check_number('buffer_mb', buffer_mb, above=0, expected='a number of MiB')
+        check_count('every', every)
         if kind == 'horovod':
             hvd = load_horovod()
             workers, ps, rank = (None,) * hvd.size(), (), hvd.rank()
         self = super(Cluster, cls).__new__(
             cls, kind, tuple(workers), tuple(ps), job, rank, synchronous, uneven, active, wire,
-            buffer_mb, compare)
+            buffer_mb, every, compare)
         self._check_places()
         self._check_steps()
+        self._check_local_steps()
         self._check_wire()
         return self
 
@@ -123,6 +128,16 @@ class Cluster(collections.namedtuple('Cluster', [
         if active is not None and not isinstance(active, tf.Tensor):
             raise InvalidArgumentError('active=%.80r: expected what until_all_end returned, or '
                                        'None.' % (active,))
+
+    def _check_local_steps(self):
+        """Raises for what does not go with steps of each worker alone."""
+        if self.every > 1 and self.kind != 'ring':
+            raise InvalidArgumentError("every=%d: local steps are those of kind='ring', and this "
+                                       'is %r. Leave it out.' % (self.every, self.kind))
+        if self.every > 1 and (self.active is not None or self.wire is not None):
+            raise InvalidArgumentError(
+                'every=%d: no gradient travels, and all workers make all steps: leave %s out.' % (
+                    self.every, 'wire' if self.active is None else 'active'))
 
     def _check_wire(self):
         """Raises for a type of gradients on the wire that this kind does not have."""
@@ -183,13 +198,19 @@ class Cluster(collections.namedtuple('Cluster', [
 
     @property
     def workers_a_step(self):
-        """How many workers' gradients are in an update: one's of an asynchronous worker."""
-        return self.num_workers if self.synchronous else 1
+        """How many workers' gradients are in an update: one's of an asynchronous worker, and in
+        local steps."""
+        return self.num_workers if self.synchronous and not self.has_local_steps else 1
 
     @property
     def waits(self):
         """Whether a step of several workers begins on all of them, or on none."""
         return self.synchronous and self.num_workers > 1
+
+    @property
+    def has_local_steps(self):
+        """Whether each of several workers makes `every` steps on its own weights."""
+        return self.every > 1 and self.num_workers > 1
 
     @property
     def is_chief(self):
@@ -278,6 +299,9 @@ class Cluster(collections.namedtuple('Cluster', [
         if self.kind == 'ps' and all_reduce is not None:
             raise ClusterError("VariablePlacement('replicated') and parameter servers both say "
                                'where variables live: leave one out.')
+        if self.has_local_steps and scales_loss:
+            raise ClusterError('a loss scale follows the gradients of one worker, and with every='
+                               '%d the workers would average theirs: leave one out.' % self.every)
         if self.kind == 'ps' and scales_loss and not self.synchronous:
             raise ClusterError('a loss scale counts steps of all workers, and these parameter '
                                'servers are asynchronous: leave one out.')
@@ -303,6 +327,9 @@ class Cluster(collections.namedtuple('Cluster', [
                 {'ring': "TensorFlow's ring", 'horovod': 'Horovod'}[self.kind], count,
                 '' if self.wire is None or self.num_workers == 1 else
                 ', dense gradients travel as %s and are added up in float32' % self.wire)
+            if self.has_local_steps:
+                text += (', each with its own weights, whose mean all take after every %d steps '
+                         "(not one device's gradient)" % self.every)
         return '%s; this is worker %d' % (text, self.rank)
 
     def warning(self):

@@ -63,7 +63,8 @@ class Machines:
         if self._cluster.active is not None and self._cluster.num_workers > 1:
             gradients = data_end.of_batches(gradients, self._cluster.active)
         self.combined = self._over_machines(gradients, loss)
-        if self._cluster.synchronous and self._cluster.num_workers > 1:
+        if self._cluster.synchronous and self._cluster.num_workers > 1 and (
+                not self._cluster.has_local_steps):
             self.combined = [(without_gradient(gradient), variable)
                              for gradient, variable in self.combined]
             self.sums = frozenset(getattr(gradient, 'values', gradient).op.name

@@ -17,6 +17,7 @@ from towers.cluster import worker_data, horovod, session_steps, server_placement
 from towers.cluster.cluster import Cluster
 from towers.cluster.connection import Connection, meet
 from towers.cluster.coordinator import Coordinator
+from towers.cluster.local_steps import AveragingHook
 from towers.cluster.machines import builds_of
 from towers.cluster.member_hooks import AskForCheck, BeginHook, DriftHook, MemberCreator
 from towers.cluster.ports import (FIRST, check_port, listen, silent_servers, wait_for,
@@ -57,7 +58,9 @@ class Member:
         self._connection, self._built, self._has_session = connection, built, False
         self._begin = BeginHook(cluster, built, target, config, connection, self.lost)
         self.hooks, self.listeners = [self._begin], []
-        if cluster.has_copies:
+        if cluster.has_local_steps:
+            self.hooks.append(AveragingHook(cluster, built, connection))
+        elif cluster.has_copies:
             self.hooks.append(DriftHook(built, connection))
             self.listeners.append(AskForCheck(connection))
 
