@@ -141,7 +141,6 @@ _PHRASES = [
     (r'create_aux_logits=False', 'aux_loss_weight=0'),
     (r"\brecompute=\['(.*?)'\]",
      lambda found: '--recompute=' + found.group(1).replace("', '", ',')),
-    (r"\b(give --task_index|give a rank), from 0, or an", 'give an'),
     (r"\bpass workers=\['host:port', …\]", 'set TF_CONFIG'),
     (r'\b(takes no|needs a) data_dir', r'\1 --data_dir'),
     (r"stop_at=\('accuracy', ([\d.]+)\)", r'stop_at_accuracy=\1'),

@@ -5,8 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster.server_placement import servers_of_variables, spread_over_servers
-from towers.cluster.signature import difference, signature
+from towers.cluster.server_placement import spread_over_servers
 from towers.errors import ClusterError
 from machine_samples import batches, close, on_one_device, sparse_and_dense
 from one_process import addresses, averaged, serve, together, train
@@ -152,39 +151,6 @@ def test_variables_are_spread_by_size_and_everything_else_is_on_the_worker(graph
         if op.type in ('SaveV2', 'RestoreV2'):
             assert spec.job == 'worker', op.name
     assert saver
-
-
-def of_order(rank, names, chief_only=()):
-    """(servers of variables, of accumulators, fingerprint) of a model that makes its variables in
-    this order; those whose names are in capitals are not trained."""
-    with tf.Graph().as_default() as graph:
-        cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1', 'd:1'], rank=rank)
-        sizes = {'a': 4, 'b': 2, 'c': 3, 'D': 4, 'E': 1}
-
-        def model_fn(x):
-            made = {name: tf.get_variable(name, [sizes[name]], trainable=name.islower())
-                    for name in names}
-            return sum(tf.reduce_mean(x * made[name]) for name in sorted(made))
-        built = towers.build_towers(model_fn, tf.ones([4, 1]), tf.train.AdamOptimizer(0.1), 1,
-                                    'mean', cluster=cluster)
-        for name, size in chief_only:
-            tf.get_variable(name, [size])
-        trained = [variable for _, variable in built.gradients]
-        sums = {op.get_attr('shared_name').decode().rpartition('/')[2]: op.device
-                for op in graph.get_operations() if op.type.endswith('ConditionalAccumulator')}
-        servers = servers_of_variables(cluster, graph, trained)
-        said = dict(signature(cluster, built), servers=servers)
-        return servers, sums, said
-
-
-@pytest.mark.slow
-def test_variables_are_on_the_same_servers_in_whatever_order_they_are_made():
-    servers, sums, said = of_order(0, 'abcDE')
-    assert {name: servers[name] for name in 'abcDE'} == {'a': 0, 'b': 1, 'c': 1, 'D': 0, 'E': 1}
-    assert {name: '/task:%d/' % servers[name] in device for name, device in sums.items()} == {
-        'a': True, 'b': True, 'c': True}
-    other = of_order(1, 'EDbca')
-    assert other[:2] == (servers, sums) and difference(said, other[2]) is None
 
 
 def test_rows_are_sent_to_the_worker_and_not_their_table(graph):

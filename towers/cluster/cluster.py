@@ -12,7 +12,7 @@ from towers.cluster.horovod import HorovodMachines, load_horovod
 from towers.placement.other_combiners import combiner_of, name_of
 from towers.cluster.machines import check_goes_with_others
 from towers.cluster.parameter_servers import ServedMachines
-from towers.cluster.ports import same_address
+from towers.cluster.ports import split_address
 from towers.cluster.ring import RingMachines
 from towers.cluster.tf_config import parse_tf_config
 from towers.errors import ClusterError, InvalidArgumentError
@@ -50,7 +50,7 @@ class Cluster(collections.namedtuple('Cluster', [
       buffer_mb: for `'ring'`: the size of the buffers in which gradients travel together, a number
         of MiB. A buffer is sent when all of its gradients are there.
       every: for `'ring'`: 1, or K: each worker makes K steps on its own weights by its own
-        gradients, then all take the mean of their weights and optimizer state, see `local_steps`.
+        gradients, then all take the mean of their weights and optimizer state.
         With K > 1 a step is no longer one device's on all examples.
       compare: `'program'`: workers whose loss or update is computed by other operations than
         worker 0's are refused. `'variables'`, for programs that mean to differ: only the variables,
@@ -93,7 +93,8 @@ class Cluster(collections.namedtuple('Cluster', [
         """Raises for addresses and a rank that make no sense."""
         kind, taken = self.kind, {}
         for address in self.workers + self.ps if kind != 'horovod' else ():
-            place = same_address(address)
+            host, port = split_address(address)
+            place = host.lower(), port
             if place in taken:
                 raise ClusterError('%s is the address of two tasks of the cluster%s: give each one '
                                    'its own.' % (address, '' if taken[place] == address else

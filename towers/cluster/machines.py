@@ -59,7 +59,7 @@ class Machines:
           these, for an optimizer of second order, is a `ClusterError`: TensorFlow would go on to
           this machine's part alone, or to none.
         """
-        self.kinds = kinds_of(self._cluster, gradients)
+        self.kinds = kinds_of(gradients)
         if self._cluster.active is not None and self._cluster.num_workers > 1:
             gradients = data_end.of_batches(gradients, self._cluster.active)
         self.combined = self._over_machines(gradients, loss)
@@ -158,22 +158,15 @@ class Shares:
         return 1. / self._cluster.num_workers if self.is_mean else 1.
 
 
-def kinds_of(cluster, gradients):
+def kinds_of(gradients):
     """List of `[name of the variable, kind]` of a machine's gradients, a list of pairs.
 
     Gradients of several workers meet by their place in a message (ring), or by the number of
     gradients that a sum waits for (parameter servers): of other variables, or in another order,
-    those of different variables would be added up, or a worker would wait for ever. The order is
-    that of the variables: a backward pass computes the gradients of the last ones first, and the
-    first message leaves as early. On parameter servers, where sums have names, it is that of names;
-    and an asynchronous worker applies its own gradients, be they dense or sparse.
+    those of different variables would be added up, or a worker would wait for ever.
     """
-    served, kinds = cluster.kind == 'ps', []
-    for gradient, variable in gradients:
-        form = 'sparse ' if isinstance(gradient, tf.IndexedSlices) else 'dense '
-        kinds.append([variable.op.name, (form if cluster.synchronous or not served else '')
-                      + gradient.dtype.base_dtype.name])
-    return sorted(kinds) if served else kinds
+    return [[variable.op.name, ('sparse ' if isinstance(gradient, tf.IndexedSlices) else 'dense ')
+             + gradient.dtype.base_dtype.name] for gradient, variable in gradients]
 
 
 def builds_of(built):

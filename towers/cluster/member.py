@@ -17,9 +17,9 @@ from towers.cluster import worker_data, horovod, session_steps, server_placement
 from towers.cluster.cluster import Cluster
 from towers.cluster.connection import Connection, meet
 from towers.cluster.coordinator import Coordinator
-from towers.cluster.local_steps import AveragingHook
 from towers.cluster.machines import builds_of
-from towers.cluster.member_hooks import AskForCheck, BeginHook, DriftHook, MemberCreator
+from towers.cluster.member_hooks import (AskForCheck, AveragingHook, BeginHook, DriftHook,
+                                         MemberCreator)
 from towers.cluster.ports import (FIRST, check_port, listen, silent_servers, wait_for,
                                   wait_for_servers)
 from towers.cluster.server_placement import servers_of_variables

@@ -8,6 +8,7 @@ session, and after the first step from each checkpoint on, for which the chief a
 
 import tensorflow.compat.v1 as tf
 
+from towers.cluster.collectives import Collectives
 from towers.cluster.machines import builds_of, shared_variables
 from towers.cluster.server_placement import spread
 from towers.cluster.session_steps import begin_together, not_by_member
@@ -120,16 +121,37 @@ class MemberCreator(tf.train.SessionCreator):
         return self._creator.create_session()
 
 
-class DriftHook(NeverDueHook):
-    """Compares the workers' checksums; they do so together, after the same steps."""
+class _AfterSteps(NeverDueHook):
+    """Does something after the same steps of a session on all workers: `after_step(session, n)`."""
+
+    def __init__(self, connection):
+        self._connection, self._session, self._steps = connection, None, 0
+
+    def after_create_session(self, session, coord):
+        """Steps are counted from the beginning of a session, which is one on all workers."""
+        self._session, self._steps = session, 0
+
+    def after_run(self, run_context, run_values):
+        """As `step_done`."""
+        self.step_done(None)
+
+    def step_done(self, fetched):
+        """A call was made, a step or a look at something else by one worker alone."""
+        if self._steps != self._connection.made:
+            self._steps = self._connection.made
+            self.after_step(self._session, self._steps)
+
+
+class DriftHook(_AfterSteps):
+    """Compares the workers' checksums."""
 
     def __init__(self, built, connection):
         """
         Args:
           built, connection: as for `Member`.
         """
-        self._built, self._connection = built, connection
-        self._names, self._sums, self._session, self._steps = [], [], None, 0
+        super(DriftHook, self).__init__(connection)
+        self._built, self._names, self._sums = built, [], []
 
     def begin(self):
         """Makes the operations, when all variables are there."""
@@ -148,27 +170,16 @@ class DriftHook(NeverDueHook):
                     self._sums.append(tf.strings.to_hash_bucket_fast(
                         tf.io.serialize_tensor(value), _SIZE))
 
-    def after_create_session(self, session, coord):
-        """Steps are counted from the beginning of a session, which is one on all workers."""
-        self._session, self._steps = session, 0
-
-    def after_run(self, run_context, run_values):
-        """Compares if it is time."""
-        self.step_done(None)
-
-    def step_done(self, fetched):
+    def after_step(self, session, steps):
         """Compares if it is time.
 
         Raises:
           ClusterError: a variable is another one on some worker.
         """
-        if self._steps == self._connection.made:
-            return  # a look at something else, by one worker alone
-        self._steps = self._connection.made
-        if not self._connection.checks and self._steps & (self._steps - 1):
+        if not self._connection.checks and steps & (steps - 1):
             return
         sums = [[name, int(each)] for name, each in
-                zip(self._names, self._session.run(self._sums))]
+                zip(self._names, session.run(self._sums))]
         if self._connection.differing(sums) is None:
             return
         for each in sums:
@@ -183,7 +194,57 @@ class DriftHook(NeverDueHook):
             'and the global step (noise by tf.random.stateless_normal(shape, seed=[1, '
             'global_step])); let UPDATE_OPS write what else it needs to a variable, which then '
             "has worker 0's value; and write between two steps the same on every worker." % (
-                self._steps if counted is None else self._session.run(counted), each[0], worker))
+                steps if counted is None else session.run(counted), each[0], worker))
+
+
+class AveragingHook(_AfterSteps):
+    """Local steps: averages the variables of all workers after every K steps of a session, and at
+    its end.
+
+    Each worker updates its own weights by its own gradients, and nothing travels in a step. Then
+
+        v  <-  (v_0 + … + v_{W-1}) / W
+
+    over the W workers, of weights, optimizer state and moving averages alike (local SGD: Stich,
+    "Local SGD Converges Fast and Communicates Little", 2019; K is 100 in speech recognition by
+    RETURNN). The result is no longer the gradient of one device on all examples.
+    """
+
+    def __init__(self, cluster, built, connection):
+        """
+        Args:
+          cluster, built, connection: as for `Member`.
+        """
+        super(AveragingHook, self).__init__(connection)
+        self._cluster, self._built, self._operations = cluster, built, []
+
+    def begin(self):
+        """Makes the operations, when all variables are there."""
+        ring, last, written = Collectives(self._cluster), [], []
+        for variable in shared_variables(self._built):
+            if not variable.dtype.is_floating:
+                continue  # counters, which all workers count alike
+            with only_device('/cpu:0'), tf.name_scope('average'):
+                with tf.control_dependencies(last):  # a copy of one variable at a time
+                    mean = ring.reduce_gradient(variable.read_value(), True, last)
+                written.append(tf.assign(variable, mean).op)
+        self._operations = [tf.group(*written)]
+        self._operations += [built.replicas.refresh() for built in builds_of(self._built)
+                             if built.replicas is not None]
+
+    def after_step(self, session, steps):
+        """Averages if it is time."""
+        if steps % self._cluster.every == 0:
+            self._average(session)
+
+    def end(self, session):
+        """Averages the steps since the last time: the last checkpoint has the mean."""
+        if self._connection.made % self._cluster.every:
+            self._average(session)
+
+    def _average(self, session):
+        for operation in self._operations:
+            session.run(operation)
 
 
 class AskForCheck(tf.train.CheckpointSaverListener):

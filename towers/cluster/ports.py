@@ -1,7 +1,6 @@
 """Addresses: ports that are free, and tasks that answer."""
 
 import errno
-import ipaddress
 import random
 import re
 import socket
@@ -96,19 +95,6 @@ def split_address(address):
         raise ClusterError("%.200r is no address: expected 'host:port', and brackets around an "
                            "IPv6 address, such as '[::1]:2222'." % (address,))
     return bare, int(port)
-
-
-def same_address(address):
-    """What two spellings of an address have in common: hosts in capitals, ports with zeros before.
-
-    Raises:
-      ClusterError: as `split_address`.
-    """
-    host, port = split_address(address)
-    try:
-        return str(ipaddress.ip_address(host)), port
-    except ValueError:
-        return host.lower(), port
 
 
 def why_silent(address, timeout=2.):

@@ -44,7 +44,7 @@ def parse_tf_config(text):
         if index is None and count > 1:
             raise ClusterError(
                 'the cluster has %d tasks of the job %s, and nothing says which of them this '
-                'process is: add an "index", from 0, to the "task" of TF_CONFIG.' % (count, job))
+                'process is: give an "index" in the "task" of TF_CONFIG.' % (count, job))
         if not 0 <= (index or 0) < count:
             raise ClusterError("TF_CONFIG's task is %s %d, and its cluster has %d of them: %s." % (
                 job, index or 0, count, 'number the tasks of each job from 0' if count else
