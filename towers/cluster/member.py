@@ -120,9 +120,8 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
             while not session.should_stop():
                 session.run(built.train_op)
 
-    Call it when the graph is complete but for savers and summaries. The workers compare what they
-    are about to train, and one that is about to train something else is refused, by name. With
-    parameter servers a join is for one session.
+    Call it when the graph is complete but for savers and summaries. A worker that is about to train
+    something else is refused, by name. With parameter servers a join is for one session.
 
     Args:
       cluster: `Cluster`, the one given to `build_towers`.
