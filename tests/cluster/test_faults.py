@@ -106,7 +106,7 @@ def test_a_frozen_parameter_server_is_named_and_ends_the_run(tmp_path):
         launch.wait_for('ended with status 1')
         launch.send('ps 1', signal.SIGCONT)
         assert launch.status() == 1, launch.output
-    for text in ('waiting        for %s', '%s.* start all again, and it goes on from the last'):
+    for text in ('waiting        %s', '%s.* start all again, and it goes on from the last'):
         assert re.search(text % r'ps 1 \(127.0.0.1:\d+\) takes connections and says nothing',
                          launch.output), launch.output
 

@@ -256,7 +256,7 @@ def _servers_watched(cluster, connection, say, lose):
             now = time.monotonic()
             silent = silent_servers(cluster) if now - connection.since > first else ''
             if silent and since is None:
-                say('waiting        for %s' % silent)
+                say('waiting        ' + silent)
             elif silent and now - since > connection.dead_after - first:
                 lose(WorkerLostError('%s. %s' % (silent, _AGAIN)))
                 return

@@ -148,11 +148,11 @@ class Notice:
         self._say, self._timeout = say, timeout
         self._due = time.monotonic() + min(FIRST, timeout / 2.)
 
-    def look(self, whom):
+    def look(self, what):
         """Says it, if it is time."""
         if time.monotonic() > self._due:
             self._due = time.monotonic() + AGAIN
-            self._say('waiting        for %s, start_timeout is %.3g s' % (whom, self._timeout))
+            self._say('waiting        %s, start_timeout is %.3g s' % (what, self._timeout))
 
 
 def wait_for(address, who, deadline, say):
@@ -185,7 +185,7 @@ def wait_for(address, who, deadline, say):
             reason = 'the name of its host is not known here (%s)' % error.strerror
         except OSError as error:
             reason = error.strerror or str(error)
-        notice.look(who)
+        notice.look('for ' + who)
         time.sleep(min(_PAUSE, max(0., deadline - time.monotonic())))
 
 
