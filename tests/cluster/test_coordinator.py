@@ -217,6 +217,7 @@ def test_a_rank_that_is_here_already_is_refused(monkeypatch):
         return Member(workers, 2)
     together(work, 3)
 
+
 @pytest.mark.parametrize('says, expected', [
     (b'', r'worker 0 \(.*\) has closed the connection: it is at work already, or was ended'),
     (b'HTTP/1.1 400 Bad Request\r\n\r\n', 'at the address of worker 0 .* is no worker: .*Another '
@@ -241,23 +242,6 @@ def test_a_port_in_use_is_a_message():
         taken.listen(1)
         with pytest.raises(ClusterError, match='Address already in use'):
             check_port('127.0.0.1:%d' % taken.getsockname()[1])
-
-
-def test_strangers_are_not_listened_to():
-    workers = addresses(2)
-    host, port = workers[0].split(':')
-
-    def work(rank):
-        if rank < 2:
-            return Member(workers, rank)
-        for data in (b'GET / HTTP/1.1\n', b'[1]\n', b'{"type": "hello"}\n', b'\x80\x04N.\n'):
-            for _ in range(100):
-                with contextlib.suppress(OSError), socket.create_connection(
-                        (host, int(port)), 0.5) as stranger:
-                    stranger.sendall(data)
-                    break
-        return None
-    together(work, 3)
 
 
 def test_what_workers_may_differ_by_is_found_by_the_worker():
@@ -411,15 +395,10 @@ def test_host_and_port(address, expected):
 
 @pytest.mark.parametrize('address', [
     'a', ':1', 'a:b', 'a:0', 'a:65536', 'a:1.5', None, 'http://a:1', 'a b:5', 'a:5\n', 'a:+5',
-    'a:\u0663\u0663'])
+    'a:\u0663\u0663', '::1:5'])
 def test_what_is_no_address(address):
-    with pytest.raises(ClusterError, match="is no address: expected 'host:port', such as"):
+    with pytest.raises(ClusterError, match="is no address: expected 'host:port', "):
         split_address(address)
-
-
-def test_an_ipv6_address_stands_in_brackets():
-    with pytest.raises(ClusterError, match=r"is no address: .* such as '\[::1\]:2222'"):
-        split_address('::1:5')
 
 
 def test_no_outgoing_connection_gets_a_free_port():
