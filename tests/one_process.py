@@ -8,7 +8,6 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers import compat
-from towers.cluster import member
 from towers.cluster.member import start_server
 from towers.cluster.ports import free_ports
 
@@ -27,7 +26,7 @@ def _own_ports(count, processes=16):
     own = int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0')[len('gw'):]) % processes
     found = set()
     while len(found) < count:
-        found.update(port for port in free_ports(processes) if port // 2 % processes == own)
+        found.update(port for port in free_ports(processes) if port % processes == own)
     return sorted(found)[:count]
 
 
@@ -46,19 +45,6 @@ def serve(num_workers, num_ps=1, **fields):
         server = towers.Cluster('ps', workers, ps, 'ps', rank, **fields)
         _SERVERS.append(start_server(server, server.session_config(tf.ConfigProto())))
     return lambda rank: towers.Cluster('ps', workers, ps, 'worker', rank, **fields)
-
-
-def let_workers_come_again(monkeypatch):
-    """Workers of this process may be started again: TensorFlow's servers cannot be stopped, and
-    hold their ports."""
-    servers = {}
-
-    def start(cluster, config):
-        if cluster.workers[cluster.rank] not in servers:
-            servers[cluster.workers[cluster.rank]] = start_server(cluster, config)
-        return servers[cluster.workers[cluster.rank]]
-    monkeypatch.setattr(member, 'start_server', start)
-    monkeypatch.setattr(member, 'check_port', lambda address, say: None)
 
 
 def together(work, count, seconds=60):
@@ -105,7 +91,6 @@ def train(cluster, model_fn, batch, make_optimizer, steps=2, num_towers=1, reduc
           remainder='weight', on_build=None, step_of=lambda built: built.train_op, **options):
     """One worker's training; a dict of gradients of step 1 and of variables after the last.
 
-    None of a backup worker that comes when the chief has ended.
     `step_of(built)` is the operation that is run in each step."""
     with tf.Graph().as_default():
         tf.set_random_seed(7 + cluster.rank)  # another start on each worker, but for the broadcast
@@ -130,9 +115,7 @@ def train(cluster, model_fn, batch, make_optimizer, steps=2, num_towers=1, reduc
                 values = fetched if values is None else values
             last = session.run_step_fn(lambda step_context: step_context.session.run(trained))
         assert not lost
-        if last is None:
-            assert cluster.backup_workers and not cluster.is_chief, 'its session ended early'
-            return None
+        assert last is not None, 'its session ended early'
         names = [variable.op.name for variable in trained]
         return {'gradients': dict(zip([v.op.name for _, v in built.gradients], values)),
                 'first': dict(zip(names, first)), 'last': dict(zip(names, last))}

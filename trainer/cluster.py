@@ -12,8 +12,7 @@ def make_cluster():
         return None
     try:
         return towers.Cluster.from_tf_config(
-            FLAGS.cluster, synchronous=None if FLAGS.cluster != 'ps' else FLAGS.synchronous,
-            backup_workers=FLAGS.backup_workers or None)
+            FLAGS.cluster, synchronous=None if FLAGS.cluster != 'ps' else FLAGS.synchronous)
     except towers.ClusterError as error:  # of the flags, not of a run
         raise towers.InvalidArgumentError(str(error)) from error
 
@@ -30,13 +29,12 @@ def saves(cluster):
 
 
 def workers_a_step(cluster):
-    """How many workers' gradients make one step: all but the backup workers; asynchronously 1."""
+    """How many workers' gradients make one step: of all; asynchronously 1."""
     return 1 if cluster is None else cluster.workers_a_step
 
 
 def examples_a_step(cluster, batch_size):
-    """How many examples a step takes from the stream, for backup workers as well, where each
-    machine takes `batch_size`."""
+    """How many examples a step takes from the stream; each machine takes `batch_size`."""
     return batch_size * (
         1 if cluster is None or not cluster.synchronous else cluster.num_workers)
 
@@ -57,7 +55,7 @@ def counted(built, examples):
 # compares itself.
 _OF_ONE_MACHINE = frozenset([
     'num_towers', 'devices', 'batch_size', 'accumulate', 'micro_batches', 'variable_device',
-    'all_reduce', 'xla', 'cluster', 'synchronous', 'backup_workers'])
+    'all_reduce', 'xla', 'cluster', 'synchronous'])
 # Settings by which a run ends: the chief's count, and another value on a worker would be passed
 # over.
 _OF_THE_END = ['train_steps', 'train_epochs', 'stop_at_accuracy', 'stop_after', 'max_minutes']

@@ -125,7 +125,7 @@ def _take_options(config):
 _PHRASES = [
     (r'[,;]? or pass resolve_devices\(…[^.]*', ', or see its plan with --plan_only'),
     (r' \(recover=True\)| \(towers\.init_from\)', ''),
-    (r'create_aux_logits=False', 'aux_loss_weight=0'), (r'give a rank, from 0, or an', 'give an'),
+    (r'create_aux_logits=False', 'aux_loss_weight=0'),
     (r'\b(takes no|needs a) data_dir', r'\1 --data_dir'),
     (r"\bVariablePlacement\('([^']*)'\)", r'--variable_device=\1')]
 _ARGUMENT = re.compile(r"(?<![\w\-./])([a-z]\w*)=('[^']*'|[\w.+\-]*[\w+](?![\w/]))")

@@ -141,7 +141,7 @@ def _of_machines(given):
 _FILES, _STEPS = ['imagenet', 'tfrecords', 'folder'], ['train', 'memory']
 _KINDS = ['ring', 'ps', 'horovod']
 _GOES_WITH = [  # a flag or option, and the values of a flag with which it is of use
-    ('synchronous', 'cluster', ['ps']), ('backup_workers', 'cluster', ['ps']),
+    ('synchronous', 'cluster', ['ps']),
     ('start_timeout', 'cluster', _KINDS), ('dead_after', 'cluster', _KINDS),
     ('cluster', 'mode', ['train']), ('momentum', 'optimizer', ['momentum', 'rmsprop', 'lars']),
     ('all_reduce', 'variable_device', ['replicated']),

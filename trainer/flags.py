@@ -189,12 +189,10 @@ OPTIONS = _group(
     ('diagnose_seconds', 5., (0.1, 3600), ONCE, 'Seconds of each measurement of '
      '--mode=diagnose'),
     ('synchronous', True, None, CHANGES, 'Whether a step of --cluster=ps waits for all workers'),
-    ('backup_workers', 0, (0, MOST_TOWERS), CHANGES, 'Workers that a step of --cluster=ps does '
-     'not wait for'),
     ('start_timeout', 120., (0.1, MOST_FLOAT), ONCE, 'Seconds to wait for the other machines at '
      'the start'),
     ('dead_after', 30., (0.5, MOST_FLOAT), ONCE, 'Seconds without a sign of life after which a '
-     'worker of a ring is gone'))
+     'worker or a server is gone'))
 
 FLAGS_BY_NAME, OPTIONS_BY_NAME = (collections.OrderedDict(
     (setting.name, setting) for setting in settings) for settings in (

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers import Cluster
 from towers.optimizers import combiner_of
-from towers.cluster.tf_config import parse_tf_config, place_of
+from towers.cluster.tf_config import parse_tf_config
 from towers.errors import ClusterError, InvalidArgumentError, MissingPackageError
 
 ONE, TWO, THREE = 'a:1', 'b:2', 'c:3'
@@ -58,10 +58,7 @@ def test_a_tf_config_that_makes_no_sense_is_an_error(environment, expected):
     (dict(kind='ring', ps=[THREE]), ClusterError, 'has no parameter servers'),
     (dict(kind='ps', ps=[TWO]), ClusterError, 'b:2 is the address of two tasks'),
     (dict(workers=['a:1', 'A:1']), ClusterError, 'A:1 is the address of two .*, once as a:1: '),
-    (dict(workers=['[::1]:1', '[0:0:0:0:0:0:0:1]:1']), ClusterError, 'of two tasks'),
-    (dict(kind='ring', backup_workers=1), InvalidArgumentError, 'a ring is synchronous'),
-    (dict(kind='ps', ps=[THREE], backup_workers=2), InvalidArgumentError, 'expected 0 to 1'),
-    (dict(kind='ps', ps=[THREE], backup_workers=1, uneven=True), InvalidArgumentError, 'uneven'),
+    (dict(kind='ring', synchronous=False), InvalidArgumentError, 'a ring is synchronous'),
     (dict(active=1), InvalidArgumentError, 'until_all_end'),
     (dict(wire='int8'), InvalidArgumentError, "wire='int8': expected one of 'bfloat16', 'float16'"),
     (dict(kind='ps', ps=[THREE], wire='float16'), InvalidArgumentError,
@@ -139,25 +136,17 @@ def test_what_was_built_without_the_cluster_cannot_join_it():
             pass
 
 
-CHIEF = {'chief': [ONE], 'worker': [TWO, THREE], 'ps': ['d:4'], 'evaluator': []}
-PLAIN = {'chief': [], 'worker': [ONE, TWO], 'ps': [], 'evaluator': []}
-LONE = {'chief': [ONE], 'worker': [TWO], 'ps': [], 'evaluator': []}
-
-
-def test_what_is_there():
+def test_all_forms_of_tf_config():
     text = json.dumps({'cluster': {'master': [ONE], 'worker': {'1': THREE, '0': TWO},
                                    'ps': ['d:4'], 'evaluator': None},
                        'task': {'type': 'master', 'index': '0'}, 'environment': 'cloud'})
-    assert parse_tf_config(text) == (CHIEF, ('chief', 0))
-
-
-@pytest.mark.parametrize('text, task', [
-    ('{}', None), (' \n', None), ('{"task": null, "cluster": null}', None),
-    ('{"task": {"type": "worker"}}', ('worker', None)),
-    ('{"task": {"type": "ps", "index": null}}', ('ps', None))])
-def test_what_is_not_there(text, task):
-    jobs, found = parse_tf_config(text)
-    assert set(sum(jobs.values(), [])) == set() and found == task
+    assert parse_tf_config(text) == {'workers': [ONE, TWO, THREE], 'ps': ['d:4'], 'job': 'worker',
+                                     'rank': 0}
+    for text in ('{}', ' \n', '{"task": null, "cluster": null}'):
+        assert parse_tf_config(text) == {'workers': [], 'ps': [], 'job': 'worker', 'rank': 0}
+    assert parse_tf_config(config(('worker',), chief=[ONE], worker=[TWO])['TF_CONFIG'])['rank'] == 1
+    with pytest.raises(InvalidArgumentError, match='rank=1: TF_CONFIG says it'):
+        Cluster.from_tf_config(None, {}, rank=1)
 
 
 @pytest.mark.parametrize('text, expected', [
@@ -186,37 +175,13 @@ def test_what_contradicts_itself(text, expected):
         parse_tf_config(text)
 
 
-@pytest.mark.parametrize('jobs, task, given, expected', [
-    # TF_CONFIG alone, which counts its workers without the chief.
-    (CHIEF, ('chief', 0), {}, ('worker', 0)), (CHIEF, ('worker', 1), {}, ('worker', 2)),
-    (CHIEF, ('ps', None), {}, ('ps', 0)), (LONE, ('worker', None), {}, ('worker', 1)),
-    (PLAIN, ('evaluator', None), {}, ('evaluator', 0)),
-    # The words of the flags are those of TF_CONFIG where its list is in force.
-    (CHIEF, ('worker', 0), dict(job='chief'), ('worker', 0)),
-    (CHIEF, None, dict(index=1), ('worker', 2)),
-    (CHIEF, ('worker', 1), dict(job='worker'), ('worker', 2)),
-    # Of another list the numbers are its own.
-    (CHIEF, ('worker', 0), dict(workers=[ONE, TWO, THREE], job='worker', index=0), ('worker', 0)),
-    (CHIEF, ('chief', 0), dict(workers=[ONE, TWO, THREE]), ('worker', 0)),
-    (PLAIN, None, dict(workers=[ONE, TWO], ps=['x:1', 'y:2'], job='ps', index=1), ('ps', 1)),
-    (PLAIN, None, dict(workers=[ONE, TWO], job='evaluator'), ('evaluator', 0))])
-def test_the_place_is_named_in_the_words_of_the_list_in_force(jobs, task, given, expected):
-    assert place_of(jobs, task, **given) == expected
-
-
-@pytest.mark.parametrize('jobs, task, given, expected', [
-    (PLAIN, ('worker', None), {}, '2 tasks of the job worker, and nothing says which'),
-    (CHIEF, ('chief', 0), dict(job='worker'), 'give a rank, from 0, or an "index"'),
-    (PLAIN, None, dict(workers=[ONE, TWO]), '2 tasks of the job worker'),
-    (PLAIN, None, {}, 'TF_CONFIG has a cluster and no task'),
-    (PLAIN, ('worker', 2), {}, "TF_CONFIG's task is worker 2, and its cluster has 2 of them: num"),
-    (PLAIN, ('ps', 0), {}, "TF_CONFIG's task is ps 0, and its cluster has 0 of them: name one under"
-     " 'ps'"),
-    (LONE, ('worker', 0), dict(index=1), 'this process is worker 1, and its cluster has 1 of them'),
-    (PLAIN, None, dict(workers=[ONE, TWO], job='chief', index=2), 'this process is worker 2')])
-def test_no_task_is_guessed(jobs, task, given, expected):
+@pytest.mark.parametrize('task, expected', [
+    (('worker',), '2 tasks of the job worker, and nothing says which'),
+    (('worker', 2), "TF_CONFIG's task is worker 2, and its cluster has 2 of them: num"),
+    (('ps', 0), "TF_CONFIG's task is ps 0, and its cluster has 0 of them: name one under 'ps'")])
+def test_no_task_is_guessed(task, expected):
     with pytest.raises(ClusterError, match=expected):
-        place_of(jobs, task, **given)
+        Cluster.from_tf_config(None, config(task, worker=[ONE, TWO]))
 
 
 def like(module, name, base=tf.train.Optimizer):

@@ -14,8 +14,6 @@ import tensorflow.compat.v1 as tf
 from cluster_runs import ROOT, own_program, weights_of_own_program
 import towers
 from towers.cluster import horovod
-from towers.cluster.drift_check import DriftHook
-from towers.cluster.step_fetches import StepFetches, begin_together
 from towers.graph.graph_walk import step_operations
 
 OTHER = 'of rank 1, ü'.encode('utf-8')
@@ -101,87 +99,6 @@ def test_the_step_without_data_raises_after_all_reductions(asked, monkeypatch):
                 session.run(fetched, {active: 0.})
 
 
-class Coordinated:
-    """Stands in for the `Connection` of this process: after some steps no other one is made, or the
-    newest is the last."""
-
-    def __init__(self, left_after=None, last=None):
-        self.made, self.builds, self.checks, self.is_over = 0, '0', False, False
-        self.stopped_by, self._left_after, self._last, self.has_left = None, left_after, last, False
-
-    def begin_step(self, builds):
-        if self.made == self._left_after:
-            self.is_over = True
-            raise tf.errors.OutOfRangeError(None, None, 'another worker has ended its steps')
-
-    def step_ended(self):
-        self.made += 1
-        if self.made == self._last:
-            self.is_over, self.stopped_by = True, (1, 15)
-
-    def leave(self):
-        self.has_left = True
-
-
-def stop_hook(connection):
-    """A build of two processes, `StopTogetherHook`, and what has steps begin together."""
-    cluster = towers.Cluster('horovod')
-    built = towers.build_towers(
-        lambda x: tf.reduce_mean(x) * tf.get_variable('w', [], initializer=tf.zeros_initializer()),
-        tf.ones([2]), tf.train.GradientDescentOptimizer(1.), 1, cluster=cluster)
-    built.machines.join(connection)
-    hook = towers.StopTogetherHook(cluster, built)
-    hook.after_create_session = lambda session, coord: begin_together(
-        session, StepFetches(lambda: [built]), connection)
-    return built, hook
-
-
-def test_a_signal_to_the_other_process_stops_this_one_after_the_step(asked):
-    connection = Coordinated(last=2)
-    built, hook = stop_hook(connection)
-    steps = 0
-    with tf.train.MonitoredSession(hooks=[hook]) as session:
-        while not session.should_stop():
-            session.run(built.train_op)
-            steps += 1
-    assert steps == 2 and hook.status == 143 and connection.has_left
-    assert hook.reason() == 'worker 1 was told to stop (SIGTERM)'
-
-
-def test_a_step_that_the_other_process_does_not_make_changes_nothing(asked):
-    built, hook = stop_hook(Coordinated(left_after=0))
-    weights = built.variables[0]
-    with tf.train.MonitoredSession(hooks=[hook]) as session:
-        inner = session.run_step_fn(lambda step_context: step_context.session)
-        before = inner.run(weights)
-        with pytest.raises(tf.errors.OutOfRangeError):
-            inner.run(built.train_op)
-        assert inner.run(weights) == before == 0.
-    assert hook.is_told and hook.status == 0
-
-
-def test_processes_compare_their_weights_by_its_reduction(asked, monkeypatch):
-    """The stand-in's other process has other bits of `w` from the second step on."""
-    connection, calls = Coordinated(), []
-    built, hook = stop_hook(connection)
-
-    def with_others(own):
-        calls.append(own[0].all())
-        return own[:1] + [[0.] * own.shape[1], [len(calls) > 1] * own.shape[1]]
-
-    def allreduce(tensor, op, name):
-        assert (op, name) == ('sum', 'towers_checksums')
-        return tf.py_func(with_others, [tensor], tf.float64)
-    monkeypatch.setattr(sys.modules['horovod.tensorflow'], 'allreduce', allreduce)
-    drift = DriftHook(towers.Cluster('horovod'), built, connection)
-    with tf.train.MonitoredSession(hooks=[hook, drift]) as session:
-        session.run(built.train_op)
-        session.run(built.loss)
-        assert calls == [True]
-        with pytest.raises(towers.ClusterError, match="after step 2 the variable 'w' of worker 1"):
-            session.run(built.train_op)
-
-
 def test_an_error_of_horovod_without_the_other_process_says_so():
     error = tf.errors.UnknownError(None, None, 'Horovod has been shut down. This was caused by')
     assert isinstance(horovod.explained(error), towers.WorkerLostError)
@@ -236,7 +153,8 @@ def horovodrun():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('arguments', ["2, 3, 'sum'", '2, 3, shares=(1, 2), memory=towers.Memory(2)'])
+@pytest.mark.parametrize('arguments', [
+    "2, 3, 'sum'", '2, 3, shares=(1, 2), memory=towers.Memory(2)'])
 def test_processes_of_horovod_are_one_device(arguments, horovodrun):
     done = horovodrun(2, ['-c', PROGRAM % arguments])
     assert done.stdout.count(b'equal: True') == 2, done.stdout.decode()

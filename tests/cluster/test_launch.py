@@ -10,7 +10,7 @@ import pytest
 
 from cluster_runs import ROOT, is_running
 from towers import launch
-from towers.cluster.processes import Processes
+from towers.launch import Processes
 from towers.errors import ClusterError
 
 HEAD = ("import json, os, signal, sys, time\n"
@@ -29,8 +29,7 @@ def run(code, workers=2, ps=0, **options):
     """`(status, lines)` of a cluster whose processes all run this code."""
     lines = []
     tasks = launch.tasks_of(workers, ps, [sys.executable, '-S', '-c', HEAD + code])
-    processes = Processes(tasks, write=lines.append, **options)
-    return processes.run(), lines
+    return Processes(lambda: tasks, write=lines.append, **options).run(), lines
 
 
 def test_each_process_gets_the_cluster_and_its_own_place_in_it():
@@ -78,26 +77,17 @@ FAILS_ONCE = ("path = %r\n"
 
 
 @pytest.mark.slow
-def test_one_that_fails_is_started_again_if_asked_for(tmp_path):
-    status, lines = run(FAILS_ONCE % str(tmp_path / 'x'), restarts=1)
-    assert status == 0
-    assert '[launch] worker 1 ended with status 3: it is started again' in lines
-    assert sorted(line for line in lines if 'well' in line) == [
-        '[worker 0] well', '[worker 1] well']
-
-
-@pytest.mark.slow
 def test_none_is_started_again_when_one_was_told_to_stop():
     """The others need their time to save, longer than `linger`."""
     code = "time.sleep(.6 - .6 * me[1])\nsys.exit(143)"
     tasks = launch.tasks_of(2, 0, [sys.executable, '-S', '-c', HEAD + code])
     lines = []
-    assert Processes(tasks, 3, 0., write=lines.append, again=lambda: tasks).run() == 143
+    assert Processes(lambda: tasks, 3, 0., write=lines.append).run() == 143
     assert lines == ['[launch] worker 1 ended with status 143, since the run was told to stop: the '
                      'others are ended']
 
 
-def test_all_are_started_again_where_none_can_go_on_alone(tmp_path):
+def test_all_are_started_again_when_one_fails(tmp_path):
     """The one that ended well does its part once more, and the ports are others."""
     ports = []
 
@@ -107,7 +97,7 @@ def test_all_are_started_again_where_none_can_go_on_alone(tmp_path):
             + FAILS_ONCE % str(tmp_path / 'x')]))
         return ports[-1]
     lines = []
-    assert Processes(again(), 1, 60., write=lines.append, announce=True, again=again).run() == 0
+    assert Processes(again, 1, 60., write=lines.append, announce=True).run() == 0
     first, second = ports
     for line in ('[worker 0] ' + first[0].environment['TF_CONFIG'],
                  '[launch] worker 1 ended with status 3: all are ended, and started again (1 of 1)',
@@ -120,7 +110,7 @@ def test_all_are_started_again_where_none_can_go_on_alone(tmp_path):
 
 def test_a_program_that_does_not_exist_is_an_error():
     with pytest.raises(ClusterError, match='worker 0 cannot be started: /no/such: No such file'):
-        Processes(launch.tasks_of(1, 0, ['/no/such'])).run()
+        Processes(lambda: launch.tasks_of(1, 0, ['/no/such'])).run()
 
 
 @pytest.mark.parametrize('argv, expected', [

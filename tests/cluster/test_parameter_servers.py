@@ -1,14 +1,11 @@
 """Parameter servers: several servers in one process, against one device on all examples."""
 
-import time
-
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster.server_placement import servers_of_variables, spread_over_servers
-from towers.cluster.signature import difference, signature
+from towers.cluster.server_placement import spread_over_servers
 from towers.errors import ClusterError
 from machine_samples import batches, close, on_one_device, sparse_and_dense
 from one_process import addresses, averaged, serve, together, train
@@ -84,22 +81,24 @@ def test_what_comes_after_a_step_is_the_chiefs():
     assert results[0]['last']['w/ExponentialMovingAverage'] == 0.5 * (0.5 * -1.5) + 0.5 * -3.
 
 
-@pytest.mark.slow
-def test_a_step_does_not_wait_for_backup_workers():
-    """The sum is twice the mean of those that came, two of 1, 2 and 4, or all three."""
-    make = serve(3, backup_workers=1)
+def test_what_another_run_has_left_on_the_servers_is_dropped():
+    """Gradients of one that was killed, and tokens. The gradient is the mean of 1 and 2."""
+    make = serve(2)
+
+    def leave():
+        with tf.Graph().as_default(), tf.device('/job:ps/task:0'):
+            sums = tf.ConditionalAccumulator(tf.float64, [], shared_name='served/sums/w',
+                                             reduction_type='SUM')
+            tokens = tf.FIFOQueue(-1, tf.int64, [[]], shared_name='served/tokens_1')
+            with tf.Session('grpc://' + make(0).ps[0], config=tf.ConfigProto(
+                    device_filters=['/job:ps'])) as session:
+                session.run([sums.apply_grad(tf.constant(100., tf.float64), local_step=7),
+                             tokens.enqueue([7])])
+    leave()
     results = together(lambda rank: train(
-        make(rank), dense_mean, (np.full([4], 2. ** rank),),
-        lambda: tf.train.GradientDescentOptimizer(1.), 1, 1, 'sum'), 3)
-    possible = [2. * sum(each) / len(each) for each in ((1, 2), (1, 4), (2, 4), (1, 2, 4))]
-    assert np.isclose(possible, results[0]['gradients']['w'], rtol=1e-12).sum() == 1
-
-
-def test_backup_workers_and_sparse_gradients_are_refused():
-    cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1'], backup_workers=1)
-    with pytest.raises(ClusterError, match='is sparse'):
-        towers.build_towers(sparse_and_dense, tuple(map(tf.constant, batches([4])[0])),
-                            tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
+        make(rank), dense_mean, (np.full([4], 1. + rank),),
+        lambda: tf.train.GradientDescentOptimizer(1.), 2), 2)
+    assert [result['last']['w'] for result in results] == [-3.] * 2
 
 
 def test_asynchronous_workers_apply_their_own_gradients_and_the_plan_says_so():
@@ -119,35 +118,12 @@ def test_asynchronous_workers_apply_their_own_gradients_and_the_plan_says_so():
         assert text in plan
 
 
-@pytest.mark.slow
-def test_another_model_is_refused_by_name():
-    make = serve(2)
-
-    def work(rank):
-        with tf.Graph().as_default():
-            step = tf.train.get_or_create_global_step()
-            built = towers.build_towers(
-                lambda x: tf.reduce_mean(x * tf.get_variable('w', [rank + 1])), tf.zeros([4, 1]),
-                tf.train.GradientDescentOptimizer(0.1), 1, 'mean', global_step=step,
-                cluster=make(rank))
-            with towers.join(make(rank), built, start_timeout=30., say=said.append):
-                deadline = time.monotonic() + 30.
-                while not said and time.monotonic() < deadline:
-                    time.sleep(0.05)
-    said = []
-    with pytest.raises(ClusterError, match="refuses worker 1 .*: its model .* 'w' is float32 "
-                       r'\(2,\), and that of worker 0 float32 \(1,\)'):
-        together(work, 2)
-    assert said == ["refused        worker 1: its model is another one: variable 'w' is float32 "
-                    '(2,), and that of worker 0 float32 (1,)']  # by the chief
-
-
 def test_a_server_that_does_not_answer_is_named():
     cluster = towers.Cluster('ps', *addresses(1, 1))
     built = towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])),
                                 tf.zeros([4]), tf.train.GradientDescentOptimizer(0.1), 1, 'mean',
                                 cluster=cluster)
-    with pytest.raises(ClusterError, match=r'ps 0 \(127.0.0.1:\d+\) at .* does not answer'):
+    with pytest.raises(ClusterError, match=r'ps 0 \(127.0.0.1:\d+\) does not answer'):
         with towers.join(cluster, built, start_timeout=0.5):
             pass
 
@@ -175,39 +151,6 @@ def test_variables_are_spread_by_size_and_everything_else_is_on_the_worker(graph
         if op.type in ('SaveV2', 'RestoreV2'):
             assert spec.job == 'worker', op.name
     assert saver
-
-
-def of_order(rank, names, chief_only=()):
-    """(servers of variables, of accumulators, fingerprint) of a model that makes its variables in
-    this order; those whose names are in capitals are not trained."""
-    with tf.Graph().as_default() as graph:
-        cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1', 'd:1'], rank=rank)
-        sizes = {'a': 4, 'b': 2, 'c': 3, 'D': 4, 'E': 1}
-
-        def model_fn(x):
-            made = {name: tf.get_variable(name, [sizes[name]], trainable=name.islower())
-                    for name in names}
-            return sum(tf.reduce_mean(x * made[name]) for name in sorted(made))
-        built = towers.build_towers(model_fn, tf.ones([4, 1]), tf.train.AdamOptimizer(0.1), 1,
-                                    'mean', cluster=cluster)
-        for name, size in chief_only:
-            tf.get_variable(name, [size])
-        trained = [variable for _, variable in built.gradients]
-        sums = {op.get_attr('shared_name').decode().rpartition('/')[2]: op.device
-                for op in graph.get_operations() if op.type.endswith('ConditionalAccumulator')}
-        servers = servers_of_variables(cluster, graph, trained)
-        said = dict(signature(cluster, built), servers=servers)
-        return servers, sums, said
-
-
-@pytest.mark.slow
-def test_variables_are_on_the_same_servers_in_whatever_order_they_are_made():
-    servers, sums, said = of_order(0, 'abcDE')
-    assert {name: servers[name] for name in 'abcDE'} == {'a': 0, 'b': 1, 'c': 1, 'D': 0, 'E': 1}
-    assert {name: '/task:%d/' % servers[name] in device for name, device in sums.items()} == {
-        'a': True, 'b': True, 'c': True}
-    other = of_order(1, 'EDbca')
-    assert other[:2] == (servers, sums) and difference(said, other[2]) is None
 
 
 def test_rows_are_sent_to_the_worker_and_not_their_table(graph):

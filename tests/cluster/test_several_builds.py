@@ -39,7 +39,7 @@ def test_two_builds_train_by_turns_in_a_ring():
     assert found == [[.125, -.5, .5]] * 2
 
 
-def stepped(rounds, leaves_after=None, of_hook=1, signal_after=None):
+def stepped(rounds, leaves_after=None, signal_after=None):
     """Of two workers their numbers of calls, and whether they were told to stop.
 
     A round is a list of calls, a call the place of a build, or a tuple of places. Worker 0 makes
@@ -50,7 +50,7 @@ def stepped(rounds, leaves_after=None, of_hook=1, signal_after=None):
         with tf.Graph().as_default():
             cluster = Cluster('ring', workers, rank=rank)
             builds = two_builds(cluster, tf.constant([.5 + rank], tf.float64))
-            stop, made = StopWithoutSignals(cluster, builds[of_hook]), 0
+            stop, made = StopWithoutSignals(cluster, builds[1]), 0
             with towers.join(cluster, builds[1], start_timeout=30., dead_after=10.) as member:
                 with member.session([stop]) as session:
                     for calls in rounds[:None if rank else leaves_after]:
@@ -77,13 +77,6 @@ def test_a_worker_that_leaves_between_two_rounds_ends_the_others(rounds, leaves_
 @pytest.mark.slow
 def test_a_signal_ends_all_after_the_same_round():
     assert stepped([[0, 0, 1]] * 4, signal_after=4) == [(6, True)] * 2
-
-
-@pytest.mark.slow
-def test_rounds_that_do_not_end_with_the_hooks_build_are_refused():
-    with pytest.raises(ClusterError, match="the build that trains 'v' comes after the build that "
-                                           "trains 'u', which StopTogetherHook has"):
-        stepped([[0, 1]] * 4, of_hook=0)
 
 
 @pytest.mark.parametrize('count, synchronous', [(2, False), (1, True)])

@@ -145,18 +145,6 @@ def test_what_every_write_waits_for(kind, machines, make_optimizer):
     assert not_waiting(operations, waited) <= own
 
 
-def test_with_backup_workers_no_gradient_of_new_weights_comes_in(graph):
-    """A slow worker's gradient counts while an accumulator is not taken: nothing is written then.
-    """
-    cluster = towers.Cluster('ps', ['a:1', 'b:2', 'c:3'], ['d:4'], 'worker', 0, backup_workers=1)
-    built = build_towers(lambda x: tf.reduce_mean(x) * tf.add_n([
-        tf.get_variable(name, [], initializer=tf.ones_initializer()) for name in 'uvw']),
-                         tf.ones([2]), Decayed(), 1, 'mean', cluster=cluster)
-    operations = step_operations([built.train_op])
-    waited = [op for op in operations if 'TakeGradient' in op.type]
-    assert len(waited) == 3 and not not_waiting(operations, waited)
-
-
 def slow_gradient(value):
     """The same number, whose gradient comes 0.15 seconds later."""
     def slowly(number):

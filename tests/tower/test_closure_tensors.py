@@ -195,7 +195,7 @@ def built_in_a_ring(transform):
 
 
 def test_in_a_ring_a_workers_own_loss_is_refused_and_may_be_shown():
-    """The batch itself in the update is for `drift_check` to find."""
+    """The batch itself in the update is for `DriftHook` to find."""
     with tf.Graph().as_default(), pytest.raises(
             GradientError, match="the loss of one worker's examples"):
         built_in_a_ring(lambda pairs: [(g * HELD['loss'], v) for g, v in pairs])

@@ -28,7 +28,6 @@ RING = json.dumps({'cluster': {'worker': ['a:1', 'b:2']}, 'task': {'type': 'work
 @pytest.mark.parametrize('given, expected', [
     (dict(batch_size='auto'), '--batch_size=auto runs steps of one machine'),
     (dict(mode='eval'), '--cluster is of no use with --mode=eval'),
-    (dict(backup_workers=1), '--backup_workers is of no use with --cluster=ring'),
     (dict(synchronous=False), '--synchronous is of no use with --cluster=ring: it goes with ps')])
 def test_what_does_not_go_with_a_cluster(given, expected, monkeypatch):
     monkeypatch.setenv('TF_CONFIG', RING)

@@ -11,9 +11,9 @@ from towers.cluster.collectives import BUFFER_MB, MOST_GATHERED, WIRES
 from towers.cluster.horovod import HorovodMachines, load_horovod
 from towers.cluster.machines import check_goes_with_others
 from towers.cluster.parameter_servers import ServedMachines
-from towers.cluster.ports import same_address
+from towers.cluster.ports import split_address
 from towers.cluster.ring import RingMachines
-from towers.cluster.tf_config import parse_tf_config, place_of
+from towers.cluster.tf_config import parse_tf_config
 from towers.errors import ClusterError, InvalidArgumentError
 from towers.optimizers import combiner_of, name_of
 
@@ -21,8 +21,8 @@ KINDS = ('ring', 'ps', 'horovod')
 
 
 class Cluster(collections.namedtuple('Cluster', [
-        'kind', 'workers', 'ps', 'job', 'rank', 'synchronous', 'backup_workers', 'uneven',
-        'active', 'wire', 'buffer_mb', 'every', 'compare'])):
+        'kind', 'workers', 'ps', 'job', 'rank', 'synchronous', 'uneven', 'active', 'wire',
+        'buffer_mb', 'every', 'compare'])):
     """The machines that train one model, each with towers of its own: `build_towers(cluster=…)`.
 
     The towers' gradients are combined within each machine, then once across the machines. With
@@ -40,7 +40,6 @@ class Cluster(collections.namedtuple('Cluster', [
       rank: the number of this process in its job. 0 unless it is given: each process of several
         has to give its own, or to be made by `from_tf_config`, which refuses to guess.
       synchronous: for `'ps'`: whether a step waits for the gradients of all workers.
-      backup_workers: for synchronous `'ps'`: how many workers' gradients a step does not wait for.
       uneven: whether workers may have batches of different size. A batch without a static size
         counts as uneven; static sizes that differ are refused at the start unless this is True,
         of asynchronous workers, too.
@@ -51,7 +50,7 @@ class Cluster(collections.namedtuple('Cluster', [
       buffer_mb: for `'ring'`: the size of the buffers in which gradients travel together, a number
         of MiB. A buffer is sent when all of its gradients are there.
       every: for `'ring'`: 1, or K: each worker makes K steps on its own weights by its own
-        gradients, then all take the mean of their weights and optimizer state, see `local_steps`.
+        gradients, then all take the mean of their weights and optimizer state.
         With K > 1 a step is no longer one device's on all examples.
       compare: `'program'`: workers whose loss or update is computed by other operations than
         worker 0's are refused. `'variables'`, for programs that mean to differ: only the variables,
@@ -61,9 +60,9 @@ class Cluster(collections.namedtuple('Cluster', [
 
     def __new__(cls, kind: str = 'ring', workers: typing.Sequence[str] = (),
                 ps: typing.Sequence[str] = (), job: str = 'worker', rank: int = 0,
-                synchronous: bool = True, backup_workers: int = 0, uneven: bool = False,
-                active: typing.Any = None, wire: typing.Optional[str] = None,
-                buffer_mb: float = BUFFER_MB, every: int = 1, compare: str = 'program'):
+                synchronous: bool = True, uneven: bool = False, active: typing.Any = None,
+                wire: typing.Optional[str] = None, buffer_mb: float = BUFFER_MB, every: int = 1,
+                compare: str = 'program'):
         """
         Raises:
           InvalidArgumentError: an argument that makes no sense, or does not go with the kind.
@@ -82,8 +81,8 @@ class Cluster(collections.namedtuple('Cluster', [
             hvd = load_horovod()
             workers, ps, rank = (None,) * hvd.size(), (), hvd.rank()
         self = super(Cluster, cls).__new__(
-            cls, kind, tuple(workers), tuple(ps), job, rank, synchronous, backup_workers, uneven,
-            active, wire, buffer_mb, every, compare)
+            cls, kind, tuple(workers), tuple(ps), job, rank, synchronous, uneven, active, wire,
+            buffer_mb, every, compare)
         self._check_places()
         self._check_steps()
         self._check_local_steps()
@@ -94,7 +93,8 @@ class Cluster(collections.namedtuple('Cluster', [
         """Raises for addresses and a rank that make no sense."""
         kind, taken = self.kind, {}
         for address in self.workers + self.ps if kind != 'horovod' else ():
-            place = same_address(address)
+            host, port = split_address(address)
+            place = host.lower(), port
             if place in taken:
                 raise ClusterError('%s is the address of two tasks of the cluster%s: give each one '
                                    'its own.' % (address, '' if taken[place] == address else
@@ -117,21 +117,10 @@ class Cluster(collections.namedtuple('Cluster', [
 
     def _check_steps(self):
         """Raises for arguments about the workers of a step that do not go together."""
-        backup, synchronous, active = self.backup_workers, self.synchronous, self.active
-        if isinstance(backup, bool) or not isinstance(backup, int):
-            raise InvalidArgumentError('backup_workers=%.80r: expected a whole number.' % (backup,))
-        if self.kind != 'ps' and (not synchronous or backup):
+        synchronous, active = self.synchronous, self.active
+        if self.kind != 'ps' and not synchronous:
             raise InvalidArgumentError(
-                "synchronous=%r, backup_workers=%r: a %s is synchronous, with all workers. Use "
-                "kind='ps'." % (synchronous, backup, self.kind))
-        if not 0 <= backup < self.num_workers:
-            raise InvalidArgumentError('backup_workers=%r: expected 0 to %d, fewer than the %d '
-                                       'workers.' % (backup, self.num_workers - 1,
-                                                     self.num_workers))
-        if backup and (self.uneven or active is not None or not synchronous):
-            raise InvalidArgumentError(
-                'backup_workers=%d: with gradients left out the weights of uneven batches are not '
-                'known, and without synchronous=True nothing waits: leave it out.' % backup)
+                "synchronous=False: a %s is synchronous. Use kind='ps'." % self.kind)
         if active is not None and not synchronous:
             raise InvalidArgumentError(
                 'active=%.80r, synchronous=False: asynchronous workers wait for nobody, and each '
@@ -183,40 +172,25 @@ class Cluster(collections.namedtuple('Cluster', [
         Args:
           kind: see the class; None: `'ps'` where there are parameter servers, else `'ring'`.
           environment: dict; None for `os.environ`.
-          **fields: fields with other values than in `TF_CONFIG`; None leaves the value of
-            `TF_CONFIG`. `job` and `rank` are in the words of the list in force: of `workers`, if
-            they are given; else of `TF_CONFIG`, where `job` may be `'chief'`, and the workers are
-            numbered without it.
+          **fields: of `Cluster`, but for those that `TF_CONFIG` says; None for the default.
 
         Returns:
           A `Cluster`.
 
         Raises:
-          ClusterError: `TF_CONFIG` cannot be read or contradicts itself; or there is none, and
-            `fields` names no workers; or nothing says which of several workers this process is.
+          ClusterError: `TF_CONFIG` cannot be read or contradicts itself, names no workers, or does
+            not say which of several this process is.
+          InvalidArgumentError: a field that `TF_CONFIG` says.
         """
-        text = (os.environ if environment is None else environment).get('TF_CONFIG') or '{}'
+        said = parse_tf_config((os.environ if environment is None else environment).get(
+            'TF_CONFIG') or '{}')
         fields = {name: value for name, value in fields.items() if value is not None}
-        for name in {'workers', 'ps'} & set(fields):
-            check_instance(name, fields[name], (list, tuple), "a list of addresses, 'host:port'")
-        jobs, task = parse_tf_config(text)
-        found = dict({'workers': jobs['chief'] + jobs['worker'], 'ps': jobs['ps']}, **fields)
+        for name in sorted(set(said) & set(fields)):
+            raise InvalidArgumentError('%s=%.80r: TF_CONFIG says it. Leave it out, or make '
+                                       'Cluster(kind, workers, …).' % (name, fields[name]))
         if kind is None:
-            kind = 'ps' if found['ps'] else 'ring'
-        if kind != 'horovod' and 'workers' not in fields and any(jobs.values()) and (
-                not found['workers']):
-            raise ClusterError(
-                'TF_CONFIG names no worker: its "cluster" has %s alone. Add "worker": '
-                '["host:port", …] to it.' % ' and '.join(
-                    '"%s"' % name for name in sorted(jobs) if jobs[name]))
-        if kind == 'horovod':  # which numbers its workers itself
-            job = found.get('job') or (task or ['worker'])[0]
-            found['job'] = 'worker' if job == 'chief' else job
-        else:
-            found['job'], found['rank'] = place_of(
-                jobs, task, fields.get('workers'), fields.get('ps'), fields.get('job'),
-                fields.get('rank'))
-        return cls(kind, **found)
+            kind = 'ps' if said['ps'] else 'ring'
+        return cls(kind, **dict(said, **fields))
 
     @property
     def num_workers(self):
@@ -225,10 +199,14 @@ class Cluster(collections.namedtuple('Cluster', [
 
     @property
     def workers_a_step(self):
-        """How many workers' gradients a step waits for: all but the backup workers; one of an
-        asynchronous worker, and in local steps."""
-        alone = not self.synchronous or self.has_local_steps
-        return 1 if alone else self.num_workers - self.backup_workers
+        """How many workers' gradients are in an update: one's of an asynchronous worker, and in
+        local steps."""
+        return self.num_workers if self.synchronous and not self.has_local_steps else 1
+
+    @property
+    def waits(self):
+        """Whether a step of several workers begins on all of them, or on none."""
+        return self.synchronous and self.num_workers > 1
 
     @property
     def has_local_steps(self):
@@ -243,8 +221,7 @@ class Cluster(collections.namedtuple('Cluster', [
     @property
     def served_rank(self):
         """The number of this worker, where several make one step on parameter servers; or None."""
-        several = self.kind == 'ps' and self.synchronous and self.num_workers > 1
-        return self.rank if several else None
+        return self.rank if self.kind == 'ps' and self.waits else None
 
     @property
     def has_copies(self):
@@ -343,14 +320,9 @@ class Cluster(collections.namedtuple('Cluster', [
         """One line for the plan: `'ring of 3 workers, this is worker 0'`."""
         count = '%d worker%s' % (self.num_workers, '' if self.num_workers == 1 else 's')
         if self.kind == 'ps':
-            if not self.synchronous:
-                how = 'asynchronous'
-            elif self.backup_workers:
-                how = 'synchronous, a step waits for %d of them' % self.workers_a_step
-            else:
-                how = 'synchronous'
             text = '%s on %d parameter server%s, %s' % (
-                count, len(self.ps), '' if len(self.ps) == 1 else 's', how)
+                count, len(self.ps), '' if len(self.ps) == 1 else 's',
+                'synchronous' if self.synchronous else 'asynchronous')
         else:
             text = '%s of %s%s' % (
                 {'ring': "TensorFlow's ring", 'horovod': 'Horovod'}[self.kind], count,

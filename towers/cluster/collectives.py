@@ -1,9 +1,9 @@
 """TensorFlow's collective operations of one worker of a ring, and the types of what they carry.
 
 Their kernels take few types of numbers. The values of variables of the others travel as one of
-these that holds them without loss, cast, or with their bits as they are. With `Cluster(wire=…)`
-dense gradients travel as 16-bit numbers: every worker gathers those of all, and adds them up in
-float32, in one order. So each is rounded once, and the sums are the same bits on all workers.
+these that holds them without loss. With `Cluster(wire=…)` dense gradients travel as 16-bit numbers:
+every worker gathers those of all, and adds them up in float32, in one order. So each is rounded
+once, and the sums are the same bits on all workers.
 """
 
 import tensorflow.compat.v1 as tf
@@ -25,15 +25,10 @@ _GROUP = 7919  # no group of `all_reduce`, whose keys count from 1
 _HALVED = 1 << 20  # bytes from which one half of a tensor is added up while the other is sent
 _CPU = '/cpu:0'
 
-_CAST = (  # types that every version sends, and what each of them holds without loss
+_SENT = (  # types that every version sends, and what each of them holds without loss
     (tf.float32, (tf.float32, tf.float16, tf.bfloat16)), (tf.float64, (tf.float64,)),
     (tf.int32, (tf.int32, tf.bool, tf.uint8, tf.int8, tf.int16, tf.uint16)),
     (tf.int64, (tf.int64, tf.uint32)))
-_BITS = (tf.uint64, tf.complex64, tf.complex128)
-"""Types whose bits are sent as int64: two of them for a complex128."""
-
-_PARTS = {tf.complex64: tf.float32, tf.complex128: tf.float64}
-"""Complex types, and the type of their real and imaginary parts."""
 
 
 class Collectives:
@@ -70,7 +65,7 @@ class Collectives:
           mean: as for `reduce`.
           last: list of the tensors that the first piece has to wait for; then of the last piece.
         """
-        dtype, tensor = gradient.dtype.base_dtype, to_added(gradient)
+        dtype, tensor = gradient.dtype.base_dtype, _to_added(gradient)
         turns = -(-bytes_of(tensor) // self.buffer_bytes)
         flat = tensor if turns < 2 else tf.reshape(tensor, [-1])
         pieces = [flat] if turns < 2 else tf.split(
@@ -84,7 +79,7 @@ class Collectives:
                     reduced.append(self.reduce(piece, mean))
                     last[:] = reduced[-1:]
         total = reduced[0] if turns < 2 else tf.reshape(tf.concat(reduced, 0), tensor.shape)
-        return from_added(total, dtype)
+        return tf.cast(total, dtype)
 
     def _reduce_16(self, tensor, mean, last):
         """As `reduce`; the numbers travel as 16-bit ones, in pairs, by their bits."""
@@ -148,7 +143,7 @@ def broadcast_variables(cluster, variables):
     last, done = [], []
     for variable in sorted(variables, key=lambda each: each.op.name):
         dtype, shape = variable.dtype.base_dtype, variable.get_shape()
-        sent = sent_type(dtype)
+        sent = next((sent for sent, dtypes in _SENT if dtype in dtypes), None)
         if sent is None or not shape.is_fully_defined():
             raise ClusterError(
                 'variable %r is %s of shape %s, which a ring cannot send to the other workers: '
@@ -156,47 +151,18 @@ def broadcast_variables(cluster, variables):
                     variable.op.name, dtype.name, shape))
         with only_device(_CPU), tf.name_scope('broadcast'):
             with tf.control_dependencies(last):
-                value = to_sent(variable.read_value()) if cluster.rank == 0 else None
-                value = ring.broadcast(value, sent_shape(shape, dtype), sent)
+                value = tf.cast(variable.read_value(), sent) if cluster.rank == 0 else None
+                value = ring.broadcast(value, shape, sent)
             last = [value]
             done.append(value.op if cluster.rank == 0 else
-                        tf.assign(variable, from_sent(value, dtype)).op)
+                        tf.assign(variable, tf.cast(value, dtype)).op)
     return tf.group(*done)
 
 
-def sent_type(dtype):
-    """The type in which values travel; None for what is no number, or a quantized one."""
-    return tf.int64 if dtype in _BITS else next(
-        (sent for sent, dtypes in _CAST if dtype in dtypes), None)
-
-
-def sent_shape(shape, dtype):
-    """The shape in which values of a static shape travel."""
-    return tf.TensorShape(shape.as_list() + [2]) if dtype == tf.complex128 else shape
-
-
-def to_sent(value):
-    """A tensor as it travels."""
-    dtype = value.dtype.base_dtype
-    return (tf.bitcast if dtype in _BITS else tf.cast)(value, sent_type(dtype))
-
-
-def from_sent(value, dtype):
-    """A tensor as it was before `to_sent`, of that type."""
-    return (tf.bitcast if dtype in _BITS else tf.cast)(value, dtype)
-
-
-def to_added(gradient):
+def _to_added(gradient):
     """A dense gradient as numbers of a type that can be added up over the workers."""
     dtype = gradient.dtype.base_dtype
-    if dtype in _PARTS:
-        return tf.bitcast(gradient, _PARTS[dtype])
     return gradient if dtype in compat.COLLECTIVE_DTYPES else tf.cast(gradient, tf.float32)
-
-
-def from_added(total, dtype):
-    """A sum of what `to_added` has made, in the gradients' own type."""
-    return (tf.bitcast if dtype in _PARTS else tf.cast)(total, dtype)
 
 
 def _even_sizes(count, number):

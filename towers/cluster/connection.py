@@ -5,10 +5,9 @@ import time
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.coordinator import AGAIN, FIRST, beat, digest_of, silence_of
+from towers.cluster.coordinator import beat, digest_of, silence_of
 from towers.cluster.signature import difference
 from towers.cluster.messages import MOST_OF_WORKER_0, OF_WORKER_0, Lines, readable
-from towers.cluster.ports import wait_for
 from towers.errors import ClusterError, WorkerLostError
 
 
@@ -73,36 +72,6 @@ def _answer(cluster, lines, deadline):
     return answer
 
 
-def connect(cluster, address, deadline, say):
-    """A socket that is connected with worker 0; tries again until it listens.
-
-    Raises:
-      ClusterError: nothing answered in time.
-    """
-    timeout = deadline - time.monotonic()
-    notice = Notice(say, timeout)
-    return wait_for(address, cluster.who(0), deadline, tried=lambda: notice.look(
-        '%s, start_timeout is %.3g s' % (cluster.who(0), timeout)))
-
-
-class Notice:
-    """Says for whom a wait is: a line when it takes long, and every 30 seconds from then on."""
-
-    def __init__(self, say, timeout):
-        """
-        Args:
-          say: called with the line.
-          timeout: seconds after which the wait ends; half of them pass at most before the line.
-        """
-        self._say, self._due = say, time.monotonic() + min(FIRST, timeout / 2.)
-
-    def look(self, whom):
-        """Says it, if it is time."""
-        if time.monotonic() > self._due:
-            self._due = time.monotonic() + AGAIN
-            self._say('waiting        for ' + whom)
-
-
 def _compared(rank, theirs, own):
     """The answer to worker 0's fingerprint."""
     try:
@@ -122,6 +91,7 @@ class Connection:
       is_over: whether this session makes no step after the one that it has begun last.
       checks: whether all workers compare their weights after that step.
       steps, made: how many steps this session has begun, and made.
+      since: when the newest session or step began, or ended.
       builds: the numbers of the builds of the newest one, in words: `'0'`, `'0 1'`.
     """
 
@@ -136,11 +106,12 @@ class Connection:
         """
         self.lost = self.stopped_by = None
         self.is_over = self.checks = False
-        self.steps, self.made, self.builds = 0, 0, ''
+        self.steps, self.made, self.builds, self.since = 0, 0, '', time.monotonic()
         self._cluster, self._lines, self._say = cluster, lines, say
         self.dead_after, self._on_lost = dead_after, on_lost
         self._session, self._has_begun, self._in_step = 0, False, False
         self._answer = None  # of worker 0, to what this worker is about to begin
+        self._differs = 0  # the rank of the worker that would begin something else
         self._heard, self._ended, self._closed = time.monotonic(), False, threading.Event()
         self._changed, self._sends = threading.Condition(), threading.Lock()
         self._thread = threading.Thread(target=self._run, daemon=True, name='towers-connection')
@@ -148,23 +119,28 @@ class Connection:
 
     # ---- a session, and its steps ---------------------------------------------------------------
 
-    def begin_session(self, digest=''):
-        """Waits until the sessions of all workers begin.
+    def begin_session(self, value=()):
+        """Waits until the sessions of all workers begin; compares a value as `differing`."""
+        self._session += 1
+        self.steps, self.made, self.stopped_by, self.is_over = 0, 0, None, False
+        worker = self.differing(value)
+        self._has_begun, self.since = worker is None, time.monotonic()
+        return worker
+
+    def differing(self, value):
+        """Compares a value between two steps, which all workers do at the same place.
 
         Args:
-          digest: short text that has to be the same on all.
+          value: of JSON's types.
 
         Returns:
-          Whether it is.
+          None, or the rank of the first worker whose value is not that of worker 0.
 
         Raises:
           WorkerLostError: a worker is gone.
         """
-        self._session += 1
-        self.steps, self.made, self.stopped_by, self.is_over = 0, 0, None, False
-        self._has_begun = self._ask(digest) == 'go'
-        self._in_step = False
-        return self._has_begun
+        answer, self._in_step = self._ask(digest_of(value)), False
+        return self._differs if answer == 'differs' else None
 
     def begin_step(self, builds):
         """Waits until all workers begin this step.
@@ -179,8 +155,8 @@ class Connection:
         """
         answer = 'over'
         if self._has_begun:
-            self.steps += 1
-            answer = self._ask(builds)
+            self.steps, self._in_step = self.steps + 1, True
+            answer = self._ask(builds) if self._cluster.waits else 'go'
         if answer == 'over':
             self._has_begun = False
             raise tf.errors.OutOfRangeError(
@@ -188,11 +164,11 @@ class Connection:
         if answer == 'differs':
             raise ClusterError('the workers begin steps of other builds, or of other sessions: '
                                'make the same steps in the same order on all workers.')
-        self.builds = builds
+        self.builds, self.since = builds, time.monotonic()
 
     def step_ended(self):
         """Notes that the step has been made."""
-        self.made, self._in_step = self.made + 1, False
+        self.made, self._in_step, self.since = self.made + 1, False, time.monotonic()
 
     def leave(self):
         """Says that this session makes no more steps.
@@ -277,30 +253,19 @@ class Connection:
                 beat_at = now + pause
                 self._send({'type': 'alive', 'step': self.steps, 'in_step': self._in_step})
             try:
-                if not self._is_closed() and readable([self._lines.socket], min(pause, 0.2)):
+                if readable([self._lines.socket], min(pause, 0.2)):
                     for message in self._lines.take():
                         self._heard = time.monotonic()
                         self._take(message)
             except (EOFError, OSError):
                 if not self._closed.is_set():
-                    self._is_cut('its process has ended, or its machine cut the connection')
+                    self._lose(0, 'its process has ended, or its machine cut the connection')
             except ClusterError as error:
-                self._is_cut('it sent %s' % error)
+                self._lose(0, 'it sent %s' % error)
             if time.monotonic() - now > self.dead_after / 2.:
                 self._heard = time.monotonic()  # this process was frozen itself
-            self._look(time.monotonic() - self._heard)
-
-    def _is_closed(self):
-        return self._lines.socket.fileno() < 0
-
-    def _is_cut(self, why):
-        """Worker 0 says nothing more."""
-        self._lose(0, why)
-
-    def _look(self, silence):
-        """Looks, some times a second, for how many seconds worker 0 has said nothing."""
-        if silence > self.dead_after:
-            self._lose(0, silence_of(self.dead_after))
+            if time.monotonic() - self._heard > self.dead_after:
+                self._lose(0, silence_of(self.dead_after))
 
     def _take(self, message):
         kind = message['type']
@@ -311,10 +276,13 @@ class Connection:
                 if 'number' in message:
                     self.stopped_by = (message.get('rank', 0), message['number'])
                 self.checks, self._in_step = message.get('checks', False), kind == 'go'
-                self._answer = kind
+                self._answer, self._differs = kind, message.get('rank', 0)
                 self._changed.notify_all()
         elif kind == 'waiting':
             self._say('waiting        for %s' % message.get('why', ''))
+        elif kind == 'gone':
+            self._say('gone           worker %d, and the others train on without it: %s' % (
+                message.get('rank', 0), message.get('why', '')))
         elif kind == 'lost':
             self._lose(message.get('rank', 0), message.get('why', ''))
         elif kind == 'end':

@@ -1,16 +1,16 @@
 """Worker 0's side of the coordinator: it listens, and knows what becomes of each worker.
 
 Every worker, worker 0 among them, has one connection with it and says what it does: it is here and
-trains this (`hello`), it is about to begin a step (`begin`), it got a signal (`stop`), its session
-makes no more steps (`left`), its training is over (`done`), it ends by an error (`failed`), it is
-alive.
+trains this (`hello`), it is about to begin a session or a step (`begin`), it got a signal (`stop`),
+its session makes no more steps (`left`), its training is over (`done`), it ends by an error
+(`failed`), it is alive.
 
-In a ring, and with Horovod, a step begins on all workers or on none: who says `begin` waits for
-the answer, which is `go` when all have said it, and `over` when a worker has left. So whoever
-stops, all have made the same steps. A worker that is lost is lost to all.
+All begin together, or none does: who says `begin` waits for the answer, which is `go` when all have
+said it, `differs` where they would begin other things, and `over` when a worker has left. So
+whoever stops, all have made the same steps. A worker that is lost is lost to all.
 
-On parameter servers workers come and go, and ask for no step. Those that are gone are named to
-those whose step waits, and whoever waits in vain is told to end.
+Asynchronous workers wait for worker 0's session, and for no step. They are told `over` when worker
+0 has left; one that is lost is named, and the others train on.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ import threading
 import time
 
 from towers.cluster.messages import Lines, readable
+from towers.cluster.ports import AGAIN, FIRST
 from towers.errors import ClusterError
 
-FIRST, AGAIN = 5., 30.  # seconds to the first line about a wait, and from one line to the next
 _BEATS = 5  # messages that a worker sends within `dead_after`
 _LINGER = 0.5  # seconds
 _MOST_STRANGERS = 256  # connections of processes that have not said who they are
@@ -31,9 +31,9 @@ _ENDED_EARLY = ('it has ended its training, perhaps for lack of data, and others
                 'until_all_end')
 
 
-def digest_of(fingerprint):
-    """A short text that is another one for another fingerprint."""
-    text = json.dumps(fingerprint, sort_keys=True)
+def digest_of(value):
+    """A short text that is another one for another value, of JSON's types."""
+    text = json.dumps(value, sort_keys=True)
     return hashlib.sha256(text.encode('utf-8')).hexdigest()
 
 
@@ -55,18 +55,17 @@ class _Worker:
       lines: `Lines` of its connection; None before it has come.
       refused: why the last process that said that it was this worker was refused; or ''.
       heard: when it sent its last message.
-      gone: how its last process ended, if it did, and not in good order; else ''.
       begins: what it waits to begin: `(session, step, digest)`, 0 as the step for the session
         itself; or None.
       since: when it began to wait, for others or for the step to begin; or when it began its step.
       told: when it was told last for whom it waits; or None.
       step, in_step: its newest step, and whether it is in it, as far as is known.
       left: the number of the newest of its sessions that makes no more steps.
-      done: when it said that its training was over; or None.
+      done: when it said that its training was over, or was lost to asynchronous others; or None.
     """
 
     def __init__(self, rank, lines=None):
-        self.rank, self.lines, self.refused, self.gone = rank, lines, '', ''
+        self.rank, self.lines, self.refused = rank, lines, ''
         self.heard = self.since = time.monotonic()
         self.begins, self.told, self.left, self.done = None, None, 0, None
         self.step, self.in_step = 0, False
@@ -84,20 +83,19 @@ class Coordinator:
         Args:
           cluster: `Cluster`.
           fingerprint: of worker 0, see `signature.signature`.
-          listener: socket that listens; in a ring it is closed when all workers are there.
+          listener: socket that listens; it is closed when all workers are there.
           dead_after: seconds of silence after which a worker is lost.
           start_timeout: seconds that workers have to come.
           say: called with a line about a worker that is refused.
         """
         self._cluster, self._listener, self._say = cluster, listener, say
         self._fingerprint, self._digest = fingerprint, digest_of(fingerprint)
-        self._dead_after, self._start_timeout = dead_after, start_timeout
+        self._dead_after = dead_after
         self._first = min(FIRST, start_timeout / 2., dead_after)
-        self._are_together = cluster.kind != 'ps'
         self._workers = [_Worker(rank) for rank in range(cluster.num_workers)]
-        self._is_complete = self._checks = False
+        self._is_complete = self._has_begun = self._checks = False
         self._stop = self._lost = None  # (rank, number of a signal); (rank, why)
-        self._beat_at, self._begun = 0., time.monotonic()
+        self._beat_at = 0.
         own, self.own_end = socket.socketpair()
         self._own = Lines(own)
         self._strangers = [self._own]
@@ -184,10 +182,8 @@ class Coordinator:
 
     def _has_gone(self, worker, why):
         worker.lines.close()
-        if worker.rank and not (self._is_complete and self._are_together):
-            worker.lines, worker.in_step = None, False  # it may come again
-            if worker.done is None and not self._are_together:
-                worker.gone = worker.gone or why
+        if worker.rank and not self._is_complete:
+            worker.lines = None  # it may come again
         elif worker.done is None:
             self._lose(worker, why)
 
@@ -206,7 +202,7 @@ class Coordinator:
         why = message.get('why')
         if not (0 < rank < count or lines is self._own):
             why = 'its rank is %d, and the cluster has %d workers' % (rank, count)
-        elif self._is_here(self._workers[rank]):
+        elif self._workers[rank].lines is not None:
             why = ('worker %d is here already: two processes have the same place in the cluster'
                    % rank)
         elif message.get('digest') != self._digest:
@@ -217,27 +213,14 @@ class Coordinator:
             why = 'it has compared something else'
         if why:
             self._say('refused        worker %d: %s' % (rank, why))
-            if 0 < rank < count and not self._is_here(self._workers[rank]):
+            if 0 < rank < count and self._workers[rank].lines is None:
                 self._workers[rank].refused = why
             self._send(lines, {'type': 'refused', 'why': why})
             self._drop(lines)
             return
         self._strangers.remove(lines)
-        self._welcome(rank, lines)
-
-    def _is_here(self, worker):
-        """Whether a worker is; where they come and go, one whose machine is off is not."""
-        return worker.lines is not None and (
-            self._are_together or time.monotonic() - worker.heard < 2 * beat(self._dead_after))
-
-    def _welcome(self, rank, lines):
-        if self._workers[rank].lines is not None:
-            self._workers[rank].lines.close()
         self._workers[rank] = _Worker(rank, lines)
-        if not self._are_together:
-            self._is_complete = True
-            self._send(lines, {'type': 'welcome'})
-        elif all(each.lines is not None for each in self._workers):
+        if all(each.lines is not None for each in self._workers):
             self._listener.close()  # TensorFlow's server of worker 0 may need the port
             self._is_complete = True
             for each in self._workers:
@@ -261,35 +244,30 @@ class Coordinator:
             self._let_begin()
         elif kind == 'stop' and (self._cluster.synchronous or worker.rank == 0):
             self._stop = self._stop or (worker.rank, message.get('number', 0))
-            if not self._are_together:
-                self._send_all({'type': 'stop', 'rank': self._stop[0], 'number': self._stop[1]})
         elif kind == 'check':
             self._checks = True
-        elif kind == 'left' and self._are_together:
+        elif kind == 'left':
             worker.left = message.get('session', 0)
             self._let_begin()
-        elif kind in ('left', 'done'):
-            self._has_ended(worker)
-        elif kind == 'failed':
-            worker.gone = 'it has ended: %s' % message.get('why', '').rstrip('.')
-            if self._are_together or worker.rank == 0:
-                self._lose(worker, worker.gone)
-
-    def _has_ended(self, worker):
-        """Notes that a worker's training is over, in good order."""
-        worker.done, worker.in_step = worker.done or time.monotonic(), False
-        if self._are_together:
+        elif kind == 'done':
+            self._note_end(worker)
             self._let_begin()
-            if all(each.done is not None for each in self._workers):
-                self._send_all({'type': 'end'})
-        elif worker.rank == 0:
-            self._send_all({'type': 'over'})
+        elif kind == 'failed':
+            self._lose(worker, 'it has ended: %s' % message.get('why', '').rstrip('.'))
+
+    def _note_end(self, worker):
+        worker.done, worker.in_step = worker.done or time.monotonic(), False
+        if all(each.done is not None for each in self._workers):
+            self._send_all({'type': 'end'})
 
     def _let_begin(self):
-        """Answers those who wait to begin a step: all say so, or some worker never will."""
+        """Answers those who wait to begin: all say so, or some worker never will."""
         stop = {}
         if self._stop is not None:
             stop = {'rank': self._stop[0], 'number': self._stop[1]}
+        if not self._cluster.synchronous:
+            self._let_begin_alone(stop)
+            return
         left = max(each.left for each in self._workers)
         for worker in self._workers:
             if worker.begins is not None and worker.begins[0] <= left:
@@ -302,13 +280,25 @@ class Coordinator:
         elif len(waiting) == len(self._workers):
             self._answer(stop)
 
+    def _let_begin_alone(self, stop):
+        """Lets asynchronous workers begin their sessions behind worker 0's, and end with it."""
+        chief = self._workers[0]
+        self._has_begun = self._has_begun or chief.begins is not None
+        if chief.left or chief.done is not None:
+            self._send_all(dict(stop, type='over'))
+        for worker in self._workers if self._has_begun else ():
+            if worker.begins is not None:
+                worker.begins = None
+                self._send(worker.lines, {'type': 'go'})
+
     def _answer(self, stop):
         """Lets all begin; unless they would begin something else each."""
-        of_all = {each.begins for each in self._workers}
-        answer = {'type': 'differs'}
-        if len(of_all) == 1:
-            [(_, step, _)] = of_all
-            if step == 0:
+        of_all = [each.begins for each in self._workers]
+        others = [rank for rank, begins in enumerate(of_all) if begins != of_all[0]]
+        if others:
+            answer = {'type': 'differs', 'rank': others[0]}
+        else:
+            if of_all[0][1] == 0:  # a session
                 self._stop, stop = None, {}
             answer = dict(stop, type='go', checks=self._checks, is_last=bool(stop))
             self._checks = False
@@ -331,71 +321,39 @@ class Coordinator:
             # It was frozen itself, and has heard nobody: it gives all another chance.
             for worker in self._workers:
                 worker.heard = now
-        self._end_waits_in_vain(now)
-        for worker in self._workers if self._are_together else ():
+        done = [worker for worker in self._workers if worker.done is not None]
+        if done and self._cluster.synchronous and any(
+                worker.in_step and now - max(worker.since, done[0].done) > self._dead_after
+                for worker in self._workers):
+            self._lose(done[0], _ENDED_EARLY)  # in the step of the others
+        for worker in self._workers:
             if worker.done is None and now - worker.heard > self._dead_after:
                 self._lose(worker, silence_of(self._dead_after))
 
-    def _stops(self, workers):
-        """Whether no step can be done without some workers."""
-        needed = self._cluster.synchronous and bool(workers)
-        return needed and (workers[0].rank == 0 or len(workers) > self._cluster.backup_workers)
-
-    def _end_waits_in_vain(self, now):
-        """Loses those without whom the step of others never ends."""
-        done = [worker for worker in self._workers if worker.done is not None]
-        missing = [worker for worker in self._workers if worker.lines is None and not worker.gone
-                   and worker.done is None]
-        waiting = [worker for worker in self._workers if worker.in_step]
-        if self._stops(done) and any(
-                now - max([worker.since] + [each.done for each in done]) > self._dead_after
-                for worker in waiting):
-            self._lose(done[0], _ENDED_EARLY)  # in a ring: in the step of the others
-        elif self._stops(missing) and waiting and now - self._begun > self._start_timeout:
-            self._lose(missing[0], 'there is no word of it within start_timeout%s' % (
-                ', and it was refused: ' + missing[0].refused if missing[0].refused else
-                ': start it, or give a longer one'))
-
     def _tell_who_is_waited_for(self, now):
+        together, silence = self._cluster.synchronous, max(FIRST, 1.5 * beat(self._dead_after))
         for worker in self._workers:
-            takes = now - worker.since
-            if worker.lines is None or takes < self._first or (
+            if worker.lines is None or now - worker.since < self._first or (
                     worker.told is not None and now - worker.told < AGAIN):
                 continue
             if not self._is_complete:
-                whom = self._named([each for each in self._workers if each.lines is None])
-            elif self._are_together:
-                silence = max(FIRST, 1.5 * beat(self._dead_after))
-                whom = self._named([each for each in self._workers if (
-                    each.begins is None if worker.begins is not None else
-                    worker.in_step and each.done is None and now - each.heard > silence)])
+                waited = [each for each in self._workers if each.lines is None]
+            elif worker.begins is not None:
+                waited = [each for each in self._workers[:None if together else 1]
+                          if each.begins is None]
             else:
-                whom = worker.in_step and self._of_servers(takes, now)
-            if whom:
+                waited = [each for each in self._workers if together and worker.in_step
+                          and each.done is None and now - each.heard > silence]
+            if waited:
                 worker.told = now
-                self._send(worker.lines, {'type': 'waiting', 'why': whom})
-
-    def _of_servers(self, takes, now):
-        """For whom a step on parameter servers waits, in words; '' where nothing is wrong."""
-        clauses, who = [], self._cluster.who
-        for worker in self._workers if self._cluster.synchronous else ():
-            if worker.refused:
-                clauses.append('%s, which was refused: %s. It joins when it is started as worker 0 '
-                               'is' % (who(worker.rank), worker.refused.rstrip('.')))
-            elif worker.gone:
-                clauses.append('%s: %s. Start it again, and the run goes on' % (
-                    who(worker.rank), worker.gone))
-            elif worker.lines is None and worker.done is None:
-                clauses.append('%s, start_timeout is %.3g s' % (
-                    who(worker.rank), self._start_timeout))
-            elif worker.done is None and now - worker.heard > self._dead_after:
-                clauses.append('%s: %s' % (who(worker.rank), silence_of(self._dead_after)))
-        if not clauses and takes > self._dead_after and self._cluster.synchronous:
-            return 'a step of %g seconds; all workers are alive, so one of them is slow' % takes
-        return '; '.join(clauses)
+                self._send(worker.lines, {'type': 'waiting', 'why': self._named(waited)})
 
     def _lose(self, worker, why):
-        if self._lost is not None:
+        if self._lost is not None or worker.done is not None and not self._cluster.synchronous:
+            return
+        if worker.rank and not self._cluster.synchronous:
+            self._send_all({'type': 'gone', 'rank': worker.rank, 'why': why})
+            self._note_end(worker)
             return
         self._lost = (worker.rank, why)
         for other in self._workers:

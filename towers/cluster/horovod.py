@@ -45,7 +45,6 @@ class HorovodMachines(Machines):
     Attributes:
       state: as in `RingMachines`.
     """
-    hook = None
     updates_here = True
 
     def __init__(self, cluster, examples, reduction):
@@ -111,11 +110,6 @@ class HorovodMachines(Machines):
                 '%sstate/%s/' % (self._scope, variable.op.name)):
             return tf.assign(variable, self._hvd.broadcast(
                 variable.read_value(), 0, name='of_rank_0')).op
-
-    def added_up(self, numbers, name):
-        """As `RingMachines.added_up`; `name` is the same on all."""
-        with only_device('/cpu:0'), tf.name_scope(_BEGIN):
-            return self._hvd.allreduce(numbers, op=self._hvd.Sum, name=name)
 
     def broadcast(self, variables):
         """An operation that gives all processes these variables of rank 0."""

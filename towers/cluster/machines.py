@@ -37,7 +37,6 @@ class Machines:
       begin: operation to be run when a session has begun, without which no step is made; or None.
       redirect: function to be called when the program has made all of its operations, see
         `reduce.update_order`; or None.
-      chief_has_ended: whether a step was not made since the chief of parameter servers has ended.
       connection: `Connection` of this worker while it is a member; else None.
       written: dict from names of variables to the operations by which the update of each worker
         writes them; empty where the chief alone makes it.
@@ -46,7 +45,6 @@ class Machines:
     """
     kinds, combined, gates, begin, redirect = (), (), (), None, None
     written, model, state, connection = {}, frozenset(), (), None
-    chief_has_ended = False
     sums = frozenset()
 
     def combine(self, gradients, loss=None):
@@ -61,7 +59,7 @@ class Machines:
           these, for an optimizer of second order, is a `ClusterError`: TensorFlow would go on to
           this machine's part alone, or to none.
         """
-        self.kinds = kinds_of(self._cluster, gradients)
+        self.kinds = kinds_of(gradients)
         if self._cluster.active is not None and self._cluster.num_workers > 1:
             gradients = data_end.of_batches(gradients, self._cluster.active)
         self.combined = self._over_machines(gradients, loss)
@@ -78,14 +76,14 @@ class Machines:
         """This machine's number of examples, if all machines need the same number; else None."""
         return self._shares.same_examples
 
-    def join(self, connection, make_wait=None):
-        """Notes that this worker is a member.
-
-        Args:
-          connection: `Connection`.
-          make_wait: function from words to a `ChiefWait`, on parameter servers.
-        """
+    def join(self, connection):
+        """Notes that this worker is a member, by its `Connection`."""
         self.connection = connection
+
+    def begin_session(self, session):
+        """Lets the steps of a session be made; called when it has begun."""
+        if self.begin is not None:
+            session.run(self.begin)
 
     def note_update(self, update, before):
         """Records what the update writes, for the comparison of the workers.
@@ -160,22 +158,15 @@ class Shares:
         return 1. / self._cluster.num_workers if self.is_mean else 1.
 
 
-def kinds_of(cluster, gradients):
+def kinds_of(gradients):
     """List of `[name of the variable, kind]` of a machine's gradients, a list of pairs.
 
     Gradients of several workers meet by their place in a message (ring), or by the number of
     gradients that a sum waits for (parameter servers): of other variables, or in another order,
-    those of different variables would be added up, or a worker would wait for ever. The order is
-    that of the variables: a backward pass computes the gradients of the last ones first, and the
-    first message leaves as early. On parameter servers, where sums have names, it is that of names;
-    and an asynchronous worker applies its own gradients, be they dense or sparse.
+    those of different variables would be added up, or a worker would wait for ever.
     """
-    served, kinds = cluster.kind == 'ps', []
-    for gradient, variable in gradients:
-        form = 'sparse ' if isinstance(gradient, tf.IndexedSlices) else 'dense '
-        kinds.append([variable.op.name, (form if cluster.synchronous or not served else '')
-                      + gradient.dtype.base_dtype.name])
-    return sorted(kinds) if served else kinds
+    return [[variable.op.name, ('sparse ' if isinstance(gradient, tf.IndexedSlices) else 'dense ')
+             + gradient.dtype.base_dtype.name] for gradient, variable in gradients]
 
 
 def builds_of(built):

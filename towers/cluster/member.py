@@ -13,20 +13,17 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import (check_config, check_function, check_instance, check_number,
                               check_say)
 from towers.api.built import BuiltTowers
-from towers.cluster import worker_data, horovod, session_guard, server_placement
+from towers.cluster import worker_data, horovod, session_steps, server_placement
 from towers.cluster.cluster import Cluster
-from towers.cluster.connection import Connection, connect, meet
-from towers.cluster.coordinator import FIRST, Coordinator
-from towers.cluster.drift_check import AskForCheck, DriftHook
-from towers.cluster.local_steps import AveragingHook
+from towers.cluster.connection import Connection, meet
+from towers.cluster.coordinator import Coordinator
 from towers.cluster.machines import builds_of
-from towers.cluster.member_hooks import BegunAnewHook, BeginHook, TogetherHook, lost_session
-from towers.cluster.server_placement import SpreadingCreator, servers_of_variables
+from towers.cluster.member_hooks import (AskForCheck, AveragingHook, BeginHook, DriftHook,
+                                         MemberCreator)
+from towers.cluster.ports import (FIRST, check_port, listen, silent_servers, wait_for,
+                                  wait_for_servers)
+from towers.cluster.server_placement import servers_of_variables
 from towers.cluster.signature import signature
-from towers.cluster.step_fetches import StepFetches
-from towers.cluster.ports import check_port, check_server, listen, split_address
-from towers.cluster.served_connection import (ChiefWait, ServedConnection, ServerWatch,
-                                              WaitingCreator, silent_servers)
 from towers.errors import ClusterError, WorkerLostError
 from towers.nonfinite import explained
 from towers.placement.devices import session_config
@@ -35,6 +32,9 @@ from towers.tensorflow_errors import reason_of
 START_TIMEOUT = 120.
 DEAD_AFTER = 30.
 _TIME_TO_SAY = 5.  # seconds in which the main thread may end by itself when a worker is lost
+_PAUSE = 1.  # seconds from one look at the servers to the next
+_AGAIN = ('The run cannot go on without it: start all again, and it goes on from the last '
+          'checkpoint.')
 
 
 class Member:
@@ -52,34 +52,22 @@ class Member:
     """
 
     def __init__(self, cluster: typing.Any, built: typing.Any, target: typing.Any,
-                 config: typing.Optional[tf.ConfigProto], connection: typing.Any,
-                 make_wait: typing.Optional[typing.Callable] = None):
+                 config: typing.Optional[tf.ConfigProto], connection: typing.Any):
         self.cluster, self.is_chief = cluster, cluster.is_chief
         self.target, self.config = target, config
-        self._connection, self._built, self._make_wait = connection, built, make_wait
-        self._has_session = False
-        self._begin = BeginHook(
-            cluster, built, target, config, StepFetches(lambda: builds_of(built)),
-            connection if cluster.has_copies or cluster.kind == 'ps' else None,
-            self.lost)
-        self.hooks = [self._begin]
-        self.listeners = []
-        if cluster.has_copies:
-            self.hooks.append(TogetherHook(cluster, built, connection))
-            if cluster.has_local_steps:
-                self.hooks.append(AveragingHook(cluster, built, connection))
-            else:
-                self.hooks.append(DriftHook(cluster, built, connection))
-                self.listeners.append(AskForCheck(connection))
-        elif built.machines.hook is not None:
-            self.hooks.append(built.machines.hook)
+        self._connection, self._built, self._has_session = connection, built, False
+        self._begin = BeginHook(cluster, built, target, config, connection, self.lost)
+        self.hooks, self.listeners = [self._begin], []
+        if cluster.has_local_steps:
+            self.hooks.append(AveragingHook(cluster, built, connection))
+        elif cluster.has_copies:
+            self.hooks.append(DriftHook(built, connection))
+            self.listeners.append(AskForCheck(connection))
 
     def session_creator(self, creator, scaffold):
         """The `tf.train.SessionCreator` for a `tf.train.MonitoredSession` in this cluster.
 
-        In a ring it makes only one session: `MonitoredSession` asks for another one when a machine
-        is lost, and a ring cannot go on then. With parameter servers it spreads the graph before
-        it makes the first session.
+        It makes one session, on parameter servers when it has spread the graph over them.
 
         Args:
           creator: a `tf.train.SessionCreator` for `target` and `config`.
@@ -89,14 +77,13 @@ class Member:
           ClusterError: a second session with parameter servers.
         """
         self._begin.is_by_member = True
-        if self.cluster.kind == 'ps':
-            if self._has_session:
-                raise ClusterError(
-                    'join with parameter servers is for one session, and this is the second one: '
-                    'train in one, and evaluate its checkpoints in another process.')
-            self._has_session = True
-            return SpreadingCreator(self.cluster, creator, scaffold, self._built)
-        return _OnceCreator(self, creator) if self.cluster.kind == 'ring' else creator
+        if self.cluster.kind == 'ps' and self._has_session:
+            raise ClusterError(
+                'join with parameter servers is for one session, and this is the second one: train '
+                'in one, and evaluate its checkpoints in another process.')
+        self._has_session = True
+        return MemberCreator(self.cluster, self._built, creator, scaffold, self._connection,
+                             self.lost)
 
     def session(self, hooks=(), session_class=tf.train.MonitoredSession):
         """A session that saves nothing; its variables begin with worker 0's values.
@@ -107,16 +94,19 @@ class Member:
             arguments.
         """
         scaffold = tf.train.Scaffold()
-        if self.cluster.kind == 'ps' and not self.is_chief:
-            creator = WaitingCreator(scaffold, self.target, self.config, self._make_wait)
-        else:
-            creator = tf.train.ChiefSessionCreator(scaffold, self.target, self.config)
+        served = self.cluster.kind == 'ps' and not self.is_chief
+        make = tf.train.WorkerSessionCreator if served else tf.train.ChiefSessionCreator
+        creator = make(scaffold, self.target, self.config)
         return session_class(self.session_creator(creator, scaffold), self.hooks + list(hooks))
 
     def lost(self):
-        """`WorkerLostError` about the worker that is gone, or None; waits until a loss is known, at
-        most for `dead_after`."""
-        return self._connection.error(self._connection.dead_after)
+        """`WorkerLostError` about what this worker's session is lost with; waits until it is known,
+        at most for `dead_after`."""
+        silent = silent_servers(self.cluster)
+        if silent:
+            return WorkerLostError('%s. %s' % (silent, _AGAIN))
+        return self._connection.error(self._connection.dead_after) or WorkerLostError(
+            'TensorFlow lost the session of %s. %s' % (self.cluster.name, _AGAIN))
 
 
 @contextlib.contextmanager
@@ -130,21 +120,17 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
             while not session.should_stop():
                 session.run(built.train_op)
 
-    Call it when the graph is complete but for savers and summaries. The workers compare what they
-    are about to train, and one that is about to train something else is refused, by name. With
-    parameter servers a join is for one session.
+    Call it when the graph is complete but for savers and summaries. A worker that is about to train
+    something else is refused, by name. With parameter servers a join is for one session.
 
     Args:
       cluster: `Cluster`, the one given to `build_towers`.
       built: what `build_towers` returned.
       config: `tf.ConfigProto`; None for `session_config` of the towers.
-      start_timeout: seconds to wait for the others; on parameter servers also for the first session
-        of a chief that has failed, or does not answer.
-      dead_after: seconds of silence after which another worker of a ring is gone. The process is
-        then ended with a message that names it, and exit status 1, unless it ends by itself within
-        5 seconds. On parameter servers: seconds that a step may take before a line says who does
-        not answer; where it waits for a worker that has ended its training, which does not come
-        back, or that has not come within `start_timeout`, the process is ended as in a ring.
+      start_timeout: seconds to wait for the others.
+      dead_after: seconds of silence after which another worker, or a parameter server, is gone. The
+        process is then ended with a message that names it, and exit status 1, unless it ends by
+        itself within 5 seconds. Asynchronous workers go on without one that is not the chief.
       settings: dict of what else has to be the same on all workers, from names to numbers or
         strings.
       say: called with lines about what happens.
@@ -160,15 +146,20 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     """
     _check_arguments(cluster, built, config, start_timeout, dead_after, settings, say, on_lost)
     config = cluster.session_config(config or session_config(built.devices))
-    place = _Place(cluster, built, config, start_timeout, dead_after, settings, say)
-    ended = threading.Event()
-    with place.coordinated(lambda error: _lose(error, on_lost, ended)) as connection:
+    ended, own = threading.Event(), _described(cluster, built, settings)
+
+    def lose(error):
+        _lose(error, on_lost, ended)
+    with _met(cluster, own, start_timeout, dead_after, say) as lines:
+        connection = Connection(cluster, lines, dead_after, say, lose)
         try:
-            with place.member(connection) as member, _explained_in_words():
-                yield member
+            target = '' if cluster.kind == 'horovod' else start_server(cluster, config).target
+            for each in builds_of(built):
+                each.machines.join(connection)
+            with _servers_watched(cluster, connection, say, lose), _explained_in_words():
+                yield Member(cluster, built, target, config, connection)
         except BaseException as error:
-            waits = cluster.kind != 'ps' and _may_be_a_peers(error)
-            lost = connection.error(dead_after + 1. if waits else 0.)
+            lost = connection.error(dead_after + 1. if _may_be_a_peers(error) else 0.)
             ended.set()
             connection.fail('%s: %s' % (type(error).__name__, reason_of(error)))
             if lost is not None and isinstance(error, (tf.errors.OpError, WorkerLostError)):
@@ -176,7 +167,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
             raise
         connection.finish()
         ended.set()
-        lost = None if cluster.kind == 'ps' else connection.error()
+        lost = connection.error()
         if lost is not None:
             raise lost
 
@@ -198,123 +189,84 @@ def _check_arguments(cluster, built, config, start_timeout, dead_after, settings
         raise ClusterError('built was made without a cluster: pass cluster= to build_towers, too.')
 
 
-class _Place:
-    """A worker's place in a cluster: it meets the others, and becomes a `Member`."""
+def _described(cluster, built, settings):
+    """The signature of a worker whose graph is complete."""
+    for each in builds_of(built):
+        if each.machines.redirect is not None:
+            each.machines.redirect()
+    own = signature(cluster, built, settings)
+    if cluster.kind == 'ps':
+        own['servers'] = servers_of_variables(
+            cluster, tf.get_default_graph(), [variable for _, variable in built.gradients])
+    return own
 
-    def __init__(self, cluster, built, config, start_timeout, dead_after, settings, say):
-        """As for `join`; `config` is that of the cluster."""
-        self._cluster, self._built, self._config = cluster, built, config
-        self._start_timeout, self._dead_after, self._say = start_timeout, dead_after, say
-        self._deadline = time.monotonic() + start_timeout
-        for each in builds_of(built):
-            if each.machines.redirect is not None:
-                each.machines.redirect()
-        self._signature = signature(cluster, built, settings)
-        if cluster.kind == 'ps':
-            self._signature['servers'] = servers_of_variables(
-                cluster, tf.get_default_graph(), [variable for _, variable in built.gradients])
 
-    @contextlib.contextmanager
-    def coordinated(self, on_lost):
-        """The `Connection` of a worker that has met the others; on worker 0 they meet here."""
-        cluster, coordinator = self._cluster, None
-        if cluster.kind != 'horovod' and not (cluster.kind == 'ring' and cluster.is_chief):
-            check_port(cluster.workers[cluster.rank], self._say)
-        if cluster.kind == 'ps':
-            self._find_servers()
-        address, listener = self._address()
+@contextlib.contextmanager
+def _met(cluster, own, start_timeout, dead_after, say):
+    """The `Lines` with worker 0 of a worker that has met the others; on worker 0 they meet here."""
+    deadline = time.monotonic() + start_timeout
+    if cluster.kind != 'horovod' and not cluster.is_chief:
+        check_port(cluster.workers[cluster.rank], say)
+    if cluster.kind == 'ps':
+        wait_for_servers(cluster, deadline, say)
+    address, listener = _address(cluster, say)
+    coordinator = None if listener is None else Coordinator(
+        cluster, own, listener, dead_after, start_timeout, say)
+    try:
+        connected = wait_for(address, cluster.who(0), deadline, say) if (
+            coordinator is None) else coordinator.own_end
         try:
-            if listener is not None:
-                coordinator = Coordinator(cluster, self._signature, listener, self._dead_after,
-                                          self._start_timeout, self._say)
-                lines = self._met(coordinator)
-            else:
-                lines = meet(cluster, self._signature,
-                             connect(cluster, address, self._deadline, self._say), self._deadline,
-                             self._say)
-            given = cluster, lines, self._dead_after, self._say, on_lost
-            yield Connection(*given) if cluster.kind != 'ps' else ServedConnection(
-                *given, fingerprint=self._signature, address=address)
-        finally:
-            if coordinator is not None:
-                coordinator.close()
-
-    def _address(self):
-        """Where worker 0 listens, and on worker 0 its listener; else None."""
-        cluster = self._cluster
-        if cluster.kind != 'horovod':
-            address = coordinator_address(cluster)
-            return address, listen(address, self._say) if cluster.is_chief else None
-        listener, text = None, ''
-        if cluster.is_chief:
-            listener = socket.socket()
-            listener.bind(('', 0))
-            listener.listen(64)
-            host = os.environ.get('HOROVOD_HOSTNAME') or socket.gethostname()
-            text = '%s:%d' % (host, listener.getsockname()[1])
-        return horovod.gathered_lines(text)[0], listener
-
-    def _met(self, coordinator):
-        """Worker 0's `Lines`; where some have not come, its error says who is missing."""
-        try:
-            return meet(self._cluster, self._signature, coordinator.own_end, self._deadline,
-                        self._say)
+            lines = meet(cluster, own, connected, deadline, say)
         except ClusterError:
+            if coordinator is None:
+                raise
             raise coordinator.missing() from None
-
-    def _find_servers(self):
-        """Waits for the parameter servers.
-
-        Raises:
-          ClusterError: one does not answer in time.
-        """
-        def say():
-            self._say('waiting        for %s, start_timeout is %.3g s' % (
-                silent_servers(self._cluster), self._start_timeout))
-        timer = threading.Timer(min(FIRST, self._start_timeout / 2.), say)
-        timer.daemon = True
-        timer.start()
-        try:
-            for rank, address in enumerate(self._cluster.ps):
-                check_server(address, self._cluster.who(rank, 'ps'), self._deadline)
-        finally:
-            timer.cancel()
-
-    @contextlib.contextmanager
-    def member(self, connection):
-        """The `Member`, whose server is up."""
-        cluster, built = self._cluster, self._built
-
-        def make_wait(what):
-            return ChiefWait(cluster, connection, '%s%s, the chief' % (what, cluster.who(0)),
-                             self._start_timeout, self._say)
-        target = '' if cluster.kind == 'horovod' else start_server(cluster, self._config).target
-        for each in builds_of(built):
-            each.machines.join(connection, make_wait)
-        member = Member(cluster, built, target, self._config, connection, make_wait)
-        if cluster.kind != 'ps':
-            yield member
-            return
-        member.hooks.append(BegunAnewHook(cluster, built.machines.hook, self._say, connection))
-        watch = ServerWatch(cluster, connection, self._dead_after, self._say)
-        try:
-            yield member
-        finally:
-            watch.close()
+        yield lines
+    finally:
+        if coordinator is not None:
+            coordinator.close()
 
 
-def coordinator_address(cluster):
-    """Where worker 0 listens for the others.
+def _address(cluster, say):
+    """Where worker 0 listens until all are there, and on worker 0 its listener; else None.
 
-    In a ring it is worker 0's own address, before TensorFlow's server takes the port. Workers of
-    parameter servers come at any time: there it is the next port that no task has.
+    It is worker 0's own address, before TensorFlow's server takes the port.
     """
-    if cluster.kind == 'ring':
-        return cluster.workers[0]
-    host, _, port = cluster.workers[0].rpartition(':')
-    taken = {split_address(each)[1] for each in cluster.workers + cluster.ps}
-    return '%s:%d' % (host, next(
-        free for free in range(int(port) + 1, int(port) + len(taken) + 2) if free not in taken))
+    if cluster.kind != 'horovod':
+        return cluster.workers[0], listen(cluster.workers[0], say) if cluster.is_chief else None
+    listener, text = None, ''
+    if cluster.is_chief:
+        listener = socket.socket()
+        listener.bind(('', 0))
+        listener.listen(64)
+        host = os.environ.get('HOROVOD_HOSTNAME') or socket.gethostname()
+        text = '%s:%d' % (host, listener.getsockname()[1])
+    return horovod.gathered_lines(text)[0], listener
+
+
+@contextlib.contextmanager
+def _servers_watched(cluster, connection, say, lose):
+    """A context in which a thread says which server does not work when a step, or a pause, takes
+    long; when it has not worked for `dead_after`, the thread calls `lose`."""
+    stop, first = threading.Event(), min(FIRST, connection.dead_after / 2.)
+
+    def watch():
+        since = None
+        while not stop.wait(min(_PAUSE, first / 2.)):
+            now = time.monotonic()
+            silent = silent_servers(cluster) if now - connection.since > first else ''
+            if silent and since is None:
+                say('waiting        ' + silent)
+            elif silent and now - since > connection.dead_after - first:
+                lose(WorkerLostError('%s. %s' % (silent, _AGAIN)))
+                return
+            since = (since or now) if silent else None
+    if cluster.kind == 'ps':
+        threading.Thread(target=watch, daemon=True, name='towers-servers').start()
+    try:
+        yield
+    finally:
+        stop.set()
 
 
 def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
@@ -352,19 +304,6 @@ def start_server(cluster, config):
             cluster.who(cluster.rank, cluster.job), reason_of(error).rstrip('.'))) from None
 
 
-class _OnceCreator(tf.train.SessionCreator):
-    """Makes one session; when it is asked for another one, the error names the lost worker."""
-
-    def __init__(self, member, creator):
-        self._member, self._creator, self._made = member, creator, False
-
-    def create_session(self):
-        if self._made:
-            raise self._member.lost() or lost_session(self._member.cluster)
-        self._made = True
-        return self._creator.create_session()
-
-
 @contextlib.contextmanager
 def _explained_in_words():
     """A context in which a step that finds NaN or Inf raises `NonFiniteError`, one of a worker
@@ -376,7 +315,7 @@ def _explained_in_words():
             tf.errors.UnknownError) as error:
         reason = horovod.explained(error) if isinstance(error, tf.errors.UnknownError) else (
             explained(error) or worker_data.explained(error) or server_placement.explained(error)
-            or session_guard.explained(error))
+            or session_steps.explained(error))
         if reason is None:
             raise
         raise reason from None

@@ -12,7 +12,7 @@ _MOST_BYTES = 64 << 10  # of a message of anyone else
 _KEYS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'fingerprint': dict, 'session': int,
          'step': int, 'number': int, 'is_last': bool, 'checks': bool, 'in_step': bool}
 OF_WORKERS = ('hello', 'compared', 'alive', 'begin', 'stop', 'check', 'left', 'done', 'failed')
-OF_WORKER_0 = ('compare', 'welcome', 'refused', 'waiting', 'alive', 'go', 'over', 'differs', 'stop',
+OF_WORKER_0 = ('compare', 'welcome', 'refused', 'waiting', 'alive', 'go', 'over', 'differs', 'gone',
                'lost', 'end')
 _MOST_NUMBER, _LONGEST = 1 << 53, 8000
 

@@ -1,20 +1,19 @@
 """Synchronous and asynchronous training on TensorFlow's parameter servers.
 
 Synchronous training: each worker adds its gradient to TensorFlow's accumulators on the servers. The
-chief takes the accumulators' sums when enough gradients have come, makes the one update, and gives
-every other worker a token, for which the worker waits before its next step.
+chief takes the accumulators' sums when all gradients have come, makes the one update, and gives
+every other worker a token, for which the worker waits before its step ends.
 `tf.train.SyncReplicasOptimizer` works alike, with these differences. Here a worker adds exactly one
-gradient a step, since each worker has its own tokens; gradients are transformed (clipped) once,
-over all workers; rows of sparse gradients are weighted like dense gradients
-(`SyncReplicasOptimizer` divides a row by the number of workers that have it); batches may be
-uneven; and the chief needs no thread.
+gradient a step; gradients are transformed (clipped) once, over all workers; rows of sparse
+gradients are weighted like dense gradients (`SyncReplicasOptimizer` divides a row by the number of
+workers that have it); batches may be uneven; and the chief needs no thread.
 
-The number of a round is a multiple of 4 and grows with the time of day, so that gradients and
-tokens from before a restart of the chief are always older than new ones, and are dropped. An odd
-token is the last one: the round's number and 1 where the chief has ended, and 3 where no worker has
-data.
+The number of a round grows with the time of day, so that what another run has left on the servers
+is older, and is dropped. A token is the number of the round that is made; its negative in the round
+in which no worker has data.
 """
 
+import time
 
 import tensorflow.compat.v1 as tf
 
@@ -22,27 +21,24 @@ from towers import compat
 from towers.cluster import data_end
 from towers.cluster.machines import Machines, Shares, without_gradient
 from towers.cluster.server_placement import tasks_by_size
-from towers.cluster.synchronous_rounds import FIRST_SERVER, RoundsHook, SentGradients
-from towers.cluster.session_guard import COLLECTIONS, SessionBegun
-from towers.errors import ClusterError
+from towers.cluster.session_steps import COLLECTIONS, SessionBegun
 from towers.graph.nests import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once, rows_once, scaled
 from towers.tower.objectives import tensors_of
 
+FIRST_SERVER = '/job:ps/task:0/device:CPU:0'
+
 _SCOPE = 'served/'
 """The name scope of what workers find by its name on the servers. It stands at the root of the
 graph: the caller's name scope may be another one on each worker."""
-
-_NO_DATA = 3  # what the last token of a training without data is more than its round
 
 
 class ServedMachines(Machines):
     """Combines the gradients of one build over the workers of parameter servers.
 
     Attributes:
-      hook: hook that every session of a synchronous training needs; None for an asynchronous one.
-      chief_has_ended: whether a step was not made since the chief had ended its training.
+      sums_up: whether the servers sum up the gradients of several workers.
     """
 
     def __init__(self, cluster, examples, reduction):
@@ -50,9 +46,7 @@ class ServedMachines(Machines):
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
         self._accumulators, self._pushes = [], []
-        self.hook = None
-
-    chief_has_ended = property(lambda self: self.hook is not None and self.hook.chief_has_ended)
+        self.sums_up = cluster.synchronous and cluster.num_workers > 1
 
     def _over_machines(self, gradients, loss):
         """The gradients for the update: list of `(gradient, variable)`.
@@ -61,17 +55,16 @@ class ServedMachines(Machines):
         worker, and each worker of an asynchronous training, gets its own gradients back. It sends
         them when it has computed its `loss`, too: the update may begin as soon as it has.
         """
-        cluster = self._cluster
-        if not cluster.synchronous or cluster.num_workers == 1:
+        if not self.sums_up:
             return self._of_this_worker(gradients)
-        needed = cluster.workers_a_step
         with tf.name_scope(_SCOPE):
             self._make_rounds()
-            sums = self._all_summed(self._to_sum(gradients, needed), needed,
-                                    [] if loss is None else [loss])
-            self.hook = RoundsHook(cluster, self._round, self._own_round, self._first_round,
-                                   self._accumulators, self._tokens, self._sent_gradients)
-            return self._for_update(gradients, sums) if cluster.is_chief else gradients
+            after = [] if self._cluster.is_chief or loss is None else [loss]
+            sums = [self._summed(each, after) for each in self._to_sum(gradients)]
+            if not self._cluster.is_chief:
+                return gradients
+            self._make_drops()
+            return self._for_update(gradients, sums)
 
     def _of_this_worker(self, gradients):
         """The gradients of an asynchronous worker, or of the only one."""
@@ -83,16 +76,11 @@ class ServedMachines(Machines):
         self.begin = begun.begin
         return data_end.after(begun.check(), gradients)
 
-    def _to_sum(self, gradients, needed):
+    def _to_sum(self, gradients):
         """List of `(weighted gradient, shape of the sum, name, server)`; first the examples."""
         cluster, shares = self._cluster, self._shares
         weight = shares.own_examples() if shares.are_weighted else None
-        factor = weight
-        if weight is None:
-            factor = 1. if shares.is_mean else float(needed)
-            # With backup workers more gradients may come than are needed, so the accumulators
-            # divide by the number that came.
-            factor /= 1 if cluster.backup_workers else needed
+        factor = shares.constant() if weight is None else weight
         tasks = tasks_by_size({variable.op.name: bytes_of(variable)
                                for _, variable in gradients}, [0] * len(cluster.ps))
         to_sum = [] if weight is None else [(weight, [], _SCOPE + 'examples', FIRST_SERVER)]
@@ -131,140 +119,127 @@ class ServedMachines(Machines):
     @property
     def updates_here(self):
         """Whether this worker makes the update: in a synchronous training the chief alone does."""
-        return self.hook is None or self._cluster.is_chief
+        return not self.sums_up or self._cluster.is_chief
 
     def counted(self, examples):
         """The number of examples that this worker adds to the count of all workers in a step."""
-        if self.hook is None:
+        if not self.sums_up:
             return examples
         return examples * self._cluster.num_workers if self._cluster.is_chief else 0
 
-    def join(self, connection, make_wait=None):
-        """As `Machines.join`; the rounds wait for the chief by `make_wait`, see `RoundsHook`."""
-        super(ServedMachines, self).join(connection)
-        if self.hook is not None:
-            self.hook.join(connection, make_wait)
+    def begin_session(self, session):
+        """The chief begins the rounds, before other workers take them up."""
+        if not self.sums_up:
+            super(ServedMachines, self).begin_session(session)
+            return
+        if not self._cluster.is_chief:
+            session.run(self._take_up)
+            return
+        first = {self._first: int(time.time() * 1e6)}
+        session.run(self._set_steps, first)  # from here on older gradients are refused
+        for drop, count in zip(self._drops, session.run(self._counts)):
+            if count:
+                session.run(drop, {self._drop_count: count})
+        session.run([self._set_steps, self._set_round], first)
 
     def train_op(self, update, before=(), replicated=()):
         """The operation of a step: on the chief with the update, elsewhere without."""
-        if self.hook is None:
+        if not self.sums_up:
             self.note_update(update, before)
             return update
         with tf.name_scope(_SCOPE), only_device('/cpu:0'):
             if self._cluster.is_chief:
-                with tf.control_dependencies(
-                        [update, self._sent_gradients.begun_now] + self._pushes):
-                    next_round = tf.identity(tf.assign_add(self._own_round, 4))
-                with only_device(FIRST_SERVER):
-                    round_set = tf.assign(self._round, next_round)
-                    with tf.control_dependencies([round_set]):
-                        return tf.group(round_set, *[queue.enqueue([next_round]) for _, queue in
-                                                 sorted(self._tokens.items())])
-            queue, before = self._tokens[self._cluster.rank], tf.identity(self._own_round)
-            with tf.control_dependencies([self._sent_gradients.all_sent]):
-                before = tf.identity(before)
-            # Skips the tokens of earlier rounds. A queue takes part in no loop of control flow v2.
+                with tf.control_dependencies([update] + self._pushes):
+                    done = self._tell(self._own_round.read_value())
+                with tf.control_dependencies([done]):
+                    return tf.assign_add(self._own_round, 1).op
+            with tf.control_dependencies(self._pushes):
+                own = self._own_round.read_value()
+            # Tokens of another run are passed over. A queue takes part in no loop of control flow
+            # v2.
+            queue = self._tokens[self._cluster.rank]
             with compat.control_flow_v1():
-                newest = tf.while_loop(lambda token: token <= before, lambda token: queue.dequeue(),
-                                       [before])
-            with tf.control_dependencies([tf.assign(self._own_round, newest),
-                                          self.hook.detect_anew(before, newest)]):
-                newest = self._own_round.read_value()
-            over = self.hook.raise_if_over(newest)
+                token = tf.while_loop(lambda token: tf.abs(token) < own,
+                                      lambda token: queue.dequeue(), [tf.zeros([], tf.int64)])
+            with tf.control_dependencies([token]):
+                done = tf.assign_add(self._own_round, 1)
             if self._cluster.active is None:
-                return over
-            with tf.control_dependencies([over]):
-                newest = tf.identity(newest)
-            return data_end.raise_at_end(tf.equal(newest % 4, _NO_DATA))
+                return done.op
+            with tf.control_dependencies([done]):
+                return data_end.raise_at_end(token < 0)
+
+    def _tell(self, token):
+        """The operation that gives all other workers a token."""
+        with only_device(FIRST_SERVER):
+            return tf.group(*[queue.enqueue([token])
+                              for _, queue in sorted(self._tokens.items())])
 
     def _end_all(self, is_over):
         """The operation that ends the chief's training when no worker has data.
 
         It has all gradients of the step taken before, and the other workers told.
         """
+        # A step takes no branch: with data, the token is 0, which workers pass over.
         with tf.control_dependencies(self.gates), only_device('/cpu:0'):
-            last, count = self._own_round.read_value() + _NO_DATA, tf.cast(is_over, tf.int32)
-            last = tf.fill([count], last)  # none in other steps, which takes no branch
-        with only_device(FIRST_SERVER):
-            told = [queue.enqueue_many([last]) for _, queue in sorted(self._tokens.items())]
-        with tf.control_dependencies(told):
+            told = self._tell(-self._own_round.read_value() * tf.cast(is_over, tf.int64))
+        with tf.control_dependencies([told]):
             return data_end.raise_at_end(is_over)
 
     def _make_rounds(self):
         """Makes the round's number, on the first server and on this worker, and token queues."""
         with only_device(FIRST_SERVER):
-            self._round = tf.Variable(tf.zeros([], tf.int64), trainable=False, use_resource=True,
-                                      collections=['towers_rounds'], name='round')
-            self._first_round = tf.Variable(
-                tf.zeros([], tf.int64), trainable=False, use_resource=True,
-                collections=['towers_rounds'], name='first_round')
+            shared = tf.Variable(tf.zeros([], tf.int64), trainable=False, use_resource=True,
+                                 collections=['towers_rounds'], name='round')
             self._tokens = {rank: tf.FIFOQueue(-1, tf.int64, [[]], name='tokens_%d' % rank,
                                                shared_name='%stokens_%d' % (_SCOPE, rank))
                             for rank in range(1, self._cluster.num_workers)}
+            self._first = tf.placeholder(tf.int64, [])
         with only_device('/cpu:0'):
             self._own_round = tf.Variable(
                 tf.zeros([], tf.int64), trainable=False, use_resource=True, name='own_round',
                 collections=COLLECTIONS)
-        self._sent_gradients = SentGradients(self._cluster)
+            self._take_up = tf.assign(self._own_round, shared.read_value()).op
+            self._set_round = tf.group(tf.assign(shared, self._first),
+                                       tf.assign(self._own_round, self._first))
 
-    def _all_summed(self, to_sum, needed, computed):
-        """Adds gradients to accumulators, and records on the first server what has been sent.
+    def _make_drops(self):
+        """Makes what drops the gradients that another run has left in the accumulators."""
+        with only_device(FIRST_SERVER):
+            self._set_steps = tf.group(*[each.set_global_step(self._first)
+                                         for each in self._accumulators])
+            self._counts = [each.num_accumulated() for each in self._accumulators]
+            self._drop_count = tf.placeholder(tf.int32, [])
+            self._drops = [
+                (each.take_indexed_slices_grad(self._drop_count).indices
+                 if isinstance(each, tf.SparseConditionalAccumulator) else
+                 each.take_grad(self._drop_count)) for each in self._accumulators]
+
+    def _summed(self, to_sum, after):
+        """Adds a gradient to an accumulator, after some operations.
 
         Args:
-          to_sum: list of `(gradient, shape of the sum, name, server)`.
-          needed: number of gradients in a sum.
-          computed: list of what else this worker has to have computed from the weights before.
+          to_sum: one of `_to_sum`.
+          after: list of what else this worker has to have computed from the weights before.
 
         Returns:
-          List of the accumulators' sums, which the chief alone takes.
+          The accumulator's sum of all workers' gradients, which the chief alone takes.
         """
-        gradients = [gradient for gradient, _, _, _ in to_sum]
-        begun = []
-        if not self._cluster.is_chief:
-            # The servers have them all before the first one is added: a worker that is killed on
-            # the way has given none, and what is left is the time of adding up. Nothing is sent
-            # later for it: a server takes a gradient as soon as the backward pass has it.
-            for place, (gradient, _, _, server) in enumerate(to_sum):
-                with only_device(server):
-                    gradients[place] = data_end.same(gradient)
-            begun = tensors_of([(gradient, None) for gradient in gradients]) + computed
-        begun = self._sent_gradients.record_begun(begun, self._own_round.read_value())
-        sums = []
-        for gradient, (_, shape, name, server) in zip(gradients, to_sum):
-            with only_device(server):
-                sums.append(self._summed(gradient, shape, name, needed,
-                                         [] if self._cluster.is_chief else [begun]))
-        self._sent_gradients.record_sent(self._pushes, self._own_round.read_value())
-        return sums
-
-    def _summed(self, gradient, shape, name, needed, after):
-        """Adds a gradient to an accumulator on the current device, after some operations.
-
-        Returns:
-          The accumulator's sum of `needed` gradients, which the chief alone takes.
-        """
-        local_round = self._own_round.read_value()
-        if isinstance(gradient, tf.IndexedSlices):
-            if self._cluster.backup_workers:
-                raise ClusterError(
-                    'backup_workers=%d, and the gradient %r is sparse: TensorFlow does not tell '
-                    'how many workers the sum of its rows is of. Leave backup_workers out.' % (
-                        self._cluster.backup_workers, name))
-            accumulator = tf.SparseConditionalAccumulator(
-                gradient.dtype.base_dtype, shape, shared_name=name, reduction_type='SUM')
-            fields = (tf.cast(gradient.indices, tf.int64), gradient.values, gradient.dense_shape)
-        else:
-            accumulator = tf.ConditionalAccumulator(
-                gradient.dtype.base_dtype, shape, shared_name=name,
-                reduction_type='MEAN' if self._cluster.backup_workers else 'SUM')
-            fields = (gradient,)
-        with tf.control_dependencies(after):
-            self._pushes.append(accumulator.apply_grad(*fields, local_step=local_round))
-        self._accumulators.append(accumulator)
-        with tf.control_dependencies([self._pushes[-1]]):
-            taken = (accumulator.take_indexed_slices_grad(needed)
-                     if isinstance(gradient, tf.IndexedSlices) else accumulator.take_grad(needed))
-            return without_gradient(taken, gradient)
+        gradient, shape, name, server = to_sum
+        count, is_sparse = self._cluster.num_workers, isinstance(gradient, tf.IndexedSlices)
+        kind = tf.SparseConditionalAccumulator if is_sparse else tf.ConditionalAccumulator
+        fields = (tf.cast(gradient.indices, tf.int64), gradient.values,
+                  gradient.dense_shape) if is_sparse else (gradient,)
+        with only_device(server):
+            accumulator = kind(gradient.dtype.base_dtype, shape, shared_name=name,
+                               reduction_type='SUM')
+            own_round = self._own_round.read_value()
+            with tf.control_dependencies(after):
+                self._pushes.append(accumulator.apply_grad(*fields, local_step=own_round))
+            self._accumulators.append(accumulator)
+            with tf.control_dependencies(self._pushes[-1:]):
+                taken = (accumulator.take_indexed_slices_grad(count) if is_sparse else
+                         accumulator.take_grad(count))
+                return without_gradient(taken, gradient)
 
 
 def _summed_dtype(gradient):

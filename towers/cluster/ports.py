@@ -1,8 +1,6 @@
-"""Addresses: ports that are free, and hosts that answer."""
+"""Addresses: ports that are free, and tasks that answer."""
 
-import contextlib
 import errno
-import ipaddress
 import random
 import re
 import socket
@@ -11,6 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from towers.arguments import check_count
 from towers.errors import ClusterError, InvalidArgumentError
+
+FIRST, AGAIN = 5., 30.  # seconds to the first line about a wait, and from one line to the next
+_PAUSE = 0.2  # seconds between two tries
 
 
 def free_ports(count: int, host: str = '127.0.0.1') -> list:
@@ -53,17 +54,14 @@ def free_ports(count: int, host: str = '127.0.0.1') -> list:
 
 
 def _lasting_ports(range_file='/proc/sys/net/ipv4/ip_local_port_range'):
-    """The even ports from 20,000 on that the system gives to no outgoing connection: a `range`.
-
-    Empty where the system gives out all of them. The odd port after each is left to the chief of a
-    cluster with parameter servers, which listens on the port after its server's.
-    """
+    """The ports from 20,000 on that the system gives to no outgoing connection, a `range`; empty
+    where it gives out all of them."""
     try:
         with open(range_file) as lines:
             first = int(lines.read().split()[0])
     except (OSError, ValueError, IndexError):
         first = 32768  # Linux' default; on macOS and Windows that range begins at 49152
-    return range(20000, min(first, 65536), 2)
+    return range(20000, min(first, 65536))
 
 
 def _bind_to_one(free_socket, host, ports):
@@ -99,101 +97,72 @@ def split_address(address):
     return bare, int(port)
 
 
-def same_address(address):
-    """What two spellings of an address have in common: hosts in capitals, ports with zeros before.
+def why_silent(address, timeout=2.):
+    """Why what is at an address is no server of TensorFlow's at work, in words; '' if it is one.
 
-    Raises:
-      ClusterError: as `split_address`.
+    The system takes connections for a process that is frozen, but does not speak for it: it is
+    asked as gRPC asks.
     """
-    host, port = split_address(address)
+    received = b''
     try:
-        return str(ipaddress.ip_address(host)), port
-    except ValueError:
-        return host.lower(), port
+        with socket.create_connection(split_address(address), timeout=timeout) as connection:
+            connection.sendall(_HTTP2)
+            while len(received) < 4:
+                data = connection.recv(64)
+                if not data:
+                    break
+                received += data
+    except socket.timeout:
+        return 'takes connections and says nothing: its process is frozen, or its machine is off'
+    except socket.gaierror as error:
+        return 'does not answer: the name of its host is not known here (%s)' % error.strerror
+    except OSError as error:
+        return 'does not answer: %s' % (error.strerror or error)
+    return '' if received[3:4] == _SETTINGS else (
+        "is no server of TensorFlow's: another program uses the port, or the address is wrong")
 
 
 # The preface of a connection of HTTP/2, which gRPC speaks, and an empty frame of settings.
 _HTTP2 = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\x04\0\0\0\0\0'
 _SETTINGS = b'\x04'  # the type of the frame that a server answers with
+_MOST_LOOKS = 16  # at servers at a time: that of a machine that is off takes seconds
 
 
-def check_server(address, who, deadline):
-    """Waits until one of TensorFlow's servers answers at an address.
-
-    Args:
-      address, who, deadline: as for `wait_for`.
-
-    Raises:
-      ClusterError: nothing answers in time, or another program does.
-    """
-    with contextlib.closing(wait_for(address, who, deadline)) as connection:
-        answers = speaks_as_server(connection, deadline)
-    if answers is None:
-        raise ClusterError('%s at %s takes connections and does not answer: its process is '
-                           'frozen, or another program uses the port.' % (who, address))
-    if not answers:
-        raise ClusterError('what answers at %s, the address of %s, is no server of '
-                           "TensorFlow's: "
-                           'another program uses the port, or the address is wrong.' % (
-                               address, who))
+def silent_servers(cluster):
+    """The parameter servers that do not work, in words, with the reason; '' if all do."""
+    with ThreadPoolExecutor(min(max(len(cluster.ps), 1), _MOST_LOOKS)) as pool:
+        reasons = list(pool.map(why_silent, cluster.ps))
+    return '; '.join('%s %s' % (cluster.who(rank, 'ps'), why)
+                     for rank, why in enumerate(reasons) if why)
 
 
-def answers(address, seconds=2.):
-    """Whether a server speaks at an address; None if it takes a connection, and says nothing."""
-    try:
-        with socket.create_connection(split_address(address), timeout=seconds) as connection:
-            # What speaks as no server is another program, which is of no use, either.
-            return speaks_as_server(connection, time.monotonic() + seconds)
-    except OSError:
-        return False
+class Notice:
+    """Says for whom a wait is: a line when it takes long, and every 30 seconds from then on."""
+
+    def __init__(self, say, timeout):
+        """
+        Args:
+          say: called with the line.
+          timeout: seconds after which the wait ends; half of them pass at most before the line.
+        """
+        self._say, self._timeout = say, timeout
+        self._due = time.monotonic() + min(FIRST, timeout / 2.)
+
+    def look(self, what):
+        """Says it, if it is time."""
+        if time.monotonic() > self._due:
+            self._due = time.monotonic() + AGAIN
+            self._say('waiting        %s, start_timeout is %.3g s' % (what, self._timeout))
 
 
-def all_answers(addresses):
-    """What `answers` gives for each address, a list; those that do not answer take no turns."""
-    with ThreadPoolExecutor(min(max(len(addresses), 1), _MOST_LOOKS)) as pool:
-        return list(pool.map(answers, addresses))
-
-
-_MOST_LOOKS = 16  # at addresses at a time: that of a machine that is off takes seconds
-
-
-def speaks_as_server(connection, deadline):
-    """Whether one of TensorFlow's servers is at the other end of a connection.
-
-    The system takes connections for a process that is frozen, but does not speak for it.
-
-    Args:
-      connection: `socket.socket`, just connected.
-      deadline: `time.monotonic()` at which to give up.
-
-    Returns:
-      True or False; None if nothing was said until the deadline.
-    """
-    received = b''
-    try:
-        connection.sendall(_HTTP2)
-        while len(received) < 4:
-            connection.settimeout(max(0.01, deadline - time.monotonic()))
-            data = connection.recv(64)
-            if not data:
-                break
-            received += data
-    except socket.timeout:
-        return None
-    except OSError:
-        pass  # closed: no server, either
-    return received[3:4] == _SETTINGS
-
-
-def wait_for(address, who, deadline, pause=0.2, tried=None):
+def wait_for(address, who, deadline, say):
     """A connection to an address, tried again until somebody answers.
 
     Args:
       address: `'host:port'`.
-      who: name of the task at that address, for the error's text: `'worker 1'`.
+      who: the task at that address, in words.
       deadline: `time.monotonic()` at which to give up.
-      pause: seconds between two tries.
-      tried: called after each try; or None.
+      say: called with lines about the wait.
 
     Returns:
       A connected `socket.socket`.
@@ -201,24 +170,41 @@ def wait_for(address, who, deadline, pause=0.2, tried=None):
     Raises:
       ClusterError: nothing answered in time.
     """
-    host, port = split_address(address)
-    begin, reason = time.monotonic(), 'no time was left'
+    place, begin, reason = split_address(address), time.monotonic(), 'no time was left'
+    notice = Notice(say, deadline - begin)
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
             raise ClusterError(
-                '%s at %s does not answer: %s, after %.0f seconds. Start it, correct its address, '
+                '%s does not answer at %s: %s, after %.0f seconds. Start it, correct its address, '
                 'or give a longer start_timeout.' % (who, address, reason,
                                                     time.monotonic() - begin))
         try:
-            return socket.create_connection((host, port), timeout=min(left, 5.))
+            return socket.create_connection(place, timeout=min(left, 5.))
         except socket.gaierror as error:
             reason = 'the name of its host is not known here (%s)' % error.strerror
         except OSError as error:
             reason = error.strerror or str(error)
-        if tried is not None:
-            tried()
-        time.sleep(min(pause, max(0., deadline - time.monotonic())))
+        notice.look('for ' + who)
+        time.sleep(min(_PAUSE, max(0., deadline - time.monotonic())))
+
+
+def wait_for_servers(cluster, deadline, say):
+    """Waits until all parameter servers work.
+
+    Raises:
+      ClusterError: one does not in time; says why.
+    """
+    notice = Notice(say, deadline - time.monotonic())
+    while True:
+        silent = silent_servers(cluster)
+        if not silent:
+            return
+        if time.monotonic() > deadline:
+            raise ClusterError('%s. Start it, correct its address, or give a longer start_timeout.'
+                               % silent)
+        notice.look(silent)
+        time.sleep(_PAUSE)
 
 
 def check_port(address, say=print):

@@ -28,31 +28,23 @@ _CALLS = ('If', 'StatelessIf', 'While', 'StatelessWhile', 'Case', 'StatelessCase
 _LOOKUPS = ('Gather', 'GatherV2', 'GatherNd')
 
 
-class SpreadingCreator(tf.train.SessionCreator):
-    """Makes sessions; before the first one, when the graph is complete, spreads the graph."""
+def spread(cluster, built, scaffold):
+    """Spreads the graph of a build, when it is complete.
 
-    def __init__(self, cluster, creator, scaffold, built):
-        """
-        Args:
-          cluster: `Cluster` with parameter servers.
-          creator: the `tf.train.SessionCreator` that makes the sessions.
-          scaffold: the creator's `tf.train.Scaffold`.
-          built: `BuiltTowers`.
-        """
-        self._cluster, self._creator, self._scaffold = cluster, creator, scaffold
-        self._built, self._is_spread = built, False
+    Args:
+      cluster: `Cluster` with parameter servers.
+      built: `BuiltTowers`.
+      scaffold: the `tf.train.Scaffold` of the session to be made.
 
-    def create_session(self):
-        if not self._is_spread:
-            graph, built = tf.get_default_graph(), self._built
-            trained = [variable for _, variable in built.gradients]
-            if self._cluster.is_chief and built.machines.hook is not None:
-                check_writes(graph, built)
-            read_after_writes(graph, trained + _global_variables(graph), built.train_op)
-            self._scaffold.finalize()
-            spread_over_servers(self._cluster, graph, trained)
-            self._is_spread = True
-        return self._creator.create_session()
+    Raises:
+      ClusterError: an operation that cannot be placed, or whose place in the order cannot be kept.
+    """
+    graph, trained = tf.get_default_graph(), [variable for _, variable in built.gradients]
+    if cluster.is_chief and built.machines.sums_up:
+        check_writes(graph, built)
+    read_after_writes(graph, trained + _global_variables(graph), built.train_op)
+    scaffold.finalize()
+    spread_over_servers(cluster, graph, trained)
 
 
 def check_writes(graph, built):

@@ -50,8 +50,8 @@ def signature(cluster, built, settings=None):
     return {
         'kind of cluster': cluster.kind, 'list of workers': list(cluster.workers),
         'list of parameter servers': list(cluster.ps), 'synchronous': cluster.synchronous,
-        'backup_workers': cluster.backup_workers, 'wire': cluster.wire,
-        'buffer_mb': cluster.buffer_mb, 'every': cluster.every, 'compare': cluster.compare,
+        'wire': cluster.wire, 'buffer_mb': cluster.buffer_mb, 'every': cluster.every,
+        'compare': cluster.compare,
         # 1.15 and 2.21 do not understand each other's messages.
         'TensorFlow': tf.VERSION if hasattr(tf, 'VERSION') else tf.__version__,
         'number of builds with cluster=': len(builds),

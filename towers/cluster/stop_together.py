@@ -7,7 +7,7 @@ from towers.arguments import check_instance
 from towers.api.built import BuiltTowers
 from towers.cluster.cluster import Cluster
 from towers.cluster.machines import builds_of
-from towers.errors import ClusterError, InvalidArgumentError
+from towers.errors import InvalidArgumentError
 from towers.run.stopping import StopOnSignalHook
 
 
@@ -16,9 +16,9 @@ class StopTogetherHook(StopOnSignalHook):
 
     Without it a worker that stops leaves the others waiting for it in their next step. Use it on
     all workers, among the hooks that come last. Then only one of them has to know how many steps
-    there are: in a ring, and with Horovod, all workers stop when one does, on parameter servers
-    when the chief does, whatever the reason (asynchronous workers after the step in which they see
-    it). The end of a worker's data is no such stop, see `until_all_end`.
+    there are: all stop when one does, whatever the reason; asynchronous workers when the chief
+    does, after the step in which they see it. The end of a worker's data is no such stop, see
+    `until_all_end`.
 
     A worker that would begin one more step gets `tf.errors.OutOfRangeError`, which
     `tf.train.MonitoredSession` takes for the end of the training, as at the end of the data.
@@ -56,11 +56,9 @@ class StopTogetherHook(StopOnSignalHook):
         super(StopTogetherHook, self).__init__(stream)
         self.stopped_by = None
         self._cluster, self._machines = cluster, built.machines
-        self._built = built
         self._own = str([each.machines for each in builds_of(built)].index(built.machines))
         self.is_told = self._has_said = False
-        # Steps made when the connection was looked at last; the builds of the first and the newest.
-        self._steps, self._first, self._latest = 0, None, None
+        self._steps = 0  # made when the connection was looked at last
 
     @property
     def stopping_signal(self):
@@ -85,7 +83,7 @@ class StopTogetherHook(StopOnSignalHook):
 
     def begin(self):
         """A session begins, whose steps are counted anew."""
-        self._steps, self._first, self._latest = 0, None, None
+        self._steps = 0
 
     def before_run(self, run_context):
         """Says a signal, if there was one."""
@@ -99,16 +97,9 @@ class StopTogetherHook(StopOnSignalHook):
     def end(self, session):
         """Tells the others that this session makes no more steps."""
         if self._machines.connection is not None:
-            self._learn()
-            self.is_told = self.is_told or self._machines.chief_has_ended
             self._machines.connection.leave()
-            if self._cluster.has_copies:
-                self._learn()
+            self._learn()
         super(StopTogetherHook, self).end(session)
-
-    def noticed(self):
-        """Tells the others at once: a step may be under way that waits for one that is gone."""
-        self._tell()
 
     def _tell(self):
         connection, number = self._machines.connection, self.received
@@ -120,11 +111,9 @@ class StopTogetherHook(StopOnSignalHook):
         if self._machines.connection is None:
             return self.received is not None
         self._learn()
-        if self._cluster.has_copies:
+        if self._cluster.waits:
             return self._has_ended_a_round() and self.is_told
-        is_asked = self._cluster.is_chief and self.stopped_by is not None
-        return self.is_told or is_asked or self.received is not None and (
-            self._cluster.is_chief or not self._cluster.synchronous)
+        return self.is_told or self.received is not None
 
     def _learn(self):
         connection = self._machines.connection
@@ -132,24 +121,9 @@ class StopTogetherHook(StopOnSignalHook):
         self.stopped_by = self.stopped_by or connection.stopped_by
 
     def _has_ended_a_round(self):
-        """Whether the call was a step of this hook's build.
-
-        Raises:
-          ClusterError: rounds begin with another step, or do not end with this hook's build.
-        """
+        """Whether the call was a step of this hook's build."""
         connection = self._machines.connection
         if connection.made == self._steps:
             return False
-        self._steps, builds = connection.made, connection.builds
-        self._first = self._first or builds
-        if self._latest is not None and self._own in self._latest.split() and (
-                self._own not in builds.split() and builds != self._first):
-            raise ClusterError(
-                'a step of the build that trains %r comes after the build that trains %r, which '
-                'StopTogetherHook has, and the first step of the session was another one: give '
-                'the hook the build that each round of steps ends with, and begin the session and '
-                'all rounds with the same step, on all workers.' % tuple(
-                    each.gradients[0][1].op.name for each in (
-                        builds_of(self._built)[int(builds.split()[0])], self._built)))
-        self._latest = builds
-        return self._own in builds.split()
+        self._steps = connection.made
+        return self._own in connection.builds.split()

@@ -2,7 +2,6 @@
 
 import json
 
-from towers.arguments import check_choice
 from towers.errors import ClusterError
 
 JOBS = ('chief', 'worker', 'ps', 'evaluator')
@@ -11,17 +10,17 @@ _FORM = ('{"cluster": {"worker": ["host:port"]}, "task": {"type": "worker", "ind
 
 
 def parse_tf_config(text):
-    """What a `TF_CONFIG` says.
+    """What a `TF_CONFIG` says, in the words of `Cluster`, for which a chief is worker 0.
 
     Args:
       text: JSON; of nothing but spaces: as if there was none.
 
     Returns:
-      `(jobs, task)`: a dict from each of `JOBS` to its list of addresses; and `(job, index)` of
-      this process, with None for an index that is not there, or None.
+      Dict of the fields `workers`, `ps`, `job` and `rank` of `Cluster`.
 
     Raises:
-      ClusterError: it is another text, or contradicts itself.
+      ClusterError: it is another text, contradicts itself, or does not say which of several tasks
+        this process is.
     """
     try:
         config = json.loads(text if text.strip() else '{}')
@@ -31,72 +30,40 @@ def parse_tf_config(text):
         raise _unreadable(text, error) from None
     config = _object(text, 'it', config)
     jobs = _parse_jobs(text, _object(text, '"cluster"', config.get('cluster')))
-    if config.get('task') is None:
-        return jobs, None
-    task = _object(text, '"task"', config['task'])
-    if 'type' not in task:
+    workers = jobs['chief'] + jobs['worker']
+    if any(jobs.values()) and not workers:
+        raise ClusterError('TF_CONFIG names no worker: its "cluster" has %s alone. Add "worker": '
+                           '["host:port", …] to it.' % ' and '.join(
+                               '"%s"' % name for name in sorted(jobs) if jobs[name]))
+    if config.get('task') is None and workers:
+        raise ClusterError('TF_CONFIG has a cluster and no task: add "task": {"type": "worker", '
+                           '"index": 0} for this process.')
+    job, index = _parse_task(text, _object(text, '"task"', config.get('task')))
+    if workers and job != 'evaluator':
+        count = len(jobs[job])
+        if index is None and count > 1:
+            raise ClusterError(
+                'the cluster has %d tasks of the job %s, and nothing says which of them this '
+                'process is: give an "index" in the "task" of TF_CONFIG.' % (count, job))
+        if not 0 <= (index or 0) < count:
+            raise ClusterError("TF_CONFIG's task is %s %d, and its cluster has %d of them: %s." % (
+                job, index or 0, count, 'number the tasks of each job from 0' if count else
+                "name one under '%s', or give this process another job" % job))
+    index = (index or 0) + (len(jobs['chief']) if job == 'worker' else 0)
+    return {'workers': workers, 'ps': jobs['ps'], 'job': 'worker' if job == 'chief' else job,
+            'rank': index}
+
+
+def _parse_task(text, task):
+    """`(job, index)`, with None for an index that is not there."""
+    if task and 'type' not in task:
         raise _unreadable(text, '"task" has no "type"')
-    job = 'chief' if task['type'] == 'master' else task['type']
+    job = task.get('type', 'worker')
+    job = 'chief' if job == 'master' else job
     if job not in JOBS:
         raise ClusterError("TF_CONFIG's task is of type %r: expected one of %s." % (
             job, ', '.join(JOBS)))
-    return jobs, (job, _parse_index(text, task.get('index')))
-
-
-def place_of(jobs, task, workers=None, ps=None, job=None, index=None):
-    """Which task this process is, in the words of `Cluster`, for which a chief is worker 0.
-
-    A number counts within the job as the list in force does: a `TF_CONFIG` with a chief counts its
-    workers without it, and `workers` with it.
-
-    Args:
-      jobs, task: as `parse_tf_config` returns them.
-      workers, ps: addresses instead of those of `TF_CONFIG`; or None.
-      job: one of `JOBS`, instead of the task's; or None.
-      index: the number within the job, instead of the task's; or None.
-
-    Returns:
-      `(job, rank)`.
-
-    Raises:
-      ClusterError: there is no such task, or several may be meant.
-      InvalidArgumentError: no such job.
-    """
-    if job is not None:
-        check_choice('job', job, JOBS)
-    said_by = 'this process' if job or index is not None or task is None else "TF_CONFIG's task"
-    if workers is not None:
-        if task is not None and task[0] in ('chief', 'worker'):
-            task = ('worker', 0 if task[0] == 'chief' else
-                    None if task[1] is None else task[1] + len(jobs['chief']))
-        if job == 'chief':
-            job, index = 'worker', 0 if index is None else index
-        jobs = dict(jobs, chief=[], worker=workers)
-    if ps is not None:
-        jobs = dict(jobs, ps=ps)
-    if task is None and index is None and job is None and workers is None and jobs['worker']:
-        raise ClusterError('TF_CONFIG has a cluster and no task: add "task": {"type": "worker", '
-                           '"index": 0} for this process.')
-    if index is None and task is not None and job in (None, task[0]):
-        index = task[1]
-    job = job or (task[0] if task is not None else 'worker')
-    if task is None and not jobs['chief'] and not jobs['worker'] or index is not None and (
-            isinstance(index, bool) or not isinstance(index, int)):
-        return job, index or 0  # no cluster at all, or no number: `Cluster` says what is wrong
-    if index is None:
-        if job != 'evaluator' and len(jobs[job]) > 1:
-            raise ClusterError(
-                'the cluster has %d tasks of the job %s, and nothing says which of them this '
-                'process is: give a rank, from 0, or an "index" in the "task" of TF_CONFIG.' % (
-                    len(jobs[job]), job))
-        index = 0
-    if job != 'evaluator' and not 0 <= index < len(jobs[job]):
-        raise ClusterError('%s is %s %d, and its cluster has %d of them: %s.' % (
-            said_by, job, index, len(jobs[job]), 'number the tasks of each job from 0'
-            if jobs[job] else "name one under '%s'%s, or give this process another job" % (
-                job, " (of kind='ps')" if job == 'ps' else '')))
-    return ('worker', 0) if job == 'chief' else (
-        job, index + (len(jobs['chief']) if job == 'worker' else 0))
+    return job, _parse_index(text, task.get('index'))
 
 
 def _parse_jobs(text, cluster):
