@@ -65,19 +65,19 @@ def hook_of(cluster):
     built = towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])),
                                 tf.ones([2]), tf.train.GradientDescentOptimizer(.1), 1,
                                 cluster=cluster)
-    hook, stopped = towers.StopTogetherHook(cluster, built), []
-    hook._coordinator = types.SimpleNamespace(request_stop=lambda: stopped.append(True))
-    return hook, built, stopped
+    return towers.StopTogetherHook(cluster, built), built
 
 
 @pytest.mark.parametrize('cluster', [
     towers.Cluster('ring', ['a:1']),
     towers.Cluster('ps', ['a:1', 'b:2'], ['c:3'], synchronous=False, rank=1)])
 def test_where_workers_do_not_wait_for_each_other_each_stops_by_itself(cluster):
-    hook, built, stopped = hook_of(cluster)
+    hook, built = hook_of(cluster)
     built.machines.join(types.SimpleNamespace(is_over=False, stopped_by=None))
-    hook.step_done(None)
+    stopped = []
+    context = types.SimpleNamespace(request_stop=lambda: stopped.append(True))
+    hook.after_run(context, None)
     assert not stopped
     hook.stop(signal.SIGTERM)
-    hook.step_done(None)
+    hook.after_run(context, None)
     assert stopped == [True] and hook.received == signal.SIGTERM

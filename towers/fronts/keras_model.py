@@ -19,7 +19,8 @@ from towers.tower.build_context import check_not_nested
 
 
 def ParallelModel(  # pylint: disable=invalid-name
-        model: typing.Any, devices: typing.Union[None, int, str, typing.Sequence] = None):
+        model: typing.Any,
+        devices: typing.Union[None, int, str, typing.Sequence] = None) -> typing.Any:
     """A Keras model that computes each batch on several devices, one part of it on each.
 
         model = towers.ParallelModel(model, devices=2)
