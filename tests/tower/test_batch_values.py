@@ -124,8 +124,8 @@ def test_a_loss_over_what_is_counted_in_the_batch(options):
     assert assert_one_device(masked_sequence_loss, **options).plan.line('whole batch') is None
 
 
-@pytest.mark.parametrize('options', [dict(num_towers=3)] + [
-    pytest.param(each, marks=slow) for each in WAYS[1:]], ids=str)
+@pytest.mark.parametrize('options', [dict(num_towers=4)] + [
+    pytest.param(each, marks=slow) for each in WAYS[2:]], ids=str)
 def test_negatives_from_the_whole_batch(options):
     assert_one_device(contrastive_loss, **options)
 
@@ -140,42 +140,28 @@ def test_in_a_branch_that_all_towers_take_or_leave():
         assert_one_device(model_fn)
 
 
-@pytest.mark.parametrize('num_towers', [1, 4])
-def test_a_tower_without_an_example_adds_nothing(num_towers):
+def test_a_tower_without_an_example_adds_nothing():
     def model_fn(x):
         losses = tf.square(tf.tensordot(x, variable('w', [5], 1), 1) - 1.)
         count = tf.cast(tf.shape(x)[0], tf.float64)
         return towers.batch_sum(tf.reduce_sum(losses)) / towers.batch_sum(count)
     batch = tf.placeholder_with_default(X[:3], [None, 5])
-    built = towers.build_towers(model_fn, batch, tf.train.GradientDescentOptimizer(.1), num_towers,
+    built = towers.build_towers(model_fn, batch, tf.train.GradientDescentOptimizer(.1), 4,
                                 'mean', remainder='weight')
-    with tf.Session(config=towers.session_config(built.devices)) as session:
-        session.run(tf.global_variables_initializer())
-        session.run(built.variables[0].assign([.1, .2, .3, .4, .5]))
-        loss, gradient = session.run([built.loss, built.gradients[0][0]])
     weights = np.array([.1, .2, .3, .4, .5])
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(built.variables[0].assign(weights))
+        loss, gradient = session.run([built.loss, built.gradients[0][0]])
     left = X[:3].dot(weights) - 1.
     np.testing.assert_allclose(loss, np.mean(left ** 2), 1e-12)
     np.testing.assert_allclose(gradient, 2. * left.dot(X[:3]) / 3, 1e-12)
 
 
-@pytest.mark.parametrize('copies', ['clone', 'reuse'])
-def test_rows_of_a_batch_with_fewer_examples_than_towers_are_refused(copies):
+def test_rows_of_a_batch_with_fewer_examples_than_towers_are_refused():
     with pytest.raises(towers.ModelFunctionError, match='fewer examples than there are towers'):
         towers.build_towers(lambda x: tf.reduce_mean(towers.batch_concat(x * variable('w', [], 1))),
                             tf.constant(X[:1]), tf.train.GradientDescentOptimizer(.1), 2,
-                            remainder='weight', copies=copies)
-
-
-def test_static_shapes_are_those_of_the_batch():
-    shapes = []
-
-    def model_fn(x):
-        shapes[:] = [towers.batch_concat(x).shape.as_list(),
-                     towers.batch_sum(x[0]).shape.as_list()]
-        return tf.reduce_mean(x * variable('w', [5], 1))
-    towers.build_towers(model_fn, tf.constant(X[:8]), tf.train.GradientDescentOptimizer(.1), 2)
-    assert shapes == [[8, 5], [5]]
+                            remainder='weight')
 
 
 def test_without_towers_they_are_the_tensor_itself():
@@ -192,7 +178,6 @@ def in_a_loop(x):
     (lambda x: towers.batch_sum(x[0]), dict(memory=towers.Memory(accumulate=4)),
      r'batch_sum\(.*4 micro-batches'),
     (in_a_loop, {}, 'batch_sum.* is in a loop, or in a function or branch'),
-    (lambda x: towers.batch_mean(tf.cast(x[0], tf.int32)), {}, 'expected a dense tensor of floats'),
     (lambda x: towers.batch_concat(tf.reduce_sum(x)), {}, r'shape \(\).*\[rows'),
     (lambda x: towers.batch_sum(None), {}, r'batch_sum\(None\): expected a dense tensor'),
     (lambda x: towers.batch_sum(tf.equal(x, 0.)), {}, 'bool.*floats or integers'),
@@ -207,18 +192,17 @@ def test_what_cannot_be_exchanged_is_refused(value, options, text):
                             **options)
 
 
-@pytest.mark.parametrize('num_towers, value, options', [
-    (1, lambda x: towers.batch_sum(tf.reduce_sum(x)), {}),
-    (2, lambda x: towers.batch_sum(tf.reduce_sum(x)), {}), (1, tf.reduce_sum,
-                                                            dict(batch_norm='sync'))])
-def test_several_machines_are_refused(value, options, num_towers):
+@pytest.mark.parametrize('value, options', [
+    (lambda x: towers.batch_sum(tf.reduce_sum(x)), {}),
+    (tf.reduce_sum, dict(batch_norm='sync'))])
+def test_several_machines_are_refused(value, options):
     """With one tower on each, too: its shard is not the batch."""
     def model_fn(x):
         return tf.cast(value(x), tf.float64) * variable('w', [], 1)
     with pytest.raises(towers.TowersError,
                        match='(batch_sum|sync).*the batch is on several machines'):
         towers.build_towers(model_fn, tf.constant(X[:8]), tf.train.GradientDescentOptimizer(.1),
-                            num_towers, cluster=towers.Cluster('ring', ['a:1', 'b:1'], rank=0),
+                            1, cluster=towers.Cluster('ring', ['a:1', 'b:1'], rank=0),
                             **options)
 
 
@@ -267,15 +251,6 @@ def test_what_normalizes_each_example_alone_stays():
         return (h - mean) * tf.rsqrt(variance + .1)
     built = assert_one_device(convolutional(layer_norm), 'images', batch_norm='sync')
     assert built.plan.line('batch norm').startswith('0 in sync')
-
-
-@slow
-def test_the_check_needs_no_exception(mended_slim):
-    def model_fn(x, y):
-        h = slim.batch_norm(tf.matmul(x, variable('w', [5, 3], 1)), decay=.5, fused=False)
-        return tf.reduce_mean((h - y) ** 2)
-    report = towers.check_towers(model_fn, (X[:8], Y[:8]), steps=2, batch_norm='sync')
-    assert report.equal and not report.left_out
 
 
 @pytest.mark.skipif(tf.version.VERSION < '2', reason='control flow v2')

@@ -20,13 +20,13 @@ def regularized(x):
     return tf.reduce_mean(tf.matmul(x, w)) + 3 * tf.nn.l2_loss(w)
 
 
-def after_a_step(optimizer, num_towers, model_fn=regularized, **options):
-    built = towers.build_towers(model_fn, tf.constant(X), objective(optimizer, options), num_towers,
+def after_a_step(optimizer, **options):
+    built = towers.build_towers(regularized, tf.constant(X), objective(optimizer, options), 2,
                                 'mean', **options)
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run(tf.global_variables_initializer())
         session.run(built.train_op)
-        return session.run(built.variables[0]).ravel(), built
+        return session.run(built.variables[0]).ravel()
 
 
 class Clipping(SGD):
@@ -35,24 +35,17 @@ class Clipping(SGD):
                 in super(Clipping, self).compute_gradients(*args, **kwargs)]
 
 
-def clipping_object():
-    """The same as an attribute of one object, as programs have it that wrap what they are given."""
+def test_an_optimizer_that_changes_gradients_gets_those_of_the_whole_loss():
+    """By an attribute of one object, as programs have it that wrap what they are given."""
     optimizer = SGD(RATE)
     optimizer.compute_gradients = types.MethodType(Clipping.compute_gradients, Clipping(RATE))
-    return optimizer
-
-
-@pytest.mark.parametrize('make', [lambda: Clipping(RATE), clipping_object])
-def test_an_optimizer_that_changes_gradients_gets_those_of_the_whole_loss(make):
-    # Of the batch, and all of the loss: at least 2, clipped to 1.
-    weights, _ = after_a_step(make(), 2)
+    weights = after_a_step(optimizer)  # of the batch, and all of the loss: at least 2, clipped to 1
     np.testing.assert_allclose(weights, 1. - RATE, rtol=1e-12)
 
 
-@pytest.mark.parametrize('gate', ['GATE_NONE', 'GATE_OP', 'GATE_GRAPH'])
-def test_gates_leave_the_numbers_as_they_are(gate):
-    options = {'gate_gradients': getattr(tf.train.Optimizer, gate)}
-    weights, _ = after_a_step(SGD(RATE), 2, gradient_options=options)
+def test_gates_leave_the_numbers_as_they_are():
+    options = {'gate_gradients': tf.train.Optimizer.GATE_GRAPH}
+    weights = after_a_step(SGD(RATE), gradient_options=options)
     np.testing.assert_allclose(weights, 1. - RATE * (np.array([3., 4.]) + 3.), rtol=1e-12)
 
 
@@ -60,5 +53,5 @@ def test_a_variable_of_another_graph_is_named():
     with tf.Graph().as_default():
         other = tf.get_variable('other', [])
     with pytest.raises(towers.InvalidArgumentError) as error:
-        after_a_step(SGD(RATE), 2, var_list=[other])
+        after_a_step(SGD(RATE), var_list=[other])
     assert str(error.value) == "var_list holds 'other', which belongs to another graph."

@@ -9,7 +9,7 @@ import tf_slim as slim
 
 import sample_models as samples
 import towers
-from sample_models import sgd
+from sample_models import sgd, switched
 
 X = np.arange(24, dtype=np.float64).reshape(8, 3) / 10. - 1.
 FOUR = np.float64([1., 2., 3., 6.])  # of two towers the means are 1.5 and 4.5
@@ -28,10 +28,6 @@ def by_get_variable(x):
     return tf.matmul(x, tf.get_variable('w', [3, 1], x.dtype, regularizer=l2))
 
 
-def by_slim(x):
-    return slim.fully_connected(x, 1, activation_fn=None, weights_regularizer=l2)
-
-
 def by_keras(x):
     """A layer whose losses the program registers, as it has those of its other layers."""
     layer = keras.layers.Dense(1, use_bias=False, kernel_regularizer=l2, dtype=x.dtype.name,
@@ -42,10 +38,6 @@ def by_keras(x):
     return out
 
 
-def by_tf_layers(x):
-    return tf.layers.dense(x, 1, kernel_regularizer=l2)
-
-
 def with_a_shared_layer(x):
     """Two calls of a layer register the loss of its kernel once, on one device."""
     def layer(x, reuse=None):
@@ -53,8 +45,7 @@ def with_a_shared_layer(x):
     return layer(layer(x), True)
 
 
-WAYS = [by_get_variable, by_slim, by_keras, with_a_shared_layer] + (
-    [by_tf_layers] if samples.HAS_TF_LAYERS else [])
+WAYS = [by_get_variable, by_keras, with_a_shared_layer]
 
 
 def check(model_fn, num_towers=2, plain=None, **options):
@@ -105,7 +96,15 @@ def test_a_loss_of_activations_that_is_computed_as_the_models_own_is_added():
     check(model_fn, plain=once, regularization='add')
 
 
-def registers(activity):
+class Clipping(tf.train.GradientDescentOptimizer):
+    def compute_gradients(self, *args, **kwargs):
+        return [(tf.clip_by_value(gradient, -7., 7.), variable) for gradient, variable
+                in super(Clipping, self).compute_gradients(*args, **kwargs)]
+
+
+@pytest.mark.parametrize('activity, optimizer, gradient', [
+    (False, sgd(), 3. + 5.), (True, sgd(), 3. + 5. + 2. * 3.), (False, Clipping(.1), 7.)])
+def test_a_registered_loss_of_activations_is_of_each_shard(activity, optimizer, gradient):
     """The mean of x w; registered are 5 w, and with `activity` the mean of 2 x w."""
     def model(x):
         w = tf.get_variable('w', [], tf.float64, tf.ones_initializer())
@@ -113,23 +112,8 @@ def registers(activity):
         if activity:
             tf.add_to_collection(KEY, 2. * tf.reduce_mean(x * w))
         return tf.reduce_mean(x * w)
-    return model
-
-
-@pytest.mark.parametrize('activity, gradient', [(False, 3. + 5.), (True, 3. + 5. + 2. * 3.)])
-def test_a_registered_loss_of_activations_is_of_each_shard(activity, gradient):
-    built = towers.build_towers(registers(activity), FOUR, sgd(), 2, 'mean', regularization='add')
-    assert samples.run(built, [built.loss, built.gradients[0][0]]) == [gradient, gradient]
-
-
-def test_an_optimizer_that_clips_gets_a_registered_loss_with_the_batchs():
-    class Clipping(tf.train.GradientDescentOptimizer):
-        def compute_gradients(self, *args, **kwargs):
-            return [(tf.clip_by_value(gradient, -7., 7.), variable) for gradient, variable
-                    in super(Clipping, self).compute_gradients(*args, **kwargs)]
-    built = towers.build_towers(registers(False), FOUR, Clipping(.1), 2, 'mean',
-                                regularization='add')
-    assert samples.run(built, built.gradients[0][0]) == 7.  # of 3 + 5
+    built = towers.build_towers(model, FOUR, optimizer, 2, 'mean', regularization='add')
+    assert samples.run(built, built.gradients[0][0]) == gradient
 
 
 @pytest.mark.parametrize('options', [REPLICATED, {}], ids=str)
@@ -169,18 +153,13 @@ def test_each_towers_draw_counts_for_itself(source):
 @pytest.mark.parametrize('v2', [False, True], ids=['v1', 'v2'])
 def test_terms_that_depend_on_the_data_by_control_alone(v2):
     """Each shard takes a branch of its own: 2 l2 here, 1 l2 there."""
-    before = tf.control_flow_v2_enabled()
-    (tf.enable_control_flow_v2 if v2 else tf.disable_control_flow_v2)()
-
     def model_fn(x):
         w = tf.get_variable('w', [], tf.float64, tf.constant_initializer(2.))
         factor = tf.cond(tf.reduce_mean(x) > 0., lambda: tf.constant(2., tf.float64),
                          lambda: tf.constant(1., tf.float64))
         return tf.reduce_mean(w * x) + factor * 0.5 * w * w
-    try:
+    with switched('control_flow_v2', v2):
         built = towers.build_towers(model_fn, np.float64([1., 1., -1., -1.]), sgd(), 2, 'mean')
-    finally:
-        (tf.enable_control_flow_v2 if before else tf.disable_control_flow_v2)()
     # (1 + 2 w) / 2 + (-1 + w) / 2 with w = 2; loss (2 + 4) / 2 + (-2 + 2) / 2
     assert samples.run(built, [built.gradients[0][0], built.loss]) == [3., 3.]
 

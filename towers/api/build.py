@@ -149,7 +149,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         replicas=replicas, precision=request.numerics.precision,
         scaled_losses=update.scaled_losses, xla=request.numerics.xla,
         variable_scope=request.full_scope_name, machines=machines,
-        own_state=tower_set.roles.own_state.of_all_towers(),
+        own_state=tower_set.roles.own_variables(),
         made=frozenset(variable.op.name for variable in recorded.created),
         opened_scopes=recorded.opened_scopes)
     if machines is not None:

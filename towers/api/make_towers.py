@@ -62,6 +62,7 @@ def call_once_and_copy(request, shards, behind, scaled_losses):
     cuts = put_on_devices(recorded, request, request.parts[0].device)
     roles = ownership(recorded, request, shards.sizes[0], taken, None if (
         request.placement.all_reduce is None) else make_replicas)
+    taken = taken + roles.inline_updates.updates
     losses = make_losses(recorded, request, 0)
     gradients = TowerGradients(request, scaled_losses, behind)
     first = differentiate(recorded, losses, gradients, request, shards, 0, scales[0], taken)

@@ -119,7 +119,7 @@ def _settling(tower_set, request, outputs, combined, shards):
         check_of_no_tower(
             made, fetches, known + list(after) + list(towers[0].updates),
             [loss for tower in towers for loss in flat(tower.loss)], tower_set.recorded,
-            [variable for variable in tower_set.roles.own_state.of_all_towers()
+            [variable for variable in tower_set.roles.own_variables()
              if variable.op.name not in trained])
         if not request.has_whole_batch:
             check_of_no_worker(made, fetches, flat(outputs.loss) + list(means.values()),
@@ -241,6 +241,6 @@ def _updates(tower_set, update_ops, before, of_optimizers):
         chosen = towers[:1]
         roles = tower_set.roles
         others += updates_that_write(towers, [
-            variable.op.name for variable in roles.own_state.of_other_towers]
+            variable.op.name for variable in roles.own_variables(1)]
             + list(metric_variables()) + roles.names('every'))
     return [update for tower in chosen for update in tower.updates] + others + of_optimizers

@@ -40,7 +40,8 @@ class Roles(collections.namedtuple('Roles', 'written own_state inline_updates re
         0 writes for all; `'every'`: every tower writes, in turn; `'own'`: one for each tower;
         `'metric'`: a counter of `tf.metrics`, or of a `(value, update_op)`, to which every tower
         adds.
-      own_state: `OwnState`: local variables that the forward pass writes, one for each tower.
+      own_state: {name of a local variable that the forward pass writes: list of those of the
+        towers, the first one's, which the model made, among them}.
       inline_updates: `InlineUpdates`: shared variables that the forward pass writes.
       replicas: `Replicas` of the trained variables; or None.
     """
@@ -58,8 +59,12 @@ class Roles(collections.namedtuple('Roles', 'written own_state inline_updates re
           micro_batches: how many each tower has.
         """
         found = {} if self.replicas is None else self.replicas.in_tower(part // micro_batches)
-        found.update(self.own_state.in_tower(part))
+        found.update((name, of_towers[part]) for name, of_towers in self.own_state.items())
         return found
+
+    def own_variables(self, first=0):
+        """List of the variables of tower number `first` and of those after it, by variable."""
+        return [each for of_towers in self.own_state.values() for each in of_towers[first:]]
 
     def describe(self, trained, request):
         """The plan's line: who writes what; None where all that is written is trained.
@@ -105,7 +110,7 @@ def ownership(recorded, request, size, taken=(), make_replicas=None):
     if not any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives):
         _check_trains_nothing(writes, runs)
     state = own_state(recorded, writes, step, counted, request.parts_a_call)
-    own = {variable.op.name for variable in state.of_all_towers()}
+    own = state.keys()
     replicas = None if make_replicas is None else make_replicas(
         recorded.variables, request.devices)
     shared = _without(writes, own | of_metrics)
@@ -130,32 +135,8 @@ def _without(writes, names):
     return [write for write in left if write.variables]
 
 
-class OwnState(collections.namedtuple('OwnState', 'variables of_towers')):
-    """The state variables of all towers.
-
-    Attributes:
-      variables: the state variables of the first tower.
-      of_towers: dict from the name of each to the variables of tower 1, 2, …
-    """
-    __slots__ = ()
-
-    @property
-    def of_other_towers(self):
-        """List of the state variables of the towers after the first."""
-        return sum(self.of_towers.values(), [])
-
-    def in_tower(self, tower):
-        """{name of a state variable: the variable of tower number `tower`, from 1}."""
-        return {name: others[tower - 1] for name, others in self.of_towers.items()}
-
-    def of_all_towers(self):
-        """List of the variables of all towers, by variable and then by tower."""
-        return [each for variable in self.variables
-                for each in [variable] + self.of_towers[variable.op.name]]
-
-
 def own_state(recorded, writes, step, counted, num_towers):
-    """Finds the first tower's state among the variables it writes; makes the others': `OwnState`.
+    """Finds the first tower's state among the variables it writes; makes the others'.
 
     Args:
       recorded: `Recorded`. An operation that writes what depends on the shard is run by the step,
@@ -166,37 +147,39 @@ def own_state(recorded, writes, step, counted, num_towers):
         shared.
       num_towers: how many towers there are.
 
+    Returns:
+      As `Roles.own_state`.
+
     Raises:
       SharedVariableError: state that is trained; or a write of state that the step does not run.
     """
     choices, of_state = _choices(recorded.keras_states), collections.OrderedDict()
     for op, names in writes:
         if op.name in step or op.name not in counted and op.name in recorded.from_shard:
-            for name in choices.keys() & names:
+            for name in [each for each in names if each in choices]:
                 of_state.setdefault(name, []).append(op)
-    variables = [choices[name] for name in of_state]
     if num_towers > 1:
-        _check_state(variables, of_state, step, num_towers)
+        _check_state(choices, of_state, step, num_towers)
     there = {variable.op.name: variable for variable in tf.local_variables()}
-    return OwnState(variables, {variable.op.name: [
-        _there_or_new(variable, tower, there) for tower in range(1, num_towers)]
-                                for variable in variables})
+    return collections.OrderedDict(
+        (name, [choices[name]] + [_there_or_new(choices[name], tower, there)
+                                  for tower in range(1, num_towers)]) for name in of_state)
 
 
-def _check_state(variables, of_state, step, num_towers):
+def _check_state(choices, of_state, step, num_towers):
     trainable = set(map(id, tf.trainable_variables()))
-    for variable in variables:
-        for op in of_state[variable.op.name]:
+    for name, writers in of_state.items():
+        for op in writers:
             if op.name not in step:
                 raise SharedVariableError(
                     'operation %s, which the step does not run, writes state of a tower, and there '
                     'are %d towers: return it in updates, or put it into UPDATE_OPS.' % (
                         op.name, num_towers))
-        if id(variable) in trainable:
+        if id(choices[name]) in trainable:
             raise SharedVariableError(
                 'variable %s is state that each tower has of its own, since the forward pass '
                 'writes it, and it is trained, which all towers do together: make it with '
-                'trainable=False.' % variable.op.name)
+                'trainable=False.' % name)
 
 
 def _choices(keras_states):
