@@ -163,25 +163,12 @@ def check_step_variable(global_step, name='global_step'):
 
 
 def listed_hooks(name, hooks):
-    """The hooks as a list of `SessionRunHook`s.
-
-    Raises:
-      InvalidArgumentError: `hooks` is no list (a single hook, say), or holds something else.
-    """
-    if isinstance(hooks, tf.train.SessionRunHook) or isinstance(hooks, (str, bytes)):
-        hooks_found = None
-    else:
-        try:
-            hooks_found = list(hooks)
-        except (TypeError, RuntimeError):
-            hooks_found = None
-    if hooks_found is None:
-        raise InvalidArgumentError('%s=%.80r: expected a list of hooks, even for one: [hook].'
-                                   % (name, hooks))
-    for hook in hooks_found:
+    """The hooks as a list; raises `InvalidArgumentError` unless it is one of `SessionRunHook`s."""
+    check_instance(name, hooks, (list, tuple), 'a list of hooks, even for one: [hook]')
+    for hook in hooks:
         check_instance('a hook among ' + name, hook, tf.train.SessionRunHook,
                        'a tf.train.SessionRunHook')
-    return hooks_found
+    return list(hooks)
 
 
 def scalar_tensors(name, values):

@@ -145,18 +145,6 @@ def test_what_every_write_waits_for(kind, machines, make_optimizer):
     assert not_waiting(operations, waited) <= own
 
 
-def test_with_backup_workers_no_gradient_of_new_weights_comes_in(graph):
-    """A slow worker's gradient counts while an accumulator is not taken: nothing is written then.
-    """
-    cluster = towers.Cluster('ps', ['a:1', 'b:2', 'c:3'], ['d:4'], 'worker', 0, backup_workers=1)
-    built = build_towers(lambda x: tf.reduce_mean(x) * tf.add_n([
-        tf.get_variable(name, [], initializer=tf.ones_initializer()) for name in 'uvw']),
-                         tf.ones([2]), Decayed(), 1, 'mean', cluster=cluster)
-    operations = step_operations([built.train_op])
-    waited = [op for op in operations if 'TakeGradient' in op.type]
-    assert len(waited) == 3 and not not_waiting(operations, waited)
-
-
 def slow_gradient(value):
     """The same number, whose gradient comes 0.15 seconds later."""
     def slowly(number):
@@ -236,13 +224,9 @@ def in_a_loop(one):
     return tf.while_loop(lambda turn: turn < 2, add, [tf.constant(0)])
 
 
-def in_a_group(one):
-    return tf.group(tf.assign_sub(one, -1.), name='both')
-
-
 @pytest.mark.parametrize('make, resource, is_v1', [
-    (in_a_group, False, True), (in_a_group, True, False), (in_a_branch, True, True),
-    (in_a_branch, True, False), (in_a_loop, False, True), (in_a_loop, True, False)])
+    (in_a_branch, True, True), (in_a_branch, True, False), (in_a_loop, False, True),
+    (in_a_loop, True, False)])
 def test_an_update_waits_and_is_left_out(make, resource, is_v1):
     """Each adds 1 to a variable where there is a batch, after another variable has got its value.
 
