@@ -5,7 +5,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.graph.graph_walk import reachable_from
 from towers.reduce.micro_batches import stage_order
 
 X, Y = np.random.RandomState(0).rand(12, 6), np.random.RandomState(1).rand(12, 2)
@@ -95,25 +94,6 @@ def test_loops_and_branches(model_fn, runs, version, resource):
                                            err_msg='%s %s' % (name, options))
     finally:
         (tf.enable_control_flow_v2 if was else tf.disable_control_flow_v2)()
-
-
-def test_a_stage_adds_up_gradients_before_its_next_pass():
-    """The second stage: f0 b0 f1 b1, the sum of both, f2: it holds a sum, not two gradients."""
-    def model(x, y):
-        with towers.stage(0):
-            x = dense(x, 'first', 6)
-        with towers.stage(1):
-            return loss_of(x, y)
-    built = towers.build_towers(model, (tf.constant(X), tf.constant(Y)),
-                                tf.train.GradientDescentOptimizer(.1), ONE,
-                                pipeline=towers.Pipeline(micro_batches=3))
-    operations = tf.get_default_graph().get_operations()
-    sums = [op for op in operations if 'accumulate_gradients' in op.name and op.type == 'AddN'
-            and op.device == '/device:CPU:1']
-    assert len(sums) == 2  # of 'out', for the second and for the third micro-batch
-    after = reachable_from(sums[:1], operations, control=True)
-    assert built.towers[2].loss.op.name in after
-    assert built.towers[1].loss.op.name not in after
 
 
 def test_the_row_of_each_stage():
