@@ -52,7 +52,7 @@ def update_variables(tower_set, request, outputs, combined, shards, collections_
       tower_set: `TowerSet`.
       request: `Request`.
       outputs: `Outputs`; its loss is a scalar, or a dict of scalars by name.
-      combined: `CombinedTowers`, or dict of `CombinedTowers` by name.
+      combined: `Combined`, or dict of `Combined` by name.
       shards: `CutBatch`.
       collections_before: `BuildCollections`.
       machines: the object that has combined gradients across machines; or None.

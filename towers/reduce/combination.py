@@ -1,5 +1,6 @@
 """One gradient per variable from those of all towers."""
 
+import collections
 import re
 import typing
 
@@ -9,6 +10,16 @@ from towers.arguments import check_graph_mode
 from towers.errors import GradientError
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once, parts_of_lookups
+
+Combined = collections.namedtuple('Combined', 'gradients on_towers', defaults=(None,))
+"""One gradient a variable.
+
+Fields:
+  gradients: list of `(gradient, variable)`, as `combine_gradients` returns them: of replicated
+    variables, tower 0's result.
+  on_towers: for replicated variables, dict from a variable's name to the list of its combined
+    gradient on each tower, of which the first is the one in `gradients`; else None.
+"""
 
 
 def combine_gradients(tower_gradients: typing.Sequence) -> list:
