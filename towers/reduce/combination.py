@@ -47,8 +47,8 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
     Raises:
       InvalidArgumentError: TensorFlow executes eagerly.
       GradientError: no tower; an entry that is no pair; a variable twice in one tower; a gradient
-        or a variable of another graph than the default one; gradients of one variable whose shapes
-        or dtypes differ; no gradient at all; towers of which each has variables of its own, alike
+        or a variable of another graph than the default one; a gradient of another shape or dtype
+        than its variable; no gradient at all; towers of which each has variables of its own, alike
         but for a part of the name, as `t0/w` and `t1/w`.
     """
     check_graph_mode('what combine_gradients makes')
@@ -103,8 +103,6 @@ def align(tower_gradients):
         raise GradientError(
             'none of the %d variables has a gradient in any tower: the loss does not depend on '
             'them. Variables: %s.' % (len(by_variable), ', '.join(list(by_variable)[:5]) or 'none'))
-    for variable, present in aligned:
-        _check_alike(variable, present)
     return aligned
 
 
@@ -165,14 +163,9 @@ def _checked(pairs, tower):
             raise GradientError('tower %d has %r among its gradients: expected a (gradient, '
                                 'variable) pair.' % (tower, pair))
         gradient, variable = pair
-        if gradient is not None and not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
-            raise GradientError('the gradient of %r in tower %d is a %s: expected a tensor, an '
-                                'IndexedSlices or None.'
-                                % (variable.op.name, tower, type(gradient).__name__))
-        if not {variable.graph, variable.graph if gradient is None else gradient.graph} <= {graph}:
-            raise GradientError('the gradient of %r in tower %d is of another graph than the '
-                                'default one, or its variable is: combine gradients under the '
-                                'graph that they are in.' % (variable.op.name, tower))
+        if variable.graph is not graph or not may_be_gradient_of(gradient, variable):
+            raise GradientError('the gradient of %r in tower %d is %.80r: %s.' % (
+                variable.op.name, tower, gradient, gradient_of(variable)))
         if variable.op.name in found:
             raise GradientError('variable %r occurs twice among the gradients of tower %d: sum '
                                 'them, or leave one out.' % (variable.op.name, tower))
@@ -180,25 +173,24 @@ def _checked(pairs, tower):
     return found
 
 
-def _check_alike(variable, present):
-    first = present[0][1]
-    for tower, gradient in present:
-        if gradient.dtype.base_dtype != first.dtype.base_dtype:
-            raise GradientError('the gradients of %r have dtype %s in tower %d and %s in tower %d: '
-                                'cast them to one.' % (
-                                    variable.op.name, first.dtype.base_dtype.name, present[0][0],
-                                    gradient.dtype.base_dtype.name, tower))
-        if not fits(gradient, variable.get_shape()):
-            raise GradientError('the gradient of %r in tower %d is %s, which does not fit the '
-                                "variable's shape %s." % (variable.op.name, tower, gradient,
-                                                          variable.get_shape()))
-
-
-def fits(gradient, shape):
-    """Whether a gradient may be that of a variable of some shape."""
+def may_be_gradient_of(gradient, variable):
+    """Whether a gradient is None, or one of the graph, the dtype and the shape of a variable."""
+    if gradient is None:
+        return True
+    if not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)) or (
+            gradient.graph is not variable.graph
+            or gradient.dtype.base_dtype != variable.dtype.base_dtype):
+        return False
+    shape = variable.get_shape()
     if isinstance(gradient, tf.IndexedSlices):  # rows of the variable; TF 1.15 gives it no shape
         return shape.ndims is None or gradient.values.shape[1:].is_compatible_with(shape[1:])
     return gradient.shape.is_compatible_with(shape)
+
+
+def gradient_of(variable):
+    """What a gradient of a variable is expected to be, for the text of an error."""
+    return ('expected a tensor or an IndexedSlices of this graph, of shape %s and dtype %s, or '
+            'None' % (variable.get_shape(), variable.dtype.base_dtype.name))
 
 
 def _rows_of_all(slices):
