@@ -1,7 +1,6 @@
 """One gradient per variable from those of all towers."""
 
 import collections
-import re
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -48,14 +47,14 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
       InvalidArgumentError: TensorFlow executes eagerly.
       GradientError: no tower; an entry that is no pair; a variable twice in one tower; a gradient
         or a variable of another graph than the default one; a gradient of another shape or dtype
-        than its variable; no gradient at all; towers of which each has variables of its own, alike
-        but for a part of the name, as `t0/w` and `t1/w`.
+        than its variable; no gradient at all; towers of which each has variables of its own, as
+        `t0/w` and `t1/w`.
     """
     check_graph_mode('what combine_gradients makes')
     if isinstance(tower_gradients, (list, tuple)):
         tower_gradients = [list(_listed(pairs, tower)) for tower, pairs in
                            enumerate(tower_gradients)]
-    _check_shared(align(tower_gradients), len(tower_gradients))
+    _check_shared(align(tower_gradients))
     return combine(tower_gradients)
 
 
@@ -125,25 +124,16 @@ def dense(gradient, variable):
     return tf.convert_to_tensor(gradient)
 
 
-def _check_shared(aligned, num_towers):
-    """Raises where towers share no variable, and their variables end alike, as `t0/w` and `t1/w`.
-    """
-    own = [[] for _ in range(num_towers)]
-    for variable, present in aligned:
-        if len(present) > 1:
-            return
-        own[present[0][0]].append(variable)
-    own = [(tower, variables) for tower, variables in enumerate(own) if variables]
-    kinds = [sorted((re.sub(r'_?\d+', '', each.op.name.split('/')[-1]), str(each.get_shape()))
-                    for each in variables) for _, variables in own]
-    if len(own) < 2 or any(kind != kinds[0] for kind in kinds):
-        return
-    (first, ones), (second, others) = own[:2]
-    raise GradientError(
-        'tower %d has gradients of %r and tower %d of %r, and no variable has one in both: each '
-        'tower trains a model of its own. Make the variables with tf.get_variable under the same '
-        'names in every tower, with reuse from the second one on, or let build_towers share them.'
-        % (first, ones[0].op.name, second, others[0].op.name))
+def _check_shared(aligned):
+    """Raises where several towers have gradients, and no two one of a variable: `t0/w`, `t1/w`."""
+    own = {present[0][0]: variable.op.name for variable, present in reversed(aligned)}
+    if len(own) > 1 and all(len(present) == 1 for _, present in aligned):
+        (one, of_one), (other, of_other) = sorted(own.items())[:2]
+        raise GradientError(
+            'tower %d has gradients of %r and tower %d of %r, and no variable has one in both: '
+            'each tower trains a model of its own. Make the variables with tf.get_variable under '
+            'the same names in every tower, with reuse from the second one on, or let build_towers '
+            'share them.' % (one, of_one, other, of_other))
 
 
 def _listed(pairs, tower):
