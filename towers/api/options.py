@@ -101,8 +101,10 @@ class Pipeline(collections.namedtuple('Pipeline', 'micro_batches schedule stages
                 stages: typing.Optional[str] = None):
         check_count('micro_batches', micro_batches)
         check_choice('schedule', schedule, SCHEDULES)
-        if stages is not None:
-            check_choice('stages', stages, ['auto'])  # else the model says, by towers.stage
+        if stages is not None and not (isinstance(stages, str) and stages == 'auto'):
+            raise InvalidArgumentError(
+                "stages=%.80r: expected 'auto', for as many as a tower has devices, or None. By "
+                'hand the model function cuts them, by towers.stage(number).' % (stages,))
         return super(Pipeline, cls).__new__(cls, int(micro_batches), schedule, stages)
 
 
