@@ -200,7 +200,7 @@ SGD = tf.train.GradientDescentOptimizer
     (dict(optimizer=SGD(1.)), "several losses, 'discriminator', 'generator', and there is one "
      "optimizer: pass one for each, optimizer={'discriminator': …, 'generator': …} (to check_tow"),
     (dict(var_lists={'generator': lambda all_: []}),
-     "no trainable variable for the loss 'generator' left by var_list"),
+     "no trainable variable for 'generator' left by var_list"),
     (dict(var_lists={'generator': lambda all_: 3}), "var_list for 'generator' returned 3"),
     (dict(var_lists={}, generator=lambda pairs: 3),
      "transform_gradients for 'generator' returned 3"),

@@ -80,23 +80,17 @@ def trained(devices, **options):
 TWO = [['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']]
 
 
-@pytest.mark.parametrize(
-    'devices, options', [(TWO, dict(pipeline=towers.Pipeline(micro_batches=2)))] + [
-        pytest.param(*case, marks=pytest.mark.slow)
-        for case in [([TWO[0]],
-                      {}), (TWO, dict(copies='reuse', variables=towers.VariablePlacement('stage'))),
-                     (TWO, dict(variables=towers.VariablePlacement('balanced'))),
-                     ([TWO[0]], dict(variables=towers.VariablePlacement('/cpu:0'))),
-                     ([TWO[0]], dict(memory=towers.Memory(
-                         accumulate=4))), (TWO, dict(memory=towers.Memory(recompute=['add']))),
-                     ([TWO[0]],
-                      dict(pipeline=towers.Pipeline(micro_batches=4, schedule='all_forward'))),
-                     (TWO, dict(pipeline=towers.Pipeline(micro_batches=3), remainder='weight')),
-                     (TWO,
-                      dict(pipeline=towers.Pipeline(micro_batches=2),
-                           variables=towers.VariablePlacement('balanced'))),
-                     ([['/cpu:1', '/cpu:0']], dict(pipeline=towers.Pipeline(micro_batches=4)))]
-    ])
+@pytest.mark.parametrize('devices, options', [
+    (TWO, dict(pipeline=towers.Pipeline(micro_batches=2)))] + [
+        pytest.param(*case, marks=pytest.mark.slow) for case in [
+            (TWO, dict(copies='reuse', variables=towers.VariablePlacement('stage'))),
+            ([TWO[0]], dict(variables=towers.VariablePlacement('/cpu:0'),
+                            memory=towers.Memory(accumulate=4))),
+            (TWO, dict(memory=towers.Memory(recompute=['add']))),
+            (TWO, dict(pipeline=towers.Pipeline(micro_batches=3), remainder='weight')),
+            (TWO, dict(pipeline=towers.Pipeline(micro_batches=2, schedule='all_forward'),
+                       variables=towers.VariablePlacement('balanced'))),
+            ([['/cpu:1', '/cpu:0']], dict(pipeline=towers.Pipeline(micro_batches=4)))]])
 def test_the_numbers_are_those_of_one_device(devices, options):
     one, found = trained(1), trained(devices, **options)
     assert set(one) == set(found)
@@ -104,10 +98,9 @@ def test_the_numbers_are_those_of_one_device(devices, options):
         np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize('copies', ['clone', pytest.param('reuse', marks=pytest.mark.slow)])
-def test_everything_is_with_its_stage(copies):
+def test_everything_is_with_its_stage():
     with tf.Graph().as_default():
-        built = built_on(TWO, copies=copies, variables=towers.VariablePlacement('stage'))
+        built = built_on(TWO, variables=towers.VariablePlacement('stage'))
         assert {v.op.name: v.device for v in built.variables} == {
             'a': CPUS[0], 'b': CPUS[0], 'c': CPUS[1], 'rows': CPUS[1]}
         assert {v.op.name: v.device for v in built.slots} == {
@@ -211,44 +204,25 @@ def test_control_flow_v2_beyond_the_first_stage_is_refused(pipeline):
 
 
 @pytest.mark.slow
-def test_a_variable_of_two_stages_is_where_it_is_made():
-    one, found = trained(1, model_fn=shared), trained([TWO[0]],
-                                                      model_fn=shared,
-                                                      pipeline=towers.Pipeline(micro_batches=2))
+def test_a_variable_of_two_stages():
+    one, found = trained(1, model_fn=shared), trained(
+        [TWO[0]], model_fn=shared, pipeline=towers.Pipeline(micro_batches=2))
     np.testing.assert_allclose(found['a'], one['a'], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize('devices, model_fn, accumulation, stages', [
+    (['/cpu:0', '/cpu:1', '/cpu:2'], model, 'through 2 stages, one forward one backward; of equal '
+     'stages each waits 20% of the time', '/cpu:2: no stage of the model is there'),
+    (['/cpu:0', '/cpu:1'], plain, 'a tower through one stage, one forward one backward',
+     " (stages='auto' cuts a model that names no towers.stage)"),
+    (['/cpu:0', '/cpu:1'], back_and_forth, None,
+     '; stage 0 takes add of stage 1: they wait for each other')])
+def test_the_plan_tells_of_stages_that_wait(devices, model_fn, accumulation, stages):
+    options = {} if accumulation is None else dict(pipeline=towers.Pipeline(micro_batches=4))
     with tf.Graph().as_default():
-        built = built_on([TWO[0]], model_fn=shared)
-        assert built.variables[0].device == CPUS[0]
-        assert built.plan.line('stages').endswith('; read in several stages: a')
-
-
-def test_stages_out_of_order_are_in_the_plan():
-    with tf.Graph().as_default():
-        assert built_on([TWO[0]], model_fn=back_and_forth).plan.line('stages').endswith(
-            '; stage 0 takes add of stage 1: they wait for each other')
-    with tf.Graph().as_default():
-        assert ';' not in built_on([TWO[0]]).plan.line('stages')
-
-
-def test_a_stage_that_the_model_does_not_have_is_in_the_plan():
-    with tf.Graph().as_default():
-        plan = built_on([['/cpu:0', '/cpu:1', '/cpu:2']]).plan
-        assert '/cpu:2: no stage of the model is there' in plan.line('stages')
-        assert '/cpu:1: no stage' not in plan.line('stages')
-
-
-@pytest.mark.parametrize('devices, options, text', [
-    ([['/cpu:0', '/cpu:1', '/cpu:2']], {}, 'through 2 stages, one forward one backward; of equal '
-     'stages each waits 20% of the time'),
-    ([['/cpu:0', '/cpu:1']], dict(model_fn=plain), 'a tower through one stage, one forward one '
-     'backward')])
-def test_only_stages_that_have_a_part_of_the_model_wait(devices, options, text):
-    with tf.Graph().as_default():
-        plan = built_on(devices, pipeline=towers.Pipeline(micro_batches=4), **options).plan
-        assert plan.line('accumulation').endswith(text), plan
-        if 'model_fn' in options:
-            assert plan.line('stages').endswith(
-                "stages='auto' cuts a model that names no towers.stage)")
+        plan = built_on([devices], model_fn=model_fn, **options).plan
+    assert plan.line('stages').endswith(stages)
+    assert accumulation is None or plan.line('accumulation').endswith(accumulation)
 
 
 @pytest.mark.slow
@@ -285,6 +259,5 @@ def test_a_sum_of_gradients_is_where_the_first_of_the_stages_is_that_it_comes_fr
     sums = [op for op in graph.get_operations()
             if op.type == 'AddN' and built.towers[0].has(op.name)]
     # Of what stage 0 made: from stage 1, whose own layer takes it twice, and from stage 2.
-    found = {op.device for op in sums
-             if len({tensor.op.device for tensor in op.inputs}) > 1}
-    assert found == {CPUS[1]}, [(op.name, op.device) for op in sums]
+    assert {op.device for op in sums
+            if len({tensor.op.device for tensor in op.inputs}) > 1} == {CPUS[1]}

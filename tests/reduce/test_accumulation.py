@@ -144,23 +144,6 @@ def test_a_write_in_the_forward_pass_comes_after_all_micro_batches_have_read(
     assert 'mean' not in found[0] or found[0]['mean'] == .5 * .9 * .9 * .9
 
 
-def test_a_write_in_the_forward_pass_comes_with_whatever_the_model_has_it_come_before():
-    def model(x):
-        loss = state(x)
-        with tf.control_dependencies([loss]):
-            return {'loss': loss, 'predictions': tf.identity(x), 'metrics': {'x': x[0]}}
-    built = towers.build_towers(model, tf.constant(X[:, 0]), tf.train.GradientDescentOptimizer(.1),
-                                2, memory=towers.Memory(accumulate=2))
-    mean, = [each for each in tf.global_variables() if each.op.name == 'mean']
-    with tf.Session(config=towers.session_config(2)) as session:
-        session.run(tf.global_variables_initializer())
-        for count, fetch in enumerate([built.loss, built.predictions, built.metrics['x'],
-                                       [gradient for gradient, _ in built.gradients],
-                                       built.train_op, [built.loss, built.train_op]]):
-            session.run(fetch)
-            np.testing.assert_allclose(session.run(mean), .5 * .9 ** (count + 1), atol=1e-12)
-
-
 def looping(x):
     w = tf.get_variable('w', [], tf.float64, tf.constant_initializer(.5))
     # What follows from constants alone is within the loop as well, so it cannot wait for others.

@@ -11,7 +11,7 @@ import towers
 from sample_models import objective
 from towers import build_towers, session_config
 from towers.graph.graph_walk import reachable_from, step_operations
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes
 from towers.reduce.update_order import hold_back
 
 

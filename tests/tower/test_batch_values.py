@@ -298,6 +298,8 @@ def test_a_fused_batch_norm_in_a_branch_of_control_flow_v2_is_refused():
      r'divides by a number that is counted in the shard \(truediv\)'),
     (lambda y: tf.sqrt(tf.reduce_mean(y ** 2)), 'has a Sqrt of a mean over the shard'),
     (lambda y: tf.reduce_mean(tf.matmul(y, y, transpose_b=True)), 'multiplies examples with each'),
+    (lambda y: tf.reduce_mean(tf.boolean_mask(y, y[:, 0] > 0)), 'chooses among the examples'),
+    (lambda y: tf.reduce_mean(tf.nn.top_k(tf.reduce_sum(y, 1), 2)[0]), 'chooses .*TopKV2'),
     (lambda y: tf.reduce_mean(y ** 2), None),
     (lambda y: tf.reduce_sum(y) / tf.cast(tf.shape(y)[0], tf.float64), None),
     (lambda y: tf.reduce_mean(tf.reduce_sum(y, 1) / tf.reduce_sum(tf.abs(y), 1)), None)])

@@ -3,13 +3,11 @@
 import time
 
 import numpy as np
-import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import switched
 
-slow = pytest.mark.slow
 NUMBERS = np.arange(64.)[::-1].reshape(64, 1)  # the largest in the first tower's part
 
 
@@ -56,46 +54,28 @@ def evaluated(metric, devices, times=1, numbers=NUMBERS, **options):
             return session.run(value)
 
 
-def test_a_counter_that_is_set_is_set_by_the_last_tower():
-    def late_last(numbers):
-        time.sleep(numbers.max() / 1000.)  # the first tower is the last to know its number
-        return numbers[-1, 0]
-
-    def latest(numbers):
-        kept = counter('latest')
-        return kept.read_value(), tf.assign(kept, tf.reshape(
-            tf.py_func(late_last, [numbers], tf.float64), []))
-    assert evaluated(latest, 2) == 0.
-
-
-@pytest.mark.parametrize('devices, copies', [
-    (2, 'clone'), pytest.param(4, 'clone', marks=slow)])
-def test_updates_by_the_counters_value_come_in_the_towers_order(devices, copies):
-    def of(metric, **given):
-        return evaluated(metric, devices, copies=copies, **given)
-    assert of(running_max) == 63
-    np.testing.assert_array_equal(of(growing), NUMBERS[:, 0])
+def test_updates_by_the_counters_value_come_in_the_towers_order():
+    assert evaluated(running_max, 4) == 63
+    np.testing.assert_array_equal(evaluated(growing, 4), NUMBERS[:, 0])
     total = 0.
     for _ in range(3):
-        for part in np.split(NUMBERS, devices):
+        for part in np.split(NUMBERS, 4):
             total = total / 2 + part.sum()
-    assert of(last_sum, times=3) == total
+    assert evaluated(last_sum, 4, times=3) == total
 
 
-def test_what_is_only_added_to_does_not_wait():
+def test_each_metric_is_counted_by_itself():
     def model_fn(numbers):
         return {'predictions': numbers, 'metrics': {
             'mean': tf.metrics.mean(numbers), 'max': running_max(numbers)}}
     built = towers.build_towers(model_fn, tf.constant(NUMBERS), None, 2)
-    writes = [op for op in tf.get_default_graph().get_operations()
-              if op.type.startswith('Assign') and op.name.startswith('tower_1/')]
-    waiting = {op.name.split('/')[1] for op in writes
-               if any(not other.name.startswith('tower_1/') for other in op.control_inputs)}
-    assert len(writes) == 3 and len(waiting) == 1 and 'Add' not in waiting.pop()
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run(tf.local_variables_initializer())
-        session.run([update for _, update in built.metrics.values()])
-        assert session.run(built.metrics['mean'][0]) == 31.5
+        session.run(built.metrics['mean'][1])
+        values = {name: value for name, (value, _) in built.metrics.items()}
+        assert session.run(values) == {'mean': 31.5, 'max': 0.}
+        session.run(built.metrics['max'][1])
+        assert session.run(values) == {'mean': 31.5, 'max': 63.}
 
 
 def test_counters_by_their_values_in_branches_and_loops():
@@ -122,8 +102,7 @@ def test_counters_by_their_values_in_branches_and_loops():
         assert evaluated(in_loop, 2) == expected
 
 
-@pytest.mark.parametrize('version_2', [True, pytest.param(False, marks=slow)])
-def test_a_tower_waits_for_what_a_branch_of_the_one_before_writes(version_2):
+def test_a_tower_waits_for_what_a_branch_of_the_one_before_writes():
     """What waits for an `If` of control flow v2 does not wait for its branches."""
     def slow_max(numbers):
         time.sleep((80 - numbers.max()) / 1000)  # later towers read early, and write late
@@ -135,15 +114,13 @@ def test_a_tower_waits_for_what_a_branch_of_the_one_before_writes(version_2):
             tf.reduce_mean(numbers) > 0,
             lambda: tf.assign(most, tf.maximum(most, tf.py_func(slow_max, [numbers], tf.float64))),
             lambda: tf.identity(most))
-    with switched('control_flow_v2', version_2):
+    with switched('control_flow_v2', True):
         assert evaluated(running, 4) == 63
 
 
 # ---- in training ---------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('devices, options', [
-    (2, {'memory': towers.Memory(accumulate=2)}), pytest.param(1, {}, marks=slow)])
-def test_metrics_that_ride_on_the_step_count_the_whole_batch(devices, options):
+def test_metrics_that_ride_on_the_step_count_the_whole_batch():
     def model_fn(numbers):
         weight = tf.get_variable('weight', [1, 1], tf.float64, tf.ones_initializer())
         outputs = tf.matmul(numbers, weight)
@@ -154,10 +131,9 @@ def test_metrics_that_ride_on_the_step_count_the_whole_batch(devices, options):
             examples, tf.cast(tf.shape(numbers)[0], tf.float64)))
         return tf.reduce_mean(outputs)
     built = towers.build_towers(model_fn, tf.constant(NUMBERS), tf.train.GradientDescentOptimizer(
-        0.), devices, 'mean', **options)
-    count = devices * (2 if options else 1)
-    assert built.plan.line('batch norm') == '2 update ops of tower 0 ride on the train op' + (
-        ', %d of the other towers that count metrics' % (2 * (count - 1)) if count > 1 else '')
+        0.), 2, 'mean', memory=towers.Memory(accumulate=2))
+    assert built.plan.line('batch norm') == (
+        '2 update ops of tower 0 ride on the train op, 6 of the other towers that count metrics')
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         for _ in range(2):

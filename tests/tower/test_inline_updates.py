@@ -1,4 +1,4 @@
-"""towers.inline_updates: what the forward pass writes of shared variables, it writes once."""
+"""What the forward pass writes of shared variables is written once, after all reads."""
 
 import numpy as np
 import pytest
@@ -163,23 +163,10 @@ def test_moving_averages_are_those_of_update_ops():
     assert (ours[1][MEAN] != 0.).all()
 
 
-def test_nobody_writes_if_none_is_to():
-    for count in (1, 2):
-        assert train(counts_aside, count, 1, update_ops='none')[1]['count'] == 0.
-
-
-def test_a_step_does_not_run_what_predictions_alone_read():
-    def model_fn(x):
-        w = tf.get_variable('w', [], initializer=ONES)
-        count = tf.get_variable('count', [], initializer=ONES, trainable=False)
-        with tf.name_scope('prediction'):
-            prediction = in_branch(x, lambda: 2. * count)
-        with tf.control_dependencies([tf.assign_add(count, 1.)]):
-            return {'loss': tf.reduce_mean(x) * w, 'predictions': prediction}
-    with switched('control_flow_v2', False):
-        built = build(model_fn)
-    step = samples.step_operations([built.train_op])
-    assert not [op.name for op in step if '/prediction/' in op.name]
+@pytest.mark.parametrize('update_ops, count, written', [
+    ('none', 1, 0.), ('none', 2, 0.), ('all', 2, 2.)])
+def test_nobody_or_everybody_writes_if_the_caller_says_so(update_ops, count, written):
+    assert train(counts_aside, count, 1, update_ops=update_ops)[1]['count'] == written
 
 
 def test_a_step_does_not_run_the_other_towers_writes():
@@ -202,24 +189,6 @@ def test_batch_norm_whose_mode_is_fed_is_as_with_its_updates_collection(v2, accu
         assert_equal(trained(None), trained(tf.GraphKeys.UPDATE_OPS))
 
 
-@pytest.mark.skipif(tf.version.VERSION < '2', reason='tf.function')
-def test_in_a_function_it_is_refused():
-    def model_fn(x):
-        count = tf.get_variable('count', [], trainable=False, initializer=tf.zeros_initializer())
-
-        @tf.function
-        def counted(x):
-            count.assign_add(1.)
-            return x + count
-        weight = tf.get_variable('weight', [], initializer=tf.ones_initializer())
-        return tf.reduce_mean(counted(x)) * weight
-    with switched('resource_variables', True):
-        with pytest.raises(towers.SharedVariableError) as caught:
-            build(model_fn)
-    assert 'within a function (tf.function, Defun), where it cannot be left' in str(caught.value)
-    assert 'disable_control_flow_v2' not in str(caught.value)
-
-
 def counts_of_all_kinds(x):
     total = 0.
     for model_fn in (counts, counts_aside, reads_what_it_wrote):
@@ -228,7 +197,8 @@ def counts_of_all_kinds(x):
     return total
 
 
-@pytest.mark.parametrize('model_fn', [counts_of_all_kinds, spectral_norm])
+@pytest.mark.parametrize('model_fn', [
+    counts_of_all_kinds, spectral_norm, reads_after_another_write])
 def test_what_follows_from_the_variables_is_as_on_one_device(model_fn):
     assert_equal(train(model_fn, 4), on_one_device(model_fn))
 
@@ -259,21 +229,31 @@ def test_a_constant_after_a_write_of_a_branch_is_of_that_branch():
         assert_equal(train(model_fn), on_one_device(model_fn))
 
 
-def test_it_waits_for_what_is_read_after_another_write():
-    assert_equal(train(reads_after_another_write), on_one_device(reads_after_another_write))
+def uses_what_a_branch_wrote(x, count):
+    return tf.cond(tf.placeholder_with_default(True, []),
+                   lambda: tf.reduce_mean(x) * tf.identity(tf.assign_add(count, 1.)),
+                   lambda: tf.reduce_mean(x))
 
 
-def test_what_is_written_in_a_branch_and_used_there_is_refused():
+def writes_in_a_function(x, count):
+    @tf.function
+    def counted(x):
+        count.assign_add(1.)
+        return x + count
+    return tf.reduce_mean(counted(x))
+
+
+@pytest.mark.parametrize('value, text', [
+    (uses_what_a_branch_wrote, r'variable count \(operation cond/AssignAdd\w*\) within a branch or a '
+     'loop, and uses what it has written there, where it cannot be left'),
+    pytest.param(writes_in_a_function, r'within a function \(tf.function, Defun\), where it cannot',
+                 marks=pytest.mark.skipif(tf.version.VERSION < '2', reason='tf.function'))])
+def test_a_write_that_cannot_be_left_to_one_tower_is_refused(value, text):
     def model_fn(x):
-        w = tf.get_variable('w', [], initializer=ONES)
         count = tf.get_variable('count', [], initializer=tf.zeros_initializer(), trainable=False)
-        return tf.cond(tf.placeholder_with_default(True, []),
-                       lambda: tf.reduce_mean(x) * w * tf.identity(tf.assign_add(count, 1.)),
-                       lambda: tf.reduce_mean(x) * w)
-    with switched('control_flow_v2', False):
-        with pytest.raises(towers.SharedVariableError, match=(
-                r'writes variable count \(operation cond/AssignAdd\w*\) within a branch or '
-                'a loop, and uses what it has written there, where it cannot be left')):
+        return value(x, count) * tf.get_variable('w', [], initializer=ONES)
+    with switched('control_flow_v2', False), switched('resource_variables', True):
+        with pytest.raises(towers.SharedVariableError, match=text):
             build(model_fn)
 
 

@@ -32,8 +32,8 @@ def by_optimizer(loss):
 
 
 @pytest.mark.parametrize('train, way', [
-    (by_optimizer, 'updates'), (by_optimizer, 'collection'), (by_optimizer, 'loss'),
-    (by_optimizer, 'unused'), (by_hand, 'updates'), (by_hand, 'unused')])
+    (by_optimizer, 'collection'), (by_optimizer, 'loss'), (by_hand, 'updates'),
+    (by_hand, 'unused')])
 def test_an_update_within_a_tower(train, way):
     def model_fn(x):
         loss = loss_of(x)

@@ -1,4 +1,4 @@
-"""towers.own_state: what a tower's forward pass writes of local variables is that tower's own.
+"""What a tower's forward pass writes of local variables is that tower's own.
 
 The reference is the same model on the whole batch on one device, whose state has a row for each
 example: the towers' states, one below the other, are that one's rows.
@@ -27,10 +27,6 @@ def by_get_variable(size):
 def by_variable(size):
     with tf.name_scope('rnn'):
         return tf.Variable(tf.zeros([size]), name='state', collections=LOCAL, trainable=False)
-
-
-MAKERS = [lambda size: tf.get_local_variable('state', [size], initializer=ZEROS),
-          lambda size: slim.local_variable(tf.zeros([size]), name='state')]
 
 
 def goes_on(make, rides='loss', branch=False):
@@ -95,18 +91,18 @@ def assert_equal(ours, theirs):
         np.testing.assert_allclose(ours[2], theirs[2], 1e-5)
 
 
-@pytest.mark.parametrize('make, rides, count, way', [
-    (MAKERS[0], 'updates', 2, WAYS[1]), (MAKERS[1], 'loss', 2, {})],
+@pytest.mark.parametrize('make, rides, way', [
+    (lambda size: tf.get_local_variable('state', [size], initializer=ZEROS), 'updates', WAYS[1]),
+    (lambda size: slim.local_variable(tf.zeros([size]), name='state'), 'loss', {})],
                          ids=['get_local_variable', 'slim'])
-def test_the_numbers_are_those_of_one_device(make, rides, count, way):
+def test_the_numbers_are_those_of_one_device(make, rides, way):
     model_fn = goes_on(make, rides)
-    assert_equal(on_towers(model_fn, count, **way), on_one_device(model_fn))
+    assert_equal(on_towers(model_fn, 2, **way), on_one_device(model_fn))
 
 
-@pytest.mark.parametrize('flow_v2', [False, pytest.param(True, marks=slow)])
-def test_state_that_a_branch_writes(flow_v2):
+def test_state_that_a_branch_writes():
     model_fn = goes_on(by_get_variable, branch=True)
-    with switched('control_flow_v2', flow_v2), switched('resource_variables', True):
+    with switched('control_flow_v2', True), switched('resource_variables', True):
         assert_equal(on_towers(model_fn, 2), on_one_device(model_fn))
 
 
@@ -185,6 +181,7 @@ def stateful(x):
 
 
 @slow
+@pytest.mark.skipif(tf.version.VERSION < '2', reason='its state is trainable there')
 def test_a_stateful_layer_of_keras():
     def with_updates(x):
         with towers.tower.keras_calls.record_keras_calls() as calls:
@@ -199,30 +196,10 @@ def test_a_stateful_layer_of_keras():
     assert ours[3].plan.line('of each tower').count(', ') == 1  # two variables
 
 
-def test_counters_by_hand_are_shared():
-    """As `tf.metrics` makes them, but in no collection of metrics."""
-    def model_fn(x):
-        total = tf.get_local_variable('total', [], initializer=ZEROS)
-        update = tf.assign_add(total, tf.reduce_sum(x))
-        loss = tf.reduce_mean(x * tf.get_variable('w', [], initializer=tf.ones_initializer()))
-        return {'loss': loss, 'metrics': {'total': (total.read_value(), update)}}
-    built = towers.build_towers(model_fn, tf.constant(BATCH), sgd(), 4)
-    value, update = built.metrics['total']
-    with tf.Session(config=towers.session_config(built.devices)) as session:
-        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        session.run(update)
-        assert session.run(value) == 28. and len(tf.local_variables()) == 1
-
-
-@pytest.mark.parametrize('way', [WAYS[0], pytest.param(WAYS[1], marks=slow)],
-                         ids=['shared', 'replicated'])
-def test_a_reset_reaches_every_tower(way, num_towers=2):
-    def model_fn(x):
-        loss = goes_on(by_get_variable)(x)
-        count = tf.get_local_variable('count', [], initializer=ZEROS)
-        return {'loss': loss, 'updates': [tf.assign_add(count, 1.)]}
-    built = towers.build_towers(model_fn, tf.constant(BATCH), sgd(0.), num_towers, 'mean', **way)
-    assert len(built.own_state) == num_towers
+def test_a_reset_reaches_every_tower():
+    built = towers.build_towers(goes_on(by_get_variable), tf.constant(BATCH), sgd(0.), 2,
+                                'mean')
+    assert len(built.own_state) == 2
     resets = [tf.variables_initializer(built.own_state), tf.local_variables_initializer(),
               tf.group(*[tf.assign(each, tf.zeros_like(each)) for each in built.own_state])]
     with tf.Session(config=towers.session_config(built.devices)) as session:
@@ -238,14 +215,18 @@ def test_a_reset_reaches_every_tower(way, num_towers=2):
             np.testing.assert_allclose(step(), BATCH)
 
 
-def test_a_count_of_steps_is_one_for_all():
+def test_a_count_of_steps_is_each_parts_and_what_a_metric_counts_is_shared():
     def model_fn(x):
-        count = tf.get_local_variable('count', [], initializer=ZEROS)
+        count, total = [tf.get_local_variable(name, [], initializer=ZEROS)
+                        for name in ('count', 'total')]
         w = tf.get_variable('w', [], initializer=tf.ones_initializer())
-        return tf.reduce_mean(x) * w * tf.identity(tf.assign_add(count, 1.))
-    ours = on_towers(model_fn, 2)
+        return {'loss': tf.reduce_mean(x) * w * tf.identity(tf.assign_add(count, 1.)),
+                'updates': [], 'metrics': {
+                    'total': (total.read_value(), tf.assign_add(total, tf.reduce_sum(x)))}}
+    ours = on_towers(model_fn, 2, memory=towers.Memory(accumulate=2))
     assert_equal(ours[:2] + (None,), on_one_device(model_fn)[:2] + (None,))
-    assert ours[3].plan.line('of each tower') is None
+    assert ours[3].plan.line('who writes') == (
+        'trained: all towers, 1; state: one per micro-batch, 1; metrics: every tower adds, 1')
 
 
 def test_state_that_the_step_does_not_write_is_refused():

@@ -43,30 +43,24 @@ def model_fn(x):
 
 
 @pytest.mark.parametrize('make, num_towers, options', [
-    (by_variable, 2, dict(copies='reuse')), (by_get_variable, 2, dict(remainder='weight')),
+    (by_get_variable, 2, dict(remainder='weight')),
     (by_variable, 1, dict(memory=towers.Memory(accumulate=3)))])
 def test_as_on_one_device(make, num_towers, options, tmp_path):
-    inputs = BATCH[:2] if 'copies' in options else BATCH
-    built = towers.build_towers(model_fn,
-                                tf.constant(inputs),
-                                Scaled(make),
-                                towers.resolve_devices(num_towers, check=False),
-                                'mean',
-                                global_step=tf.train.get_or_create_global_step(),
-                                **options)
+    built = towers.build_towers(
+        model_fn, tf.constant(BATCH), Scaled(make), num_towers, 'mean',
+        global_step=tf.train.get_or_create_global_step(), **options)
     assert sorted(variable.op.name for variable in tf.global_variables()) == [
         'global_step', 'scaling/scale', 'scaling/seen', 'w']
     assert [variable.op.name for variable in tf.trainable_variables()] == ['w']
     assert all(variable.device == '/device:CPU:0' for variable in tf.global_variables('scaling'))
     assert len(tf.get_collection(tf.GraphKeys.SUMMARIES)) == 1
     assert len(tf.get_collection(tf.GraphKeys.UPDATE_OPS)) == 1
-    config = tf.ConfigProto(device_count={'CPU': num_towers})
-    with tf.Session(config=config) as session:
+    with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run(tf.global_variables_initializer())
         for _ in range(2):
             session.run(built.train_op)
         w, seen = session.run([tf.trainable_variables()[0], tf.global_variables('scaling/seen')[0]])
-        np.testing.assert_allclose([w, seen], [1 - .2 * inputs.mean(), 2.], rtol=1e-12)
+        np.testing.assert_allclose([w, seen], [1 - .2 * BATCH.mean(), 2.], rtol=1e-12)
         path = tf.train.Saver().save(session, str(tmp_path / 'model'))
     assert 'scaling/scale' in dict(tf.train.list_variables(path))
 
@@ -79,9 +73,9 @@ def test_with_several_losses_each_optimizer_has_its_own():
         of_two, tf.constant(BATCH[:2]),
         dict(a=towers.Objective(Scaled(by_variable), lambda every: every[:1]),
              b=towers.Objective(Scaled(by_variable, 1.), lambda every: every[1:])),
-        towers.resolve_devices(2, check=False), 'mean', copies='reuse')
+        2, 'mean', copies='reuse')
     assert len(tf.global_variables('scaling')) == 4
-    with tf.Session(config=tf.ConfigProto(device_count={'CPU': 2})) as session:
+    with tf.Session(config=towers.session_config(2)) as session:
         session.run(tf.global_variables_initializer())
         session.run(built.train_op)
         np.testing.assert_allclose(session.run(tf.trainable_variables()), [1 - .15, 1 - 1.5])
@@ -157,7 +151,7 @@ def on_one_device(make, model, examples):
 
 
 def after_two_steps(train_op):
-    with tf.Session(config=tf.ConfigProto(device_count={'CPU': 4})) as session:
+    with tf.Session(config=towers.session_config(4)) as session:
         session.run(tf.global_variables_initializer())
         session.run(tf.local_variables_initializer())
         for _ in range(2):
@@ -175,19 +169,13 @@ SQUARED = lambda x: tf.reduce_mean(x) * tf.square(
      (ClipsValues, rows_and_numbers, 3, 2, {}),
      (PartByPart, rows_and_numbers, 3, 2, dict(copies='reuse')),
      (Scales, SQUARED, 4, 2, dict(memory=towers.Memory(accumulate=2))),
-     (Squares, SQUARED, 4, 2, dict(memory=towers.Memory(accumulate=2))),
      (Scales, SQUARED, 4, 2, dict(variables=towers.VariablePlacement('replicated')))])
 def test_on_any_number_of_towers(make, model, count, num_towers, options):
     examples = np.arange(1., count + 1) / 4
     with tf.Graph().as_default():
-        build = lambda: towers.build_towers(
-            model, tf.constant(examples), make(), towers.resolve_devices(num_towers, check=False),
-            'mean', remainder='weight', **options)
-        if make is Squares and 'memory' in options:
-            with pytest.raises(GradientError, match='depends on the value of the loss'):
-                build()
-            return
-        found = after_two_steps(build().train_op)
+        found = after_two_steps(towers.build_towers(
+            model, tf.constant(examples), make(), num_towers, 'mean', remainder='weight',
+            **options).train_op)
     for value, expected in zip(found, on_one_device(make, model, examples)):
         np.testing.assert_allclose(value, expected, rtol=1e-12)
 
@@ -203,8 +191,8 @@ def test_a_loss_scale_comes_before_the_backward_pass_of_half_precision():
         w = tf.get_variable('w', [], tf.float32, tf.ones_initializer())
         return tf.reduce_mean(tf.cast(tf.cast(w, tf.float16) * x, tf.float32)) * 2. ** -13
     built = towers.build_towers(half, tf.fill([4], tf.constant(2. ** -13, tf.float16)),
-                                InHalf(1.), towers.resolve_devices(2, check=False), 'mean')
-    with tf.Session(config=tf.ConfigProto(device_count={'CPU': 2})) as session:
+                                InHalf(1.), 2, 'mean')
+    with tf.Session(config=towers.session_config(2)) as session:
         session.run(tf.global_variables_initializer())
         assert session.run(built.gradients[0][0]) == 2. ** -26
 
@@ -224,30 +212,30 @@ def by_groups(self, loss, var_list=None, **options):
             for pair in self.plain(loss * tf.cast(factor, tf.float64), var_list=var_list)]
 
 
-def by_its_norm(self, loss, **options):
-    [(gradient, _)] = self.plain(loss, **options)
-    return self.plain(loss / tf.norm(gradient), **options)
+def squares(self, loss, **options):
+    return self.plain(loss * loss, **options)
 
 
-FACTORS = 'takes gradients of its loss with several factors, .*: take them with one factor, and mul'
+CLUSTER = dict(cluster=towers.Cluster('ring', ['a:1', 'b:1']))
 
 
-@pytest.mark.parametrize('method, words', [
-    (never, 'takes no gradient of the loss'), (in_a_branch, 'within a branch'),
-    (by_groups, FACTORS), (by_its_norm, FACTORS)])
-def test_what_the_towers_cannot_do_is_refused(method, words):
+@pytest.mark.parametrize('method, words, options', [
+    (never, 'takes no gradient of the loss', {}), (in_a_branch, 'within a branch', {}),
+    (by_groups, 'takes gradients of its loss with several factors, .*: take them with one factor, '
+     'and mul', {}),
+    (squares, 'depends on the value of the loss', dict(memory=towers.Memory(accumulate=2))),
+    (squares, "one worker's examples", CLUSTER)])
+def test_what_the_towers_cannot_do_is_refused(method, words, options):
     make = type('Strange', (Own,), {'compute_gradients': method})
     with pytest.raises(GradientError, match='compute_gradients of Strange .*' + words):
-        towers.build_towers(SQUARED, tf.constant([1., 3.], tf.float64), make(),
-                            towers.resolve_devices(2, check=False), 'mean')
+        towers.build_towers(SQUARED, tf.constant([1., 3., 2., 4.], tf.float64), make(), 2, 'mean',
+                            global_step=tf.train.get_or_create_global_step(), **options)
 
 
-@pytest.mark.parametrize('make, kind', [(Squares, 'ring'), (Keeps, 'ps')])
-def test_the_value_of_a_loss_of_one_machine_is_refused(make, kind):
-    cluster = towers.Cluster(kind, ['a:1', 'b:1'], ['c:1'] if kind == 'ps' else ())
+def test_the_value_of_a_loss_of_one_machine_is_refused_in_an_update():
     with pytest.raises(GradientError, match="one worker's examples"):
-        towers.build_towers(SQUARED, tf.constant([1., 3.], tf.float64), make(), 1, 'mean',
-                            cluster=cluster, global_step=tf.train.get_or_create_global_step())
+        towers.build_towers(SQUARED, tf.constant([1., 3.], tf.float64), Keeps(), 1, 'mean',
+                            global_step=tf.train.get_or_create_global_step(), **CLUSTER)
 
 
 class ByPlace(tf.train.GradientDescentOptimizer):
@@ -282,10 +270,10 @@ def test_a_variable_without_gradient_keeps_its_place():
         return pairs
     built = towers.build_towers(with_an_unused_one, tf.constant([1., 3.], tf.float64),
                                 towers.Objective(ByPlace(), transform_gradients=transform),
-                                towers.resolve_devices(2, check=False), 'mean')
+                                2, 'mean')
     assert seen == [(False, 'a'), (True, 'b'), (False, 'c')]
     assert [variable.op.name for _, variable in built.gradients] == ['a', 'c']
-    with tf.Session(config=tf.ConfigProto(device_count={'CPU': 2})) as session:
+    with tf.Session(config=towers.session_config(2)) as session:
         session.run(tf.global_variables_initializer())
         session.run(built.train_op)
         weights, sums = session.run([tf.trainable_variables(), tf.global_variables('sum')])

@@ -80,17 +80,11 @@ def test_micro_batches_are_of_a_towers_share():
         np.testing.assert_allclose(session.run(built.variables[0]), 2. * X.mean(0), atol=1e-13)
 
 
-@pytest.mark.parametrize('shares', [[3], [3, 0], [1.5, 1], '31', [True, 1]])
+@pytest.mark.parametrize('shares', [[3], [3, 0], '31', [True, 1]])
 def test_shares_that_are_none(shares):
     with pytest.raises(towers.InvalidArgumentError, match='^shares=.* for 2 towers: expected a '
                                                           'list with a whole number of at least 1'):
         on_towers((tf.constant(X), tf.constant(Y)), 2, shares=shares)
-
-
-@pytest.mark.slow
-def test_the_check_takes_shares():
-    report = towers.check_towers(model, (X, Y), shares=[3, 1], batch_norm='sync')
-    assert report.equal, report
 
 
 def test_batches_that_the_caller_has_cut():

@@ -63,10 +63,9 @@ def test_stages_are_even_and_cut_between_layers():
         assert [len(names) for names in of_stage.values()] == [4, 4]
         assert {slot.device for slot in built.slots} == set(CPUS[:2])
         # A layer is a product, a tanh and a sum; TF 1.15 calls the sums add, and so does 2.
-        assert built.plan.line('stages').count(', after add') == 1
-        for share in [part.split('%')[0].split()[-1] for part in
-                      built.plan.line('stages').replace('%,', '%|').split('|')]:
-            assert abs(float(share) - 50.) <= 7.5
+        first, second = re.match(r'/cpu:0 (\d+)%, after add\S* .* /cpu:1 (\d+)%$',
+                                 built.plan.line('stages')).groups()
+        assert abs(int(first) - 50) <= 7 and abs(int(second) - 50) <= 7
         crossing = [pair for pair in towers.audit(built).transfers
                     if pair.source == CPUS[0] and pair.target == CPUS[1]]
         assert len(crossing) == 1
@@ -177,10 +176,9 @@ def test_a_tied_embedding_and_averages_of_weights():
         np.testing.assert_allclose(found[name], one[name], rtol=0, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize('given', [2, 'time', ['stem', 'head']])
-def test_stages_that_are_not_cut_by_themselves(given):
+def test_stages_that_are_not_cut_by_themselves():
     with pytest.raises(towers.InvalidArgumentError, match="expected 'auto', for as many as"):
-        towers.Pipeline(stages=given)
+        towers.Pipeline(stages=['stem', 'head'])
 
 
 def test_an_initial_value_that_reads_another_variable():

@@ -253,14 +253,15 @@ def _of_writes(tower_set, request):
     """The lines about the variables that a step writes beside the trained ones."""
     roles, update_ops = tower_set.roles, request.update_ops
     left_out, used = roles.inline_updates.variables()
+    of_all = {name for write in roles.inline_updates.writes for name in write.variables}
     inline = [text + briefly(names) for text, names in [
-        ('every tower writes ', roles.inline_updates.with_all_towers),
+        ('every tower writes ', sorted(of_all) if update_ops == 'all' else []),
         ('%s writes ' % ('nobody' if update_ops == 'none' else 'tower 0 alone'), left_out),
         ('tower 0 writes, and every tower uses, ', used)] if names]
-    own = [variable.op.name for variable in roles.own_state.variables]
+    own = roles.names('own')
     return [
         ('who writes', roles.describe(
-            len(tower_set.gradients.trainable) if request.objectives else 0, update_ops)),
+            len(tower_set.gradients.trainable) if request.objectives else 0, request)),
         ('forward pass', '; '.join(inline)),
         ('of each tower', own and '%s; tf.variables_initializer(built.own_state) resets every '
          'tower' % briefly(own))]

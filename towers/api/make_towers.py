@@ -1,17 +1,17 @@
-"""The towers of a build: a call of the model function and copies, or the hand-written recipe.
+"""The towers of a build: one call of the model function and copies, or a call for each tower.
 
-`copies='clone'`: tower 0 is the program as it is called once; the others are copies of it.
+`copies='clone'`: tower 0 is the model function's graph; the other towers are copies of it.
 
-`copies='reuse'`: the recipe, a call of the model function for each tower:
+`copies='reuse'`: the recipe, as in a hand-written tower loop:
 
     for k, shard in enumerate(shards):
         with tf.device(devices[k]), tf.name_scope('tower_%d' % k):
             with tf.variable_scope(tf.get_variable_scope(), reuse=k > 0):
                 losses.append(model_fn(*shard))
 
-It is for model functions whose Python has to run once per tower, and has the recipe's limits:
-variables are shared by `tf.get_variable` alone, collections have the entries of all towers, and a
-tower keeps no state of its own.
+It is for model functions whose Python has to run once per tower, and has the recipe's limits: only
+variables of `tf.get_variable` are shared, collections have the entries of all towers, and a tower
+has no state of its own.
 """
 
 import contextlib
@@ -21,21 +21,20 @@ import tensorflow.compat.v1 as tf
 from towers.errors import ModelFunctionError, SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.nests import leaves_of
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes
 from towers.reduce.replicas import make_replicas
 from towers.tower.batch_values import exchange, is_batch_value
 from towers.tower.copy import Copies
-from towers.tower.copy_template import Substitution
-from towers.tower.example_writes import written_by_every_tower
 from towers.tower.gradients import TowerGradients, differentiate
-from towers.tower.inline_updates import LateWrites, wait_for_readers
 from towers.tower.losses import make_losses
 from towers.tower.objectives import GradientsOfModel, flat, tensors_of
 from towers.tower.outputs import fetches_of
-from towers.tower.ownership import check_no_own_optimizer, ownership
+from towers.tower.ownership import ownership
 from towers.tower.record import put_on_devices, record
 from towers.tower.stateless_random import give_seeds_of_tower
+from towers.tower.substitution import Substitution
 from towers.tower.tower import TowerSet
+from towers.tower.write_order import write_after_reads
 
 
 def call_once_and_copy(request, shards, behind, scaled_losses):
@@ -61,24 +60,25 @@ def call_once_and_copy(request, shards, behind, scaled_losses):
     recorded = recorded._replace(variables=[
         each for each in recorded.variables if each.op.name not in names_of_slots])
     cuts = put_on_devices(recorded, request, request.parts[0].device)
-    if of_model is None:
-        check_no_own_optimizer(recorded, request.objectives)
     roles = ownership(recorded, request, shards.sizes[0], taken, None if (
         request.placement.all_reduce is None) else make_replicas)
     losses = make_losses(recorded, request, 0)
     gradients = TowerGradients(request, scaled_losses, behind)
     first = differentiate(recorded, losses, gradients, request, shards, 0, scales[0], taken)
     others = copies_of(first, roles, request, shards, [weights, scales, of_calls], of_model)
-    towers = [first.tower] + others
+    # Some of tower 0's writes have become updates, which no other tower has.
+    towers = [first.tower._replace(
+        updates=first.tower.updates + roles.inline_updates.updates)] + others
     exchange(towers, shards.weights, request.placement.main)
-    if request.names.parts_before and others:
+    if request.parts_before and others:
         give_seeds_of_tower(
             first.operations, fetches_of(recorded.output) + taken + recorded.updates + tensors_of(
-                first.tower.pairs), request.names.parts_before, tf.get_default_graph())
-    towers, late = wait_for_readers(roles.inline_updates, towers, request, roles.of_every_tower)
+                first.tower.pairs), request.parts_before, tf.get_default_graph())
+    if request.update_ops == 'first' and (len(towers) > 1 or request.has_copies):
+        write_after_reads(towers, roles)
     return TowerSet(
         towers=towers, recorded=recorded, losses=losses, gradients=gradients, roles=roles,
-        late=late, recomputed=first.recomputed, how_built=_how_built(len(towers)), cuts=cuts,
+        recomputed=first.recomputed, how_built=_how_built(len(towers)), cuts=cuts,
         slots=slots)
 
 
@@ -97,12 +97,9 @@ def copies_of(first, roles, request, shards, by_shard, of_model=None):
         return []
     # What tower 0 alone writes may be computed from all towers' parts.
     further = [op for op in first.operations if is_batch_value(op)]
-    updates, towers = roles.inline_updates, []
-    copies = Copies(
-        first.tower, first.operations, shared=updates.shared, left_out=updates.left_out,
-        left_alone=updates.in_functions, names=request.names,
-        random_keys=first.random_keys,
-        further=further if of_model is None else of_model.fetches() + further)
+    copies = Copies(first, roles.inline_updates, request.parts_before,
+                    further if of_model is None else of_model.fetches() + further)
+    towers = []
     for number, part in list(enumerate(request.parts))[1:]:
         exchanged = dict(zip((leaf.name for leaf in leaves_of(shards.inputs[0])),
                              leaves_of(shards.inputs[number])))
@@ -157,9 +154,12 @@ def call_for_each_tower(request, shards, behind, scaled_losses):
             if number:
                 _check_shard(number, recorded, shards)
             else:
-                check_no_own_optimizer(recorded, request.objectives)
                 roles = ownership(recorded, request, shards.sizes[0])
-                _check_updates(recorded, shards.sizes[0], request)
+                for name in roles.names('every'):
+                    raise SharedVariableError(
+                        "copies='reuse', and an update writes variable %s by its examples, and it "
+                        "would be tower 0's alone: pass copies='clone', where every tower writes "
+                        'in its turn.' % name)
             losses = make_losses(recorded, request, number)
             if not number:
                 gradients = TowerGradients(request, scaled_losses, behind)
@@ -174,7 +174,7 @@ def call_for_each_tower(request, shards, behind, scaled_losses):
                                  sources=sum((call.sources for call in calls), []))
     return TowerSet(
         towers=towers, recorded=recorded, losses=all_losses[0], gradients=gradients, roles=roles,
-        late=LateWrites(), recomputed=done[0].recomputed,
+        recomputed=done[0].recomputed,
         how_built='%d calls of the model function' % len(towers))
 
 
@@ -202,17 +202,6 @@ def _check_writes(number, recorded):
                 "copies='reuse', and the forward pass of tower %d writes variable %s (operation "
                 '%s), which all towers have in common: put the update into the collection '
                 "UPDATE_OPS, or pass copies='clone'." % (number, name, op.name))
-
-
-def _check_updates(recorded, size, request):
-    """Refuses rows and counts of examples in UPDATE_OPS, of which tower 0's alone would run."""
-    step = {op.name for op in graph_walk.step_operations(recorded.updates)}
-    ignored = {variable.op.name for variable in tf.local_variables()}  # counters, own state
-    for name in written_by_every_tower(recorded, size, step, ignored, None) if (
-            request.update_ops == 'first') else ():
-        raise SharedVariableError(
-            "copies='reuse', and an update writes variable %s by its examples, and it would be "
-            "tower 0's alone: pass copies='clone', where every tower writes in its turn." % name)
 
 
 def _check_shard(number, recorded, shards):

@@ -1,4 +1,4 @@
-"""The plan: what the towers will do, on one screen, before step 1."""
+"""The plan: a description of the build on one screen, before step 1."""
 
 import collections
 import itertools
@@ -16,17 +16,17 @@ _WIDTH = 100  # columns of a screen
 class Plan(collections.namedtuple('Plan', [
         'towers', 'lines', 'batch_size', 'remainder', 'shares', 'reduction', 'all_towers',
         'parameter_bytes', 'initial_of_first'])):
-    """What `build_towers` built, in words; `print(plan)` fits a screen.
+    """The description of a build; `print(plan)` fits a screen.
 
     Attributes:
       towers: list of `PlannedTower`.
       lines: list of `(label, text)`, as they are printed below the towers.
-      batch_size: examples a step: an int, or None where it is not static.
+      batch_size: examples per step: an int, or None if not static.
       remainder: as given to `build_towers`.
-      shares: the proportions of the parts of a batch: a tuple of ints.
+      shares: the proportions of the shards: a tuple of ints.
       reduction: as given to `build_towers`.
-      all_towers: how many towers there are, on all machines.
-      parameter_bytes: how many bytes the variables of the model take.
+      all_towers: the number of towers on all machines.
+      parameter_bytes: the bytes of the model's variables.
       initial_of_first: names of variables whose initial value is computed from the first tower's
         part of the batch (data-dependent initialization); on one device, from the whole batch.
     """

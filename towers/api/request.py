@@ -21,7 +21,6 @@ from towers.tower.build_context import check_no_failed_build
 from towers.tower.shards import checked_shares
 from towers.tower.optimizer_gradients import has_own_minimize
 from towers.tower.stage_cuts import Cutting
-from towers.tower.stateless_random import NamesOnOneMachine
 
 REDUCTIONS = ('sum', 'mean')
 _CHOICES = dict(reduction=REDUCTIONS, regularization=('none', 'add'),
@@ -32,7 +31,7 @@ _CHOICES = dict(reduction=REDUCTIONS, regularization=('none', 'add'),
 class Request(collections.namedtuple('Request', [
         'model_fn', 'objectives', 'devices', 'reduction', 'remainder', 'shares', 'global_step',
         'regularization', 'update_ops', 'batch_norm', 'numerics', 'recompute', 'cluster', 'copies',
-        'reuse', 'earlier', 'variable_scope', 'full_scope_name', 'name', 'names', 'parts',
+        'reuse', 'earlier', 'variable_scope', 'full_scope_name', 'name', 'parts_before', 'parts',
         'accumulate', 'schedule', 'cutting', 'placement', 'loss_scale',
         'no_batch_values', 'precision_text'])):
     """The checked arguments of a call; arguments under their own names, and:
@@ -48,7 +47,7 @@ class Request(collections.namedtuple('Request', [
       full_scope_name: full name of the model's variable scope.
       name: prefix of the name scopes of further towers: `'tower'`; in a graph that has such
         scopes already `'build_2/tower'`.
-      names: `NamesOnOneMachine`, for seeds of random ops.
+      parts_before: how many parts the machines before this one have, for seeds of random ops.
       parts: list of `Part` of all towers, in the order of the batch: tower by tower, and within a
         tower micro-batch by micro-batch.
       accumulate: how many micro-batches each tower has.
@@ -156,7 +155,7 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
         batch_norm=batch_norm, numerics=numerics, recompute=memory.recompute, cluster=cluster,
         copies=copies, reuse=reuse if earlier is None else True, earlier=earlier,
         variable_scope=variable_scope, full_scope_name=full_scope_name(variable_scope), name=name,
-        names=NamesOnOneMachine(_before(cluster, len(devices)), name, _before(cluster, len(parts))),
+        parts_before=_before(cluster, len(parts)),
         parts=parts, accumulate=accumulate, schedule=schedule,
         cutting=_cutting(pipeline.stages, placement, stages_of(devices[0]), schedule, accumulate,
                          objectives),
@@ -207,8 +206,8 @@ def _checked_reuse(reuse):
         check_same_graph('reuse', reuse)
         return reuse, scope_to_enter(reuse.variable_scope)
     if not (reuse is None or isinstance(reuse, bool) or reuse is tf.AUTO_REUSE):
-        raise InvalidArgumentError('reuse=%.80r: expected None, True, tf.AUTO_REUSE, or what an '
-                                   'earlier build_towers returned.' % (reuse,))
+        raise InvalidArgumentError('reuse=%.80r: expected None, True, tf.AUTO_REUSE, or the '
+                                   'result of an earlier build_towers.' % (reuse,))
     return None, None
 
 

@@ -5,17 +5,13 @@ import collections
 import tensorflow.compat.v1 as tf
 
 from towers.placement.devices import short_name
-from towers.placement.stages import remarks_on_stages, says_stages
+from towers.placement.stages import remark_on_stages, says_stages
 from towers.placement.tower_device import stages_of
 from towers.tower.stage_cuts import describe as describe_cuts
 
 
 def stages_line(tower_set):
-    """How the model is spread over the devices of a tower; None for one device.
-
-    Args:
-      tower_set: `TowerSet`.
-    """
+    """How the model is spread over the devices of a tower; None for one device."""
     towers, device = tower_set.towers, tower_set.towers[0].device
     if len(stages_of(device)) == 1:
         return None
@@ -32,9 +28,8 @@ def stages_line(tower_set):
             text += '; only what the model has put in no towers.stage is cut by itself'
         elif len(_stages_in_use(towers)) == 1:
             text += " (stages='auto' cuts a model that names no towers.stage)"
-    return '; '.join([text] + remarks_on_stages(
-        [op for op in operations if op.name not in towers[0].backward],
-        tower_set.recorded.variables, device))
+    return text + remark_on_stages(
+        [op for op in operations if op.name not in towers[0].backward], device)
 
 
 def _operations_of_first(towers):

@@ -176,8 +176,7 @@ class _Steps:
         """The `Applied` gradients of a loss; the last one counts the step."""
         request, optimizer, of = self._request, objective.optimizer, self._request.objectives.of
         if has_own_minimize(optimizer):
-            optimizer = Minimizing(optimizer, of(objective, self._outputs.loss),
-                                   request.has_whole_batch)
+            optimizer = Minimizing(optimizer, of(objective, self._outputs.loss))
         with graph_walk.Recording(tf.get_default_graph()) as made:
             applied = apply_update(
                 optimizer, of(objective, self._gradients),
@@ -242,5 +241,5 @@ def _updates(tower_set, update_ops, before, of_optimizers):
         roles = tower_set.roles
         others += updates_that_write(towers, [
             variable.op.name for variable in roles.own_state.of_other_towers]
-            + list(metric_variables()) + roles.of_every_tower)
+            + list(metric_variables()) + roles.names('every'))
     return [update for tower in chosen for update in tower.updates] + others + of_optimizers

@@ -12,7 +12,7 @@ from towers import compat
 from towers.cluster import data_end
 from towers.errors import ClusterError
 from towers.graph.graph_walk import step_operations
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
 
 _NO_GRADIENT = 'TowersGradientOverMachines'

@@ -20,7 +20,7 @@ import zlib
 import tensorflow.compat.v1 as tf
 
 from towers.cluster.machines import builds_of
-from towers.graph.library import Library
+from towers.graph.edit import Library
 from towers.graph.op_types import VARIABLE_OPS
 from towers.tower.objectives import flat, tensors_of
 

@@ -9,8 +9,8 @@ from towers.api.options import check_var_list, checked_objectives
 from towers.api.build import build_towers
 from towers.errors import GradientError, InputError, InvalidArgumentError
 from towers.graph import graph_walk
-from towers.graph.same_value import is_computed_from
-from towers.graph.variable_writes import Writes
+from towers.graph.graph_walk import is_computed_from
+from towers.graph.variable_access import Writes
 from towers.placement.devices import session_config
 from towers.tensorflow_errors import failing_on
 from towers.reduce.update import checked_transform, free_initial_values
@@ -159,7 +159,7 @@ def _applied_on_one_device(objective, loss, pairs, global_step, factor):
     if not has_own_minimize(optimizer):
         return optimizer.apply_gradients(pairs, global_step=global_step)
     if objective.transform_gradients is not None or factor != 1:  # which come in between
-        return Minimizing(optimizer, loss, is_whole=True).apply_gradients(pairs, global_step)
+        return Minimizing(optimizer, loss).apply_gradients(pairs, global_step)
     return minimized(optimizer, loss, global_step, [variable for _, variable in pairs])
 
 

@@ -1,8 +1,6 @@
 """Stages: parts of one model on several devices of a tower."""
 
-import collections
 import contextlib
-import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -10,9 +8,8 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_count
 from towers.errors import ModelFunctionError
-from towers.graph.edit import colocate, is_free, names_beside
+from towers.graph.edit import Library, colocate, is_free, names_beside
 from towers.graph.graph_walk import is_control_flow
-from towers.graph.library import Library
 from towers.graph.variable_access import read_from
 from towers.placement.tower_device import StageDevice, TowerDevice, current_tower_device, stages_of
 
@@ -58,12 +55,7 @@ def says_stages(operations):
 
 
 def place_forward(operations, device):
-    """Puts each operation outside of stages on the last stage among its inputs.
-
-    Args:
-      operations: the operations of the model function's call, in order.
-      device: the tower's device, or `StagedDevices`.
-    """
+    """Puts each operation outside of stages on the last stage among its inputs."""
     stages = stages_of(device)
     if len(stages) == 1:
         return
@@ -90,11 +82,6 @@ def place_forward(operations, device):
 
 def move(op, device, library):
     """Puts an operation on the device of another stage.
-
-    Args:
-      op: an operation.
-      device: where it goes.
-      library: `Library` of its graph.
 
     Raises:
       ModelFunctionError: it calls a function whose operations are on a device of their own.
@@ -126,10 +113,6 @@ def _stages_of_loops(graph, backward, stages):
 def check_stages(operations, device):
     """Raises if a stage takes a tensor of a later stage, for which a pipeline has no order.
 
-    Args:
-      operations: the operations of a forward pass.
-      device: `StagedDevices`.
-
     Raises:
       ModelFunctionError: names one such tensor.
     """
@@ -159,30 +142,13 @@ def _against_the_order(operations, stages):
                 yield op, tensor
 
 
-def remarks_on_stages(operations, variables, device):
-    """What is allowed and costs copies, for the plan: a list of texts.
-
-    Args:
-      operations: those of a tower's forward pass.
-      variables: the model's variables.
-      device: `StagedDevices`.
-    """
-    stages, readers, remarks = stages_of(device), collections.OrderedDict(), []
-    for op in operations:
-        # A read alone may be where the variable is: what takes its value counts.
-        is_taken = op.device in stages and op.type != 'ReadVariableOp'
-        for tensor in op.inputs if is_taken else ():
-            for variable in read_from(tensor):
-                readers.setdefault(variable.name, set()).add(op.device)
-    names = {variable.op.name for variable in variables}
-    shared = [name for name, found in readers.items() if len(found) > 1 and name in names]
-    if shared:
-        remarks.append('read in several stages: %s%s' % (
-            ', '.join(shared[:3]), ' and %d more' % (len(shared) - 3) if shared[3:] else ''))
-    for op, tensor in itertools.islice(_against_the_order(operations, stages), 1):
-        remarks.append('stage %d takes %s of stage %d: they wait for each other' % (
-            stages.index(op.device), tensor.op.name, stages.index(tensor.op.device)))
-    return remarks
+def remark_on_stages(operations, device):
+    """The plan's remark where stages of a tower's forward pass wait for each other; or ''."""
+    stages = stages_of(device)
+    for op, tensor in _against_the_order(operations, stages):
+        return '; stage %d takes %s of stage %d: they wait for each other' % (
+            stages.index(op.device), tensor.op.name, stages.index(tensor.op.device))
+    return ''
 
 
 def place_backward(operations, loss, device):
@@ -195,7 +161,6 @@ def place_backward(operations, loss, device):
     Args:
       operations: the operations that `compute_gradients` has made, in order.
       loss: the scalar that is differentiated.
-      device: the tower's device, or `StagedDevices`.
     """
     stages = stages_of(device)
     if len(stages) == 1:

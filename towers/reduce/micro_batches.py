@@ -30,7 +30,7 @@ from towers.tower.objectives import tensors_of
 SCHEDULES = ('one_forward_one_backward', 'all_forward')
 
 
-def add_up_micro_batches(parts, micro_batches, schedule=None, late=()):
+def add_up_micro_batches(parts, micro_batches, schedule=None):
     """Runs each tower's micro-batches in order, and adds up their gradients.
 
     Args:
@@ -38,8 +38,6 @@ def add_up_micro_batches(parts, micro_batches, schedule=None, late=()):
       micro_batches: k, how many each tower has.
       schedule: one of `SCHEDULES`, for the stages of the towers; None: one micro-batch after the
         other, through all stages.
-      late: operations that the first tower's whole sum waits for, but no micro-batch: writes of
-        variables that all micro-batches read.
 
     Returns:
       List, one entry a tower, of lists of `(gradient, variable)`. Sums of dense gradients are
@@ -61,8 +59,7 @@ def add_up_micro_batches(parts, micro_batches, schedule=None, late=()):
         first, *others = [number for what, number in rows[0] if what == 'backward']
         total = of_tower[first].gradients
         for number in others:
-            waited = late if start == 0 and number == others[-1] else ()
-            with tf.name_scope('accumulate_gradients'), tf.control_dependencies(waited), \
+            with tf.name_scope('accumulate_gradients'), \
                     graph_walk.Recording(tf.get_default_graph()) as made:
                 total = [(_added(present, variable, stages), variable)
                          for variable, present in align([total, of_tower[number].gradients])]

@@ -22,7 +22,7 @@ from towers import compat
 from towers.errors import DeviceError, InvalidArgumentError, NameScopeError
 from towers.graph.graph_walk import step_operations
 from towers.graph.nests import bytes_of
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once
 from towers.tower.variables import owner_by_name

@@ -18,7 +18,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph import graph_walk
 from towers.graph.frames import Frames, before, in_order
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
 from towers.tower import write_order
 from towers.tower.objectives import tensors_of

@@ -156,7 +156,6 @@ def exchange(towers, weights, device):
     """Gives all marked operations their values: sums, means and rows over all towers.
 
     Args:
-      towers: list of all `Tower`s.
       weights: each tower's part of the batch's examples: floats, or float64 scalars.
       device: where sums over the towers are made.
 
@@ -197,8 +196,6 @@ def _exchanged(role, values, weights, rows):
 
     Args:
       role: a kind of value, or `'<kind>_gradient'`.
-      values: each tower's own.
-      weights: as for `exchange`.
       rows: [N], how many rows each tower adds to a `'concat'`.
     """
     if role == 'concat':

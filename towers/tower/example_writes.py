@@ -15,57 +15,56 @@ from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.op_types import ADDS, CHOICES, QUOTIENTS, SAME_NUMBERS, SETS, SUMS
-from towers.graph.variable_access import read_from
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes, read_from
 from towers.tower.across_examples import added_up, mixed
 from towers.tower.sync_batch_norm import statistics_of
 
 _LINEAR = SAME_NUMBERS | SUMS | CHOICES | {'Neg'}
 
 
-def written_by_every_tower(recorded, size, step, ignored, of_cluster):
-    """Names of the variables that every tower writes: a sorted list.
+def written_by_every_tower(recorded, writes, size, request):
+    """Names of the variables that every tower writes: a set.
 
     Args:
-      recorded: `Recorded`.
+      writes: list of `Write`: those of shared variables that a step of tower 0 runs.
       size: examples in tower 0's shard: an int, or a tensor.
-      step: names of the operations that a step of tower 0 runs, its updates included.
-      ignored: names of the variables that are no shared ones: state of a tower, counters.
-      of_cluster: where other machines make the same step: `'servers'`, which have the variables, or
-        `'copies'`, one on each worker; else None.
 
     Raises:
       SharedVariableError: a write of the examples that no tower, and not every tower, can make.
     """
-    finder, found, writes = Writes(tf.get_default_graph()), [], []
-    for op in recorded.operations:
-        if op.name in step and op.name not in recorded.owned and not graph_walk.is_random(op):
-            writes.append((op, [name for name in finder.of(op) if name not in ignored]))
-    written = {name for _, names in writes for name in names}
-    depends = _Dependence(written, recorded.operations if written else ())
+    served, found = request.served_rank is not None, set()
+    if not writes or request.update_ops != 'first' or len(request.parts) == 1 and not served:
+        return found
+    others = 'servers' if served else 'copies' if request.has_copies else None
+    finder = Writes(tf.get_default_graph())
+    depends = _Dependence({name for write in writes for name in write.variables},
+                          recorded.operations)
     for op, names in writes:
-        if names and op.name in recorded.from_shard and finder.within_function(op) and any(
-                'Scatter' in node.op for each in finder.functions(op) for node in each.node_def):
-            _check(op, names[0], depends, written, of_cluster, True)
+        has_rows_inside = op.name in recorded.from_shard and any(
+            'Scatter' in node.op for each in finder.functions(op) for node in each.node_def)
         if any([_is_of_every_tower(op, name, recorded.from_shard, depends, size)
-                for name in names]):
-            found.append((op, names))
-    of_batch_norm = statistics_of(recorded.operations) if found else ()
-    for op, names in found:
-        _check(op, names[0], depends, written, of_cluster)
-        if 'Scatter' in op.type:
-            _check_rows(op, names[0], recorded.from_shard, of_batch_norm)
-    return sorted({name for _, names in found for name in names})
+                for name in names]) or has_rows_inside:
+            _check(op, names[0], depends, others, has_rows_inside)
+            if 'Scatter' in op.type:
+                _check_rows(op, names[0], recorded)
+            found.update(names)
+    return found
 
 
-def _check(op, name, depends, written, of_cluster, is_in_function=False):
-    """Refuses a write that every tower would make otherwise than one device makes it."""
+def _check(op, name, depends, others, has_rows_inside):
+    """Refuses a write that every tower would make otherwise than one device makes it.
+
+    Args:
+      others: where other machines make the same step: `'servers'`, which have the variables, or
+        `'copies'`, one on each worker; else None.
+      has_rows_inside: whether the rows are written in a function.
+    """
     reason = None
-    if of_cluster == 'servers' or of_cluster and 'Scatter' in op.type:  # a count is a worker's own
+    if others == 'servers' or others and 'Scatter' in op.type:  # a count is a worker's own
         reason = 'other machines would not get the rows: train on one machine'
-    elif is_in_function or compat.in_control_flow(op):
+    elif has_rows_inside or compat.in_control_flow(op):
         reason = 'the operation is in a branch, a loop or a function: write outside of it'
-    elif 'Scatter' in op.type and any(depends.on(op.inputs[1], each) for each in written):
+    elif 'Scatter' in op.type and depends.on_any(op.inputs[1]):
         reason = ('the place of its rows is computed from a variable that the step writes, too, so '
                   'that all towers write the same rows: compute it from the examples')
     if reason is not None:
@@ -74,9 +73,9 @@ def _check(op, name, depends, written, of_cluster, is_in_function=False):
             'tower does in its turn, and %s.' % (name, op.name, reason))
 
 
-def _check_rows(op, name, from_examples, of_batch_norm):
+def _check_rows(op, name, recorded):
     """Refuses rows whose values follow from several examples, of which a tower has a part."""
-    across = mixed(op.inputs[2], from_examples, of_batch_norm)
+    across = mixed(op.inputs[2], recorded.from_shard, statistics_of(recorded.operations))
     if across is not None:
         raise SharedVariableError(
             'the model function writes rows of variable %s (operation %s) by values that are '
@@ -86,18 +85,14 @@ def _check_rows(op, name, from_examples, of_batch_norm):
 
 
 def _is_of_every_tower(op, name, from_examples, depends, size):
-    """Whether every tower has to make a write for the variable to get one device's value.
+    """Whether every tower has to write for the variable to get one device's value.
+
+    That is so for rows and counts of examples; else tower 0 may write for all. (An operation of a
+    type that is not known here may be a function's call, whose write cannot be looked into.)
 
     Args:
-      op: the operation that writes; of a type that is not known here it may be a function's call,
-        whose write cannot be looked into.
-      name: the name of the variable's operation.
       from_examples: names of the operations that depend on the shard.
-      depends: `_Dependence`.
       size: examples in the shard; where it is static, a model that counts them adds a constant.
-
-    Returns:
-      True for rows and counts of examples; False where tower 0 may write for all.
 
     Raises:
       SharedVariableError: the value comes from the examples in another way.
@@ -105,15 +100,13 @@ def _is_of_every_tower(op, name, from_examples, depends, size):
     if op.name not in from_examples:
         return op.type in ADDS and isinstance(size, int) and size > 1 and (
             _static(op.inputs[1]) == size)
-    if 'Scatter' in op.type:
+    if 'Scatter' in op.type or op.type in ADDS and op.inputs[1].dtype.is_integer:
         return True
     if op.type not in ADDS and op.type not in SETS:
         return False
     added = [op.inputs[1]]
     if op.type in SETS:
         added = _added_to_old(op.inputs[1], name) or added
-    elif op.inputs[1].dtype.is_integer:
-        return True
     is_moving = any(depends.on(each, name) for each in added)
     if (is_moving or op.type in SETS and not depends.on(op.inputs[1], name)) and _is_affine(
             op.inputs[1], name, from_examples, depends, not is_moving, size):
@@ -159,6 +152,10 @@ class _Dependence:
     def on(self, tensor, name):
         """Whether a tensor is computed from the value of a variable."""
         return bool(self._found.get(tensor.op.name, 0) & self._bits[name])
+
+    def on_any(self, tensor):
+        """Whether it is computed from the value of any of the variables."""
+        return bool(self._found.get(tensor.op.name, 0))
 
 
 def _added_to_old(tensor, name):

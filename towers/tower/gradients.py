@@ -11,13 +11,14 @@ from towers.nonfinite import checked_gradients
 from towers.placement.loop_state_devices import keep_stacks_with_loops
 from towers.placement.stages import place_backward
 from towers.placement.tower_device import TowerDevice, keep_with_tower
+from towers.placement.variable_device import only_device
 from towers.placement.xla import explained
 from towers.recompute.rewrite import rewrite
 from towers.tower.objectives import all_pairs, tensors_of
-from towers.tower.optimizer_gradients import OwnGradients, computed, has_own_minimize
+from towers.tower.optimizer_gradients import computed, has_own, has_own_minimize, own_pairs
 from towers.tower.outputs import fetches_of
-from towers.tower.stateless_random import (check_draws_again, give_own_seeds, give_seeds_of_tower,
-                                           make_stateless)
+from towers.tower.stateless_random import (check_draws_nothing, give_own_seeds,
+                                           give_seeds_of_tower, make_stateless)
 from towers.tower.tower import Tower
 
 
@@ -38,11 +39,7 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
     """Takes the gradients of the recorded loss: `Differentiated`.
 
     Args:
-      recorded: `Recorded`.
-      losses: `Losses` of this call.
       gradients_of: `TowerGradients`.
-      request: `Request`.
-      shards: `CutBatch`.
       number: of the part: 0, but for the recipe's calls after the first.
       scale: the factor of the loss in the combined gradient: a float, or a scalar.
       taken: what a step runs besides what the model function returned.
@@ -83,14 +80,14 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
 
 def _give_seeds(request, forward, backward, fetches, number):
     """Gives random ops seeds of the step, or of the tower: `Differentiated.random_keys`."""
-    names, is_copied, keys = request.names, request.parts_a_call > 1, {}
-    if request.random_step is None and not is_copied and not names.parts_before:
+    is_copied, keys = request.parts_a_call > 1, {}
+    if request.random_step is None and not is_copied and not request.parts_before:
         return keys
-    graph, number = tf.get_default_graph(), number + names.parts_before
+    graph, number = tf.get_default_graph(), number + request.parts_before
     if request.random_step is not None:
-        check_draws_again(forward, backward)
-        make_stateless(forward + backward, fetches, request.random_step, graph.seed, keys, names)
-    give_own_seeds(forward + backward, number, graph.seed, request.random_step, keys, names)
+        check_draws_nothing(backward)
+        make_stateless(forward, fetches, request.random_step, graph.seed, number, keys)
+    give_own_seeds(forward + backward, number, graph.seed, request.random_step, keys)
     if number and not is_copied:  # else copies are made, from the seeds as they are
         give_seeds_of_tower(forward + backward, fetches, number, graph)
     return keys
@@ -106,52 +103,66 @@ class TowerGradients:
     Attributes:
       trainable: the variables that any loss is differentiated by.
       scaled_losses: `ScaledLosses` to take gradients with; or None.
-      own: `OwnGradients`: what the optimizers make of the combined gradients themselves.
     """
 
     def __init__(self, request, scaled_losses, behind):
         """
-        Args:
-          request: `Request`.
-          scaled_losses: `ScaledLosses` to take gradients with; or None.
-          behind: `VariablesBehindInputs`.
-
         Raises:
           GradientError: a loss trains no variable.
           InvalidArgumentError: `var_list` has something else than trainable variables.
         """
         self.scaled_losses = scaled_losses
-        self.own = OwnGradients([each for each in request.objectives
-                                 if not has_own_minimize(each.optimizer)], request)
         self._request, self._behind, self._graph = request, behind, tf.get_default_graph()
         self._variables_of = self._chosen_variables()  # by the objective's name
+        self._factors = {}  # of losses whose optimizers have a compute_gradients of their own
+        for each in request.objectives:
+            if has_own(each.optimizer):
+                with tf.control_dependencies(None), only_device(request.placement.main):
+                    # float64 holds a factor of any other type.
+                    self._factors[each.name] = tf.constant(1., tf.float64, name='loss_factor')
         self.trainable = list({variable.op.name: variable for chosen in self._variables_of.values()
                                for variable in chosen}.values())
 
     def _chosen_variables(self):
         """{name of an objective: the variables that its loss trains}."""
-        found = {}
-        candidates = tf.trainable_variables()
+        found, candidates = {}, tf.trainable_variables()
         for objective in self._request.objectives:
-            wanted = objective.var_list
-            chosen = candidates if wanted is None else self._chosen(objective, candidates)
+            named = '' if objective.name is None else ' for %r' % objective.name
+            chosen = candidates if objective.var_list is None else self._chosen(
+                objective.var_list, 'var_list' + named, candidates)
             if not chosen:
                 raise GradientError(
                     'there is no trainable variable%s%s: %s' % (
-                        '' if objective.name is None else ' for the loss %r' % objective.name,
-                        ' left by var_list' if wanted is not None else '',
+                        named, ' left by var_list' if objective.var_list is not None else '',
                         'the choices were %s.' % ', '.join(v.op.name for v in candidates[:5])
                         if candidates else 'the model function made none. Pass optimizer=None to '
                         'evaluate it.'))
             found[objective.name] = chosen
         return found
 
+    def _chosen(self, wanted, called, candidates):
+        chosen = wanted(list(candidates)) if callable(wanted) else wanted
+        try:
+            chosen = [compat.keras_variable_value(variable) for variable in chosen]
+        except TypeError:
+            raise InvalidArgumentError('%s returned %r: expected a list of variables.'
+                                       % (called, chosen)) from None
+        for place, variable in enumerate(chosen):
+            if not isinstance(variable, compat.VARIABLE_TYPES):
+                raise InvalidArgumentError('%s holds %r of type %s: expected variables.'
+                                           % (called, variable, type(variable).__name__))
+            if variable.graph is not self._graph:
+                raise InvalidArgumentError('%s holds %r, which belongs to another graph.'
+                                           % (called, variable.op.name))
+            if any(variable is each for each in chosen[:place]):
+                raise InvalidArgumentError('%s holds %r twice: expected each variable once.'
+                                           % (called, variable.op.name))
+        return chosen
+
     def of_tower(self, number, data_losses, scale, inputs):
         """Takes the gradients of a tower's losses, in its scope, on its device.
 
         Args:
-          number: the tower's number.
-          data_losses: a loss, or a dict of losses by name.
           scale: the factor of the loss: a float, or a scalar.
           inputs: the tower's shard.
 
@@ -167,15 +178,16 @@ class TowerGradients:
                 [operations for _, _, operations in found])
 
     def made_by_optimizer(self, objective, loss, combined):
-        """What the objective's optimizer makes of the combined gradients, see `OwnGradients.pairs`.
+        """What the objective's optimizer makes of the combined gradients, see `own_pairs`.
 
         These gradients themselves where its `compute_gradients` is the usual one: as that returns
         them, with a pair of None for each variable that has no gradient. A program may go by their
         places.
         """
         variables = self._variables_of[objective.name]
-        if self.own.are_of(objective):
-            return self.own.pairs(objective, loss, combined, variables)
+        if objective.name in self._factors:
+            return own_pairs(objective, loss, combined, variables, self._factors[objective.name],
+                             self._request)
         rest = collections.OrderedDict((pair[1].op.name, pair) for pair in combined)
         return [rest.pop(variable.op.name, (None, variable)) for variable in variables] + list(
             rest.values())
@@ -200,9 +212,9 @@ class TowerGradients:
         if self.scaled_losses is not None:
             data_loss = self.scaled_losses.scaled(data_loss)
         optimizer = objective.optimizer
-        if self.own.are_of(objective):
-            data_loss, optimizer = self.own.multiplied(objective, data_loss), _PLAIN
-        elif has_own_minimize(optimizer):  # which calls its compute_gradients itself
+        if objective.name in self._factors:
+            data_loss = data_loss * tf.cast(self._factors[objective.name], data_loss.dtype)
+        if objective.name in self._factors or has_own_minimize(optimizer):  # called later
             optimizer = _PLAIN
         pairs = computed(optimizer, data_loss, self._variables_of[objective.name],
                          objective.gradient_options)
@@ -210,25 +222,3 @@ class TowerGradients:
         if self.scaled_losses is not None:
             pairs, of_shard = map(self.scaled_losses.unscaled, (pairs, of_shard))
         return pairs, [gradient for gradient, _ in of_shard]
-
-    def _chosen(self, objective, candidates):
-        wanted = objective.var_list
-        name = 'var_list' if objective.name is None else 'var_list for %r' % objective.name
-        chosen = wanted(list(candidates)) if callable(wanted) else wanted
-        try:
-            chosen = [compat.keras_variable_value(variable) for variable in chosen]
-        except TypeError:
-            raise InvalidArgumentError('%s returned %r: expected a list of variables.'
-                                       % (name, chosen)) from None
-        for variable in chosen:
-            if not isinstance(variable, compat.VARIABLE_TYPES):
-                raise InvalidArgumentError('%s holds %r of type %s: expected variables.'
-                                           % (name, variable, type(variable).__name__))
-            if variable.graph is not self._graph:
-                raise InvalidArgumentError('%s holds %r, which belongs to another graph.'
-                                           % (name, variable.op.name))
-        for variable in chosen:
-            if sum(variable is each for each in chosen) > 1:
-                raise InvalidArgumentError('%s holds %r twice: expected each variable once.'
-                                           % (name, variable.op.name))
-        return chosen

@@ -10,6 +10,9 @@ every tower writes, with `'none'` no tower does.
 Workers of synchronous parameter servers have their variables in common, too: the chief's first
 tower writes, and no other worker's. There a value that is read by training as well is refused: a
 worker may read it before or after the chief has written.
+
+A later micro-batch reads when the gradients of the first one are there, so that nothing of the
+first one may wait for a write that waits for all reads: the write becomes one of its updates.
 """
 
 import collections
@@ -19,31 +22,38 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
-from towers.graph.frames import left_branches
-from towers.graph.edit import without_writes
-from towers.graph.nests import fetches_in
+from towers.graph.frames import left_branches, waited_instead
 from towers.graph.op_types import CONTROL_FLOW_V2
-from towers.graph.variable_access import initializers, is_variable, variable_op
-from towers.graph.variable_writes import Writes
-from towers.tower.copy import waited_instead
-from towers.tower.write_order import write_after_reads
+from towers.graph.variable_access import (Writes, initializers, is_variable, variable_op,
+                                          without_writes)
 
 Write = collections.namedtuple('Write', 'op variables')
 """An operation that writes, and the names of the variables that it writes."""
 
 
+def writes_of(recorded):
+    """What the call of the model function writes: a list of `Write`, without initial values.
+
+    The state of random generators is left out: each tower draws for itself.
+    """
+    left_out, finder = initializers() | recorded.owned, Writes(tf.get_default_graph())
+    found = [Write(op, finder.of(op)) for op in recorded.operations
+             if op.name not in left_out and not graph_walk.is_random(op)]
+    return [write for write in found if write.variables]
+
+
 class InlineUpdates(collections.namedtuple('InlineUpdates', [
-        'writes', 'left_out', 'shared', 'in_functions', 'with_all_towers'],
-        defaults=((), frozenset(), frozenset(), {}, ()))):
+        'writes', 'left_out', 'shared', 'in_functions', 'updates'],
+        defaults=((), frozenset(), frozenset(), {}, []))):
     """The writes of the first tower that the towers after it leave out, or share.
 
     Attributes:
-      writes: list of `Write`: all of the first tower.
+      writes: list of `Write`: all of the first tower's forward pass.
       left_out: names of the first tower's operations that the other towers do without.
       shared: names of the first tower's operations whose value all towers use.
       in_functions: dict from the names of the first tower's operations that write in a function to
         the positions, from the last (-1), of the variables that the other towers' leave alone.
-      with_all_towers: names of the variables that every tower writes, with `update_ops='all'`.
+      updates: list of the writes that became updates of the first tower.
     """
     __slots__ = ()
 
@@ -56,34 +66,29 @@ class InlineUpdates(collections.namedtuple('InlineUpdates', [
         return sorted(others - used), sorted(used)
 
 
-def inline_updates(operations, fetches, ignored, request, replicated=()):
+def inline_updates(writes, operations, fetches, request, replicated=frozenset()):
     """Leaves out or shares the first tower's writes, before gradients are taken: `InlineUpdates`.
 
     Args:
+      writes: list of `Write`: those that the fetches need, of shared variables.
       operations: the operations that the call of the model function made.
       fetches: the tensors that a step needs: loss, predictions, metrics; not the updates.
-      ignored: names of variables that are each tower's own, or counters of metrics.
-      request: `Request`.
       replicated: names of the variables that have replicas.
 
     Raises:
       SharedVariableError: a write that can neither be left out nor be shared, or that would not
         reach the replicas of a variable; or one of a variable that other workers read.
     """
-    writes = _writes(operations, fetches, ignored)
     found, served, update_ops = InlineUpdates(writes), request.served_rank, request.update_ops
-    alone = request.parts_a_call == 1 and served is None
-    if not writes or alone and update_ops != 'none':
+    if not writes or request.parts_a_call == 1 and served is None and update_ops != 'none':
         return found
-    used = writes_used(writes, fetches, {op.name for op in operations})
-    replicated = frozenset(replicated)
+    used = writes_used(writes, fetches)
     for write in writes:
-        if replicated.intersection(write.variables) and (
-                update_ops != 'none' or write.op.name in used):
-            _refuse_replicated(write, sorted(replicated.intersection(write.variables))[0])
+        names = replicated.intersection(write.variables)
+        if names and (update_ops != 'none' or write.op.name in used):
+            _refuse_replicated(write, min(names))
     if update_ops == 'all':
-        return found._replace(
-            with_all_towers=sorted({name for write in writes for name in write.variables}))
+        return found
     finder, in_functions, others = Writes(tf.get_default_graph()), {}, []
     for write in writes:
         positions = _left_alone(write, finder) if update_ops == 'first' and served is None else []
@@ -94,73 +99,16 @@ def inline_updates(operations, fetches, ignored, request, replicated=()):
             others.append(write)
     if served is not None and update_ops == 'first':
         _refuse_served(others, fetches)
-    unused = [write for write in others if write.op.name not in used]
+    unused, updates = [write.op for write in others if write.op.name not in used], []
     if update_ops == 'none' or served is not None and served > 0:  # the chief writes
         _unhook(operations, unused)
+    elif request.accumulate > 1:
+        late = [op for op in unused if compat.in_branches_alone(op)]
+        updates = [left_branches(op) for op in late]
+        _unhook(operations, late)
     return found._replace(
-        left_out={write.op.name for write in unused}, in_functions=in_functions,
+        left_out={op.name for op in unused}, in_functions=in_functions, updates=updates,
         shared={write.op.name for write in others if write.op.name in used})
-
-
-def _writes(operations, fetches, ignored):
-    left_out, finder, candidates = initializers(), Writes(tf.get_default_graph()), []
-    for op in operations:
-        if op.name in left_out or graph_walk.is_random(op):
-            continue  # the state of a random generator: each tower draws for itself
-        names = [name for name in finder.of(op) if name not in ignored]
-        if names:
-            candidates.append(Write(op, names))
-    step = {op.name for op in graph_walk.step_operations(fetches)} if candidates else ()
-    return [write for write in candidates if write.op.name in step]
-
-
-LateWrites = collections.namedtuple('LateWrites', 'loss predictions metrics gradients',
-                                    defaults=((), (), (), ()))
-"""Lists of the operations for which these wait when they are merged or added up, since the first
-micro-batch's do not, see `wait_for_readers`."""
-
-
-def wait_for_readers(updates, towers, request, of_every_tower=()):
-    """Makes the first tower's writes wait for all towers' reads: `(towers, LateWrites)`.
-
-    See `write_order`. So they do with one tower where each of several workers has the variables:
-    but for worker 0, it stands for another tower of one machine.
-
-    A later micro-batch reads when the gradients of the first one are there. So in micro-batches
-    nothing of the first one waits for a write: the write becomes one of the tower's updates.
-
-    Args:
-      updates: `InlineUpdates`.
-      towers: list of all `Tower`s.
-      request: `Request`.
-      of_every_tower: names of the variables that every tower writes, see `example_writes`.
-    """
-    late = LateWrites()
-    if request.update_ops != 'first' or len(towers) < 2 and not request.has_copies:
-        return towers, late
-    if any(tower.micro_batch for tower in towers):
-        first, late = _without_late(towers[0], [
-            write.op for write in updates.writes if write.op.name in updates.left_out
-            and compat.in_branches_alone(write.op)])
-        towers = [first] + towers[1:]
-    write_after_reads(towers, tf.get_default_graph(), of_every_tower)
-    return towers, late
-
-
-def _without_late(tower, writes):
-    """`(tower, LateWrites)`: some writes are among its updates, and nothing in it waits for them.
-    """
-    names, updates = {op.name for op in writes}, [left_branches(op) for op in writes]
-    fetches = [[tower.loss, tower.data_loss], tower.predictions, tower.metrics,
-               [gradient for gradient, _ in tower.pairs]]
-    late = []
-    for nest in fetches:
-        needed = {op.name for op in graph_walk.step_operations(fetches_in(nest))}
-        late.append([update for op, update in zip(writes, updates) if op.name in needed])
-    for op in graph_walk.step_operations(fetches_in(fetches)):
-        if any(other.name in names for other in op.control_inputs):
-            compat.set_control_inputs(op, waited_instead(op.control_inputs, names))
-    return tower._replace(updates=tower.updates + updates), LateWrites(*late)
 
 
 def _left_alone(write, finder):
@@ -220,62 +168,39 @@ def _refuse_served(writes, fetches):
                     "UPDATE_OPS, or use a ring." % (name, write.op.name))
 
 
-def writes_used(writes, fetches, made):
+def writes_used(writes, fetches):
     """Names of the writes whose new value the fetches are computed from.
 
-    Args:
-      writes: list of `Write`.
-      fetches: tensors.
-      made: names of the tower's operations.
+    A control edge from a write does not use its value; a read that waits for one does.
     """
-    dropped = {write.op.name: write for write in writes}
-    used = set()
-    while True:
-        found = _used_by(fetches, dropped, made)
-        if not found:
-            return used
-        used |= found
-        fetches = list(fetches) + [dropped.pop(name).op for name in sorted(found)]
-
-
-def _used_by(fetches, dropped, made):
-    """Names of the `dropped` writes whose value a fetch is computed from.
-
-    A control edge from a write does not use its value.
-    """
-    found, by_variable = set(), collections.defaultdict(set)
-    for name, write in dropped.items():
-        for variable in write.variables:
-            by_variable[variable].add(name)
+    operations, by_variable = {write.op.name: write.op for write in writes}, {}
+    for write in writes:
+        for name in write.variables:
+            by_variable.setdefault(name, set()).add(write.op.name)
     stack = [getattr(fetch, 'op', fetch) for fetch in fetches]
-    seen = {op.name for op in stack}
+    used, seen = {op.name for op in stack if op.name in operations}, set()
     while stack:
         op = stack.pop()
-        if op.name in dropped:  # of the fetches
-            found.add(op.name)
+        if op.name in seen:
             continue
+        seen.add(op.name)
         takes = [tensor.op for tensor in op.inputs]
-        found.update(other.name for other in takes if other.name in dropped)
-        written = set()
-        for tensor in op.inputs:
-            source = variable_op(tensor)  # None where the tensor is a value, read elsewhere
-            if source is not None:
-                written |= by_variable.get(source.name, set())
-        if written:  # it reads a variable that is written: before or after the write?
+        found = {each.name for each in takes if each.name in operations}
+        # None where the tensor is a value, read elsewhere.
+        sources = [source for source in map(variable_op, op.inputs) if source is not None]
+        written = set().union(*(by_variable.get(source.name, ()) for source in sources)) - used
+        if written - {op.name}:  # it reads a variable that is written: before or after the write?
             found |= written.intersection(
-                each.name for each in graph_walk.step_operations([op]))
-        for other in takes + waited_instead(op.control_inputs, dropped):
-            if other.name not in seen and other.name not in dropped:
-                seen.add(other.name)
-                stack.append(other)
-    return found
+                each.name for each in graph_walk.step_operations([op])) - {op.name}
+        used |= found
+        stack += takes + [operations[name] for name in found]
+        stack += waited_instead(op.control_inputs, operations.keys() - used)
+    return used
 
 
 def _unhook(operations, writes):
-    """Removes all control edges from these writes, so that nothing runs them."""
-    names = {write.op.name for write in writes}
-    if not names:
-        return
-    for op in operations:
+    """Removes all control edges from these operations, so that nothing runs them."""
+    names = {op.name for op in writes}
+    for op in operations if names else ():
         if any(other.name in names for other in op.control_inputs):
             compat.set_control_inputs(op, waited_instead(op.control_inputs, names))

@@ -17,9 +17,9 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import ModelFunctionError
 from towers.graph import graph_walk
+from towers.graph.graph_walk import is_computed_from
 from towers.graph.op_types import (CHOICES, PLACEHOLDERS, QUOTIENTS, READS, SAME_NUMBERS, SIZES,
                                    SUMS, VARIABLE_OPS)
-from towers.graph.same_value import is_computed_from
 from towers.nonfinite import checked_loss
 from towers.placement.tower_device import TowerDevice, stages_of
 from towers.placement.variable_device import only_device
@@ -41,11 +41,6 @@ class Losses(collections.namedtuple('Losses', 'data_loss description operations'
 
 def make_losses(recorded, request, number):
     """Makes the loss that a tower differentiates of the one that its model returned: `Losses`.
-
-    Args:
-      recorded: `Recorded`.
-      request: `Request`.
-      number: the tower's number.
 
     Raises:
       ModelFunctionError: the loss is the same for every shard; or what is registered cannot be
@@ -160,27 +155,33 @@ _BENT = frozenset(['Sqrt', 'Rsqrt', 'Square', 'Pow', 'Log', 'Log1p', 'Exp', 'Rec
 
 
 def whole_batch_line(recorded):
-    """The plan's line about such a loss: a text, or None.
-
-    Args:
-      recorded: `Recorded`, whose output has a loss, or a dict of losses.
-    """
-    losses = recorded.output.loss
+    """The plan's line about such a loss, or dict of losses: a text, or None."""
     by_value = graph_walk.reachable_from(
         recorded.sources, [op for op in recorded.operations if op.type not in SIZES
                              and not is_batch_value(op)])
-    found = []
-    for loss in losses.values() if isinstance(losses, dict) else [losses]:
+    choices = [op for op in recorded.operations if op.name in by_value and _chooses(op)]
+    of_choices, found = graph_walk.reachable_from(choices, recorded.operations), []
+    for loss in flat(recorded.output.loss):
         found += _in_scalars(loss, by_value)
         needed = graph_walk.ancestors([loss])
         found += [('multiplies examples with each other', op.name) for op in recorded.operations
                   if op.type == 'MatMul' and op.name in needed
                   and all(tensor.op.name in by_value for tensor in op.inputs)]
+        if any(op.type == 'Mean' and op.name in of_choices & needed for op in recorded.operations):
+            found += [('chooses among the examples of the shard', op.name) for op in choices
+                      if op.name in needed]
     if not found:
         return None
     more = '' if len(found) == 1 else ' and %d more' % (len(found) - 1)
     return ('the loss %s (%s%s), and each tower has its shard alone: N towers are not one device; '
             'see towers.batch_sum' % (found[0] + (more,)))
+
+
+def _chooses(op):
+    """Whether an operation takes the best examples, or those of a mask (`tf.boolean_mask`)."""
+    return op.type == 'TopKV2' and op.inputs[0].shape.ndims == 1 or (
+        op.type in ('Gather', 'GatherV2')
+        and graph_walk.behind(op.inputs[1], SAME_NUMBERS).op.type == 'Where')
 
 
 def _in_scalars(loss, by_value):

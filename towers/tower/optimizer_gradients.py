@@ -22,9 +22,8 @@ from towers import compat
 from towers.errors import GradientError
 from towers.graph import graph_walk
 from towers.graph.op_types import SIZES
-from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
-from towers.tower.objectives import GradientsOfModel
+from towers.tower.objectives import GradientsOfModel, tensors_of
 
 _numbers = itertools.count()  # of names in TensorFlow's registry of gradients
 _OF_GATE = re.compile(r'tuple/control_dependency(_\d+)?$')
@@ -32,118 +31,96 @@ _OF_SHAPE = SIZES | {'ZerosLike', 'OnesLike'}
 
 
 def has_own(optimizer):
-    """Whether an optimizer's `compute_gradients` is not the one of `tf.train.Optimizer`."""
-    if isinstance(optimizer, GradientsOfModel):
-        return False  # the model function's own, in each call
+    """Whether the towers get their gradients by an optimizer's own `compute_gradients`."""
+    if isinstance(optimizer, GradientsOfModel) or has_own_minimize(optimizer):
+        return False  # the model function's own, in each call; or `minimize` calls it
     return getattr(optimizer.compute_gradients, '__func__',
                    None) is not tf.train.Optimizer.compute_gradients
 
 
-class OwnGradients:
-    """Calls them, and gives the towers the factor of their losses, which is outside of them."""
+def own_pairs(objective, loss, combined, variables, factor, request):
+    """What an optimizer's own `compute_gradients` makes of the combined gradients.
 
-    def __init__(self, objectives, request):
-        """
-        Args:
-          objectives: `Objectives`.
-          request: `Request`.
-        """
-        self._request, self._factors = request, {}
-        for each in objectives:
-            if has_own(each.optimizer):
-                with tf.control_dependencies(None), only_device(request.placement.main):
-                    # float64 holds a factor of any other type.
-                    self._factors[each.name] = tf.constant(1., tf.float64, name='loss_factor')
+    Args:
+      objective: `Objective`.
+      loss: the mean loss over the batch (of this machine).
+      combined: list of `(gradient, variable)`.
+      variables: list of the variables that the objective trains.
+      factor: the constant by which the towers multiply their losses; dL/dS takes its place.
+      request: `Request`.
 
-    def are_of(self, objective):
-        """Whether the objective's optimizer has a `compute_gradients` of its own."""
-        return objective.name in self._factors
+    Returns:
+      List of `(gradient, variable)`.
 
-    def multiplied(self, objective, loss):
-        """A tower's loss, to take its gradients, times the factor of the objective."""
-        return loss * tf.cast(self._factors[objective.name], loss.dtype)
+    Raises:
+      GradientError: the method does not return pairs; takes no gradient of its loss, or takes it in
+        a branch, or with several factors; or the factor depends on the value of the loss of one of
+        several machines, or, before the last micro-batch, of all of them.
+    """
+    called = 'compute_gradients of ' + type(objective.optimizer).__name__
+    reduction = request.factor  # the towers' losses have it already
 
-    def pairs(self, objective, loss, combined, variables):
-        """What the optimizer makes of the combined gradients: list of `(gradient, variable)`.
-
-        Args:
-          objective: `Objective`.
-          loss: the mean loss over the batch (of this machine).
-          combined: list of `(gradient, variable)`.
-          variables: list of the variables that the objective trains.
-
-        Raises:
-          GradientError: the method does not return pairs; takes no gradient of its loss, or takes
-            it in a branch, or with several factors; or it computes with the value of the loss of
-            one of several machines, or, before the last micro-batch, of all of them.
-        """
-        called = 'compute_gradients of ' + type(objective.optimizer).__name__
-        request, factor = self._request, self._request.factor
-        surrogate, factors = self._surrogate(loss, combined, called)
-        with only_device(request.placement.main), graph_walk.Recording(loss.graph) as made:
-            pairs = computed(objective.optimizer, surrogate, variables,
-                             objective.gradient_options)
-            if not factors:
-                raise GradientError(called + ' takes no gradient of the loss that it is given.')
-            found = tf.cast(factors[0], tf.float64)
-            found = found if factor == 1 else found / factor
-        _free_of_values(found, {op.name for op in made.operations})
-        with only_device(request.placement.main):
-            pairs = [(gradient if factor == 1 or gradient is None else times(gradient, factor),
-                      variable) for gradient, variable in pairs]
-        if not request.has_whole_batch and computes_with(
-                [found] + [gradient for gradient, _ in pairs if gradient is not None],
-                surrogate, combined):
+    def checked(of_loss, factors):
+        if of_loss.graph is not loss.graph or compat.in_control_flow(of_loss.op):
+            raise GradientError(called + ' takes the gradient of its loss within a branch or a '
+                                'loop: take it outside.')
+        numbers = [tf.get_static_value(each) for each in [of_loss] + factors]
+        if factors and (None in numbers or len(set(map(float, numbers))) > 1):
             raise GradientError(
-                "%s computes with the value of the loss, which is of one worker's examples: let "
-                'UPDATE_OPS write it to a variable, and read the variable.' % called)
-        if request.accumulate > 1 and surrogate.op in graph_walk.step_operations([found]):
-            raise GradientError(
-                '%s multiplies its loss by what depends on the value of the loss, which is known '
-                'when the last micro-batch is done: train without accumulate= and micro_batches=.'
-                % called)
-        compat.replace_tensor(surrogate, loss)
-        compat.replace_tensor(self._factors[objective.name], found)
-        return pairs
-
-    def _surrogate(self, loss, combined, called):
-        """`(S, factors)`: the list gets dL/dS each time that a gradient is taken."""
-        factors = []
-
-        def gradients(of_loss):
-            if of_loss.graph is not loss.graph or compat.in_control_flow(of_loss.op):
-                raise GradientError(called + ' takes the gradient of its loss within a branch or '
-                                    'a loop: take it outside.')
-            factors.append(of_loss)
-            if len(factors) > 1 and not _are_same_number(factors[0], of_loss):
-                raise GradientError(
-                    called + ' takes gradients of its loss with several factors, by groups of '
-                    'variables say, and the towers have one backward pass: take them with one '
-                    'factor, and multiply the gradients.')
-            return [gradient for gradient, _ in combined]
-        with only_device(self._request.placement.main), tf.control_dependencies(None):
-            return _loss_with_gradients(loss, combined, gradients), factors
+                called + ' takes gradients of its loss with several factors, by groups of '
+                'variables say, and the towers have one backward pass: take them with one factor, '
+                'and multiply the gradients.')
+        return [gradient for gradient, _ in combined]
+    with only_device(request.placement.main):
+        with tf.control_dependencies(None):
+            surrogate, factors = _loss_with_gradients(loss, combined, checked)
+        with graph_walk.Recording(loss.graph) as made:
+            pairs = computed(objective.optimizer, surrogate, variables, objective.gradient_options)
+            found = tf.cast(_first(factors, called), tf.float64)
+            found = found if reduction == 1 else found / reduction
+        _free_of_gates(found, {op.name for op in made.operations})
+        pairs = [(gradient if reduction == 1 or gradient is None else times(gradient, reduction),
+                  variable) for gradient, variable in pairs]
+    if not request.has_whole_batch and computes_with([found], surrogate, combined):
+        raise GradientError(
+            "%s multiplies its loss by what depends on the value of the loss, which is of one "
+            "worker's examples: let UPDATE_OPS write it to a variable, and read the variable."
+            % called)
+    if request.accumulate > 1 and surrogate.op in graph_walk.step_operations([found]):
+        raise GradientError(
+            '%s multiplies its loss by what depends on the value of the loss, which is known when '
+            'the last micro-batch is done: train without accumulate= and micro_batches=.' % called)
+    compat.replace_tensor(surrogate, loss)
+    compat.replace_tensor(factor, found)
+    return pairs
 
 
 def _loss_with_gradients(loss, pairs, gradients):
-    """A tensor S with the value of a loss, and other gradients.
+    """`(S, taken)`: a tensor S with the value of a loss, and other gradients.
 
     Args:
       loss: scalar.
       pairs: list of `(gradient, variable)`.
-      gradients: function from the gradient of S to those of the variables of the pairs.
+      gradients: function from a gradient of S, and the list of those that were taken before, to
+        those of the variables of the pairs. The latter list is `taken`.
     """
-    name = 'TowersWholeLoss%d' % next(_numbers)
-    tf.RegisterGradient(name)(lambda op, of_loss, *unused_rest: [None] + gradients(of_loss))
+    name, taken = 'TowersWholeLoss%d' % next(_numbers), []
+
+    def backward(unused_op, of_loss, *unused_rest):
+        of_variables = gradients(of_loss, list(taken))
+        taken.append(of_loss)
+        return [None] + of_variables
+    tf.RegisterGradient(name)(backward)
     with tf.name_scope('whole_loss'):
         reads = [variable.read_value() for _, variable in pairs]
         with loss.graph.gradient_override_map({'IdentityN': name}):
-            return tf.identity_n([loss] + reads)[0]
+            return tf.identity_n([loss] + reads)[0], taken
 
 
-def _are_same_number(first, other):
-    first, other = tf.get_static_value(first), tf.get_static_value(other)
-    return first is not None and first == other
+def _first(taken, called):
+    if not taken:
+        raise GradientError(called + ' takes no gradient of the loss that it is given.')
+    return taken[0]
 
 
 def computed(optimizer, loss, variables, options):
@@ -175,20 +152,14 @@ def listed_pairs(pairs):
     return [tuple(pair) for pair in listed]
 
 
-def _free_of_values(factor, made):
-    """Frees what a factor is computed by from values that it does not depend on.
+def _free_of_gates(factor, made):
+    """Frees what a factor is computed by from gates, by which it would wait for all towers' losses.
 
-    It would wait for all towers' losses, where it takes the shape of a loss, or where gradients are
-    gated: TensorFlow then has the gradient of one input wait for that of another.
+    Where gradients are gated, TensorFlow has the gradient of one input wait for that of another.
     """
     for op in graph_walk.step_operations([factor]):
-        if op.name not in made:
-            continue
-        if _OF_GATE.search(op.name):
+        if op.name in made and _OF_GATE.search(op.name):
             compat.set_control_inputs(op, [])
-        for position, tensor in enumerate(op.inputs if op.type in _OF_SHAPE else ()):
-            if tensor.shape.is_fully_defined() and tensor.op.type != 'Const':
-                compat.replace_input(op, position, tf.zeros(tensor.shape, tensor.dtype))
 
 
 def times(gradient, factor):
@@ -203,22 +174,15 @@ def times(gradient, factor):
 
 def computes_with(gradients, surrogate, combined):
     """Whether gradients depend on the value of the surrogate, and not on its shape alone."""
-    tensors = [tensor for each in gradients for tensor in (
-        [each.values, each.indices] if isinstance(each, tf.IndexedSlices) else [each])]
-    ends = {tensor.op.name for gradient, _ in combined for tensor in (
-        [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices)
-        else [gradient])}
-    stack = [tensor.op for tensor in tensors if tensor.op.name not in ends]
-    seen = {op.name for op in stack}
+    stack = [tensor.op for tensor in tensors_of([(each, None) for each in gradients])]
+    seen = {tensor.op.name for tensor in tensors_of(combined)}
     while stack:
         op = stack.pop()
         if op is surrogate.op:
             return True
-        for tensor in op.inputs[:1] if op.type == 'Print' else (
-                () if op.type in _OF_SHAPE else op.inputs):
-            if tensor.op.name not in seen and tensor.op.name not in ends:
-                seen.add(tensor.op.name)
-                stack.append(tensor.op)
+        if op.name not in seen and op.type not in _OF_SHAPE:
+            stack += [tensor.op for tensor in op.inputs][:1 if op.type == 'Print' else None]
+        seen.add(op.name)
     return False
 
 
@@ -245,17 +209,17 @@ def minimized(optimizer, loss, global_step, var_list):
     Raises:
       GradientError: it needs another argument, or returns no operation.
     """
-    called, arguments = 'minimize of ' + type(optimizer).__name__, dict(
-        global_step=global_step, var_list=var_list)
-    known = list(inspect.signature(optimizer.minimize).parameters.values())
-    for each in known[1:]:
-        if each.default is each.empty and each.name not in arguments and each.kind not in (
-                each.VAR_KEYWORD, each.VAR_POSITIONAL):
-            raise GradientError('%s needs the argument %r: expected minimize(loss, '
-                                'global_step=None, var_list=None).' % (called, each.name))
-    if not any(each.kind is each.VAR_KEYWORD for each in known):
-        names = {each.name for each in known[1:]}
-        arguments = {name: value for name, value in arguments.items() if name in names}
+    called = 'minimize of ' + type(optimizer).__name__
+    arguments = dict(global_step=global_step, var_list=var_list)
+    signature = inspect.signature(optimizer.minimize)
+    if not any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
+        arguments = {name: value for name, value in arguments.items()
+                     if name in signature.parameters}
+    try:
+        signature.bind(loss, **arguments)
+    except TypeError as error:
+        raise GradientError('%s: expected minimize(loss, global_step=None, var_list=None): %s.'
+                            % (called, error)) from None
     applied = optimizer.minimize(loss, **arguments)
     if not isinstance(applied, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES):
         raise GradientError('%s returned %.80r: expected the operation that updates the variables.'
@@ -266,48 +230,21 @@ def minimized(optimizer, loss, global_step, var_list):
 class Minimizing:
     """Has `apply_gradients`, as an optimizer, which calls the optimizer's own `minimize`."""
 
-    def __init__(self, optimizer, loss, is_whole):
-        """
-        Args:
-          optimizer: the optimizer.
-          loss: the mean loss over the batch (of this machine).
-          is_whole: whether no other machine has a part in the batch.
-        """
-        self._optimizer, self._loss, self._is_whole = optimizer, loss, is_whole
-        self._called = 'minimize of ' + type(optimizer).__name__
+    def __init__(self, optimizer, loss):
+        self._optimizer, self._loss = optimizer, loss  # the mean loss over the batch
 
     def apply_gradients(self, pairs, global_step=None):
-        """The operation of one step.
-
-        Args:
-          pairs: list of `(gradient, variable)`; a gradient may be None.
-          global_step: variable to increase by one, or None.
+        """The operation of one step, of pairs whose gradient may be None.
 
         Raises:
-          GradientError: the method takes no gradient of its loss, or computes with the value of the
-            loss of one of several machines.
+          GradientError: the method takes no gradient of its loss.
         """
         given = [pair for pair in pairs if pair[0] is not None]
-        taken = []
-
-        def gradients(of_loss):
-            taken.append(of_loss)
-            return [times(gradient, of_loss) for gradient, _ in given]
-        surrogate = _loss_with_gradients(self._loss, given, gradients)
-        with graph_walk.Recording(surrogate.graph) as made:
-            applied = minimized(self._optimizer, surrogate, global_step,
-                                [variable for _, variable in pairs])
-        if not taken:
-            raise GradientError(self._called + ' takes no gradient of the loss that it is given.')
-        if not self._is_whole and self._writes_with(made.operations, surrogate, given):
-            raise GradientError(
-                '%s computes with the value of the loss, which is of one worker\'s examples: let '
-                'UPDATE_OPS write it to a variable, and read the variable.' % self._called)
+        surrogate, taken = _loss_with_gradients(
+            self._loss, given, lambda of_loss, unused_taken: [
+                times(gradient, of_loss) for gradient, _ in given])
+        applied = minimized(self._optimizer, surrogate, global_step,
+                            [variable for _, variable in pairs])
+        _first(taken, 'minimize of ' + type(self._optimizer).__name__)
         compat.replace_tensor(surrogate, self._loss)
         return applied
-
-    def _writes_with(self, made, surrogate, pairs):
-        """Whether what is written to variables is computed with the value of the loss."""
-        writes = Writes(surrogate.graph)
-        return computes_with([tensor for op in made if writes.of(op) for tensor in op.inputs],
-                             surrogate, pairs)

@@ -1,13 +1,12 @@
-"""Ownership: what each variable that the forward pass writes is to the towers.
+"""Ownership: one table that says what each variable is to the towers; copy, order, update read it.
 
-State is a local variable that the forward pass writes, as that of an RNN that goes on from step to
-step: it belongs to one tower's part of the batch. The first tower's is the variable that the model
-makes, under the model's own name; tower k > 0 has `<name>_tower_<k>`, a local variable that starts
-with the same value, which its copy of the graph reads and writes instead (`Substitution`).
-
-Shared are: counters of `tf.metrics`, which count over all towers; global variables, unless they are
-the state of a stateful Keras layer; and variables whose value is the same in every tower, such as a
-count of steps.
+A local variable that the forward pass writes, as the state of an RNN that goes on from step to
+step, belongs to one tower's part of the batch, and so does the state of a stateful Keras layer. The
+first tower's is the variable that the model makes, under the model's own name; tower k > 0 has
+`<name>_tower_<k>`, a local variable that starts with the same value, which its copy of the graph
+reads and writes instead (`Substitution`). Counters of `tf.metrics` are the exception, to which all
+towers add. Of global variables there is one, which tower 0 writes for all, or every tower in turn:
+see `example_writes`.
 
 A model function that trains by an optimizer of its own, within the towers' step, is refused: the
 update would have the gradient of one tower's part of the batch. `replicate_model_fn` is for these.
@@ -21,27 +20,35 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import GradientError, SharedVariableError
 from towers.graph import graph_walk
-from towers.graph.op_types import VARIABLE_OPS
-from towers.graph.variable_access import is_variable, metric_variables
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import metric_variables
 from towers.placement.variable_device import only_device
 from towers.tower.example_writes import written_by_every_tower
-from towers.tower.inline_updates import inline_updates
+from towers.tower.inline_updates import inline_updates, writes_of
+from towers.tower.objectives import GradientsOfModel
 from towers.tower.outputs import fetches_of, metrics_by_kind
 
+_IN_WORDS = collections.OrderedDict([
+    ('first', 'averages and counters'), ('every', 'rows and counts of examples'), ('own', 'state'),
+    ('metric', 'metrics')])
 
-class Roles(collections.namedtuple('Roles', [
-        'own_state', 'inline_updates', 'replicas', 'of_every_tower', 'written'])):
+
+class Roles(collections.namedtuple('Roles', 'written own_state inline_updates replicas')):
     """What each variable is to the towers.
 
     Attributes:
+      written: {name of a variable that a step writes before the update: its role}: `'first'`: tower
+        0 writes for all; `'every'`: every tower writes, in turn; `'own'`: one for each tower;
+        `'metric'`: a counter of `tf.metrics`, or of a `(value, update_op)`, to which every tower
+        adds.
       own_state: `OwnState`: local variables that the forward pass writes, one for each tower.
       inline_updates: `InlineUpdates`: shared variables that the forward pass writes.
       replicas: `Replicas` of the trained variables; or None.
-      of_every_tower: names of the variables that every tower writes, see `example_writes`.
-      written: set of the names of all variables that a step of tower 0 writes before the update.
     """
     __slots__ = ()
+
+    def names(self, role):
+        """Sorted list of the names of the variables of a role."""
+        return sorted(name for name, each in self.written.items() if each == role)
 
     def in_tower(self, part, micro_batches):
         """{name of a variable: the variable of another tower}.
@@ -54,26 +61,23 @@ class Roles(collections.namedtuple('Roles', [
         found.update(self.own_state.in_tower(part))
         return found
 
-    def describe(self, trained, update_ops):
+    def describe(self, trained, request):
         """The plan's line: who writes what; None where all that is written is trained.
 
         Args:
           trained: how many variables are trained.
-          update_ops: as for `build_towers`.
+          request: `Request`.
         """
-        own = {variable.op.name for variable in self.own_state.of_all_towers()}
-        metric = self.written.intersection(metric_variables())
-        others = self.written - own - metric - set(self.of_every_tower)
+        if not self.written:
+            return None
+        who = {'first': {'first': 'tower 0 writes', 'none': 'not written',
+                         'all': 'every tower writes'}[request.update_ops],
+               'every': 'every tower writes, in turn', 'metric': 'every tower adds',
+               'own': 'one per %s' % ('tower' if request.accumulate == 1 else 'micro-batch')}
         rows = [('trained', 'all towers' if self.replicas is None else 'a replica per tower',
-                 trained),
-                ('averages and counters', {'first': 'tower 0 writes', 'none': 'not written',
-                                           'all': 'every tower writes'}[update_ops], len(others)),
-                ('rows and counts of examples', 'every tower writes, in turn',
-                 len(self.of_every_tower)),
-                ('state', 'one per tower', len(self.own_state.variables)),
-                ('metrics', 'every tower adds', len(metric))]
-        return '; '.join('%s: %s, %d' % row for row in rows if row[2]) if any(
-            row[2] for row in rows[1:]) else None
+                 trained)] + [(_IN_WORDS[role], who[role], len(self.names(role)))
+                              for role in _IN_WORDS]
+        return '; '.join('%s: %s, %d' % row for row in rows if row[2])
 
 
 def ownership(recorded, request, size, taken=(), make_replicas=None):
@@ -88,40 +92,50 @@ def ownership(recorded, request, size, taken=(), make_replicas=None):
 
     Raises:
       SharedVariableError: a write that no tower can make for all.
+      GradientError: the model function trains a variable by itself.
     """
-    graph, output = tf.get_default_graph(), recorded.output
-    scalars, pairs = metrics_by_kind(output.metrics)
-    fetches = fetches_of(output._replace(metrics=scalars)) + list(taken)
-    step, counted = [{op.name for op in graph_walk.step_operations(each)} for each in (
-        fetches + recorded.updates, [update for _, update in pairs])]
-    state = own_state(recorded, step, counted, request.parts_a_call)
-    own = set(map(id, state.variables))
+    scalars, pairs = metrics_by_kind(recorded.output.metrics)
+    fetches = fetches_of(recorded.output._replace(metrics=scalars)) + list(taken)
+    forward, step, counted = [{op.name for op in graph_walk.step_operations(each)} for each in (
+        fetches, fetches + recorded.updates, [update for _, update in pairs])]
+    runs = step if request.objectives else forward  # no step runs updates in an evaluation
+    writes = writes_of(recorded)
+    of_metrics = set(metric_variables()).union(*(
+        write.variables for write in writes if write.op.name in counted - step))
+    if not any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives):
+        _check_trains_nothing(writes, runs)
+    state = own_state(recorded, writes, step, counted, request.parts_a_call)
+    own = {variable.op.name for variable in state.of_all_towers()}
     replicas = None if make_replicas is None else make_replicas(
-        [each for each in recorded.variables if id(each) not in own], request.devices)
-    ignored = set(metric_variables()).union(
-        variable.op.name for variable in state.variables + state.of_other_towers)
-    finder = Writes(graph)
-    written = {name for op in recorded.operations for name in finder.of(op)
-               if op.name in step | counted and op.name not in recorded.owned}
-    of_cluster = 'servers' if request.served_rank is not None else (
-        'copies' if request.has_copies else None)
-    runs = step if request.objectives else {  # no step runs updates in an evaluation
-        op.name for op in graph_walk.step_operations(fetches)}
-    of_every_tower = written_by_every_tower(recorded, size, runs, ignored, of_cluster) if (
-        request.update_ops == 'first' and (
-            request.parts_a_call > 1 or of_cluster == 'servers')) else []
-    updates = inline_updates(recorded.operations, fetches, ignored.union(of_every_tower), request,
-                             replicas.of_variable if replicas is not None else ())
-    return Roles(state, updates, replicas, of_every_tower, written)
+        recorded.variables, request.devices)
+    shared = _without(writes, own | of_metrics)
+    every = written_by_every_tower(
+        recorded, [write for write in shared if write.op.name in runs], size, request)
+    updates = inline_updates(
+        [write for write in _without(shared, every) if write.op.name in forward],
+        recorded.operations, fetches, request,
+        frozenset(() if replicas is None else replicas.of_variable))
+    # The recipe has one variable for all of its calls.
+    roles = [(own if request.parts_a_call == len(request.parts) else (), 'own'),
+             (of_metrics, 'metric'), (every, 'every')]
+    written = {name: next((role for names, role in roles if name in names), 'first')
+               for write in writes if write.op.name in step | counted for name in write.variables}
+    return Roles(written, state, updates, replicas)
 
 
-class OwnState(collections.namedtuple('OwnState', 'variables of_towers of_one_tower')):
+def _without(writes, names):
+    """The writes of other variables than these."""
+    left = [write._replace(variables=[each for each in write.variables if each not in names])
+            for write in writes]
+    return [write for write in left if write.variables]
+
+
+class OwnState(collections.namedtuple('OwnState', 'variables of_towers')):
     """The state variables of all towers.
 
     Attributes:
       variables: the state variables of the first tower.
       of_towers: dict from the name of each to the variables of tower 1, 2, …
-      of_one_tower: the state variables where there is one tower, about which nothing is to be done.
     """
     __slots__ = ()
 
@@ -136,17 +150,17 @@ class OwnState(collections.namedtuple('OwnState', 'variables of_towers of_one_to
 
     def of_all_towers(self):
         """List of the variables of all towers, by variable and then by tower."""
-        return self.of_one_tower + [
-            each for variable in self.variables
-            for each in [variable] + self.of_towers[variable.op.name]]
+        return [each for variable in self.variables
+                for each in [variable] + self.of_towers[variable.op.name]]
 
 
-def own_state(recorded, step, counted, num_towers):
+def own_state(recorded, writes, step, counted, num_towers):
     """Finds the first tower's state among the variables it writes; makes the others': `OwnState`.
 
     Args:
       recorded: `Recorded`. An operation that writes what depends on the shard is run by the step,
         or else by the program itself.
+      writes: list of `Write`: all of the call.
       step: names of the operations that a step of this tower runs, its updates included.
       counted: names of the operations that `(value, update_op)` metrics run: their counters are
         shared.
@@ -155,66 +169,39 @@ def own_state(recorded, step, counted, num_towers):
     Raises:
       SharedVariableError: state that is trained; or a write of state that the step does not run.
     """
-    choices, writes = _choices(recorded.keras_states), collections.OrderedDict()
-    initializers = {compat.initializer_of(variable).name for variable in choices.values()}
-    finder = Writes(tf.get_default_graph())
-    for op in recorded.operations:
-        if op.name in initializers or op.name not in step and (
-                op.name in counted or op.name not in recorded.from_shard):
-            continue
-        for name in finder.of(op):
-            if name in choices:
-                writes.setdefault(name, []).append(op)
-    names = _that_differ(recorded, writes, choices, finder) if writes else ()
-    variables = [choices[name] for name in writes if name in names]
-    if num_towers == 1 or not variables:
-        return OwnState([], {}, variables)
+    choices, of_state = _choices(recorded.keras_states), collections.OrderedDict()
+    for op, names in writes:
+        if op.name in step or op.name not in counted and op.name in recorded.from_shard:
+            for name in choices.keys() & names:
+                of_state.setdefault(name, []).append(op)
+    variables = [choices[name] for name in of_state]
+    if num_towers > 1:
+        _check_state(variables, of_state, step, num_towers)
     there = {variable.op.name: variable for variable in tf.local_variables()}
-    of_towers = collections.OrderedDict(
-        (variable.op.name, [_there_or_new(variable, tower, there)
-                            for tower in range(1, num_towers)]) for variable in variables)
-    not_in_step = [op.name for name in sorted(names) for op in writes[name] if op.name not in step]
-    if not_in_step:
-        raise SharedVariableError(
-            'operation %s, which the step does not run, writes state of a tower, and there are '
-            '%d towers: return it in updates, or put it into UPDATE_OPS.' % (
-                not_in_step[0], num_towers))
+    return OwnState(variables, {variable.op.name: [
+        _there_or_new(variable, tower, there) for tower in range(1, num_towers)]
+                                for variable in variables})
+
+
+def _check_state(variables, of_state, step, num_towers):
+    trainable = set(map(id, tf.trainable_variables()))
     for variable in variables:
-        if any(variable is each for each in tf.trainable_variables()):
+        for op in of_state[variable.op.name]:
+            if op.name not in step:
+                raise SharedVariableError(
+                    'operation %s, which the step does not run, writes state of a tower, and there '
+                    'are %d towers: return it in updates, or put it into UPDATE_OPS.' % (
+                        op.name, num_towers))
+        if id(variable) in trainable:
             raise SharedVariableError(
                 'variable %s is state that each tower has of its own, since the forward pass '
                 'writes it, and it is trained, which all towers do together: make it with '
                 'trainable=False.' % variable.op.name)
-    return OwnState(variables, of_towers, [])
-
-
-def _that_differ(recorded, writes, choices, finder):
-    """Names of the variables whose value differs from tower to tower: a set.
-
-    What is computed from constants and shared variables alone, as a counter of steps is, is the
-    same in all towers; what has state otherwise may draw random numbers or examples.
-    """
-    graph = tf.get_default_graph()
-    differing = [graph.get_operation_by_name(name) for name in recorded.from_shard] + [
-        op for op in recorded.operations if op.op_def.is_stateful
-        and op.type not in VARIABLE_OPS and not any(map(is_variable, op.inputs))]
-    names, before = set(), None
-    while before != len(names):  # state may follow from other state
-        before = len(names)
-        reached = graph_walk.reachable_from(
-            differing + [choices[name].op for name in names], recorded.operations,
-            control=compat.in_control_flow)  # which branch is taken
-        names.update(name for name, ops in writes.items() if any(
-            compat.in_control_flow(op) or finder.within_function(op) or op.name in reached
-            for op in ops))
-    return names
 
 
 def _choices(keras_states):
-    """{name: variable} of the variables that may be state.
-
-    These are local variables that are no counters of metrics, and the state of Keras layers.
-    """
+    """{name: variable} of what may be state: local variables, but no counters of metrics, and the
+    state of Keras layers."""
     shared = {id(variable) for key in (tf.GraphKeys.METRIC_VARIABLES, tf.GraphKeys.GLOBAL_VARIABLES)
               for variable in tf.get_collection(key)}
     choices = {v.op.name: v for v in tf.local_variables() if id(v) not in shared}
@@ -245,32 +232,20 @@ OF_GRADIENTS = re.compile(r'(^|/)gradients(_\d+)?/')
 """The name scope of the operations that `tf.gradients` makes."""
 
 
-def check_no_own_optimizer(recorded, objectives):
+def _check_trains_nothing(writes, step):
     """Raises `GradientError` where a step trains a variable within a tower.
 
     An update is an operation of TensorFlow's optimizers, or any write of a trainable variable by
     what `tf.gradients` gives.
-
-    Args:
-      recorded: `Recorded`.
-      objectives: `Objectives`; without one, updates do not run.
     """
-    operations = recorded.operations
     trainable = {variable.op.name for variable in tf.trainable_variables()}
-    takes_gradients = any(OF_GRADIENTS.search(op.name) for op in operations)
-    writes = Writes(tf.get_default_graph())
-    candidates = [op for op in operations if OPTIMIZER_UPDATES.search(op.type) or takes_gradients]
-    candidates = [(op, name) for op in candidates for name in trainable.intersection(writes.of(op))]
-    if not candidates:
-        return
-    step = {op.name for op in graph_walk.step_operations(
-        fetches_of(recorded.output) + (recorded.updates if objectives else []))}
-    for op, name in candidates:
-        if op.name in step and (OPTIMIZER_UPDATES.search(op.type) or any(
-                OF_GRADIENTS.search(each) for each in graph_walk.ancestors(
-                    [tensor for tensor in op.inputs if tensor.op.name != name]))):
-            raise GradientError(
-                'the model function trains %r by the update %r, which a step would run in a tower, '
-                'by the gradient of its part of the batch alone: leave the update out and pass the '
-                'optimizer to build_towers; for several losses a dict of optimizers by name.'
-                % (name, op.name))
+    for op, names in writes:
+        for name in trainable.intersection(names) if op.name in step else ():
+            if OPTIMIZER_UPDATES.search(op.type) or any(map(
+                    OF_GRADIENTS.search, graph_walk.ancestors(
+                        [tensor for tensor in op.inputs if tensor.op.name != name]))):
+                raise GradientError(
+                    'the model function trains %r by the update %r, which a step would run in a '
+                    'tower, by the gradient of its part of the batch alone: leave the update out '
+                    'and pass the optimizer to build_towers; for several losses a dict of '
+                    'optimizers by name.' % (name, op.name))

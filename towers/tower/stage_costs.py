@@ -9,7 +9,6 @@ import itertools
 
 import tensorflow.compat.v1 as tf
 
-from towers.errors import ModelFunctionError
 from towers.graph.graph_walk import is_control_flow, reachable_from
 from towers.graph.nests import bytes_of
 from towers.graph.op_types import RESHAPES, SIZES
@@ -41,7 +40,6 @@ _TAKES_OUTPUTS = frozenset([
     'Elu', 'Exp', 'Inv', 'LogSoftmax', 'Reciprocal', 'Relu', 'Relu6', 'Rsqrt', 'Selu', 'Sigmoid',
     'Softmax', 'SoftmaxCrossEntropyWithLogits', 'SparseSoftmaxCrossEntropyWithLogits', 'Sqrt',
     'Tanh'])
-_TAKES_BOTH = frozenset(['LRN', 'Max', 'MaxPool', 'MaxPool3D', 'Min', 'Pow', 'Prod'])
 # An input is taken for the gradient of the other one only.
 _PRODUCTS = frozenset([
     'BatchMatMul', 'BatchMatMulV2', 'BatchMatMulV3', 'Conv2D', 'Conv3D', 'DepthwiseConv2dNative',
@@ -52,9 +50,7 @@ def variable_bytes(variable, slots):
     """`(held, gradient)`: bytes of a variable with its slots; and of its gradient.
 
     Args:
-      variable: a variable.
-      slots: how many an optimizer makes for a variable; None where its slots and its gradient
-        are elsewhere.
+      slots: as of `number_of_slots`; None where its slots and its gradient are elsewhere.
     """
     size = bytes_of(variable)
     if slots is None or not getattr(variable, 'trainable', True):
@@ -64,25 +60,18 @@ def variable_bytes(variable, slots):
 
 def kept_bytes(operations):
     """How many bytes of each operation's results the backward pass needs: a `Counter` by its name.
-
-    Args:
-      operations: those of a model function's call.
     """
     trained = reachable_from([op for op in operations if any(map(read_from, op.inputs))],
                              operations)
     taken = {}
     for op in operations:
         if op.name in trained and op.type not in _TAKES_NOTHING:
-            found = []
-            if op.type in _TAKES_OUTPUTS or op.type in _TAKES_BOTH:
-                found += op.outputs
+            found = op.outputs if op.type in _TAKES_OUTPUTS else op.inputs
             if op.type in _PRODUCTS:
                 has_gradient = [tensor.op.name in trained or bool(read_from(tensor))
                                 for tensor in op.inputs]
-                found += [tensor for place, tensor in enumerate(op.inputs) if any(
+                found = [tensor for place, tensor in enumerate(op.inputs) if any(
                     has_gradient[:place] + has_gradient[place + 1:])]
-            elif op.type not in _TAKES_OUTPUTS:
-                found += op.inputs
             for tensor in map(_original, found):
                 taken[tensor.name] = tensor
     kept = collections.Counter()
@@ -113,14 +102,13 @@ def crossing_bytes(operations):
     return list(itertools.accumulate(change[:-1]))
 
 
-def pieces_of(mine, least, kept, variables_of):
+def pieces_of(mine, kept, variables_of):
     """The pieces that a line of operations may be cut into, with what they cost.
 
     Each has something to compute. Loops and branches of control flow v1 stay in one piece.
 
     Args:
       mine: the operations that may be put anywhere, in order.
-      least: how many pieces there should be.
       kept: as `kept_bytes` returns; {} where there is no backward pass.
       variables_of: {operation's name: list of `variable_bytes` of those that it reads first}.
 
@@ -128,9 +116,9 @@ def pieces_of(mine, least, kept, variables_of):
       `(pieces, ends)`: list of `Piece`, and the place of the last operation of each.
     """
     crossing, pieces, begin = crossing_bytes(mine), [], 0
-    ends = _ends(mine, any)
-    if len(ends) < least:  # next to a loop
-        ends = _ends(mine, all)
+    computing = [place for place, op in enumerate(mine) if op.type != 'Const']
+    ends = [place for place in computing[:-1] if not all(
+        map(is_control_flow, mine[place:place + 2]))] + [len(mine) - 1] * bool(computing)
     for place in ends:
         own = mine[begin:place + 1]
         variables = [each for one in own for each in variables_of.get(one.name, ())]
@@ -139,19 +127,6 @@ def pieces_of(mine, least, kept, variables_of):
             sum(gradient for _, gradient in variables), max(map(_transient, own)), crossing[place]))
         begin = place + 1
     return pieces, ends
-
-
-def _ends(mine, inside):
-    """Places of the last operations of pieces.
-
-    Args:
-      mine: operations.
-      inside: `any`, or `all`: of two neighbours, how many are of loops where both are in one piece.
-    """
-    computing = [place for place, op in enumerate(mine) if op.type != 'Const']
-    return [place for place in computing[:-1]
-            if not inside(map(is_control_flow, mine[place:place + 2]))] + [
-                len(mine) - 1] * bool(computing)
 
 
 def _transient(op):
@@ -182,7 +157,6 @@ class StageCost:
         """
         Args:
           copies: micro-batches whose activations the stage keeps at the same time.
-          pieces: list of `Piece`.
         """
         self._copies = copies
         self._held = self._kept = self._gradients = self._worst = 0
@@ -195,19 +169,11 @@ class StageCost:
         return self._held + self._worst
 
     def add_last(self, piece):
-        """Makes the stage larger at its end."""
+        """Makes the stage larger."""
         self._held += piece.held
         self._gradients += piece.gradients
         self._kept += self._copies * piece.kept
         self._worst = piece.gradients + max(self._worst, self._kept + piece.transient)
-
-    def add_first(self, piece):
-        """Makes the stage larger at its beginning."""
-        self._held += piece.held
-        self._gradients += piece.gradients
-        self._kept += self._copies * piece.kept
-        self._worst = self._copies * piece.kept + max(
-            self._worst, piece.transient + self._gradients)
 
 
 def cut_evenly(pieces, copies):
@@ -222,12 +188,11 @@ def cut_evenly(pieces, copies):
     Returns:
       List with the place of the last piece of each stage but the last one.
     """
-    limit = _least(pieces, copies) * _SLACK
-    earliest, cuts = _earliest(pieces, copies, limit), []
+    limit, cuts = _least(pieces, copies) * _SLACK, []
     for number in range(len(copies) - 1):
         start = cuts[-1] + 1 if cuts else 0
         last = _latest(pieces[start:], copies[number:], limit)[0] + start
-        first = max(earliest[number], start)
+        first = _earliest(pieces, copies[number + 1:], limit, start, last)
         middle = (first + last) / 2.
         cuts.append(min(range(first, last + 1), key=lambda place: (
             pieces[place].crossing, not _between_layers(*pieces[place:place + 2]),
@@ -269,26 +234,12 @@ def _latest(pieces, copies, limit):
     return cuts[:-1] if place == len(pieces) else None
 
 
-def _earliest(pieces, copies, limit):
-    """The earliest cuts at which no stage holds more than a limit that `_latest` can hold."""
-    cuts, place = [], len(pieces) - 1
-    for number in range(len(copies) - 1, 0, -1):
-        stage = StageCost(copies[number])
-        stage.add_first(pieces[place])
-        place -= 1
-        while place >= number:
-            stage.add_first(pieces[place])
-            if stage.memory > limit:
-                break
-            place -= 1
-        cuts.append(place)
-    return cuts[::-1]
-
-
-def check_enough(count, stages):
-    """Raises `ModelFunctionError` where there are fewer pieces than stages."""
-    if count < stages:
-        raise ModelFunctionError(
-            "stages='auto', and there are %d devices a tower for %d operations of the model that "
-            'may be put anywhere: name fewer devices, or leave out towers.stage and tf.device in '
-            'the model function (or stages=).' % (stages, count))
+def _earliest(pieces, copies, limit, start, last):
+    """The earliest place from `start` to `last` after which the other stages hold a limit."""
+    while start < last:
+        middle = (start + last) // 2
+        if _latest(pieces[middle + 1:], copies, limit) is None:
+            start = middle + 1
+        else:
+            last = middle
+    return last

@@ -3,14 +3,14 @@
 import collections
 
 from towers import compat
-from towers.graph.edit import group_of, is_free, names_beside
-from towers.graph.library import Library
+from towers.errors import ModelFunctionError
+from towers.graph.edit import Library, group_of, is_free, names_beside
 from towers.graph.op_types import HAND_ON, VARIABLE_OPS
 from towers.graph.variable_access import read_from
 from towers.placement.devices import short_name
 from towers.placement.stages import move
 from towers.placement.tower_device import StageDevice, TowerDevice, stages_of
-from towers.tower.stage_costs import (StageCost, check_enough, cut_evenly, kept_bytes, pieces_of,
+from towers.tower.stage_costs import (StageCost, cut_evenly, kept_bytes, pieces_of,
                                       variable_bytes)
 
 StageCuts = collections.namedtuple('StageCuts', 'memory crossing names')
@@ -50,11 +50,8 @@ def cut_into_stages(operations, variables, owned, device, movable, cutting):
 
     Args:
       operations: the operations of the model function's call, in order.
-      variables: the model's variables.
       owned: names of the operations that were made with these, as parts of them.
-      device: `StagedDevices`.
       movable: names of variables that go to the stage that reads them first.
-      cutting: `Cutting`.
 
     Returns:
       `StageCuts`.
@@ -64,7 +61,6 @@ def cut_into_stages(operations, variables, owned, device, movable, cutting):
     """
     stages = stages_of(device)
     mine = [op for op in operations if op.name not in owned and _may_move(op, stages)]
-    check_enough(len(mine), len(stages))
     leaders, by_name = _leaders(variables), {each.op.name: each for each in variables}
     first_reader = _first_readers(
         [op for op in operations if op.name not in owned], mine, leaders)
@@ -72,10 +68,14 @@ def cut_into_stages(operations, variables, owned, device, movable, cutting):
     for name, leader in leaders.items():
         sizes[leader].append(variable_bytes(by_name[name], cutting.slots))
     pieces, ends = pieces_of(
-        mine, len(stages), _kept(operations, mine, stages[0]) if cutting.trains else {},
+        mine, _kept(operations, mine, stages[0]) if cutting.trains else {},
         {reader: [size for name in names for size in sizes[name]]
          for reader, names in first_reader.items()})
-    check_enough(len(pieces), len(stages))
+    if len(pieces) < len(stages):
+        raise ModelFunctionError(
+            "stages='auto', and there are %d devices a tower for %d operations of the model that "
+            'may be put anywhere: name fewer devices, or leave out towers.stage and tf.device in '
+            'the model function (or stages=).' % (len(stages), len(pieces)))
     cuts = cut_evenly(pieces, cutting.copies)
     bounds = [-1] + [ends[cut] for cut in cuts] + [len(mine) - 1]
     library = Library(mine[0].graph)
@@ -143,7 +143,6 @@ def _first_readers(operations, mine, leaders):
     Args:
       operations: all of the model function's call, in order, without the variables' own.
       mine: those that may be put anywhere, in order.
-      leaders: as `_leaders` returns.
 
     Returns:
       {operation's name: names of the variables that it is the first to read}.
@@ -161,7 +160,7 @@ def _first_readers(operations, mine, leaders):
                     waiting.append(source.name)
         if moves and op.type != 'Const' and waiting:
             found[op.name], waiting = waiting, []
-    if waiting:
+    if waiting and mine:
         found.setdefault(mine[-1].name, []).extend(waiting)
     return found
 
@@ -190,15 +189,7 @@ def _scopes_of(name):
 
 
 def _move_variable(library, companions, name, there, device):
-    """Puts a variable, with its parts and the operations colocated with it, on another device.
-
-    Args:
-      library: `Library`.
-      companions: `_companions`.
-      name: the name of the variable's operation.
-      there: the device that it is on.
-      device: the device that it goes to.
-    """
+    """Puts a variable, with its parts and the operations colocated with it, on another device."""
     moved = [op for op in companions[name] if op.device == there]
     for op in moved:
         move(op, device, library)

@@ -15,17 +15,13 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import ModelFunctionError
 from towers.graph.graph_walk import behind
-from towers.graph.library import Library
+from towers.graph.edit import Library
 from towers.graph.op_types import SAME_NUMBERS
 from towers.tower.batch_values import batch_mean, batch_sum
 
 
 def synchronize(operations, graph):
     """Rewrites the batch norms in training mode of a recorded forward pass.
-
-    Args:
-      operations: list of the operations that the call of the model function made.
-      graph: their graph.
 
     Returns:
       How many there are; and {name of a tensor: what stands in its place}.

@@ -53,7 +53,7 @@ class Tower(collections.namedtuple('Tower', [
 
 
 class TowerSet(collections.namedtuple('TowerSet', [
-        'towers', 'recorded', 'losses', 'gradients', 'roles', 'late', 'recomputed', 'how_built',
+        'towers', 'recorded', 'losses', 'gradients', 'roles', 'recomputed', 'how_built',
         'cuts', 'slots'], defaults=(None, ()))):
     """The towers of a build, and the calls of the model function that they were made of.
 
@@ -63,7 +63,6 @@ class TowerSet(collections.namedtuple('TowerSet', [
       losses: `Losses` of tower 0.
       gradients: `TowerGradients`.
       roles: `Roles`: what each variable is to the towers.
-      late: `LateWrites`.
       recomputed: list of `Recomputed` of tower 0, one for each loss; or [].
       how_built: the plan's line about calls and copies.
       cuts: `StageCuts`, where the model was cut into stages; or None.

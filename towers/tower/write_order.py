@@ -1,14 +1,20 @@
-"""The order of reads and writes of shared variables: towers write after every tower has read.
+"""The order of reads and writes of variables that towers have in common: one rule for each role.
 
-A model that reads a variable, and then writes it in its forward pass, reads the value that the step
-before has written. Of N towers only the first one writes; its write waits until all towers have
-read. What the model says of its own order holds in the first tower. Where it says nothing, one
-device reads before or after the write by chance; the first tower then reads before it, as all
-others do, as far as the loss and the gradients are computed from that.
-Where every tower writes (`example_writes`), each waits for the tower before it.
+`'first'`: of N towers only the first one writes what a model reads, and then writes, in its forward
+pass or by `UPDATE_OPS`; its write waits until all towers have read. What the model says of its own
+order holds in the first tower. Where it says nothing, one device reads before or after the write by
+chance; the first tower then reads before it, as all others do, as far as the loss and the gradients
+are computed from that.
+
+`'every'`: each tower's write waits until all towers have read, and for the tower before.
+
+`'metric'`: a tower takes the counters of a metric when the tower before has updated them, since an
+update may depend on a counter's value (a running maximum, a covariance, a list that grows), and has
+to see what the batch before on one device would have left.
 """
 
 import collections
+import itertools
 
 import tensorflow.compat.v1 as tf
 
@@ -18,74 +24,91 @@ from towers.graph import graph_walk
 from towers.graph.frames import Frames
 from towers.graph.nests import fetches_in
 from towers.graph.op_types import HAND_ON, VARIABLE_OPS
-from towers.graph.variable_access import (is_variable, metric_variables, read_from,
-                                          takers_of_memory, variable_op)
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import (Writes, is_variable, read_from, takers_of_memory,
+                                          variable_op)
 from towers.placement.variable_device import only_device
+from towers.tower.objectives import flat
+from towers.tower.outputs import metrics_by_kind
 
 
-def write_after_reads(towers, graph, of_every_tower=()):
+def write_after_reads(towers, roles):
     """Makes each write of the first tower, or of every tower, wait for all towers' reads.
 
     A read that already waits for the write of tower 0, in any tower, is left as it is.
 
     Args:
-      towers: list of all `Tower`s.
-      graph: their graph.
-      of_every_tower: names of the variables that every tower writes, outside of control flow.
+      roles: `Roles`; what every tower writes is written outside of control flow.
 
     Raises:
       SharedVariableError: a tower reads such a variable after it has written it.
     """
-    finder = Writes(graph)
-    first = graph_walk.step_operations(_fetches(towers[0]) + list(towers[0].updates))
-    # Counters of metrics are every tower's to write, see `metric_counters`.
-    counters = metric_variables()
-    writes = [(op, [name for name in finder.of(op) if name not in counters]) for op in first
-              if towers[0].has(op.name) and not graph_walk.is_random(op)]
-    writes = [(op, names) for op, names in writes if names]
+    finder, writes, operations = Writes(tf.get_default_graph()), [], {}
+    for number, tower in enumerate(towers if roles.names('every') else towers[:1]):
+        step = graph_walk.step_operations(_fetches(tower) + list(tower.updates))
+        operations.update((op.name, op) for op in step)
+        writes += _writes_of(tower, step, finder, roles, number)
     if not writes:
         return
-    by_tower = [[(op, [name for name in finder.of(op) if name in of_every_tower])
-                 for op in graph_walk.step_operations(_fetches(tower) + list(tower.updates))
-                 if tower.has(op.name)] for tower in towers if of_every_tower]
-    by_tower = [[(op, names) for op, names in some if names] for some in by_tower]
-    of_every = {op.name for some in by_tower for op, _ in some}
-    writes = [(op, names) for op, names in writes if op.name not in of_every] + sum(by_tower, [])
-    written = {name for _, names in writes for name in names}
-    writing = {op.name for op, _ in writes}
-    steps = _steps_of_one_loss(towers[0])
     reading = towers[1:] + [towers[0]._replace(predictions=None)]
-    others = graph_walk.step_operations(sum((_fetches(tower) for tower in reading), []))
-    operations = list({op.name: op for op in first + others}.values())
-    frames = Frames(operations)
-    readers = _readers(reading, written, frames, finder, graph)
-    pairs = [(end, gate) for op, names in writes for gate in gates(op, names, frames)
-             for name in names for reader, ends in readers[name]
-             if reader is not op and (op.name not in of_every or reader.name not in of_every)
-             # A step of one loss does not run what only another loss writes.
-             and not (reader.name in writing and any(
-                 op.name in step and reader.name not in step for step in steps))
-             for end in ends]
-    precedence = graph_walk.Precedence([gate for _, gate in pairs], operations)
-    after = graph_walk.reachable_from([gate for _, gate in pairs], operations, control=True)
-    waits_for = collections.OrderedDict()
+    operations.update((op.name, op) for op in graph_walk.step_operations(
+        sum((_fetches(tower) for tower in reading), [])))
+    operations = list(operations.values())
+    frames, waits_for = Frames(operations), collections.OrderedDict()
+    pairs = _reads_before_writes(towers, reading, writes, frames, finder)
+    precedence = graph_walk.Precedence([gate for _, gate, _ in pairs], operations)
+    after = graph_walk.reachable_from([gate for _, gate, _ in pairs], operations, control=True)
     # Reads that come after another variable's write are last, since more of them cannot wait.
-    for end, gate in sorted(pairs, key=lambda pair: pair[0].name in after):
+    for end, gate, write in sorted(pairs, key=lambda pair: pair[0].name in after):
         if not precedence.waits_for(end, gate):  # else an operation would wait for itself
             precedence.add(gate, end)
             waits_for.setdefault(gate, []).extend(to_wait_for(end, finder))
-        elif gate.name in of_every:
+        elif write.is_every:
             raise SharedVariableError(
                 'a tower reads variable %s (operation %s) after its examples have written it '
                 '(operation %s), where one device reads what the whole batch has written: read it '
-                'before.' % (finder.of(gate)[0], end.name, gate.name))
-    for before, after in zip(by_tower, by_tower[1:]):
-        for gate, names in after:
-            waits_for.setdefault(gate, []).extend(
-                op for op, others in before if not set(others).isdisjoint(names))
+                'before.' % (write.variables[0], end.name, gate.name))
+    for before, later in itertools.permutations([each for each in writes if each.is_every], 2):
+        if before.tower + 1 == later.tower and set(before.variables) & set(later.variables):
+            waits_for.setdefault(later.op, []).append(before.op)
     for gate, waited in waits_for.items():
         compat.add_control_inputs(gate, list({op.name: op for op in waited}.values()))
+
+
+_Write = collections.namedtuple('_Write', 'tower op variables is_every')
+"""A write: the number of its tower, its operation, names of variables, whether every tower's."""
+
+
+def _writes_of(tower, step, finder, roles, number):
+    """What a tower writes in a step that is to be put in order: a list of `_Write`."""
+    found = []
+    for op in step:
+        if tower.has(op.name) and not graph_walk.is_random(op):
+            names = [name for name in finder.of(op) if roles.written.get(name) != 'metric']
+            mine = [name for name in names if roles.written.get(name) == 'every']
+            if mine or names and not number:
+                found.append(_Write(number, op, mine or names, bool(mine)))
+    return found
+
+
+def _reads_before_writes(towers, reading, writes, frames, finder):
+    """`[(operation after which a variable was read, gate of its write, the write)]`."""
+    written = {name for write in writes for name in write.variables}
+    readers = _readers(reading, written, frames, finder)
+    writing = {write.op.name: write for write in writes}
+    steps, pairs = _steps_of_one_loss(towers[0]), []
+    for write in writes:
+        for gate in gates(write.op, write.variables, frames):
+            for name in write.variables:
+                for reader, ends in readers[name]:
+                    other = writing.get(reader.name)
+                    # Writes of every tower are in turn; a step of one loss does not run what only
+                    # another loss writes.
+                    if other is None or reader is not write.op and not (
+                            other.is_every and write.is_every) and not any(
+                                write.op.name in step and reader.name not in step
+                                for step in steps):
+                        pairs += [(end, gate, write) for end in ends]
+    return pairs
 
 
 def _steps_of_one_loss(tower):
@@ -97,10 +120,13 @@ def _steps_of_one_loss(tower):
             for name in tower.loss]
 
 
-def _readers(towers, written, frames, finder, graph):
+def _readers(towers, written, frames, finder):
     """{name of a variable: [(operation that reads it, [operations after which it has read])]}."""
-    readers = collections.defaultdict(list)
-    of_memory = _takers_of_memory(graph, written, finder)
+    readers, of_memory = collections.defaultdict(list), collections.defaultdict(set)
+    for name in sorted(written):
+        for taker in takers_of_memory(tf.get_default_graph().get_operation_by_name(name),
+                                      lambda op: name in finder.of(op)):
+            of_memory[taker].add(name)
     for tower in towers:
         trains = None
         for op in graph_walk.step_operations(_fetches(tower)):
@@ -119,16 +145,6 @@ def _readers(towers, written, frames, finder, graph):
             for name in names:
                 readers[name].append((op, ends))
     return readers
-
-
-def _takers_of_memory(graph, written, finder):
-    """{name of an operation: names of the reference variables whose memory it may read}."""
-    found = collections.defaultdict(set)
-    for name in sorted(written):
-        for taker in takers_of_memory(graph.get_operation_by_name(name),
-                                      lambda op: name in finder.of(op)):
-            found[taker].add(name)
-    return found
 
 
 def _sources(tensor, tower):
@@ -168,10 +184,6 @@ def to_wait_for(op, finder):
 
     Args:
       op: an operation in no loop and no branch of control flow v1.
-      finder: `Writes` of its graph.
-
-    Returns:
-      List of operations.
     """
     if not finder.within_function(op):
         return [op]
@@ -184,13 +196,6 @@ def updates_that_write(towers, names):
     """The operations among the updates of the towers after the first that write some variables.
 
     Updates of batch norm and the like come from one tower; updates of counters come from all.
-
-    Args:
-      towers: list of `Tower`s.
-      names: names of the variables.
-
-    Returns:
-      List of operations, none of them within a loop or a branch.
     """
     found, names, finder = {}, set(names), Writes(tf.get_default_graph())
     for tower in towers[1:] if names else ():
@@ -207,3 +212,53 @@ def _fetches(tower):
     """The tensors that a step needs of a tower besides its updates."""
     return fetches_in([tower.loss, tower.data_loss, tower.predictions,
                        [gradient for gradient, _ in tower.pairs]])
+
+
+def count_in_turn(towers, weights, roles):
+    """Has each tower take the counters of a metric when the tower before has updated them.
+
+    A tower of weight 0. has nothing but padding, and its metrics are not run.
+    """
+    counters = {variable.op.name: variable for variable in tf.global_variables()
+                + tf.local_variables() if roles.written.get(variable.op.name) == 'metric'}
+    towers = [tower for tower, weight in zip(towers, weights)
+              if not (isinstance(weight, float) and weight == 0.)]
+    if len(towers) < 2 or not counters:
+        return
+    finder = Writes(tf.get_default_graph())
+    counting = [_counting(tower, counters, finder) for tower in towers]
+    for tower, before, after in zip(towers[1:], counting, counting[1:]):
+        for (waited, _), (_, takes) in zip(before, after):
+            for op, position, variable in takes if waited else ():
+                if op.inputs[position].op is variable.op:
+                    compat.add_control_inputs(op, waited)
+                else:  # its value, which was read once for all towers
+                    with tf.control_dependencies(waited), tf.name_scope(tower.name_scope), \
+                            only_device(variable.device or None):
+                        compat.replace_input(op, position, variable.read_value())
+
+
+def _counting(tower, counters, finder):
+    """How a tower counts: for each metric, update and loss `(operations, takes)`.
+
+    The operations are those after which its counters are updated; the takes are `[(operation,
+    position of an input, counter)]` where it gets a counter, or its value, from outside.
+    """
+    fetches = [update for _, update in metrics_by_kind(tower.metrics)[1]] + list(tower.updates) + (
+        [] if tower.data_loss is None else flat(tower.data_loss))
+    operations = graph_walk.step_operations(fetches)
+    inside = {op.name for op in operations if tower.has(op.name)}
+    takes = [(op, position, counters[source.name]) for op in operations if op.name in inside
+             for position, tensor in enumerate(op.inputs)
+             if tensor.op.name not in inside or tensor.op.name in counters
+             for source in read_from(tensor) if source.name in counters]
+    rest = {op.name for op in operations} - graph_walk.reachable_from(
+        [op for op, _, _ in takes], operations, control=True)
+    frames, found = Frames(operations), []
+    for fetch in fetches:
+        mine = {op.name: op for op in graph_walk.step_operations([fetch], rest)}
+        ends = {end.name: end for op in mine.values() if op.name in inside
+                and counters.keys() & finder.of(op) for end in frames.ends(op)}
+        found.append(([each for name in sorted(ends) for each in to_wait_for(ends[name], finder)],
+                      [take for take in takes if take[0].name in mine]))
+    return found
