@@ -163,25 +163,12 @@ def check_step_variable(global_step, name='global_step'):
 
 
 def listed_hooks(name, hooks):
-    """The hooks as a list of `SessionRunHook`s.
-
-    Raises:
-      InvalidArgumentError: `hooks` is no list (a single hook, say), or holds something else.
-    """
-    if isinstance(hooks, tf.train.SessionRunHook) or isinstance(hooks, (str, bytes)):
-        hooks_found = None
-    else:
-        try:
-            hooks_found = list(hooks)
-        except (TypeError, RuntimeError):
-            hooks_found = None
-    if hooks_found is None:
-        raise InvalidArgumentError('%s=%.80r: expected a list of hooks, even for one: [hook].'
-                                   % (name, hooks))
-    for hook in hooks_found:
+    """The hooks as a list; raises `InvalidArgumentError` unless it is one of `SessionRunHook`s."""
+    check_instance(name, hooks, (list, tuple), 'a list of hooks, even for one: [hook]')
+    for hook in hooks:
         check_instance('a hook among ' + name, hook, tf.train.SessionRunHook,
                        'a tf.train.SessionRunHook')
-    return hooks_found
+    return list(hooks)
 
 
 def scalar_tensors(name, values):
@@ -199,28 +186,23 @@ def scalar_tensors(name, values):
         that holds no number (a string).
     """
     try:
-        if isinstance(values, (str, bytes, tf.Tensor)):
-            raise TypeError
-        named = collections.OrderedDict(values)
-    except (TypeError, ValueError, RuntimeError):
+        named = collections.OrderedDict(values if isinstance(values, (dict, list, tuple)) else None)
+    except (TypeError, ValueError):
         raise InvalidArgumentError('%s=%.80r: expected a dict from names to scalar tensors.'
                                    % (name, values)) from None
     for key, value in named.items():
-        if not isinstance(key, str):
-            raise InvalidArgumentError('%s has the name %.80r: expected a string.' % (name, key))
-        if not isinstance(value, (tf.Tensor,) + compat.VARIABLE_TYPES):
-            raise InvalidArgumentError(
-                '%s[%r]=%.80r is a %s: expected a scalar tensor, which is fetched with a step.'
-                % (name, key, value, type(value).__name__))
+        check_instance('a name in ' + name, key, str, 'a string')
+        check_instance('%s[%r]' % (name, key), value, (tf.Tensor,) + compat.VARIABLE_TYPES,
+                       'a scalar tensor, which is fetched with a step')
         check_graph_mode('a training')
-        if getattr(value, 'graph', None) is not tf.get_default_graph():
-            raise InvalidArgumentError('%s[%r]=%.80r is of another graph than the default one.'
-                                       % (name, key, value))
-        if value.shape.ndims not in (0, None):
-            raise InvalidArgumentError('%s[%r] has the shape %s: expected a scalar, such as its '
-                                       'tf.reduce_mean.' % (name, key, value.shape))
-        dtype = value.dtype.base_dtype
-        if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
-            raise InvalidArgumentError('%s[%r]=%.80r is of type %s: expected a number.'
-                                       % (name, key, value, dtype.name))
+        kind = value.dtype.base_dtype
+        for is_wrong, text in (
+                (getattr(value, 'graph', None) is not tf.get_default_graph(),
+                 'is of another graph than the default one'),
+                (value.shape.ndims not in (0, None),
+                 'has the shape %s: expected a scalar, such as its tf.reduce_mean' % value.shape),
+                (not (kind.is_floating or kind.is_integer or kind.is_bool),
+                 'is of type %s: expected a number' % kind.name)):
+            if is_wrong:
+                raise InvalidArgumentError('%s[%r] %s.' % (name, key, text))
     return named

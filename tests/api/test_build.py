@@ -72,17 +72,19 @@ def test_loops_and_branches_of_either_control_flow(version):
 
 # ---- checkpoints ---------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('name', ['tf.Variable', pytest.param('slim', marks=slow),
-                                  pytest.param('keras', marks=slow)])
-def test_checkpoints_serve_one_device_and_towers(name, tmpdir):
+@pytest.mark.parametrize('name, device', [
+    ('tf.Variable', None), ('tf.Variable', 'replicated'), pytest.param('slim', None, marks=slow),
+    pytest.param('keras', None, marks=slow)])
+def test_checkpoints_serve_one_device_and_towers(name, device, tmpdir):
     """Saved by either program with tf.train.Saver, loaded by the other: same names, same loss."""
     sample = SAMPLES[name]
     arrays = sample.data(4)
     path = os.path.join(str(tmpdir), 'of-towers')
     built = towers.build_towers(sample.model_fn, arrays, tf.train.AdamOptimizer(), 2,
-                                reduction='mean', regularization='add')
+                                reduction='mean', regularization='add',
+                                variables=towers.VariablePlacement(device))
     with tf.Session(config=towers.session_config(built.devices)) as session:
-        session.run(tf.global_variables_initializer())
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         session.run(built.train_op)
         tf.train.Saver().save(session, path)
         loss = session.run(built.loss)

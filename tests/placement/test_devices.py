@@ -71,34 +71,24 @@ def test_devices_that_cannot_be_those_of_towers():
 
 # ---- what exists --------------------------------------------------------------------------------
 
-def test_the_default_is_every_gpu_else_one_cpu(monkeypatch, four_gpus):
-    assert resolve_devices() == resolve_devices(None, check=False) == four_gpus
-    monkeypatch.setattr(devices, 'visible_gpus', lambda: ())
-    assert resolve_devices() == ('/device:CPU:0',)
-
-
-def test_a_count(monkeypatch, four_gpus):
+def test_every_gpu_or_a_count_of_them(four_gpus):
+    assert resolve_devices() == resolve_devices(None, check=False) == resolve_devices(4) == (
+        four_gpus)
     assert resolve_devices(1) == ('/device:GPU:0',)
-    assert resolve_devices(3) == ('/device:GPU:0', '/device:GPU:1', '/device:GPU:2')
-    assert resolve_devices(4) == four_gpus
-    monkeypatch.setattr(devices, 'visible_gpus', lambda: ())
-    assert resolve_devices(3) == ('/device:CPU:0', '/device:CPU:1', '/device:CPU:2')
-
-
-def test_a_count_beyond_the_gpus(four_gpus):
     assert device_error(5) == (
         'devices=5, but TensorFlow sees /gpu:0, /gpu:1, /gpu:2, /gpu:3 here: ask for fewer, or '
         'name the devices (CPUs too).')
     assert resolve_devices(5, check=False)[-1] == '/device:GPU:4'
 
 
-def test_an_absent_gpu_where_there_is_none(monkeypatch):
+def test_where_there_is_no_gpu(monkeypatch):
     monkeypatch.setattr(devices, 'visible_gpus', lambda: ())
-    assert device_error(['/cpu:0', '/gpu:7']) == (
-        '/gpu:7 does not exist: TensorFlow sees no GPU here. Name another device, or pass '
-        'resolve_devices(…, check=False) to build the graph for another machine.')
+    assert resolve_devices() == ('/device:CPU:0',)
+    assert resolve_devices(3) == ('/device:CPU:0', '/device:CPU:1', '/device:CPU:2')
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
-    assert 'sees no GPU here (CUDA_VISIBLE_DEVICES=).' in device_error('/gpu:0')
+    assert device_error(['/cpu:0', '/gpu:7']) == (
+        '/gpu:7 does not exist: TensorFlow sees no GPU here (CUDA_VISIBLE_DEVICES=). Name another '
+        'device, or pass resolve_devices(…, check=False) to build the graph for another machine.')
 
 
 @pytest.mark.parametrize('arguments', [

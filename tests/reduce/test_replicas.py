@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 import sample_models as samples
 import tensorflow.compat.v1 as tf
-import tf_slim as slim
 
 import towers
 from sample_models import momentum, sgd, two_layers
 from sample_models import kind_of_variables  # noqa: F401, a fixture
 from towers.run.evaluation import Evaluation
 from towers.graph.graph_walk import step_operations
-from towers.run.training_session import training_session
 
 VECTORS = samples.vectors(12)
 slow = pytest.mark.slow
@@ -90,24 +88,6 @@ def test_the_numbers_of_one_device(name, num_towers, method):
         variables=towers.VariablePlacement('replicated', method))
 
 
-@slow
-@pytest.mark.parametrize('name, optimizer, method', [
-    ('slim', 'rmsprop', 'copy'), ('embedding', 'adam', 'copy'),
-    ('tf.Variable', 'momentum', 'collective')])
-def test_replicas_stay_equal_bit_for_bit(name, optimizer, method):
-    sample = samples.SAMPLES[name]
-    built = build(sample.model_fn, sample.data(12), OPTIMIZERS[optimizer], 3,
-                  variables=towers.VariablePlacement('replicated', method))
-    with tf.Session(config=towers.session_config(3)) as session:
-        initialize(session)
-        assert_replicas_are_equal(built, session)
-        start = session.run(built.variables[0])
-        for _ in range(5):
-            session.run(built.train_op)
-        assert_replicas_are_equal(built, session)
-        assert np.abs(session.run(built.variables[0]) - start).max() > 1e-3
-
-
 def test_an_optimizer_that_has_made_slots_before_is_refused():
     optimizer = momentum()
     build(optimizer=lambda: optimizer, devices=1)
@@ -145,61 +125,6 @@ def test_replicas_start_as_the_models_own_and_are_refreshed(kind_of_variables):
         session.run(refresh)
         assert (session.run(built.replicas.variables[0]) == 7.).all()
         assert_replicas_are_equal(built, session)
-
-
-def decayed_model(x, y):
-    """With regularization, and initial weights that do not depend on the number of towers."""
-    l2 = slim.l2_regularizer(2 * samples.DECAY)
-    body, head = [tf.get_variable(
-        name, shape, x.dtype, tf.constant_initializer(np.random.RandomState(3).randn(*shape)),
-        regularizer=l2) for name, shape in (('body', [6, 4]), ('head', [4, 3]))]
-    return samples.mean_squared_error(tf.matmul(tf.tanh(tf.matmul(x, body)), head), y)
-
-
-def run_in_directory(folder, steps, devices, optimizer, initial_values=None, **options):
-    """Trains up to a step in a `training_session`; returns the checkpoint as a dict."""
-    with tf.Graph().as_default():
-        step = tf.train.get_or_create_global_step()
-        built = towers.build_towers(decayed_model, VECTORS, OPTIMIZERS[optimizer](), devices,
-                                    'mean', global_step=step, regularization='add', **options)
-        if initial_values is not None:
-            initial_values = towers.init_from(initial_values)
-        with training_session(str(folder), step, [], towers.session_config(devices),
-                              save_steps=100, say=lambda line: None,
-                              initial_values=initial_values) as session:
-            if built.replicas is not None:
-                session.run_step_fn(lambda step_context: assert_replicas_are_equal(
-                    built, step_context.session))
-            for _ in range(int(session.run_step_fn(
-                    lambda step_context: step_context.session.run(step))), steps):
-                session.run(built.train_op)
-            if built.replicas is not None:
-                session.run_step_fn(lambda step_context: assert_replicas_are_equal(
-                    built, step_context.session))
-    prefix = tf.train.latest_checkpoint(str(folder))
-    reader = tf.train.NewCheckpointReader(prefix)
-    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
-
-
-def assert_same_values(ours, theirs, tolerance=1e-12):
-    assert sorted(ours) == sorted(theirs)
-    for name in theirs:
-        assert samples.relative_difference(ours[name], theirs[name]) < tolerance, name
-
-
-@slow
-def test_checkpoints_go_both_ways_and_over_towers(tmp_path):
-    plain = run_in_directory(tmp_path / 'plain', 6, 2, 'adam')
-    for number, arms in enumerate([
-            [(2, dict(variables=towers.VariablePlacement('replicated'))), (4, {}),
-             (4, dict(variables=towers.VariablePlacement('replicated', 'collective')))],
-            [(1, {}), (2, dict(variables=towers.VariablePlacement('replicated'))),
-             (1, dict(variables=towers.VariablePlacement('replicated')))]]):
-        for part, (devices, options) in enumerate(arms):
-            values = run_in_directory(tmp_path / ('mixed%d' % number), 2 + 2 * part, devices,
-                                      'adam', **options)
-            assert sorted(values) == sorted(plain)
-        assert_same_values(values, plain)
 
 
 # ---- several builds in one graph ----------------------------------------------------------------

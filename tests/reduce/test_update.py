@@ -8,17 +8,7 @@ from sample_models import switched
 from towers import LossScale, Numerics, build_towers, session_config
 from towers.errors import InvalidArgumentError
 from towers.graph.graph_walk import step_operations
-from towers.placement.variable_device import Placement
-from towers.reduce.update import apply_update, checked_transform
-
-CPUS = ('/device:CPU:0', '/device:CPU:1')
-
-
-@pytest.fixture(params=[True], ids=['resource'])
-def resource(request, graph):
-    tf.get_variable_scope().set_use_resource(request.param)
-    return request.param
-
+from towers.reduce.update import checked_transform
 
 class BertOptimizer(tf.train.Optimizer):
     """As google-research/bert has it: slots by get_variable, no step, no use of the base class."""
@@ -39,41 +29,14 @@ class BertOptimizer(tf.train.Optimizer):
         return tf.group(*assignments, name=name)
 
 
-def two_variables(placement):
-    """Variables of ones, made as the towers make them."""
-    variables = []
-    for name in ('a', 'b/kernel'):
-        with placement.scope():
-            variables.append(tf.get_variable(name, [2], initializer=tf.ones_initializer()))
-        placement.note(variables[-1])
-    return variables
-
-
-def gradients_of(variables):
-    return [(tf.constant([1., 2.]) * (i + 1.), v) for i, v in enumerate(variables)]
-
-
-def run(step, variables, times=1):
-    with tf.Session(config=session_config(2)) as session:
-        session.run(tf.global_variables_initializer())
-        for _ in range(times):
-            session.run(step)
-        return [session.run(v).tolist() for v in variables]
-
-
-def update(optimizer, placement, variables, global_step=None, after=()):
-    return apply_update(optimizer, gradients_of(variables), global_step, placement, variables,
-                        list(after))[:2]
-
-
-def test_nothing_stands_between_the_sum_and_the_update(resource):
+def test_nothing_stands_between_the_sum_and_the_update(graph):
     """No copy: what updates a variable reads the AddN itself, on the variable's device."""
     def model_fn(x):
         w = tf.get_variable('w', [3, 2])
         return tf.reduce_mean(tf.square(tf.matmul(x, w)))
     built = build_towers(model_fn, tf.ones([8, 3]), tf.train.MomentumOptimizer(0.1, 0.9), 4)
-    kind = 'ResourceApplyMomentum' if resource else 'ApplyMomentum'
-    applied, = [op for op in step_operations([built.train_op]) if op.type == kind]
+    applied, = [op for op in step_operations([built.train_op])
+                if op.type == 'ResourceApplyMomentum']
     gradient, = [tensor for tensor in applied.inputs if tensor.shape.as_list() == [3, 2]
                  and tensor.dtype == tf.float32]
     assert gradient.op.type == 'AddN' and len(gradient.op.inputs) == 4
@@ -85,29 +48,28 @@ def test_nothing_stands_between_the_sum_and_the_update(resource):
 @pytest.mark.parametrize('optimizer, reuse', [
     (lambda: tf.train.MomentumOptimizer(1., 0.9), tf.AUTO_REUSE), (BertOptimizer, True)],
                          ids=['momentum', 'bert'])
-def test_under_a_scope_whose_reuse_is_on(resource, optimizer, reuse):
-    placement = Placement('balanced', CPUS)
+def test_slots_are_made_under_a_scope_whose_reuse_is_on(graph, optimizer, reuse):
+    def made():
+        return tf.get_variable('a', [2], initializer=tf.ones_initializer())
     with tf.variable_scope('m'):
-        variables = two_variables(placement)
+        variable = made()
     with tf.variable_scope('m', reuse=reuse):
         scope = tf.get_variable_scope()
-        step, slots = update(optimizer(), placement, variables)
+        built = build_towers(lambda x: tf.reduce_mean(x) * tf.reduce_sum(made()), tf.ones([4]),
+                             optimizer(), 2, 'mean')
         assert tf.get_variable_scope() is scope and bool(scope.reuse)
-    name = type(optimizer()).__name__.replace('Optimizer', '')
-    suffix = {'Momentum': 'Momentum', 'Bert': 'adam_m'}[name]
-    assert [slot.op.name for slot in slots] == ['m/m/a/' + suffix, 'm/m/b/kernel/' + suffix]
-    assert [slot.device for slot in slots] == list(CPUS)
-    rate = 1. if name == 'Momentum' else 0.5
-    assert run(step, variables) == [[1. - rate, 1. - 2. * rate], [1. - 2. * rate, 1. - 4. * rate]]
+    is_bert = optimizer is BertOptimizer
+    assert [slot.op.name for slot in built.slots] == [
+        'm/m/a/' + ('adam_m' if is_bert else 'Momentum')]
+    with tf.Session(config=session_config(2)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+        assert session.run(variable).tolist() == ([.5, .5] if is_bert else [0., 0.])
 
 
-# ---- the user's transformation ------------------------------------------------------------------
-
-
-def test_gradients_that_no_optimizer_takes(resource):
-    placement = Placement(None, CPUS)
-    v, w = variables = two_variables(placement)
-    (of_v, _), of_w = gradients_of(variables)
+def test_gradients_that_no_optimizer_takes(graph):
+    v, w, other = [tf.get_variable(name, [2]) for name in ('a', 'b', 'other')]
+    of_v, of_w = tf.ones([2]), (tf.ones([2]), w)
     with tf.Graph().as_default():
         foreign = tf.ones([2])
     for given in ('x', np.ones([2], np.float32), tf.ones([3]), tf.ones([2], tf.int32), foreign,
@@ -115,13 +77,12 @@ def test_gradients_that_no_optimizer_takes(resource):
         with pytest.raises(InvalidArgumentError, match="as the gradient of 'a': expected a tensor "
                            r'or an IndexedSlices of this graph, of shape \(2,\) and dtype float32'):
             checked_transform(lambda pairs, given=given: [(given, v), of_w], [(of_v, v), of_w])
-    other = tf.get_variable('other', [2])
     for pairs, text in (([(of_v, v), (of_v, v)], 'each once'), (None, 'each once'),
                         ([(of_v, other)], 'each once'), ([of_v], 'each once'),
                         ([(None, v), (None, w)], 'None for every gradient')):
         with pytest.raises(InvalidArgumentError, match=text):
             checked_transform(lambda unused, pairs=pairs: pairs, [(of_v, v), of_w])
-    fine = [(tf.ones([2]), v), (None, w)]
+    fine = [(of_v, v), (None, w)]
     assert checked_transform(lambda unused: fine, [(of_v, v), of_w]) == fine
 
 

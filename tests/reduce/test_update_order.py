@@ -224,13 +224,9 @@ def in_a_loop(one):
     return tf.while_loop(lambda turn: turn < 2, add, [tf.constant(0)])
 
 
-def in_a_group(one):
-    return tf.group(tf.assign_sub(one, -1.), name='both')
-
-
 @pytest.mark.parametrize('make, resource, is_v1', [
-    (in_a_group, False, True), (in_a_group, True, False), (in_a_branch, True, True),
-    (in_a_branch, True, False), (in_a_loop, False, True), (in_a_loop, True, False)])
+    (in_a_branch, True, True), (in_a_branch, True, False), (in_a_loop, False, True),
+    (in_a_loop, True, False)])
 def test_an_update_waits_and_is_left_out(make, resource, is_v1):
     """Each adds 1 to a variable where there is a batch, after another variable has got its value.
 

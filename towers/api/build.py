@@ -15,7 +15,7 @@ from towers.api.train_ops import update_variables
 from towers.errors import InputError
 from towers.placement.variable_device import only_device
 from towers.reduce.all_reduce import all_reduce
-from towers.reduce.combination import combine
+from towers.reduce.combination import Combined, combine
 from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.micro_batches import add_up_micro_batches, check_order
 from towers.reduce.replicas import check_no_replicas
@@ -228,22 +228,13 @@ def merge_outputs(tower_set, request, shards):
                                                first), merged)
 
 
-CombinedTowers = collections.namedtuple('CombinedTowers', 'gradients on_towers')
-"""One gradient a variable.
-
-Fields:
-  gradients: list of `(gradient, variable)`; empty without an optimizer.
-  on_towers: for replicated variables, their gradients on each tower, see `all_reduce`; or None.
-"""
-
-
 def combine_towers(tower_set, request, shards, behind):
-    """Combines the gradients of all towers, variable by variable: `CombinedTowers`.
+    """Combines the gradients of all towers, variable by variable: `Combined`.
 
-    With several losses, a dict of `CombinedTowers` by name.
+    With several losses, a dict of `Combined` by name.
     """
     if not request.objectives:
-        return CombinedTowers([], None)
+        return Combined([])
     towers = tower_set.towers
     gradients = [tower.gradients for tower in towers]
     if request.accumulate > 1:
@@ -256,10 +247,8 @@ def combine_towers(tower_set, request, shards, behind):
         with tf.name_scope('combine_gradients'), of_loss(objective.name):
             if request.placement.all_reduce is None:
                 check_no_replicas(tower_set.gradients.trainable)
-                return CombinedTowers(combine(of_towers + further), None)
-            summed, on_towers = all_reduce(request.placement.all_reduce, of_towers, further,
-                                           request.devices)
-            return CombinedTowers(summed, on_towers)
+                return Combined(combine(of_towers + further))
+            return all_reduce(request.placement.all_reduce, of_towers, further, request.devices)
     return request.objectives.shaped(combined(each) for each in request.objectives)
 
 
@@ -270,7 +259,7 @@ def combine_machines(request, shards, combined, loss):
       loss: the loss of this machine's batch, which reads the weights before they change.
 
     Returns:
-      `(CombinedTowers, machines)`; `machines` is None without a cluster.
+      `(Combined, machines)`; `machines` is None without a cluster.
     """
     if request.cluster is None or not request.objectives:
         return combined, None

@@ -107,7 +107,7 @@ def _placed(request, recorded):
     if cluster is not None and cluster.kind == 'ps':
         return 'the parameter servers, by size, once there is a session'
     made = {variable.op.name for variable in recorded.created}
-    placed = request.placement.describe(recorded.variables)
+    placed = request.placement.describe()
     devices = [] if request.placement.is_earlier_builds else sorted(
         {short_name(variable.device) or 'no device' for variable in recorded.variables
          if variable.op.name not in made})

@@ -2,7 +2,6 @@
 
 import collections
 import inspect
-import numbers
 import re
 import typing
 
@@ -134,11 +133,9 @@ class Numerics(collections.namedtuple('Numerics', [
     def __new__(cls, precision: str = 'float32', loss_scale: typing.Optional[LossScale] = None,
                 xla: bool = False, check_numerics: bool = False, stateless_random: bool = False):
         check_choice('precision', precision, PRECISIONS)
-        if loss_scale is not None and not isinstance(loss_scale, LossScale):
-            raise InvalidArgumentError(
-                'loss_scale=%.80r: expected a LossScale, such as LossScale(initial=%s), or None.'
-                % (loss_scale, '%g' % loss_scale if isinstance(loss_scale, numbers.Real)
-                   and not isinstance(loss_scale, bool) else '2. ** 15'))
+        if loss_scale is not None:
+            check_instance('loss_scale', loss_scale, LossScale,
+                           'a LossScale, such as LossScale(initial=2. ** 15), or None')
         for name, flag in (('xla', xla), ('check_numerics', check_numerics),
                            ('stateless_random', stateless_random)):
             check_flag(name, flag)

@@ -33,8 +33,8 @@ Fields:
     its train op; empty with one loss.
   slots_of_replicas: the variables that they made for replicas.
   counts: whether the global step is counted here, since the optimizer leaves it to its caller.
-  before: tuple of the tensors and operations that the optimizer waits for: the loss, and the
-    updates that ride on the train op; with several losses ().
+  before: tuple of the tensors and operations that the optimizer waits for: the losses, and the
+    updates that ride on the train op.
   redirect: as `hold_back` returns it; or None.
   scaled_losses: `ScaledLosses` that watch the gradients; or None.
 """
@@ -52,7 +52,7 @@ def update_variables(tower_set, request, outputs, combined, shards, collections_
       tower_set: `TowerSet`.
       request: `Request`.
       outputs: `Outputs`; its loss is a scalar, or a dict of scalars by name.
-      combined: `CombinedTowers`, or dict of `CombinedTowers` by name.
+      combined: `Combined`, or dict of `Combined` by name.
       shards: `CutBatch`.
       collections_before: `BuildCollections`.
       machines: the object that has combined gradients across machines; or None.
@@ -78,14 +78,13 @@ def update_variables(tower_set, request, outputs, combined, shards, collections_
     updates = _updates(tower_set, request.update_ops, collections_before.updates, of_optimizers)
     steps = _Steps(tower_set, request, outputs, combined, gradients, machines, settle, made)
     riding = {} if objectives.names is None else _riding(updates, outputs.loss, tower_set.towers)
-    alone = {name: steps.of([objectives[place]], updates_of_loss)
-             for place, (name, updates_of_loss) in enumerate(riding.items())}
+    alone = [steps.of([each], riding[each.name]) for each in objectives if riding]
     joint = steps.of(list(objectives), updates)
     return joint._replace(
-        train_ops=collections.OrderedDict((name, each.train_op) for name, each in alone.items()),
-        slots=sum((each.slots for each in alone.values()), []) + joint.slots,
-        slots_of_replicas=sum((each.slots_of_replicas for each in alone.values()), [])
-        + joint.slots_of_replicas,
+        train_ops=collections.OrderedDict(
+            (each.name, step.train_op) for each, step in zip(objectives, alone)),
+        slots=sum((step.slots for step in alone + [joint]), []),
+        slots_of_replicas=sum((step.slots_of_replicas for step in alone + [joint]), []),
         rides={name: len(each) for name, each in riding.items()},
         gradients=map_shaped(lambda pairs: [pair for pair in pairs if pair[0] is not None],
                              gradients))

@@ -66,21 +66,14 @@ class Placement:
                 "VariablePlacement('replicated') goes with towers of one device each, and these "
                 "have %s: use 'stage', or None for the CPU." % short_name(devices[0]))
 
-    def describe(self, variables=()):
+    def describe(self):
         """`'/cpu:0'`, or how variables are spread."""
         if self._earlier is not None:
-            return self._earlier.describe(variables)
+            return self._earlier.describe()
         if self._used is not None or self.by_stage:
-            sizes = dict.fromkeys(self._used or stages_of(self._devices[0]), 0)
-            for variable in variables:
-                if variable.device in sizes:
-                    sizes[variable.device] += bytes_of(variable)
-            texts = ['%s (%.1f MB)' % (short_name(device), used / 1e6)
-                     for device, used in sizes.items()]
-            if len(texts) > 3:
-                texts = ['%d devices (%.1f to %.1f MB)' % (
-                    len(texts), min(sizes.values()) / 1e6, max(sizes.values()) / 1e6)]
-            return ('their stage, ' if self.by_stage else 'balanced over ') + ', '.join(texts)
+            return '%s, %s' % ('balanced by size' if self._used is not None else 'on their stage',
+                               ', '.join(map(short_name, self._used or stages_of(
+                                   self._devices[0]))))
         if self.all_reduce is not None:
             return 'every tower (%d replicas), all-reduce by %s' % (
                 len(self._devices), self.all_reduce)

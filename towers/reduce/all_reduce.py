@@ -18,8 +18,6 @@ session whose very first step fails cannot use `'collective'` again, and says so
 no harm.
 """
 
-import collections
-
 import tensorflow.compat.v1 as tf
 
 from towers import compat
@@ -27,21 +25,11 @@ from towers.errors import DeviceError, GradientError
 from towers.graph.nests import bytes_of
 from towers.placement.devices import short_name
 from towers.placement.variable_device import only_device
-from towers.reduce.combination import add_up, align, dense
+from towers.reduce.combination import Combined, add_up, align, dense
 
 METHODS = ('copy', 'collective')
 BUFFER_BYTES = 4 << 20
 """Gradients are packed together up to this; a larger one is reduced as it is."""
-
-Reduced = collections.namedtuple('Reduced', 'gradients on_towers')
-Reduced.__doc__ = """The result of an all-reduce.
-
-Attributes:
-  gradients: list of `(gradient, variable)`, as `combine_gradients` returns them: tower 0's result.
-  on_towers: dict from a variable's name to the list of its combined gradient on each tower; the
-    first entry is the one in `gradients`.
-"""
-
 
 def check_all_reduce(method, devices):
     """Raises `DeviceError` for towers that an all-reduce, one of `METHODS`, cannot reduce over."""
@@ -65,7 +53,7 @@ def all_reduce(method, tower_gradients, others, devices):
       devices: the towers' devices.
 
     Returns:
-      `Reduced`.
+      `Combined`.
 
     Raises:
       GradientError: as `combine_gradients`; or a dtype that the reduction cannot add.
@@ -84,7 +72,7 @@ def all_reduce(method, tower_gradients, others, devices):
             with only_device(devices[tower]):
                 total = add_up([gradient for _, gradient in present], variable)
             on_towers[variable.op.name] = [total] * len(devices)
-    return Reduced([(on_towers[variable.op.name][0], variable) for variable, _ in aligned],
+    return Combined([(on_towers[variable.op.name][0], variable) for variable, _ in aligned],
                    on_towers)
 
 

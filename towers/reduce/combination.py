@@ -1,6 +1,6 @@
 """One gradient per variable from those of all towers."""
 
-import re
+import collections
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -10,6 +10,16 @@ from towers.errors import GradientError
 from towers.placement.variable_device import only_device
 from towers.reduce.joined_products import joined_product
 from towers.reduce.sparse_rows import each_row_once, parts_of_lookups
+
+Combined = collections.namedtuple('Combined', 'gradients on_towers', defaults=(None,))
+"""One gradient a variable.
+
+Fields:
+  gradients: list of `(gradient, variable)`, as `combine_gradients` returns them: of replicated
+    variables, tower 0's result.
+  on_towers: for replicated variables, dict from a variable's name to the list of its combined
+    gradient on each tower, of which the first is the one in `gradients`; else None.
+"""
 
 
 def combine_gradients(tower_gradients: typing.Sequence) -> list:
@@ -38,15 +48,15 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
     Raises:
       InvalidArgumentError: TensorFlow executes eagerly.
       GradientError: no tower; an entry that is no pair; a variable twice in one tower; a gradient
-        or a variable of another graph than the default one; gradients of one variable whose shapes
-        or dtypes differ; no gradient at all; towers of which each has variables of its own, alike
-        but for a part of the name, as `t0/w` and `t1/w`.
+        or a variable of another graph than the default one; a gradient of another shape or dtype
+        than its variable; no gradient at all; towers of which each has variables of its own, as
+        `t0/w` and `t1/w`.
     """
     check_graph_mode('what combine_gradients makes')
     if isinstance(tower_gradients, (list, tuple)):
         tower_gradients = [list(_listed(pairs, tower)) for tower, pairs in
                            enumerate(tower_gradients)]
-    _check_shared(align(tower_gradients), len(tower_gradients))
+    _check_shared(align(tower_gradients))
     return combine(tower_gradients)
 
 
@@ -96,8 +106,6 @@ def align(tower_gradients):
         raise GradientError(
             'none of the %d variables has a gradient in any tower: the loss does not depend on '
             'them. Variables: %s.' % (len(by_variable), ', '.join(list(by_variable)[:5]) or 'none'))
-    for variable, present in aligned:
-        _check_alike(variable, present)
     return aligned
 
 
@@ -120,25 +128,16 @@ def dense(gradient, variable):
     return tf.convert_to_tensor(gradient)
 
 
-def _check_shared(aligned, num_towers):
-    """Raises where towers share no variable, and their variables end alike, as `t0/w` and `t1/w`.
-    """
-    own = [[] for _ in range(num_towers)]
-    for variable, present in aligned:
-        if len(present) > 1:
-            return
-        own[present[0][0]].append(variable)
-    own = [(tower, variables) for tower, variables in enumerate(own) if variables]
-    kinds = [sorted((re.sub(r'_?\d+', '', each.op.name.split('/')[-1]), str(each.get_shape()))
-                    for each in variables) for _, variables in own]
-    if len(own) < 2 or any(kind != kinds[0] for kind in kinds):
-        return
-    (first, ones), (second, others) = own[:2]
-    raise GradientError(
-        'tower %d has gradients of %r and tower %d of %r, and no variable has one in both: each '
-        'tower trains a model of its own. Make the variables with tf.get_variable under the same '
-        'names in every tower, with reuse from the second one on, or let build_towers share them.'
-        % (first, ones[0].op.name, second, others[0].op.name))
+def _check_shared(aligned):
+    """Raises where several towers have gradients, and no two one of a variable: `t0/w`, `t1/w`."""
+    own = {present[0][0]: variable.op.name for variable, present in reversed(aligned)}
+    if len(own) > 1 and all(len(present) == 1 for _, present in aligned):
+        (one, of_one), (other, of_other) = sorted(own.items())[:2]
+        raise GradientError(
+            'tower %d has gradients of %r and tower %d of %r, and no variable has one in both: '
+            'each tower trains a model of its own. Make the variables with tf.get_variable under '
+            'the same names in every tower, with reuse from the second one on, or let build_towers '
+            'share them.' % (one, of_one, other, of_other))
 
 
 def _listed(pairs, tower):
@@ -158,14 +157,9 @@ def _checked(pairs, tower):
             raise GradientError('tower %d has %r among its gradients: expected a (gradient, '
                                 'variable) pair.' % (tower, pair))
         gradient, variable = pair
-        if gradient is not None and not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
-            raise GradientError('the gradient of %r in tower %d is a %s: expected a tensor, an '
-                                'IndexedSlices or None.'
-                                % (variable.op.name, tower, type(gradient).__name__))
-        if not {variable.graph, variable.graph if gradient is None else gradient.graph} <= {graph}:
-            raise GradientError('the gradient of %r in tower %d is of another graph than the '
-                                'default one, or its variable is: combine gradients under the '
-                                'graph that they are in.' % (variable.op.name, tower))
+        if variable.graph is not graph or not may_be_gradient_of(gradient, variable):
+            raise GradientError('the gradient of %r in tower %d is %.80r: %s.' % (
+                variable.op.name, tower, gradient, gradient_of(variable)))
         if variable.op.name in found:
             raise GradientError('variable %r occurs twice among the gradients of tower %d: sum '
                                 'them, or leave one out.' % (variable.op.name, tower))
@@ -173,25 +167,24 @@ def _checked(pairs, tower):
     return found
 
 
-def _check_alike(variable, present):
-    first = present[0][1]
-    for tower, gradient in present:
-        if gradient.dtype.base_dtype != first.dtype.base_dtype:
-            raise GradientError('the gradients of %r have dtype %s in tower %d and %s in tower %d: '
-                                'cast them to one.' % (
-                                    variable.op.name, first.dtype.base_dtype.name, present[0][0],
-                                    gradient.dtype.base_dtype.name, tower))
-        if not fits(gradient, variable.get_shape()):
-            raise GradientError('the gradient of %r in tower %d is %s, which does not fit the '
-                                "variable's shape %s." % (variable.op.name, tower, gradient,
-                                                          variable.get_shape()))
-
-
-def fits(gradient, shape):
-    """Whether a gradient may be that of a variable of some shape."""
+def may_be_gradient_of(gradient, variable):
+    """Whether a gradient is None, or one of the graph, the dtype and the shape of a variable."""
+    if gradient is None:
+        return True
+    if not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)) or (
+            gradient.graph is not variable.graph
+            or gradient.dtype.base_dtype != variable.dtype.base_dtype):
+        return False
+    shape = variable.get_shape()
     if isinstance(gradient, tf.IndexedSlices):  # rows of the variable; TF 1.15 gives it no shape
         return shape.ndims is None or gradient.values.shape[1:].is_compatible_with(shape[1:])
     return gradient.shape.is_compatible_with(shape)
+
+
+def gradient_of(variable):
+    """What a gradient of a variable is expected to be, for the text of an error."""
+    return ('expected a tensor or an IndexedSlices of this graph, of shape %s and dtype %s, or '
+            'None' % (variable.get_shape(), variable.dtype.base_dtype.name))
 
 
 def _rows_of_all(slices):

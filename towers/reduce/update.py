@@ -12,7 +12,7 @@ from towers.graph.scopes import like_current_scope
 from towers.graph.variable_access import Writes
 from towers.optimizers import is_repeatable
 from towers.placement.variable_device import only_device
-from towers.reduce.combination import fits
+from towers.reduce.combination import gradient_of, may_be_gradient_of
 from towers.tower.optimizer_gradients import listed_pairs
 from towers.tower.variables import slot_creator
 
@@ -183,15 +183,9 @@ def checked_transform(transform, gradients, device=None, of_loss=None):
             '%s returned %.200r: expected a list of (gradient, variable) pairs with variables '
             'among those it was given, each once.' % (called, returned))
     for gradient, variable in transformed:
-        kind, shape = variable.dtype.base_dtype, variable.get_shape()
-        if gradient is not None and not (
-                isinstance(gradient, (tf.Tensor, tf.IndexedSlices))
-                and gradient.graph is variable.graph and gradient.dtype.base_dtype == kind
-                and fits(gradient, shape)):
-            raise InvalidArgumentError(
-                '%s returned %.80r as the gradient of %r: expected a tensor or an IndexedSlices of '
-                'this graph, of shape %s and dtype %s, or None.' % (
-                    called, gradient, variable.op.name, shape, kind.name))
+        if not may_be_gradient_of(gradient, variable):
+            raise InvalidArgumentError('%s returned %.80r as the gradient of %r: %s.' % (
+                called, gradient, variable.op.name, gradient_of(variable)))
     if all(gradient is None for gradient, _ in transformed):
         raise InvalidArgumentError('%s returned None for every gradient: there is nothing left to '
                                    'apply.' % called)
