@@ -80,7 +80,7 @@ class StopWithoutSignals(towers.StopTogetherHook):
 
 
 def averaged(built):
-    """The step with moving averages of the weights after it, as docs/clusters.md has it."""
+    """The step with moving averages of the weights after it, where a worker runs them."""
     averages = tf.train.ExponentialMovingAverage(0.5)
     with tf.control_dependencies([built.train_op]):
         with_averages = averages.apply(built.variables)
