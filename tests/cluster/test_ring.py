@@ -7,8 +7,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster import collectives
-from towers.cluster.ring import SparseGradients
+from towers.cluster import collectives, ring_rows
+from towers.cluster.ring_rows import SparseGradients
 from towers.errors import ClusterError, InvalidArgumentError, WorkerLostError
 from towers.graph.graph_walk import reachable_from
 from machine_samples import batches, close, on_one_device, sparse_and_dense
@@ -119,7 +119,7 @@ def test_each_reduction_waits_for_the_one_before():
     reductions = sorted((op for op in operations if op.type.startswith('Collective')),
                         key=lambda op: op.get_attr('instance_key'))
     # Of examples; two pieces of each kernel's gradient, and the bias's. The rows travel beside.
-    first, dense, rows = reductions[0], reductions[1:-2], reductions[-2:]
+    first, dense, rows = reductions[0], reductions[1:-1], reductions[-1:]
     assert len(dense) == 5 and dense[0].type == 'CollectiveReduce'
     for chain in ([first] + dense, [first] + rows):
         for before, after in zip(chain, chain[1:]):
@@ -216,6 +216,17 @@ def test_an_error_of_one_is_told_to_the_other():
     with pytest.raises(WorkerLostError, match='worker 1 .* is lost: it has ended: '
                        'InvalidArgumentError: no room on the disk'):
         together(work, 2)
+
+
+@pytest.mark.parametrize('dtype, largest', [
+    (tf.bfloat16, 10), (tf.float16, 2 ** 40 + 3), (tf.float32, 2 ** 24 + 1)])
+def test_an_index_travels_exactly_beside_numbers_of_any_type(dtype, largest):
+    indices = tf.constant([largest, 0, largest - 1], tf.int64)
+    digits = tf.concat(ring_rows._digits(indices, dtype), 1)
+    assert digits.dtype == dtype
+    with tf.Session() as session:
+        np.testing.assert_array_equal(
+            session.run(ring_rows._number(digits, dtype, tf.int64)), [largest, 0, largest - 1])
 
 
 def test_rows_of_unknown_shape_are_named():
