@@ -26,7 +26,7 @@ ODD = [Odd(), 'two words', '', -1, 0, 1.5, float('nan'), b'bytes', [], {}, [None
 
 # Functions of the caller's, which are called: what they do is theirs.
 _FUNCTIONS = {('Objective', 'transform_gradients'), ('Objective', 'var_list'),
-              ('build_towers', 'model_fn'), ('VariablePlacement', 'device'),
+              ('build_towers', 'model_fn'),
               ('export_saved_model', 'build'), ('Evaluation', 'model_fn'),
               ('training_session', 'say'), ('check_towers', 'model_fn'),
               ('memory_report', 'build'), ('fit_batch_size', 'build')}
@@ -110,36 +110,6 @@ def test_a_step_of_another_graph_and_one_that_is_no_number():
         "global_step is the variable 'vector' of shape (2,) and type float32: expected one number.")
 
 
-def test_what_the_errors_of_a_session_say(tmp_path):
-    given = Given(tmp_path / 'run')
-    def session(**arguments):
-        call('training_session', towers.training_session, arguments)
-    assert error_of(session, directory=None, global_step=given.step, hooks=[]) == (
-        'directory=None: expected the name of a directory.')
-    stop = tf.train.StopAtStepHook(3)
-    assert error_of(session, directory=given.folder, global_step=given.step,
-                    hooks=stop).endswith(': expected a list of hooks, even for one: [hook].')
-    assert error_of(session, directory=given.folder, global_step=given.step,
-                    hooks=[tf.train.StopAtStepHook]).endswith(
-                        'expected a tf.train.SessionRunHook, not the class.')
-    assert not (tmp_path / 'run').exists()
-
-
-def test_what_the_errors_of_a_hooks_values_say(tmp_path):
-    given = Given(tmp_path)
-
-    def message(value):
-        return error_of(ProgressHook, {'loss': value}, towers.StepCounts(given.step, 4, 8, 3))
-    assert message(given.x) == (
-        "values['loss'] has the shape (4, 2): expected a scalar, such as its tf.reduce_mean.")
-    assert message(0.5) == (
-        "values['loss']=0.5 is a float: expected a scalar tensor, which is fetched with a step.")
-    assert error_of(towers.SummaryHook,
-                    towers.run.summaries.Summaries({'a': given.x}, {}, None),
-                    towers.StepCounts(given.step, 4), given.folder).startswith(
-                        "scalars['a'] has the shape (4, 2)")
-
-
 @pytest.mark.parametrize('two', [np.int32(2), np.int64(2), np.uint8(2)])
 def test_numbers_of_numpys_are_numbers(two, tmp_path):
     given = Given(tmp_path)
@@ -163,13 +133,6 @@ def test_numbers_of_numpys_are_numbers(two, tmp_path):
     ids=['summaries', 'ports', 'files', 'workers'])
 def test_what_is_something_else(call, text):
     assert text in error_of(call)
-
-
-def test_a_value_that_is_no_number(tmp_path):
-    given = Given(tmp_path)
-    name = tf.constant('a cat', name='label')
-    assert error_of(ProgressHook, {'label': name}, towers.StepCounts(given.step, 4, 8, 3)).endswith(
-        ' is of type string: expected a number.')
 
 
 def test_what_a_function_that_builds_returns(graph):
@@ -196,23 +159,11 @@ def test_functions_that_take_something_else(graph):
         for value in (wrong, three, list):
             got = error_of(towers.Objective, optimizer, **{argument: value})
             assert got.startswith('%s=%.80r: expected ' % (argument, value)) and text in got
-    for value in (none, three, list):
-        got = error_of(towers.VariablePlacement, value)
-        assert got.startswith('device=%.80r: expected ' % (value,)) and got.endswith(
-            'a device function, from an operation to a device.')
     assert 'make_optimizer=%.80r: expected a function' % one in error_of(
         towers.check_towers, model_fn, x, make_optimizer=one)
     assert error_of(lambda: towers.export_saved_model(one, 'model.ckpt-1', 'exported')).startswith(
         'build=<function')
     assert not graph.get_operations()
-
-
-def test_a_hooks_value_of_another_graph(tmp_path):
-    given = Given(tmp_path)
-    with tf.Graph().as_default():
-        loss = tf.ones([])
-    assert error_of(ProgressHook, {'loss': loss}, towers.StepCounts(given.step, 4, 8, 3)).endswith(
-        ' is of another graph than the default one.')
 
 
 def test_a_loss_of_another_graph(graph):
@@ -230,25 +181,9 @@ def test_graphs_are_not_made_eagerly():
         pytest.skip('TF 1.15 executes eagerly for the whole process or not at all')
     assert 'executing eagerly' in _eager_error(
         lambda: towers.Evaluation(lambda x: x, tf.data.Dataset.range(3).batch(1)))
-    assert 'executing eagerly' in _eager_error(
-        lambda: towers.split_batch(np.ones(4), 2))
+    assert 'executing eagerly' in _eager_error(build)
     assert 'executing eagerly' in _eager_error(lambda: towers.combine_gradients(
         [[(tf.ones([]), tf.Variable(1.))]]))
-
-
-def test_hooks_and_sessions_are_no_part_of_an_eager_program(graph, tmp_path):
-    if not tf.__version__.startswith('2'):
-        pytest.skip('TF 1.15 executes eagerly for the whole process or not at all')
-    in_graph = Given(tmp_path).step
-
-    def of_step(call):
-        for make_step in (lambda: tf.Variable(0, dtype=tf.int64), lambda: in_graph):
-            assert 'TensorFlow is executing eagerly' in _eager_error(lambda: call(make_step()))
-    of_step(lambda step: ProgressHook({'loss': tf.ones([])}, towers.StepCounts(step, 4, 8, 3)))
-    of_step(lambda step: towers.CheckpointHook(str(tmp_path), step))
-    of_step(lambda step: towers.WeightAverages(0.9, step))
-    of_step(lambda step: towers.training_session(str(tmp_path / 'run'), step, []).__enter__())
-    assert not (tmp_path / 'run').exists()
 
 
 def _eager_error(call):

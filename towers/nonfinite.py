@@ -78,28 +78,6 @@ def message_of_tower(message, part):
         found.group(1), _place(part, int(found.group(2) or 1))), message)
 
 
-def checked_at_least_scale(gradients, scaled_losses):
-    """A check for a skipped step: fails the step if the loss scale is at its least already.
-
-    Args:
-      gradients: list of combined `(gradient, variable)`, dense or `IndexedSlices`.
-      scaled_losses: `ScaledLosses`.
-
-    Returns:
-      A bool scalar tensor, to be computed in a skipped step.
-    """
-    def check():
-        checks = []
-        for gradient, variable in gradients:
-            values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-            checks.append(tf.debugging.check_numerics(
-                values, '%s[the gradient of %s, at the least loss scale,]' % (
-                    _MARK, variable.op.name)))
-        with tf.control_dependencies(checks):
-            return tf.constant(True)
-    return tf.cond(scaled_losses.at_least(), check, lambda: tf.constant(False))
-
-
 def explained(error, step=None):
     """The `NonFiniteError` that says what a failed step found, or None if it was something else.
 

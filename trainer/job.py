@@ -167,8 +167,8 @@ def _stages():
 
 def _with_rate(plan, rate):
     """The plan with the schedule in the place of the tensor that the optimizer has of it."""
-    effect = plan.learning_rate.partition('; ')[1:]
-    return plan._replace(learning_rate=rate.describe() + ''.join(effect))
+    effect = plan.line('learning rate').partition('; ')[1:]
+    return plan.with_line('learning rate', rate.describe() + ''.join(effect))
 
 
 def shares_of_towers():
@@ -217,6 +217,6 @@ def show(built):
     Raises:
       AuditError: the audit finds a broken promise.
     """
-    print(built.plan._replace(session=describe_config(session_config(built),
-                                                      built.devices)), flush=True)
+    print(built.plan.with_line('session_config', describe_config(
+        session_config(built), built.devices)), flush=True)
     print(towers.audit(built).raise_if_broken(), flush=True)

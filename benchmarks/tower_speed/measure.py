@@ -46,7 +46,7 @@ def measure(steps, traces):
         for _ in range(_UNTIMED - 1):
             session.run(job.train_op)
         seconds = [_timed(session, job.train_op) for _ in range(steps)]
-        scopes = (job.built.plan.optimizer.replace('Optimizer', ''), 'GradientDescent')
+        scopes = (job.built.plan.line('optimizer').replace('Optimizer', ''), 'GradientDescent')
         splits = []
         for number in range(traces + 1):
             metadata = tf.RunMetadata()

@@ -4,7 +4,6 @@ import inspect
 
 import numpy as np
 import pytest
-import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import sgd, slope
@@ -21,14 +20,7 @@ def test_what_they_say_is_built(graph):
     built = build(numerics=towers.Numerics(check_numerics=True, loss_scale=towers.LossScale(8.)),
                   variables=towers.VariablePlacement('replicated', 'copy'))
     assert built.placement.all_reduce == 'copy' and len(built.replicas.variables) == 1
-    assert built.plan.loss_scale and built.scaled_losses is not None
-
-
-def test_none_is_their_defaults(graph):
-    plan = str(build(numerics=None, variables=None).plan)
-    with tf.Graph().as_default():
-        assert plan == str(build(numerics=towers.Numerics(),
-                                 variables=towers.VariablePlacement()).plan)
+    assert built.plan.line('loss scale') and built.scaled_losses is not None
 
 
 @pytest.mark.parametrize('make, text', [
@@ -58,3 +50,12 @@ def test_what_is_refused(graph, make, text):
 def test_the_check_takes_the_arguments_of_a_build():
     expected = set(inspect.signature(towers.build_towers).parameters) - {'inputs'}
     assert set(inspect.signature(checked_request).parameters) == expected
+
+
+@pytest.mark.parametrize('kind, rank, updates_here', [
+    (None, 0, True), ('ring', 1, True), ('ps', 0, True), ('ps', 1, False)])
+def test_who_updates_the_variables(graph, kind, rank, updates_here):
+    """On parameter servers the chief alone updates them."""
+    cluster = kind and towers.Cluster(kind, ['a:1', 'b:1'], ['c:1'] if kind == 'ps' else (),
+                                      rank=rank)
+    assert build(cluster=cluster).updates_here is updates_here

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers import Cluster
-from towers.placement.other_combiners import combiner_of
+from towers.optimizers import combiner_of
 from towers.cluster.tf_config import parse_tf_config, place_of
 from towers.errors import ClusterError, InvalidArgumentError, MissingPackageError
 
@@ -68,7 +68,10 @@ def test_a_tf_config_that_makes_no_sense_is_an_error(environment, expected):
      "wire='float16': a parameter server sends gradients as they are. Use kind='ring'"),
     (dict(workers=[ONE, TWO, THREE, 'd:4'], wire='bfloat16'), InvalidArgumentError,
      "wire='bfloat16': .* of more than 3 workers are no fewer bytes than the ring's. Leave it out"),
-    (dict(buffer_mb=0), InvalidArgumentError, 'buffer_mb=0: expected a number of MiB')])
+    (dict(buffer_mb=0), InvalidArgumentError, 'buffer_mb=0: expected a number of MiB'),
+    (dict(every=0), InvalidArgumentError, 'every=0: expected'),
+    (dict(every=2, wire='float16'), InvalidArgumentError, 'no gradient travels.*leave wire out'),
+    (dict(kind='ps', ps=[THREE], every=2), InvalidArgumentError, "those of kind='ring'")])
 def test_what_does_not_go_together_is_refused(arguments, error, expected):
     with pytest.raises(error, match=expected):
         Cluster(**dict(dict(workers=[ONE, TWO]), **arguments))
@@ -318,8 +321,8 @@ def test_a_program_for_parameter_servers_is_refused_without_a_cluster(case, plac
 def test_servers_may_be_named_by_the_placement_and_around_an_evaluation(graph):
     with by_setter():
         placed = towers.build_towers(
-            loss_of_w, tf.ones([2]), descent(), 2,
-            variables=towers.VariablePlacement(tf.train.replica_device_setter(ps_tasks=2)))
+            loss_of_w, tf.ones([2]), descent(), towers.resolve_devices(2, check=False),
+            variables=towers.VariablePlacement('/job:ps/task:0/cpu:0'))
         towers.build_towers(loss_of_w, tf.ones([2]), None, 2, reuse=placed)
     with tf.Graph().as_default(), by_setter():
         towers.build_towers(loss_of_w, tf.ones([2]), descent(), 2,

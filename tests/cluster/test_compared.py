@@ -65,7 +65,7 @@ def of_worker(rank, model_fn=mean_of_squares, optimizer=None, batch=8, transform
             towers.Objective(optimizer() if optimizer else tf.train.GradientDescentOptimizer(.5),
                              transform_gradients=transform), num_towers, 'mean',
             cluster=cluster, global_step=tf.train.get_or_create_global_step(), remainder='weight')
-        told = built._replace(plan=built.plan._replace(learning_rate='falls'))  # the same build
+        told = built._replace(plan=built.plan.with_line('learning rate', 'falls'))  # the same build
         return json.loads(json.dumps(signature(cluster, told)))
 
 

@@ -68,6 +68,45 @@ def test_dense_gradients_that_travel_as_16_bit_numbers_are_rounded_once(wire, co
             assert value.tobytes() == other['last'][name].tobytes(), name
 
 
+def test_local_steps_are_each_workers_own_until_all_take_the_mean():
+    """Weights and momentum, after every second step and at the end.
+
+    By hand: the gradient on worker r is f_r w, with f = 1/4 and 3/4."""
+    workers, momentum = addresses(2), 0.5
+
+    def model_fn(x):
+        weight = tf.get_variable('w', [], tf.float64, tf.constant_initializer(8.))
+        return tf.reduce_mean(x) * tf.square(weight) / 2.
+
+    def work(rank):
+        with tf.Graph().as_default():
+            cluster = towers.Cluster('ring', workers, rank=rank, every=2)
+            built = towers.build_towers(
+                model_fn, tf.constant([.25 + .5 * rank], tf.float64),
+                tf.train.MomentumOptimizer(1., momentum), 1, 'mean', cluster=cluster)
+            assert 'whose mean all take after every 2 steps' in ' '.join(str(built.plan).split())
+            seen, variables = [], tf.global_variables()
+            with towers.join(cluster, built) as member:
+                with member.session() as session:
+                    for _ in range(5):
+                        session.run(built.train_op)
+                        seen.append(session.run_step_fn(
+                            lambda step_context: step_context.session.run(variables)))
+                with tf.Session(member.target, config=member.config) as session:
+                    return seen + [session.run(variables)]
+    found = together(work, 2)
+    weights, slots = np.full([2], 8.), np.zeros([2])
+    for step in range(6):
+        if step < 5:
+            slots = momentum * slots + np.array([.25, .75]) * weights
+            weights = weights - slots
+        if step % 2:  # after the second step, the fourth one, and the end
+            weights, slots = np.full([2], weights.mean()), np.full([2], slots.mean())
+        for rank in range(2):
+            np.testing.assert_allclose(sorted(found[rank][step]),
+                                       sorted([weights[rank], slots[rank]]), 1e-14)
+
+
 def test_each_reduction_waits_for_the_one_before():
     """Else one worker might wait in one of them for a worker that waits in another."""
     rows, targets = batches([4])[0]

@@ -31,18 +31,11 @@ def test_what_is_within_neither_waits_for_the_outside_nor_always_runs(frames):
     found, by_name = frames
     assert not found.is_outside(by_name['turn'])  # of a loop
     assert found.is_outside(by_name['other'])  # of a branch
-    for name in ('turn', 'other'):
-        assert not found.always_runs(by_name[name])
-    for name in ('x', 'result'):
-        assert found.is_outside(by_name[name])
-        assert found.always_runs(by_name[name])
-
-
-def test_what_is_run_once_after_an_operation(frames):
-    found, by_name = frames
     leaves = by_name['result'].inputs[0].op
     assert leaves.type == 'Merge'
     for name in ('turn', 'other'):
+        assert not found.always_runs(by_name[name])
         assert found.ends(by_name[name]) == [leaves]
     for name in ('x', 'result'):
+        assert found.is_outside(by_name[name]) and found.always_runs(by_name[name])
         assert found.ends(by_name[name]) == [by_name[name]]

@@ -124,7 +124,8 @@ def test_a_variable_from_before_the_build_is_where_the_program_put_it(device, wh
     audit = towers.audit(built)
     assert not audit.broken
     assert 'variable kernel, made before the towers, is on ' + where in audit.notes
-    assert built.plan.variable_device == 'those from before the build on ' + where.split(': ')[0]
+    assert built.plan.line('variables on') == (
+        'those from before the build on ' + where.split(': ')[0])
 
 
 def test_a_slot_off_its_variables_device():

@@ -11,10 +11,8 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers import compat
-from towers.placement import precision
 from towers.errors import AuditError, PrecisionError
-from towers.placement.precision import (converted_operations, rewrite_field, try_precision,
-                                        use_precision)
+from towers.placement.precision import converted_operations, rewrite_field, use_precision
 
 CPUS = ('/device:CPU:0', '/device:CPU:1')
 GPUS = ('/device:GPU:0', '/device:GPU:1')
@@ -58,7 +56,6 @@ def test_bfloat16_on_cpus():
     [] if HAS_BF16 else [('bf16', CPUS, 'CPUs')]))
 def test_where_there_is_no_rewrite(name, devices, kind):
     for call in (lambda: use_precision(tf.ConfigProto(), name, devices),
-                 lambda: try_precision(name, devices),
                  lambda: build(towers.resolve_devices(devices, check=False),
                                numerics=towers.Numerics(precision=name))):
         with pytest.raises(PrecisionError) as caught:
@@ -78,13 +75,14 @@ def test_devices_of_two_kinds():
 
 # ---- what the towers make of it ------------------------------------------------------------------
 
-def test_float16_scales_the_loss_and_says_that_it_was_not_tried_out():
+def test_float16_scales_the_loss():
     built = build(towers.resolve_devices(GPUS, check=False),
                   numerics=towers.Numerics(precision='fp16'))
     assert built.precision == 'fp16' and built.scaled_losses.rule == towers.LossScale()
-    assert ("\n  precision        fp16 by TensorFlow's rewrite auto_mixed_precision, not tried "
-            'out\n') in str(built.plan)
-    assert '\n  loss scale       loss x 32768 at first, ' in str(built.plan)
+    assert built.plan.line('precision') == (
+        "fp16 by TensorFlow's rewrite auto_mixed_precision; the audit of a step says whether it "
+        'acts')
+    assert built.plan.line('loss scale').startswith('loss x 32768 at first, ')
 
 
 def test_what_ran_in_half_precision_is_counted():
@@ -111,12 +109,11 @@ def audit_of_a_step(built, config):
 
 @needs_bf16
 def test_a_session_that_does_not_rewrite_breaks_the_promise():
-    built = build(towers.resolve_devices(CPUS, check=False),
-                  numerics=towers.Numerics(precision='bf16'))
+    built = build(numerics=towers.Numerics(precision='bf16'))
     with pytest.raises(AuditError) as caught:
         audit_of_a_step(built, towers.session_config(built.devices)).raise_if_broken()
     assert ("no operation ran in bf16: was the session made with use_precision(config, 'bf16', "
-            'built.devices)?') in str(caught.value)
+            'built.devices)? bf16 on CPUs needs TF_ENABLE_ONEDNN_OPTS=1') in str(caught.value)
 
 
 # ---- what TensorFlow really does, in processes with oneDNN on and off ----------------------------
@@ -128,61 +125,34 @@ sys.path[:0] = %r
 tf.disable_eager_execution()
 import towers
 import test_precision as t
-from towers.placement import precision
-precision._cpu_has = lambda flags: False
 result = {}
-try:
-    built = t.build(numerics=towers.Numerics('bf16'))
-    result['plan'] = built.plan.precision
-    config = towers.use_precision(towers.session_config(2), 'bf16', built.devices)
-    result['audit'] = t.audit_of_a_step(built, config).raise_if_broken().notes
-    for name, session_config in (('bf16', config), ('float32', towers.session_config(2))):
-        with tf.Session(config=session_config) as session:
-            session.run(tf.global_variables_initializer())
-            result[name] = [float(session.run([built.loss, built.train_op])[0]) for _ in range(3)]
-except towers.PrecisionError as error:
-    result['error'] = str(error)
+built = t.build(numerics=towers.Numerics('bf16'))
+config = towers.use_precision(towers.session_config(2), 'bf16', built.devices)
+audit = t.audit_of_a_step(built, config)
+result['notes'], result['broken'] = audit.notes, audit.broken
+for name, session_config in (('bf16', config), ('float32', towers.session_config(2))):
+    with tf.Session(config=session_config) as session:
+        session.run(tf.global_variables_initializer())
+        result[name] = [float(session.run([built.loss, built.train_op])[0]) for _ in range(3)]
 print(json.dumps(result))
 '''
 
 
-def in_a_process(onednn):
+@pytest.mark.slow
+@needs_bf16
+@pytest.mark.parametrize('onednn', ['1', '0'])
+def test_with_onednn_the_products_are_in_bfloat16_and_without_it_the_audit_says_so(onednn):
     here = os.path.dirname(os.path.abspath(__file__))
     tests = os.path.dirname(here)
-    environment = dict(os.environ, TF_ENABLE_ONEDNN_OPTS=onednn, TF_CPP_MIN_LOG_LEVEL='3')
     output = subprocess.check_output(
-        [sys.executable, '-c', PROGRAM % [here, tests, os.path.dirname(tests)]], env=environment)
-    return json.loads(output.decode().splitlines()[-1])
-
-
-@pytest.mark.slow
-@needs_bf16
-def test_with_onednn_the_products_are_in_bfloat16():
-    result = in_a_process('1')
-    assert result['plan'] == (
-        "bf16 by TensorFlow's rewrite auto_mixed_precision_onednn_bfloat16; this CPU has no "
-        'instructions for it, so expect it to be slower than float32')
-    note, = [note for note in result['audit'] if note.startswith('in bf16: ')]
-    assert 'MatMul' in note
-    # 8 bits of digits: near, but never the same.
+        [sys.executable, '-c', PROGRAM % [here, tests, os.path.dirname(tests)]],
+        env=dict(os.environ, TF_ENABLE_ONEDNN_OPTS=onednn, TF_CPP_MIN_LOG_LEVEL='3'))
+    result = json.loads(output.decode().splitlines()[-1])
+    if onednn == '0':
+        assert result['bf16'] == result['float32']
+        assert result['broken'][0].startswith('no operation ran in bf16')
+        return
+    note, = [note for note in result['notes'] if note.startswith('in bf16: ')]
+    assert 'MatMul' in note and not result['broken']
     for half, single in zip(result['bf16'], result['float32']):
-        assert 0 < abs(half - single) < 0.02 * single
-
-
-@pytest.mark.slow
-@needs_bf16
-def test_without_onednn_it_is_an_error_and_not_float32_in_silence():
-    assert in_a_process('0') == {'error': (
-        "precision='bf16': the rewrite auto_mixed_precision_onednn_bfloat16 of TensorFlow %s "
-        'changes nothing on /cpu:0, where oneDNN is off: set TF_ENABLE_ONEDNN_OPTS=1 before the '
-        'program starts. Or use float32.' % tf.version.VERSION)}
-
-
-@pytest.mark.parametrize('has, text', [
-    (True, ''), (False, '; this CPU has no instructions for it, so expect it to be slower than '
-                        'float32')])
-def test_a_cpu_without_instructions_is_said(has, text, monkeypatch):
-    monkeypatch.setattr(precision, 'rewrite_field', lambda *unused: 'some_field')
-    monkeypatch.setattr(precision, '_converted_in_a_product', lambda *unused: {'MatMul': 2})
-    monkeypatch.setattr(precision, '_cpu_has', lambda flags: has)
-    assert try_precision('bf16', CPUS) == "TensorFlow's rewrite some_field" + text
+        assert 0 < abs(half - single) < 0.02 * single  # 8 bits of digits: near, never the same

@@ -213,8 +213,8 @@ def test_the_plan_tells_of_stages_that_wait(devices, model_fn, accumulation, sta
     options = {} if accumulation is None else dict(pipeline=towers.Pipeline(micro_batches=4))
     with tf.Graph().as_default():
         plan = built_on([devices], model_fn=model_fn, **options).plan
-    assert plan.stages.endswith(stages)
-    assert accumulation is None or plan.accumulation.endswith(accumulation)
+    assert plan.line('stages').endswith(stages)
+    assert accumulation is None or plan.line('accumulation').endswith(accumulation)
 
 
 @pytest.mark.slow

@@ -89,24 +89,3 @@ def test_rows_of_gathered_rows_of_a_resource_variable(devices):
         session.run(built.train_op)
         found = session.run(built.variables[0])
     np.testing.assert_allclose(found[:, 0], 1 - np.array([3, 3, 2, 0, 0]) / 24., atol=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(compat.TF_VERSION < (2, 0), reason='no gradient of such a branch in TF 1.15')
-@pytest.mark.parametrize('devices', [['/cpu:1', '/cpu:2'], [['/cpu:0', '/cpu:1']]])
-def test_a_resource_variable_in_a_branch_in_a_loop_colocated_with_its_operations(devices):
-    def model(x):
-        w = tf.get_variable('w', [3, 3], tf.float64, use_resource=True)
-
-        def turn(i, h):
-            return i + 1, tf.cond(i < 1, lambda: tf.tanh(tf.matmul(h, w)), lambda: h * 1.1)
-        return tf.reduce_mean(tf.square(tf.while_loop(lambda i, h: i < 3, turn, [0, x])[1]))
-    x = np.random.RandomState(0).randn(8, 3)
-    def optimizer():
-        return towers.Objective(tf.train.AdamOptimizer(),
-                                gradient_options=dict(colocate_gradients_with_ops=True))
-    with switched('control_flow_v2', False):
-        built = towers.build_towers(model, tf.constant(x), optimizer(), devices)
-        assert not towers.audit(built).broken
-        report = towers.check_towers(model, x, optimizer, devices=devices)
-    assert report.equal and report.worst.relative < 1e-12, str(report)

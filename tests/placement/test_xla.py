@@ -8,7 +8,7 @@ import towers
 from sample_models import (assert_equal_runs, l2_of_kernels, momentum, on_towers, one_device,
                            SAMPLES, switched)
 from towers.errors import InvalidArgumentError
-from towers.placement.xla import _is_to_be_compiled, clusters, describe
+from towers.placement.xla import clusters, describe
 
 TRACE = tf.RunOptions(output_partition_graphs=True)
 BOTH = {'/device:CPU:0', '/device:CPU:1'}
@@ -79,21 +79,6 @@ def test_the_numbers_are_those_of_one_device(name):
     assert_equal_runs(ours, plain)
 
 
-@pytest.mark.slow
-def test_initial_values_and_random_numbers_are_as_without():
-    def model_fn(x):
-        t = tf.get_variable('t', [5], initializer=tf.truncated_normal_initializer(0.3, 2., seed=7))
-        noise = tf.random_uniform([3], seed=11) + tf.random.stateless_normal([3], [1, 2])
-        return towers.ModelOutput(linear(x) + tf.reduce_mean(t), noise[0])
-    results = []
-    for xla in (False, True):
-        with tf.Graph().as_default():
-            built = build(model_fn=model_fn, numerics=towers.Numerics(xla=xla))
-            results.append(run(built, [built.predictions] + built.variables))
-    for one, other in zip(*results):
-        assert one.tobytes() == other.tobytes()
-
-
 def test_a_loop_that_cannot_be_differentiated_says_what_to_do():
     sample = SAMPLES['while_loop']
     with pytest.raises(InvalidArgumentError) as caught:
@@ -101,18 +86,3 @@ def test_a_loop_that_cannot_be_differentiated_says_what_to_do():
     assert str(caught.value).startswith('xla=True: the model has a tf.while_loop without '
                                         'maximum_iterations, ')
     assert str(caught.value).endswith('Pass maximum_iterations, or leave xla out.')
-
-
-def test_what_is_left_out_of_compilation(graph):
-    x = tf.ones([4])
-    made = {
-        True: [tf.tanh(x), tf.matmul(x[None], x[:, None])],
-        False: [tf.raw_ops.RandomUniform(shape=[4], dtype=tf.float32),
-                tf.raw_ops.StatelessRandomUniform(shape=[4], seed=[1, 2]),
-                tf.get_variable('v', [4]).initializer, tf.get_variable('u', [4]).op]}
-    for expected, found in made.items():
-        for each in found:
-            op = getattr(each, 'op', each)
-            assert _is_to_be_compiled(op.node_def) == expected, op.name
-    assert not _is_to_be_compiled(graph.get_operation_by_name(
-        'v/Initializer/random_uniform').node_def)

@@ -1,6 +1,5 @@
 """towers.combine_gradients against numbers worked out by hand, and what it puts into the graph."""
 
-import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -79,15 +78,6 @@ def test_a_gradient_of_one_tower_only_is_used_as_it_is():
     assert pair[0] is only and not made
 
 
-def test_one_tower_is_returned_unchanged_without_an_operation():
-    a, b, c = [variable(name, [2]) for name in 'abc']
-    gradient, slices = dense([1., 2.]), rows([1.], [0])
-    combined, made = operations_of(
-        lambda: combine_gradients([[(gradient, a), (None, b), (slices, c)]]))
-    assert combined == [(gradient, a), (slices, c)]
-    assert not made
-
-
 @pytest.mark.parametrize('shape', [None, [4, 2]])
 def test_sparse_gradients_stay_sparse_with_their_rows(shape):
     table = variable('table', [4, 2], device='/cpu:2')
@@ -124,23 +114,6 @@ def test_sparse_and_dense_together_are_dense(shape, sparse_tower):
     assert run(gradient).tolist() == [[1., 2.], [3., 4.], [115., 226.]]
 
 
-def test_embedding_lookups_of_two_towers(resource):
-    table = variable('table', [4, 2])
-    gradients = []
-    for tower, words in enumerate([[1, 3], [3, 3]]):
-        with tf.device(CPUS[tower]):
-            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, words) * (tower + 1.))
-            gradients.append([(tf.gradients(loss, table)[0], table)])
-    combined = combine_gradients(gradients)
-    assert isinstance(combined[0][0], tf.IndexedSlices)
-    step = tf.train.GradientDescentOptimizer(1.).apply_gradients(combined)
-    with tf.Session(config=session_config(4)) as session:
-        session.run(tf.global_variables_initializer())
-        session.run(step)
-        # Row 1: once with 1. Row 3: once with 1 and twice with 2.
-        assert session.run(table).tolist() == [[0., 0.], [-1., -1.], [0., 0.], [-5., -5.]]
-
-
 def test_the_hand_written_recipe_around_it():
     """A legacy tower loop that took combine_gradients alone; the numbers are by hand."""
     optimizer = tf.train.GradientDescentOptimizer(0.5)
@@ -160,88 +133,42 @@ def test_the_hand_written_recipe_around_it():
         assert session.run(w) == 1. - 0.5 * (1.5 + 4.)  # the sum of the shards' means
 
 
-# ---- errors: the text says what, where and what to do -------------------------------------------
-
-def error_of(tower_gradients):
-    with pytest.raises(GradientError) as caught:
-        combine_gradients(tower_gradients)
-    assert not [op for op in tf.get_default_graph().get_operations() if op.type == 'AddN']
-    return str(caught.value)
-
-
-def test_no_gradient_at_all_names_the_variables():
-    names = ['v%d' % i for i in range(7)]
-    pairs = [(None, variable(name, [])) for name in names]
-    assert error_of([pairs, pairs]) == (
-        'none of the 7 variables has a gradient in any tower: the loss does not depend on them. '
-        'Variables: v0, v1, v2, v3, v4.')
-
-
-def test_a_variable_twice_in_one_tower():
-    v = variable('v', [])
-    assert error_of([[(dense(1.), v)], [(dense(1.), v), (dense(2.), v)]]) == (
-        "variable 'v' occurs twice among the gradients of tower 1: sum them, or leave one out.")
-    assert 'tower 0' in error_of([[(None, v), (dense(2.), v)]])
-
-
-def test_dtypes_that_differ():
-    v = variable('v', [])
-    assert error_of([[(None, v)], [(dense(1.), v)], [(dense(1., 1, tf.float64), v)]]) == (
-        "the gradients of 'v' have dtype float32 in tower 1 and float64 in tower 2: cast them to "
-        'one.')
-
-
-def test_shapes_that_do_not_fit():
-    v = variable('v', [2])
-    text = error_of([[(dense([1., 2.]), v)], [(dense([1., 2., 3.]), v)]])
-    assert text.startswith("the gradient of 'v' in tower 1 is ")
-    assert text.endswith("which does not fit the variable's shape (2,).")
-
-
-def test_gradients_and_variables_of_another_graph():
-    v = variable('v', [])
+def foreign(name):
     with tf.Graph().as_default():
-        foreign, other = dense(1.), variable('v', [])
-    for pairs in ([[(foreign, v)]], [[(dense(1.), other)]], [[(foreign, other)]],
-                  [[(None, other)], [(dense(1.), v)]]):
-        assert error_of(pairs) == (
-            "the gradient of 'v' in tower 0 is of another graph than the default one, or its "
-            'variable is: combine gradients under the graph that they are in.')
+        return variable(name, [])
 
 
-def test_entries_that_are_no_pairs():
-    v = variable('v', [])
-    assert error_of([3]) == ('the gradients of tower 0 are a int: expected a list of (gradient, '
-                             'variable) pairs.')
-    for entry in (v, (dense(1.), v, 1), (v, dense(1.), 2), (dense(1.), 'v'), 'v', None):
-        text = error_of([[(dense(1.), v)], [entry]])
-        assert text.startswith('tower 1 has ') and 'expected a (gradient, variable) pair' in text
-
-
-@pytest.mark.parametrize('gradient', [np.ones([], np.float32), 1., [1.]])
-def test_a_gradient_that_is_no_tensor(gradient):
-    v = variable('v', [])
-    assert error_of([[(dense(1.), v)], [(gradient, v)]]) == (
-        "the gradient of 'v' in tower 1 is a %s: expected a tensor, an IndexedSlices or None."
-        % type(gradient).__name__)
-
-
-@pytest.mark.parametrize('names', [
-    ('net/tower_0/w', 'net/tower_1/w'), ('first/w', 'second/w'), ('Variable', 'Variable_2')])
-def test_towers_that_share_no_variable(names):
-    own = [[variable(name, [2]), variable(name + '_0', [1])] for name in names]
-    everyones = variable('unused', [2])
-    gradients = [[(dense([1.] * v.shape.as_list()[0], tower), v) for v in own[tower]]
-                 + [(None, everyones)] for tower in range(2)]
-    before = len(tf.get_default_graph().get_operations())
+@pytest.mark.parametrize('make, text', [
+    (lambda v: [[(None, v)], [(None, v)]], 'none of the 1 variables has a gradient in any tower: '
+     'the loss does not depend on them. Variables: v.'),
+    (lambda v: [[(dense(1.), v)], [(dense(1.), v), (dense(2.), v)]],
+     "variable 'v' occurs twice among the gradients of tower 1: sum them, or leave one out."),
+    (lambda v: [[(None, v)], [(dense(1.), v)], [(dense(1., 1, tf.float64), v)]],
+     "the gradients of 'v' have dtype float32 in tower 1 and float64 in tower 2: cast them to "
+     'one.'),
+    (lambda v: [[(dense(1.), v)], [(dense([1., 2., 3.]), v)]],
+     "which does not fit the variable's shape ()."),
+    (lambda v: [[(dense(1.), foreign('v'))]], "the gradient of 'v' in tower 0 is of another graph "
+     'than the default one, or its variable is: combine gradients under the graph that they are '
+     'in.'),
+    (lambda v: [3], 'the gradients of tower 0 are a int: expected a list of (gradient, variable) '
+     'pairs.'),
+    (lambda v: [[(dense(1.), v)], [(dense(1.), v, 1)]], 'expected a (gradient, variable) pair.'),
+    (lambda v: [[(dense(1.), v)], [(1., v)]],
+     "the gradient of 'v' in tower 1 is a float: expected a tensor, an IndexedSlices or None."),
+    (lambda v: [[], []], 'no tower has a (gradient, variable) pair, all 2 lists are empty: pass '
+     'for each tower what its optimizer.compute_gradients(loss) returned.'),
+    (lambda v: [[(dense(1.), variable('tower_%d/w' % k, [])), (None, v)] for k in range(2)],
+     "tower 0 has gradients of 'tower_0/w' and tower 1 of 'tower_1/w', and no variable has one in "
+     'both: each tower trains a model of its own. Make the variables with tf.get_variable under '
+     'the same names in every tower, with reuse from the second one on, or let build_towers share '
+     'them.')])
+def test_what_cannot_be_combined(make, text):
+    gradients = make(variable('v', []))
     with pytest.raises(GradientError) as caught:
         combine_gradients(gradients)
-    assert str(caught.value) == (
-        'tower 0 has gradients of %r and tower 1 of %r, and no variable has one in both: each '
-        'tower trains a model of its own. Make the variables with tf.get_variable under the same '
-        'names in every tower, with reuse from the second one on, or let build_towers share them.'
-        % names)
-    assert len(tf.get_default_graph().get_operations()) == before
+    assert str(caught.value).endswith(text)
+    assert not [op for op in tf.get_default_graph().get_operations() if op.type == 'AddN']
 
 
 def test_variables_of_some_towers_only_are_no_mistake():
@@ -263,11 +190,3 @@ def test_variables_of_some_towers_only_are_no_mistake():
     assert run([g for g, _ in combined])[0].tolist() == [2., 4.]
     # One tower alone has gradients.
     assert combine_gradients([[(None, one)], [(gradient, other)]])[0][1] is other
-
-
-def test_no_pairs_at_all():
-    with pytest.raises(GradientError) as caught:
-        combine_gradients([[], []])
-    assert str(caught.value) == (
-        'no tower has a (gradient, variable) pair, all 2 lists are empty: pass for each tower what '
-        'its optimizer.compute_gradients(loss) returned.')

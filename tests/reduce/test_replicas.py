@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 import tf_slim as slim
 
 import towers
-from sample_models import linear, momentum, sgd, two_layers
+from sample_models import momentum, sgd, two_layers
 from sample_models import kind_of_variables  # noqa: F401, a fixture
 from towers.run.evaluation import Evaluation
 from towers.graph.graph_walk import step_operations
@@ -29,15 +29,6 @@ def build(model_fn=two_layers, data=VECTORS, optimizer=momentum, devices=2, **op
         **options)
 
 
-def names(variables):
-    return [variable.op.name for variable in variables]
-
-
-def replicas_of(built, variable):
-    """The variable and its replicas."""
-    return [built.replicas.replica_of(variable, tower.index) for tower in built.towers]
-
-
 def initialize(session):
     session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
 
@@ -54,34 +45,6 @@ def assert_replicas_are_equal(built, session):
 
 
 # ---- the variables ------------------------------------------------------------------------------
-
-def test_names_collections_and_devices(kind_of_variables):
-    built = build(optimizer=OPTIMIZERS['adam'], devices=['/cpu:2', '/cpu:0', '/cpu:1'])
-    assert names(built.variables) == ['body', 'head']
-    assert names(tf.trainable_variables()) == ['body', 'head']
-    slots = ['body/Adam', 'body/Adam_1', 'head/Adam', 'head/Adam_1']
-    assert names(tf.global_variables()) == ['body', 'head', 'beta1_power', 'beta2_power'] + slots
-    assert names(built.slots) == ['beta1_power', 'beta2_power'] + slots
-    assert names(built.replicas.variables) == [
-        'body_replica_1/body', 'body_replica_2/body', 'head_replica_1/head', 'head_replica_2/head']
-    of_replicas = ['%s_replica_%d/%s' % (slot.split('/')[0], k, slot)
-                 for k in (1, 2) for slot in slots]
-    assert names(built.replicas.slots) == of_replicas
-    assert names(tf.local_variables()) == names(built.replicas.variables) + of_replicas
-    towers_devices = ['/device:CPU:2', '/device:CPU:0', '/device:CPU:1']
-    for variable in built.variables:
-        replicas = replicas_of(built, variable)
-        assert replicas[0] is variable
-        assert [replica.device for replica in replicas] == towers_devices
-        assert {replica.op.type for replica in replicas} == {
-            'VarHandleOp' if kind_of_variables == 'resource' else 'VariableV2'}
-        assert all(replica.trainable and replica.dtype == variable.dtype for replica in replicas)
-    for slot in built.slots + built.replicas.slots:
-        owner = slot.op.name.split('/')[0]
-        expected = towers_devices[int(owner[-1])] if 'replica' in owner else towers_devices[0]
-        assert slot.device == expected, slot.op.name
-    assert built.replicas.bytes() == 2 * (1 + 2) * 8 * (6 * 3 + 3 * 3)
-
 
 def assert_each_reads_its_own_replica(built):
     for tower in built.towers:
@@ -108,43 +71,6 @@ def test_updates_and_sums_are_on_their_towers():
         assert [v for _, v in tower.gradients] == built.variables
 
 
-def batch_norm_model(x, y):
-    net = slim.batch_norm(slim.fully_connected(x, 3, activation_fn=None), scale=True)
-    return samples.mean_squared_error(net, y)
-
-
-def test_statistics_and_counters_live_once_on_the_main_device():
-    step = tf.train.get_or_create_global_step()
-
-    def model_fn(x, y):
-        return {'loss': batch_norm_model(x, y), 'metrics': {'mean': tf.metrics.mean(y)}}
-    built = build(model_fn,
-                  samples.vectors(8, 'float32'),
-                  devices=towers.resolve_devices(['/gpu:0', '/gpu:1'], check=False),
-                  global_step=step,
-                  update_ops='all')
-    once = [v for v in built.variables if not v.trainable]
-    assert sorted(name.split('/')[1] for name in names(once)) == [
-        'count', 'moving_mean', 'moving_variance', 'total']
-    assert {v.device for v in once} == {'/device:CPU:0'}
-    assert all(set(replicas_of(built, v)) == {v} for v in once)
-    assert {v.device for v in built.variables if v.trainable} == {'/device:GPU:0'}
-    assert len(built.replicas.variables) == 4  # weights, gamma, beta; biases there are none
-    assert not towers.audit(built).broken
-
-
-def test_constraints_hold_for_replicas(kind_of_variables):
-    def model_fn(x):
-        w = tf.get_variable('w', [], tf.float64, tf.ones_initializer(),
-                            constraint=lambda value: tf.maximum(value, 0.25))
-        return tf.reduce_mean(w * x)
-    built = build(model_fn, [np.float64([1., 3.])], lambda: sgd(1.))
-    with tf.Session(config=towers.session_config(2)) as session:
-        initialize(session)
-        session.run(built.train_op)
-        assert session.run(replicas_of(built, built.variables[0])) == [0.25, 0.25]
-
-
 def test_one_tower_has_no_replicas():
     built = build(devices=towers.resolve_devices(['/gpu:1'], check=False))
     assert built.replicas is None and not tf.local_variables()
@@ -165,16 +91,6 @@ def test_the_numbers_of_one_device(name, num_towers, method):
 
 
 @slow
-@pytest.mark.parametrize('name', sorted(samples.SAMPLES))
-def test_every_sample_model(name):
-    sample = samples.SAMPLES[name]
-    report = towers.check_towers(
-        sample.model_fn, sample.data(5), OPTIMIZERS['adam'], 2, steps=2, remainder='weight',
-        variables=towers.VariablePlacement('replicated', 'collective'))
-    assert report.equal and report.worst.relative < 1e-9, str(report)
-
-
-@slow
 @pytest.mark.parametrize('name, optimizer, method', [
     ('slim', 'rmsprop', 'copy'), ('embedding', 'adam', 'copy'),
     ('tf.Variable', 'momentum', 'collective')])
@@ -190,46 +106,6 @@ def test_replicas_stay_equal_bit_for_bit(name, optimizer, method):
             session.run(built.train_op)
         assert_replicas_are_equal(built, session)
         assert np.abs(session.run(built.variables[0]) - start).max() > 1e-3
-
-
-def test_repeated_rows_are_added_up_once_for_all():
-    """Else replicas could add them in other orders, on their own threads."""
-    built = build(samples.embedding, samples.tokens(12), sgd)
-    (sparse, _), = [pair for pair in built.gradients if isinstance(pair[0], tf.IndexedSlices)]
-    assert sparse.values.shape[0] in (48, None)
-    uniques = [op for op in step_operations([built.train_op]) if op.type == 'Unique']
-    assert len(uniques) == 1 and uniques[0].inputs[0] is sparse.indices
-
-
-@pytest.mark.parametrize('method', ['copy', pytest.param('collective', marks=slow)])
-def test_a_step_counts_once_and_what_it_gives_by_hand(method):
-    step = tf.train.get_or_create_global_step()
-    built = build(samples.slope, [np.float64([1., 2., 3., 6.])], OPTIMIZERS['adam'],
-                  global_step=step, variables=towers.VariablePlacement('replicated', method))
-    assert built.plan.learning_rate.startswith('0.01')
-    with tf.Session(config=towers.session_config(2)) as session:
-        initialize(session)
-        gradient, _ = session.run([built.gradients[0][0], built.train_op])
-        assert gradient == 1.5 + 4.5
-        slots = {v.op.name: session.run(v) for v in built.slots}
-        assert slots['beta1_power'] == pytest.approx(0.9 ** 2)  # starts at 0.9
-        assert slots['w/Adam'] == pytest.approx(0.1 * 6)
-        assert session.run(step) == 1
-        assert session.run(replicas_of(built, built.variables[0])) == pytest.approx([1.99] * 2)
-
-
-def test_replicas_of_variables_that_are_not_trained_stay_as_they_are():
-    built = samples.check_against_one_device(
-        two_layers, VECTORS, transform=lambda pairs: pairs[:1],
-        variables=towers.VariablePlacement('replicated', 'collective'),
-        transform_gradients=lambda pairs: pairs[:1]).built
-    assert len(built.replicas.variables) == 2
-    with tf.Graph().as_default():
-        built = build(var_list=lambda variables: variables[:1])
-        assert names(v for _, v in built.gradients) == ['body']
-        assert names(built.replicas.variables) == [
-            'body_replica_1/body', 'head_replica_1/head']
-        assert names(built.replicas.slots) == ['body_replica_1/body/Momentum']
 
 
 def test_an_optimizer_that_has_made_slots_before_is_refused():
@@ -324,21 +200,6 @@ def test_checkpoints_go_both_ways_and_over_towers(tmp_path):
                                       'adam', **options)
             assert sorted(values) == sorted(plain)
         assert_same_values(values, plain)
-
-
-def test_a_plain_session_restores_and_initializes_the_local_variables(tmp_path):
-    built = build(optimizer=OPTIMIZERS['adam'])
-    saver = tf.train.Saver()
-    with tf.Session(config=towers.session_config(2)) as session:
-        initialize(session)
-        session.run(built.train_op)
-        saver.save(session, str(tmp_path / 'model'))
-        wanted = session.run(built.variables)
-    with tf.Session(config=towers.session_config(2)) as session:
-        saver.restore(session, str(tmp_path / 'model'))
-        session.run(tf.local_variables_initializer())
-        assert all(np.array_equal(*both) for both in zip(wanted, session.run(built.variables)))
-        assert_replicas_are_equal(built, session)
 
 
 # ---- several builds in one graph ----------------------------------------------------------------
@@ -440,20 +301,6 @@ def test_the_audit_finds_every_promise_kept(kind_of_variables):
         count, count, '%.1f kB' % (built.replicas.bytes() / 1e3)
         if built.replicas.bytes() >= 1000 else '%d bytes' % built.replicas.bytes())
         in audit.notes)
-
-
-def test_the_audit_finds_a_replica_that_is_not_on_its_tower():
-    built = build(linear, devices=2)
-    with tf.device('/cpu:3'):
-        stray = tf.get_variable('stray', [6, 3], tf.float64)
-        slot = tf.get_variable('kernel_replica_1/kernel/Momentum_5', [6, 3], tf.float64)
-    built.replicas.slots.append(slot)
-    assert towers.audit(built).broken == [
-        'slot kernel_replica_1/kernel/Momentum_5 is on /cpu:3, the replica of its variable on '
-        '/cpu:1']
-    moved = built.replicas._replace(slots=[], of_variable={'kernel': (built.variables[0], [stray])})
-    assert towers.audit(built._replace(replicas=moved)).broken == [
-        "tower 1's replica of kernel is on /cpu:3, not on /cpu:1"]
 
 
 # ---- variables that the model does not come by through get_variable ------------------------------

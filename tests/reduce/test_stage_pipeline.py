@@ -97,31 +97,6 @@ def test_loops_and_branches(model_fn, runs, version, resource):
         (tf.enable_control_flow_v2 if was else tf.disable_control_flow_v2)()
 
 
-@pytest.mark.parametrize(
-    'devices, options',
-    [(ONE, dict(pipeline=towers.Pipeline(stages='auto', micro_batches=2))),
-     pytest.param(2, dict(memory=towers.Memory(accumulate=3)), marks=slow),
-     pytest.param(1, {}, marks=slow),
-     pytest.param(
-         TWO,
-         dict(pipeline=towers.Pipeline(stages='auto', micro_batches=3, schedule='all_forward')),
-         marks=slow)])
-def test_a_counter_counts_when_it_is_asked_to(devices, options):
-    def model(x, y):
-        x = dense(dense(x, 'first', 6), 'second', 2)
-        return {'loss': tf.reduce_mean(tf.square(x - y)), 'metrics': {'mean': tf.metrics.mean(x)}}
-    with tf.Graph().as_default():
-        built = towers.build_towers(model, (tf.constant(X), tf.constant(Y)),
-                                    tf.train.GradientDescentOptimizer(.1), devices, **options)
-        count, = [v for v in tf.local_variables() if v.op.name.endswith('count')]
-        with tf.Session(config=towers.session_config(built.devices)) as session:
-            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-            session.run([built.train_op, built.loss])
-            assert session.run(count) == 0
-            session.run(built.metrics['mean'][1])
-            assert session.run(count) == 24
-
-
 def test_a_stage_adds_up_gradients_before_its_next_pass():
     """The second stage: f0 b0 f1 b1, the sum of both, f2: it holds a sum, not two gradients."""
     def model(x, y):

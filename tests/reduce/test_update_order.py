@@ -10,11 +10,9 @@ import tensorflow.compat.v1 as tf
 import towers
 from sample_models import objective
 from towers import build_towers, session_config
-from towers.cluster.member import start_server
 from towers.graph.graph_walk import reachable_from, step_operations
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes
 from towers.reduce.update_order import hold_back
-from one_process import addresses, together, train
 
 
 class Decayed(tf.train.MomentumOptimizer):
@@ -57,17 +55,6 @@ class DecayedInLoop(Decayed):
             with tf.control_dependencies([super(DecayedInLoop, self).decayed(variable)]):
                 return turn + 1
         return tf.while_loop(lambda turn: turn < 2, body, [tf.constant(0)])
-
-
-class CountsFirst:
-    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-        with tf.control_dependencies([tf.assign_add(global_step, 1)]):
-            return super(CountsFirst, self).apply_gradients(grads_and_vars, name=name)
-
-
-class CountingFirst(CountsFirst, tf.train.GradientDescentOptimizer):
-    def __init__(self):
-        super(CountingFirst, self).__init__(.03125)
 
 
 class MadeBefore(tf.train.AdagradOptimizer):
@@ -142,24 +129,16 @@ def not_waiting(operations, waited):
     return found
 
 
-OPTIMIZERS = {
-    'Adam': lambda: tf.train.AdamOptimizer(.1),
-    'RMSProp': lambda: tf.train.RMSPropOptimizer(.1, centered=True),
-    'Decayed': Decayed, 'DecayedBeyond': DecayedBeyond, 'DecayedInBranch': DecayedInBranch,
-    'DecayedInLoop': DecayedInLoop, 'CountingFirst': CountingFirst, 'MadeBefore': MadeBefore}
-FAST = [('resource', 'ps', 'Adam'), ('resource', 'ring', 'DecayedBeyond'),
-        ('resource', 'ring_uneven', 'MadeBefore'), ('v2', 'ps', 'DecayedInBranch')]
-SLOW = [('reference', 'ps_uneven', 'Decayed'), ('resource', 'ring_fed', 'RMSProp'),
-        ('resource', 'ps_fed', 'CountingFirst'), ('v2', 'ring', 'DecayedInLoop')]
-
-
-@pytest.mark.parametrize('kind, machines, name', FAST + [
-    pytest.param(*case, marks=pytest.mark.slow) for case in SLOW],
-                         indirect=['kind'])
-def test_what_every_write_waits_for(kind, machines, name):
+@pytest.mark.parametrize('kind, machines, make_optimizer', [
+    ('resource', 'ps', lambda: tf.train.AdamOptimizer(.1)), ('resource', 'ring', DecayedBeyond),
+    ('resource', 'ring_uneven', MadeBefore), ('v2', 'ps', DecayedInBranch)] + [
+        pytest.param(*case, marks=pytest.mark.slow) for case in [
+            ('reference', 'ps_uneven', Decayed), ('resource', 'ps_fed', Decayed),
+            ('v2', 'ring', DecayedInLoop)]], indirect=['kind'])
+def test_what_every_write_waits_for(kind, machines, make_optimizer):
     """On the chief of parameter servers for all gradients of all workers; in a ring for all sums of
     the step, and for that it is a step of all."""
-    operations, waited = built_on(machines, OPTIMIZERS[name], transform_gradients=counting)
+    operations, waited = built_on(machines, make_optimizer, transform_gradients=counting)
     assert len(waited) >= 2
     # In a ring a moving average that training does not read is this worker's own.
     own = {'mean'} if machines in ('ring', 'ring_uneven') else set()
@@ -240,39 +219,6 @@ def test_what_gradients_are_computed_from_and_is_not_trained_waits_for_all(
     assert bool(held) == waits
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('make_optimizer, resource', [
-    (Decayed, False), (CountingFirst, True)], ids=['decay', 'count'])
-def test_a_slow_worker_reads_what_was_there_before_the_step(make_optimizer, resource):
-    """By hand: examples 1, 3 and 5, 7, which the second worker has late. The gradient is
-    2 w - 8 + step; the decay 1 / 2, or none where the step is counted first."""
-    workers, ps = addresses(2, 1)
-    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank)
-    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
-    assert server
-
-    def late(numbers):
-        time.sleep(.3 if numbers[0] == 5. else 0.)
-        return numbers
-
-    def model_fn(x):
-        x = tf.reshape(tf.py_func(late, [x], tf.float64), [2])
-        tf.train.get_or_create_global_step()
-        with tf.variable_scope('', use_resource=resource), tf.control_dependencies([x]):
-            w = tf.get_variable('w', [], tf.float64, tf.ones_initializer())
-            value = w.read_value() if resource else w + 0.
-            step = tf.cast(tf.train.get_global_step() + 0, tf.float64)
-        return tf.reduce_mean(tf.square(x - value)) + value * step
-    results = together(lambda rank: train(
-        make('worker', rank), model_fn, (np.array([1. + 4. * rank, 3. + 4. * rank]),),
-        make_optimizer, 3), 2)
-    w = 1.
-    for step in range(3):
-        gradient = 2. * w - 8. + step
-        w -= .03125 * gradient + (0. if make_optimizer is CountingFirst else .5 * w)
-    assert results[0]['last']['w'] == pytest.approx(w, rel=1e-9)
-
-
 # ---- updates that ride on the train op -----------------------------------------------------------
 
 def variable(name, resource=True):
@@ -326,23 +272,6 @@ def test_an_update_waits_and_is_left_out(make, resource, is_v1):
         assert session.run(one) == 2.
 
 
-def test_what_is_made_later_and_waits_for_an_update_runs_in_either_case():
-    one, active = variable('one'), tf.placeholder(tf.float32, [])
-    update = tf.assign_add(one, 1.)
-    [end], redirect = hold_back([update], [], active, [])
-    with tf.control_dependencies([update]):
-        later = tf.constant(5)
-    with tf.control_dependencies([later, end]):
-        goes_on = tf.constant(6)
-    for _ in range(2):  # the second time there is nothing to do
-        redirect()
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        for has_batch, value in ((1., 1.), (0., 1.), (1., 2.)):
-            assert session.run([later, goes_on], {active: has_batch}) == [5, 6]
-            assert session.run(one) == value
-
-
 def test_what_the_loss_takes_along_is_left_as_it_is():
     """A loss that is fetched without a step must not wait for all machines."""
     one = variable('one')
@@ -355,38 +284,3 @@ def test_what_the_loss_takes_along_is_left_as_it_is():
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         assert session.run(loss) == 1.
-
-
-@pytest.mark.slow
-def test_the_chiefs_moving_average_is_written_after_all_workers_have_read_it():
-    """It is on the server: a slow worker read what the chief had written in the same step.
-
-    By hand, with x_0 = 1 and x_1 = 3 and the average m: the gradient is the mean of (x_r - m); the
-    chief's update is m <- m + (1 - m) / 2."""
-    workers, ps = addresses(2, 1)
-    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank)
-    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
-    assert server
-
-    def model_fn(x):
-        weight, mean = [tf.get_variable(name, [], tf.float64, tf.zeros_initializer(),
-                                        use_resource=True, trainable=name == 'w')
-                        for name in ('w', 'mean')]
-        first = tf.reduce_mean(x)
-        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS,
-                             tf.assign_add(mean, 0.5 * (first - mean)))
-
-        def late(number):
-            time.sleep(0.3 if number > 2. else 0.)
-            return number
-        with tf.control_dependencies([tf.py_func(late, [first], tf.float64)]):
-            return weight * (first - mean.read_value())
-    results = together(lambda rank: train(
-        make('worker', rank), model_fn, (np.array([1. + 2. * rank]),),
-        lambda: tf.train.GradientDescentOptimizer(1.), 3), 2)
-    weight = mean = 0.
-    for _ in range(3):
-        weight -= 2. - mean
-        mean += 0.5 * (1. - mean)
-    assert results[0]['last']['w'] == pytest.approx(weight, rel=1e-12)
-    assert results[0]['last']['mean'] == pytest.approx(mean, rel=1e-12)

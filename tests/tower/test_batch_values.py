@@ -121,7 +121,7 @@ def assert_one_device(model_fn, data='vectors', tolerance=1e-12, but=(), **optio
 
 @pytest.mark.parametrize('options', WAYS[1:-1] + [pytest.param(WAYS[-1], marks=slow)], ids=str)
 def test_a_loss_over_what_is_counted_in_the_batch(options):
-    assert assert_one_device(masked_sequence_loss, **options).plan.whole_batch is None
+    assert assert_one_device(masked_sequence_loss, **options).plan.line('whole batch') is None
 
 
 @pytest.mark.parametrize('options', [dict(num_towers=4)] + [
@@ -222,7 +222,7 @@ def mended_slim():
         pytest.param(BY_MOMENTS, each, marks=slow) for each in WAYS[:-1]])
 def test_batch_norm_in_sync_is_that_of_one_device(model_fn, options, mended_slim):
     built = assert_one_device(model_fn, 'images', batch_norm='sync', **options)
-    assert built.plan.batch_norm.startswith(
+    assert built.plan.line('batch norm').startswith(
         '%d in sync over the whole batch' % (2 if model_fn is BY_MOMENTS else 1))
 
 
@@ -242,7 +242,7 @@ def test_fused_batch_norm_in_sync_is_that_of_one_device(mended_slim):
                                    weights_initializer=tf.glorot_uniform_initializer(2))
         return tf.reduce_mean((out - y) ** 2)
     built = assert_one_device(model_fn, 'floats', 2e-5, batch_norm='sync')
-    assert built.plan.batch_norm.startswith('1 in sync over the whole batch')
+    assert built.plan.line('batch norm').startswith('1 in sync over the whole batch')
 
 
 def test_what_normalizes_each_example_alone_stays():
@@ -250,7 +250,7 @@ def test_what_normalizes_each_example_alone_stays():
         mean, variance = tf.nn.moments(h, [1, 2, 3], keepdims=True)
         return (h - mean) * tf.rsqrt(variance + .1)
     built = assert_one_device(convolutional(layer_norm), 'images', batch_norm='sync')
-    assert built.plan.batch_norm.startswith('0 in sync')
+    assert built.plan.line('batch norm').startswith('0 in sync')
 
 
 @pytest.mark.skipif(tf.version.VERSION < '2', reason='control flow v2')
@@ -282,5 +282,5 @@ def test_the_plan_tells_of_losses_that_need_the_whole_batch(loss, text):
     def model_fn(x):
         return loss(tf.matmul(x, variable('w', [5, 3], 1)))
     line = towers.build_towers(model_fn, tf.constant(X[:8]), tf.train.GradientDescentOptimizer(.1),
-                               2).plan.whole_batch
+                               2).plan.line('whole batch')
     assert line is None if text is None else re.search(text, line)

@@ -132,8 +132,8 @@ def test_metrics_that_ride_on_the_step_count_the_whole_batch():
         return tf.reduce_mean(outputs)
     built = towers.build_towers(model_fn, tf.constant(NUMBERS), tf.train.GradientDescentOptimizer(
         0.), 2, 'mean', memory=towers.Memory(accumulate=2))
-    assert built.plan.batch_norm == ('2 update ops of tower 0 ride on the train op, 6 of the other '
-                                     'towers that count metrics')
+    assert built.plan.line('batch norm') == (
+        '2 update ops of tower 0 ride on the train op, 6 of the other towers that count metrics')
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         for _ in range(2):

@@ -81,7 +81,7 @@ def test_rows_and_counts_of_examples_are_those_of_one_device(write, rows, inline
                                                              options):
     built = assert_one_device(model(write, inline), rows, num_towers, **options)
     assert 'rows and counts of examples: every tower writes, in turn, %d' % (
-        2 if write is counts else 1) in built.plan.owners
+        2 if write is counts else 1) in built.plan.line('who writes')
 
 
 def counted_in(shard_or_batch):
@@ -123,7 +123,7 @@ def test_rows_and_averages_by_values_of_the_whole_batch_are_those_of_one_device(
 def test_averages_of_an_estimate_are_tower_0s(statistic):
     built = towers.build_towers(model(codebook(statistic)), (tf.constant(X), tf.constant(LABELS)),
                                 tf.train.GradientDescentOptimizer(.1), 2)
-    assert 'tower 0 writes' in built.plan.owners
+    assert 'tower 0 writes' in built.plan.line('who writes')
 
 
 def at_a_counted_place(centers, rows, features, unused_difference):

@@ -173,7 +173,7 @@ def test_a_stateful_layer_of_keras():
         losses = on_one_device(with_updates, batch)[0]
         ours = on_towers(stateful, 4, batch)
     np.testing.assert_allclose(ours[0], losses, 1e-4)
-    assert len(ours[3].plan.own_state) == 2
+    assert ours[3].plan.line('of each tower').count(', ') == 1  # two variables
 
 
 def test_a_reset_reaches_every_tower():
@@ -205,9 +205,8 @@ def test_a_count_of_steps_is_each_parts_and_what_a_metric_counts_is_shared():
                     'total': (total.read_value(), tf.assign_add(total, tf.reduce_sum(x)))}}
     ours = on_towers(model_fn, 2, memory=towers.Memory(accumulate=2))
     assert_equal(ours[:2] + (None,), on_one_device(model_fn)[:2] + (None,))
-    plan = ours[3].plan
-    assert plan.owners == 'trained: all towers, 1; state: one per micro-batch, 1; metrics: ' \
-        'every tower adds, 1', plan.owners
+    assert ours[3].plan.line('who writes') == (
+        'trained: all towers, 1; state: one per micro-batch, 1; metrics: every tower adds, 1')
 
 
 def test_state_that_the_step_does_not_write_is_refused():

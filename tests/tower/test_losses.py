@@ -67,7 +67,7 @@ def test_registered_losses_count_once(way, is_in_loss):
         return tf.reduce_mean(tf.square(way(x) - 1.))
     ours = check(plain if is_in_loss else data, num_towers=3, plain=plain, remainder='weight',
                  regularization='add')
-    assert ours.built.plan.regularization == (
+    assert ours.built.plan.line('regularization') == (
         "in the model's own loss, counted once" if is_in_loss else
         '1 registered loss added, counted once')
 
@@ -80,7 +80,7 @@ def test_keras_losses_that_the_loss_has_already_are_not_added_again():
         outputs = tf.cast(net(tf.cast(x, tf.float64)), tf.float64)
         return tf.reduce_mean(tf.square(outputs - 1.)) + tf.add_n(net.losses)
     ours = check(model_fn, regularization='add')
-    assert ours.built.plan.regularization == "in the model's own loss, counted once"
+    assert ours.built.plan.line('regularization') == "in the model's own loss, counted once"
 
 
 def test_a_loss_of_activations_that_is_computed_as_the_models_own_is_added():

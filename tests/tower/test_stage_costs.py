@@ -4,7 +4,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from towers.graph.graph_walk import Recording, step_operations
-from towers.tower.stage_costs import Piece, StageCost, cut_evenly, kept_bytes, number_of_slots
+from towers.optimizers import number_of_slots
+from towers.tower.stage_costs import Piece, StageCost, cut_evenly, kept_bytes
 
 
 def weights(name, shape):

@@ -64,7 +64,7 @@ def test_stages_are_even_and_cut_between_layers():
         assert {slot.device for slot in built.slots} == set(CPUS[:2])
         # A layer is a product, a tanh and a sum; TF 1.15 calls the sums add, and so does 2.
         first, second = re.match(r'/cpu:0 (\d+)%, after add\S* .* /cpu:1 (\d+)%$',
-                                 built.plan.stages).groups()
+                                 built.plan.line('stages')).groups()
         assert abs(int(first) - 50) <= 7 and abs(int(second) - 50) <= 7
         crossing = [pair for pair in towers.audit(built).transfers
                     if pair.source == CPUS[0] and pair.target == CPUS[1]]
@@ -107,7 +107,7 @@ def test_a_model_that_says_stages_itself(rest):
                                    [CPUS[:2]], 'mean', pipeline=towers.Pipeline(stages='auto'))
     if rest:
         assert re.match(r'/cpu:0: \d+ operations, /cpu:1: \d+ operations; only what the model has '
-                        'put in no towers.stage is cut by itself', built().plan.stages)
+                        'put in no towers.stage is cut by itself', built().plan.line('stages'))
     else:
         with pytest.raises(towers.ModelFunctionError, match='for 0 operations of the model that '
                            'may be put anywhere'):

@@ -10,54 +10,9 @@ import tensorflow.compat.v1 as tf
 import tf_slim as slim
 
 import towers
-from sample_models import keras, momentum, sgd, slope
+from sample_models import momentum, sgd, slope
 
-needs_tf_layers = pytest.mark.skipif(not samples.HAS_TF_LAYERS, reason='tf.layers is gone here')
-
-slow = pytest.mark.slow
-
-
-# ---- registered losses ---------------------------------------------------------------------------
-
-def _l2(w):
-    return samples.DECAY * tf.reduce_sum(tf.square(w))
-
-
-def registers_by_hand(x):
-    out = slim.fully_connected(x, 3, activation_fn=None, scope='out')
-    size = tf.cast(tf.shape(out)[0], out.dtype)
-    tf.losses.add_loss(samples.DECAY * tf.reduce_sum(tf.square(out)) / size,
-                       tf.GraphKeys.REGULARIZATION_LOSSES)
-    return out
-
-
-def registers_by_tf_layers(x):
-    return tf.layers.dense(x, 3, name='out', activity_regularizer=lambda activity:
-                           samples.DECAY * tf.reduce_sum(tf.square(activity)))
-
-
-@pytest.mark.parametrize('layer', [registers_by_hand, pytest.param(
-    registers_by_tf_layers, marks=needs_tf_layers)])
-def test_registered_losses_of_activations_are_each_builds_own(layer):
-    def model_fn(x, y):
-        return samples.mean_squared_error(layer(x), y)
-    arrays = samples.vectors(8)
-    built = towers.build_towers(model_fn, arrays, sgd(), 2, regularization='add')
-    x, y = tf.placeholder(tf.float64, [None, 6]), tf.placeholder(tf.float64, [None, 3])
-    evaluated = towers.build_towers(model_fn, (x, y), None, 2, reuse=built,
-                                    regularization='add')
-    with tf.Session(config=towers.session_config(built.devices)) as session:
-        session.run(tf.global_variables_initializer())
-        kernel, bias = session.run(built.variables)
-        loss, of_eval = session.run([built.loss, evaluated.loss],
-                                    {x: arrays[0][:4], y: arrays[1][:4]})
-    for got, count in ((loss, 8), (of_eval, 4)):
-        out = arrays[0][:count] @ kernel + bias
-        assert got == pytest.approx(np.mean((out - arrays[1][:count]) ** 2)
-                                    + samples.DECAY * np.mean(np.sum(out ** 2, 1)), rel=1e-12)
-
-
-# ---- batch norm ----------------------------------------------------------------------------------
+# ---- updates -------------------------------------------------------------------------------------
 
 def slim_batch_norm(x):
     w = tf.get_variable('w', [2], x.dtype, tf.ones_initializer())
@@ -81,21 +36,6 @@ def test_the_first_towers_batch_norm_updates_ride_on_the_train_op():
                    for k in (1., 2.))
         session.run(built.train_op)
         np.testing.assert_allclose(session.run(means)[0], [0.875, 1.75], rtol=1e-5)
-
-
-def test_batch_norm_in_a_keras_model_from_outside():
-    model = keras.Sequential([keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(2)])
-
-    def model_fn(x):
-        return tf.reduce_mean(tf.square(model(x, training=True)))
-    x = np.array([[1., 2.], [3., 4.], [50., 60.], [70., 80.]], 'float32')
-    built = towers.build_towers(model_fn, x, sgd(0.), 2)
-    moving_mean, = [v for v in built.variables if v.op.name.endswith('moving_mean')]
-    with tf.Session(config=towers.session_config(built.devices)) as session:
-        session.run(tf.global_variables_initializer())
-        session.run(built.train_op)
-        np.testing.assert_allclose(session.run(moving_mean), [1., 1.5], rtol=1e-6)
-    assert len(built.gradients) == 4
 
 
 def test_updates_that_the_model_function_returns():
@@ -124,12 +64,11 @@ def test_loss_and_updates_run_before_the_weights_change():
         assert {getattr(update, 'op', update).name for update in built.towers[0].updates} <= before
 
 
-# ---- dropout -------------------------------------------------------------------------------------
-
-# ---- scopes and sharing --------------------------------------------------------------------------
-
-
 # ---- a graph for GPUs, built and not run ---------------------------------------------------------
+
+def _l2(w):
+    return samples.DECAY * tf.reduce_sum(tf.square(w))
+
 
 def conv_net(x, y):
     net = slim.conv2d(x, 8, 3, normalizer_fn=slim.batch_norm, weights_regularizer=_l2)

@@ -107,20 +107,13 @@ def without_get_variable(x):
                                 + 16. * unnamed[0] + 32. * unnamed[1])
 
 
-def numbered_by_an_operations_name(x):
+def names_of_operations_and_towers(x):
     x = tf.identity(x, name='Variable')
-    return tf.reduce_mean(x * tf.Variable([2.]))
-
-
-def scope_named_by_an_operation(x):
-    value = tf.reduce_mean(x * weight(), name='mean')
+    value = tf.reduce_mean(x * tf.Variable([2.]), name='mean')
     with tf.variable_scope(value.op.name):
-        return value * weight('b')
-
-
-def scope_of_a_towers_name(x):
+        value = value * weight('b')
     with tf.variable_scope('tower_1'):
-        return mean(x)
+        return value + mean(x)
 
 
 def averages_of_variables(x):
@@ -138,29 +131,27 @@ def all_in_scopes_of_their_own(x):
     total = 0.
     for model_fn in (partitioned, scopes_with_a_default_name, layers_without_a_name,
                      made_within_a_loop, getter_of_its_own, without_get_variable,
-                     numbered_by_an_operations_name, scope_named_by_an_operation):
+                     names_of_operations_and_towers):
         with tf.variable_scope(model_fn.__name__):
             total = total + model_fn(x)
     return total
 
 
-@pytest.mark.parametrize('model_fn, options', [
-    (all_in_scopes_of_their_own, {}), (reuse_of_its_own, {}), (scope_of_a_towers_name, {}),
-    (averages_of_variables, {}), (the_global_step, {})])
-def test_they_are_those_of_one_device(graph, model_fn, options):
+@pytest.mark.parametrize('model_fn', [
+    all_in_scopes_of_their_own, reuse_of_its_own, averages_of_variables, the_global_step])
+def test_they_are_those_of_one_device(graph, model_fn):
     """Names, collections, values after a step, slots; on the CPU, and each once in the graph."""
     mend_slim()
     keys = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES,
             tf.GraphKeys.MOVING_AVERAGE_VARIABLES, tf.GraphKeys.GLOBAL_STEP]
     with tf.Graph().as_default():
         batch = tf.constant(BATCH)
-        with tf.variable_scope(options.get('variable_scope', tf.get_variable_scope()),
-                               use_resource=True):
+        with tf.variable_scope(tf.get_variable_scope(), use_resource=True):
             loss = 2. * model_fn(batch)
         with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
             train_op = tf.train.MomentumOptimizer(1., 0.9).minimize(loss)
         expected = values_after(train_op), list(map(names, keys))
-    built = build(model_fn, ['/cpu:1', '/cpu:0'], tf.train.MomentumOptimizer(1., 0.9), **options)
+    built = build(model_fn, ['/cpu:1', '/cpu:0'], tf.train.MomentumOptimizer(1., 0.9))
     found = list(map(names, keys))
     assert found == expected[1] and not tf.get_variable_scope().reuse
     assert {variable.device for variable in tf.global_variables()} == {'/device:CPU:0'}
@@ -187,17 +178,14 @@ def test_a_getter_that_reads_the_moving_average():
         assert session.run(built.loss) == 9.
 
 
-@pytest.mark.parametrize('made_by', [
-    'get_variable', 'slot_creator', pytest.param('Variable', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('made_by', ['get_variable', 'slot_creator'])
 def test_variables_colocated_with_an_activation_are_where_variables_are(made_by):
     def model_fn(x):
         h = x * weight()
         value = tf.reduce_mean(h, name='mean')
         with tf.colocate_with(h):
             average = (create_zeros_slot(value, 'average') if made_by == 'slot_creator' else
-                       tf.get_variable('average', [], initializer=ONE, trainable=False)
-                       if made_by == 'get_variable' else
-                       tf.Variable(1., name='average', trainable=False))
+                       tf.get_variable('average', [], initializer=ONE, trainable=False))
         tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(average, value))
         return value
     with tf.Graph().as_default():
@@ -244,20 +232,16 @@ def test_a_variable_from_before_is_shared_and_another_set_is_made():
             assert names() == ['w', 'second/w']
 
 
-def test_reuse_with_nothing_to_reuse():
-    for options, name in (({'reuse': True}, 'w'),):
-        with tf.Graph().as_default():
-            text = error_of(mean, **options)
-        assert text.startswith('variable %r does not exist in this graph, and reuse is on' % name)
+def test_what_reuse_does_not_find():
+    with tf.Graph().as_default():
+        assert error_of(mean, reuse=True).startswith(
+            "variable 'w' does not exist in this graph, and reuse is on")
     with tf.Graph().as_default(), tf.variable_scope('around', reuse=True):
         assert error_of(mean).startswith("variable 'around/w' does not exist in this graph")
     with tf.Graph().as_default():
         earlier = build(mean)
     with pytest.raises(TowersError, match='reuse=<BuiltTowers: .* belongs to another graph than'):
         build(mean, reuse=earlier)
-
-
-def test_a_variable_that_reuse_finds_in_another_shape():
     tf.get_variable('w', [3])
     text = error_of(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), reuse=True)
     assert text.startswith("variable 'w' cannot be shared: Trying to share variable w, ")
@@ -269,14 +253,14 @@ def test_a_variable_that_reuse_finds_in_another_shape():
 
 @pytest.mark.parametrize('first, second, text', [
     (dict(v=[]), dict(v=[], w=[]),
-     "the model function makes variable 'w' without get_variable, beyond the 1 that the earlier "
-     'build made so. '),
+     "'w' of shape () and dtype float32 as its variable number 2 made without get_variable; the "
+     'earlier build made none there. '),
     (dict(a=[], b=[2]), dict(a=[], b=[3]),
-     "the model function asks for 'b' as its variable number 2 made without get_variable of shape "
-     '(3,) and dtype float32; the earlier build made it of shape (2,) and dtype float32. '),
+     "'b' of shape (3,) and dtype float32 as its variable number 2 made without get_variable; the "
+     "earlier build made 'b' of shape (2,) and dtype float32 there. "),
     (dict(a=[]), dict(b=[]),
-     "the model function asks for 'b' as its variable number 1 made without get_variable; the "
-     "earlier build made 'a' there. ")])
+     "'b' of shape () and dtype float32 as its variable number 1 made without get_variable; the "
+     "earlier build made 'a' of shape () and dtype float32 there. ")])
 def test_a_later_build_that_makes_others_is_refused(first, second, text):
     def making(shapes, wrapped):
         def model_fn(x):
@@ -289,7 +273,7 @@ def test_a_later_build_that_makes_others_is_refused(first, second, text):
             earlier = build(making(first, wrapped))
             with pytest.raises(SharedVariableError) as caught:
                 build_again(earlier, making(second, wrapped))
-        assert str(caught.value) == text + (
+        assert str(caught.value) == 'the model function asks for ' + text + (
             'Make the same variables in the same order as the earlier build did, or make them with '
             'tf.get_variable.')
 

@@ -85,7 +85,7 @@ def test_the_rate_sees_all_machines_and_the_step_counts_their_examples():
         towers.mend_slim()
         job = build_job(setup, cluster=cluster)
     assert job.counts.batch_size == 30
-    assert '0.006 = 0.001 x 6, warm-up from 0.001' in job.built.plan.learning_rate
+    assert '0.006 = 0.001 x 6, warm-up from 0.001' in job.built.plan.line('learning rate')
     assert job.built.machines.counted(10) == 30
     assert job.built.plan.all_towers == 6
 

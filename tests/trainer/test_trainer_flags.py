@@ -151,7 +151,7 @@ def test_every_number_has_a_most(capsys):
     ("precision='fp16': expected", '--precision=fp16: expected'),
     ('devices=5, but', '--num_towers=5, but'),
     ('xla=True: the model has', 'xla=True of --config: the model has'),
-    ('all_reduce=\'nccl\' needs', 'all_reduce=nccl of --config needs'),
+    ('all_reduce=\'collective\' needs', 'all_reduce=collective of --config needs'),
     ("VariablePlacement('replicated'), and", '--variable_device=replicated, and'),
     ('--seed=3, was 1', '--seed=3, was 1'),
     ('runs/seed=1/model.ckpt-3 is damaged', 'runs/seed=1/model.ckpt-3 is damaged'),

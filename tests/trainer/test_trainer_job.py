@@ -35,7 +35,7 @@ def test_the_batch_of_the_setup_is_built_whatever_the_flag():
                              train_epochs=2.):
         job = build_job(make_setup(batch_size=40), with_evaluation=False)
     assert str(job.built.plan).startswith('2 towers, batch 40 = 2 x 20\n')
-    assert '0.004 = 0.001 x 4' in job.built.plan.learning_rate
+    assert '0.004 = 0.001 x 4' in job.built.plan.line('learning rate')
     assert job.evaluation is None
     counts = job.counts
     assert (counts.batch_size, counts.examples_per_epoch, counts.last_step) == (40, 1437, 72)

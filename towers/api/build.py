@@ -19,14 +19,15 @@ from towers.reduce.combination import combine
 from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.micro_batches import add_up_micro_batches, check_order
 from towers.reduce.replicas import check_no_replicas
-from towers.tower.batch_inputs import check_nothing_is_trained_behind, with_sparse_tensors
+from towers.tower.batch_inputs import with_sparse_tensors
 from towers.tower.metric_counters import leave_out_padding, weigh_additions
-from towers.tower.cut_inputs import ALREADY_CUT, check_cuts_nothing
+from towers.tower.cut_inputs import Shards, check_cuts_nothing
 from towers.tower.build_context import BuildCollections, check_not_nested, undone_on_error
 from towers.tower.objectives import map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import split_batch, static_batch_size
-from towers.tower.variables_behind_inputs import VariablesBehindInputs
+from towers.tower.variables_behind_inputs import (VariablesBehindInputs,
+                                                  check_nothing_is_trained_behind)
 from towers.tower.write_order import count_in_turn
 
 
@@ -42,7 +43,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
                  memory: typing.Optional[Memory] = None,
                  pipeline: typing.Optional[Pipeline] = None, cluster: typing.Any = None,
                  copies: str = 'clone', reuse: typing.Any = None) -> BuiltTowers:
-    """Puts a model onto several devices and trains these towers as one, data-parallel.
+    """Builds a model on several devices and trains these towers as one, data-parallel.
 
     The batch is cut into a shard per tower on the CPU; each tower computes its shard's loss and
     gradients on its device; `combine_gradients` sums them per variable where the variable lives;
@@ -51,7 +52,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
     variable is
 
         mean:  sum_k (n_k / n) dL_k + dR      (the full batch's mean loss on one device)
-        sum:   N (sum_k (n_k / n) dL_k + dR)  (the hand-written recipe, for equal shards)
+        sum:   N (sum_k (n_k / n) dL_k + dR)  (the hand-written tower loop, for equal shards)
 
     Args:
       model_fn: ordinary TF1 code, called with a shard, once or once per tower (`copies`):
@@ -62,41 +63,41 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         batch that is cut already; or what `staged` returned, whose shards are on the towers'
         devices before a step begins.
       optimizer: a `tf.train.Optimizer`, or None for evaluation and prediction; or an `Objective`,
-        which says more: the variables to train, a function between gradients and update. Or a dict
-        of either by name, for a model function whose `loss` is a dict of losses by these names (a
+        an optimizer with the variables to train and a function of their gradients. Or a dict of
+        either by name, for a model function whose `loss` is a dict of losses by these names (a
         GAN's `{'discriminator': …, 'generator': …}`): see `BuiltTowers.train_ops`.
-      devices: None, a count, or names, as `resolve_devices` takes them; or what it returned, such
-        as devices that are not on this machine.
+      devices: None, a count, or names, as `resolve_devices` takes them; or its result, for devices
+        that are not on this machine.
       reduction: `'sum'` or `'mean'`, as above.
-      remainder: a batch that does not divide: `'error'`, `'weight'` (uneven shards, weighted by
-        their size), or `'drop'`; see `split_batch`.
-      shares: the proportions of the towers' parts of the batch, a whole number a tower: `[3, 1]`
-        for a device that is three times as fast as the other. None: equal parts.
-      global_step: variable to be increased by one per step, or None.
+      remainder: treatment of a batch that does not divide: `'error'`, `'weight'` (uneven shards,
+        weighted by their size), or `'drop'`; see `split_batch`.
+      shares: the proportions of the shards, an integer per tower: `[3, 1]` for a device that is
+        three times as fast as the other. None: equal shards.
+      global_step: variable that the train op increases by one, or None.
       regularization: `'none'`: the loss is what the model function returns, as in a plain TF1
         program. `'add'` adds each registered loss (`REGULARIZATION_LOSSES`, and losses of the Keras
         layers that were called), unless the model's loss is already computed from it. Every tower
         computes it, and it counts once, since the towers' weights add up.
-      update_ops: whose batch-norm updates ride on the train op: the `'first'` tower's, `'all'`
-        towers' or `'none'`. The `UPDATE_OPS` from before the towers that belong to no other build
-        ride on it, too, except with `'none'`. The same goes for writes in the forward pass itself
-        (`updates_collections=None`), see `inline_updates`; local variables that the forward pass
-        writes are each tower's own, see `ownership`.
-      batch_norm: `'shard'`: a batch norm normalizes by the statistics of its tower's shard; or
-        `'sync'`: by those of the whole batch, as on one device, see `sync_batch_norm`.
-      variables: `VariablePlacement`: where variables live, and how replicated ones are kept equal.
+      update_ops: the towers whose batch-norm updates run with the train op: `'first'`, `'all'` or
+        `'none'`. `UPDATE_OPS` from before the towers, of no other build, run with it, too, except
+        with `'none'`. The same holds for writes in the forward pass itself
+        (`updates_collections=None`), see `inline_updates`. Each tower has its own local variables
+        if the forward pass writes them, see `ownership`.
+      batch_norm: `'shard'`: batch norm uses the statistics of each tower's shard; `'sync'`: those
+        of the whole batch, as on one device, see `sync_batch_norm`.
+      variables: `VariablePlacement`: the devices of the variables, and how replicas stay equal.
       numerics: `Numerics`: precision, loss scale, XLA, checks of numbers, random numbers by step.
       memory: `Memory`: micro-batches one after the other, recomputation.
       pipeline: `Pipeline`: stages and micro-batches of towers with several devices.
-      cluster: `Cluster`: other machines that train the same model, each with towers of its own.
-        `loss`, `predictions` and `metrics` are then of this machine's batch, the gradient is of all
+      cluster: `Cluster`: the machines that train the same model, each with its own towers. `loss`,
+        `predictions` and `metrics` are then of this machine's batch, the gradient of all
         machines' batches. See `join`.
       copies: `'clone'`: the model function is called once, in the caller's scopes, and the towers
         after the first are copies of its graph, forward and backward, in the name scopes `tower_1`,
-        `tower_2`, … (of a second build `build_2/tower_1`, …). Tables, queues, iterators and
-        placeholders that it makes are then common to all towers; a random op that it gave a seed
-        gets another seed in each copy. `'reuse'`: the hand-written recipe, a call for each tower
-        under `variable_scope` reuse, with the recipe's limits; see `make_towers`.
+        `tower_2`, … (of a second build `build_2/tower_1`, …). All towers share its tables, queues,
+        iterators and placeholders; a seeded random op has another seed in each copy. `'reuse'`: a
+        call for each tower under `variable_scope` reuse, as in the hand-written tower loop, with
+        its limits; see `make_towers`.
       reuse: for the first tower: None, True or `tf.AUTO_REUSE` as in `tf.variable_scope`; or what
         an earlier `build_towers` returned, to share its variables, those made without
         `get_variable` included, in the scope of that build.
@@ -105,10 +106,9 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       `BuiltTowers`.
 
     Raises:
-      TowersError: one of its subclasses, for every bad argument, before any op is made where that
-        is possible. On any error the graph's collections are put back as they were. Operations
-        that were made stay, since TensorFlow cannot remove them: the next build is made in a new
-        graph.
+      TowersError: one of its subclasses, for every bad argument, if possible before any op is made.
+        After an error the graph's collections are restored, but its operations stay, since
+        TensorFlow cannot remove them: make the next build in a new graph.
     """
     request = checked_request(
         model_fn=model_fn, optimizer=optimizer, devices=devices, reduction=reduction,
@@ -176,7 +176,7 @@ def checked_inputs(request, inputs):
       InputError: a batch that cannot be cut as `remainder` says; shards that are computed from a
         trained variable; the graph has no new name then.
     """
-    if isinstance(inputs, ALREADY_CUT):
+    if isinstance(inputs, Shards):
         check_cuts_nothing(request)
         if request.objectives:
             check_nothing_is_trained_behind(inputs.tensors())
@@ -194,9 +194,9 @@ def checked_inputs(request, inputs):
 
 def cut(request, inputs):
     """The parts of the batch, `CutBatch`; and the `VariablesBehindInputs`."""
-    is_cut = isinstance(inputs, ALREADY_CUT)
+    is_cut = isinstance(inputs, Shards)
     behind = VariablesBehindInputs(() if is_cut else inputs, bool(request.objectives))
-    return inputs.shards(request) if is_cut else split_batch(
+    return inputs.shards() if is_cut else split_batch(
         behind.inputs, len(request.parts), request.remainder, called=_word_for_parts(request),
         shares=request.shares), behind
 

@@ -13,11 +13,11 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
         'global_step', 'devices', 'placement', 'direct_variables',
         'plan', 'replicas', 'precision', 'scaled_losses', 'xla', 'variable_scope', 'train_ops',
         'machines', 'own_state', 'made', 'opened_scopes'])):
-    """What `build_towers` made.
+    """The result of `build_towers`.
 
     Attributes:
-      train_op: the operation that does one step; None without an optimizer. With several losses
-        it is a step of all losses, whose gradients are all taken at the weights before the step.
+      train_op: the operation of one step; None without an optimizer. With several losses it is a
+        step of all losses; all gradients are computed from the weights before the step.
       loss: scalar, the mean over the batch's examples plus the regularization, as one device
         would compute it from the weights before the update. With several losses a dict of scalars
         by name; `gradients` is a dict of lists then.
@@ -25,7 +25,7 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
         None.
       metrics: dict by the names of the model function's metrics, each over all towers: a scalar, or
         a pair of value and update for one of `tf.metrics`.
-      gradients: list of `(gradient, variable)`: combined and transformed, what the optimizer gets.
+      gradients: list of `(gradient, variable)` for the optimizer, combined and transformed.
       variables: the variables that the model made or that are trained.
       slots: variables that the optimizer made.
       towers: list of `Tower`.
@@ -42,17 +42,18 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
       xla: as given.
       variable_scope: full name of the scope that the model's variables are under, `''` for none.
       train_ops: with several losses, dict from the name of a loss to the operation of a step of
-        that loss alone. Run them one after the other, in any order; two in one `session.run` would
-        race: use `train_op`. Each computes only what its loss needs, and counts as one step. An
-        update of batch norm rides on the train op of each loss that is computed from its layer.
-        Empty with one loss.
+        that loss alone; else empty. Run them one after the other, in any order; two in one
+        `session.run` would race: use `train_op`. Each makes only its loss's computations, and
+        counts as one step. A batch-norm update runs with the train op of each loss that is computed
+        from its layer.
       machines: the object that combines gradients across the machines of a cluster; None without.
       own_state: list of the state variables of all towers, by variable and then by tower.
         `tf.variables_initializer(built.own_state)` resets all of them; the initializer of the
-        model's own variable resets the first tower's alone.
+        model's variable resets the first tower's alone.
       made: frozenset of the names of the variables that the build has made, and so has placed.
-      opened_scopes: dict, how often each variable scope had been opened before the model function
-        was called: a later build that shares the variables numbers unnamed scopes from there.
+      opened_scopes: dict from each variable scope to the number of times it had been opened before
+        the call of the model function: a later build that shares the variables numbers unnamed
+        scopes from there.
     """
     __slots__ = ()
 

@@ -9,11 +9,11 @@ from towers import compat
 from towers.api.plan import Plan, PlannedTower, briefly
 from towers.api.stage_plan import accumulation_line, stages_line
 from towers.graph import graph_walk
-from towers.graph.nests import leaves_of
+from towers.graph.nests import bytes_of, leaves_of
 from towers.graph.variable_access import metric_variables
-from towers.placement.devices import describe_config, session_config, short_name
+from towers.optimizers import effect_of_factor, is_repeatable
+from towers.placement.devices import describe_config, needs_config, session_config, short_name
 from towers.placement.xla import describe as describe_xla
-from towers.reduce.replicas import is_repeatable
 from towers.tower.losses import whole_batch_line
 from towers.tower.objectives import GradientsOfModel, all_pairs
 from towers.tower.write_order import updates_that_write
@@ -29,24 +29,40 @@ def describe(tower_set, shards, request, update, num_before):
       update: `Update`.
       num_before: how many `UPDATE_OPS` from before the towers ride on the train op.
     """
-    trains, towers = bool(request.objectives), tower_set.towers
+    local = {variable.op.name for variable in tf.local_variables()}  # metric counters
+    variables = [v for v in tower_set.recorded.variables if v.op.name not in local]
+    cluster = request.cluster if request.objectives else None
+    all_towers = len(request.devices) * (1 if cluster is None else cluster.num_workers)
+    from_shard = _from_shard(variables, tower_set.towers[0]) if len(tower_set.towers) > 1 else []
+    lines = _of_variables(variables, tower_set, request, update)
+    if cluster is not None:
+        lines += [('cluster', _cluster(cluster, shards.batch_size, all_towers)),
+                  ('open to anyone', cluster.warning())]
+    lines += [
+        ('session', 'tf.Session(config=towers.session_config(built.devices)) makes the CPU devices'
+         if needs_config(request.devices) else None),
+        ('session_config', describe_config(session_config(request.devices), request.devices))]
+    if request.objectives:
+        lines += _of_training(tower_set, request, update)
+    lines += [
+        ('stages', stages_line(tower_set)),
+        ('precision', request.precision_text),
+        ('XLA compiles', describe_xla(request.devices) if request.numerics.xla else None),
+        ('regularization', tower_set.losses.description),
+        ('batch norm', _batch_norm(tower_set, request, num_before) if request.objectives
+         else None)]
+    if len(tower_set.towers) > 1:
+        lines += _of_writes(tower_set, request)
+    lines += [
+        ('initial value', from_shard and (
+            "of %s is of tower 0's part of the batch, not of all of it" % briefly(from_shard))),
+        ('no gradient', briefly(_without_gradient(tower_set, update)))]
     return Plan(
-        towers=_rows(tower_set, request), remainder=request.remainder, shares=request.shares,
+        towers=_rows(tower_set, request), lines=[(label, text) for label, text in lines if text],
         batch_size=shards.batch_size if isinstance(shards.batch_size, int) else None,
-        how_built=tower_set.how_built, stages=stages_line(tower_set),
-        accumulation=accumulation_line(towers, request.accumulate, request.schedule),
-        session=describe_config(session_config(request.devices), request.devices),
-        precision=request.precision_text,
-        xla=describe_xla(request.devices) if request.numerics.xla else None,
-        reduction=request.reduction, optimizer=_optimizers(request, update),
-        global_step='counted here, since the optimizer leaves it to its caller: do not add to it'
-        if update.counts else None,
-        loss_scale=None if request.loss_scale is None else request.loss_scale.describe(),
-        recomputation=_recomputation(tower_set.recomputed, request.recompute),
-        regularization=tower_set.losses.description,
-        batch_norm=_batch_norm(tower_set, request, num_before) if trains else None,
-        whole_batch=whole_batch_line(tower_set.recorded) if trains and len(towers) > 1 else None,
-        **dict(_of_machines(shards, request), **_of_variables(tower_set, request, update)))
+        remainder=request.remainder, shares=request.shares, reduction=request.reduction,
+        all_towers=all_towers, parameter_bytes=sum(map(bytes_of, variables)),
+        initial_of_first=from_shard)
 
 
 def _rows(tower_set, request):
@@ -63,69 +79,46 @@ def _rows(tower_set, request):
     return rows
 
 
-def _of_machines(shards, request):
-    """The plan's fields that say how many towers make a step, on all machines."""
-    cluster = request.cluster if request.objectives else None
-    all_towers, together = [len(request.devices) * count for count in (
-        (1, 1) if cluster is None else (cluster.num_workers, cluster.workers_a_step))]
-    return dict(
-        all_towers=all_towers,
-        gradient=_gradient(request, all_towers, together) if request.objectives else None,
-        learning_rate=_learning_rates(request, together),
-        cluster=None if cluster is None else _cluster(cluster, shards.batch_size, all_towers),
-        cluster_warning=None if cluster is None else cluster.warning())
-
-
-def _of_variables(tower_set, request, update):
-    """The plan's fields that say where the variables are, and who writes them."""
-    several, recorded, roles = len(tower_set.towers) > 1, tower_set.recorded, tower_set.roles
-    local = {variable.op.name for variable in tf.local_variables()}
-    variables = [v for v in recorded.variables if v.op.name not in local]  # no metric counters
-    trained = {variable.op.name for _, variable in all_pairs(update.gradients)}
+def _of_variables(variables, tower_set, request, update):
+    """The lines that say how many variables there are, and where."""
+    size, several = sum(map(bytes_of, variables)), len(tower_set.towers) > 1
     names = {variable.op.name for variable in variables}
     trainable = tower_set.gradients.trainable if request.objectives else [
         each for each in tf.trainable_variables() if each.op.name in names]
-    counts = [(variable.get_shape().num_elements() or 0, variable.dtype.base_dtype.size)
-              for variable in variables]
-    return dict(
-        variable_device=_placed(request, recorded) + (
+    is_sent = update.train_op is not None and tower_set.roles.replicas is not None and not all(
+        is_repeatable(each.optimizer) for each in request.objectives)
+    return [
+        ('towers', tower_set.how_built if several else None),
+        ('variables', '%d (%d trainable), %s parameters, %s' % (
+            len(variables), len(trainable),
+            '{:,}'.format(sum(each.get_shape().num_elements() or 0 for each in variables)),
+            '%.1f MB' % (size / 1e6) if size >= 1e5 else '%.1f kB' % (size / 1e3))),
+        ('variables on', _placed(request, tower_set.recorded) + (
             '; updated once and sent to the replicas, since the optimizer may look at more than '
-            'each gradient'
-            if roles.replicas is not None and update.train_op is not None and not all(
-                is_repeatable(each.optimizer) for each in request.objectives) else ''),
-        num_variables=len(variables), num_trainable=len(trainable),
-        parameters=sum(count for count, _ in counts),
-        parameter_bytes=sum(count * size for count, size in counts),
-        shared_by_order=[each.variable.op.name for each in recorded.direct
-                         if each.variable.op.name not in local] if several else [],
-        without_gradient=[variable.op.name for variable in tower_set.gradients.trainable
-                          if variable.op.name not in trained],
-        owners=roles.describe(len(trainable), request) if several else None,
-        own_state=roles.names('own') if several else [],
-        initial_of_first=_from_shard(variables, tower_set.towers[0]) if several else [],
-        inline_updates=_inline_updates(roles.inline_updates, request.update_ops)
-        if several else None)
+            'each gradient' if is_sent else '')),
+        ('shared by order', briefly(
+            [each.variable.op.name for each in tower_set.recorded.direct
+             if each.variable.op.name in names] if several else []))]
 
 
 def _placed(request, recorded):
     """Where the variables are, in words."""
     cluster = request.cluster if request.objectives else None
-    if cluster is None or cluster.kind != 'ps':
-        made = {variable.op.name for variable in recorded.created}
-        placed = request.placement.describe(recorded.variables)
-        if request.placement.is_earlier_builds:
-            return placed
-        devices = sorted({short_name(variable.device) or 'no device' for variable in
-                          recorded.variables if variable.op.name not in made})
-        before = '' if not devices else '; those from before the build on ' + ', '.join(devices)
-        return (placed if made else '') + before[0 if made else 2:]
-    return 'the parameter servers, by size, once there is a session'
+    if cluster is not None and cluster.kind == 'ps':
+        return 'the parameter servers, by size, once there is a session'
+    made = {variable.op.name for variable in recorded.created}
+    placed = request.placement.describe(recorded.variables)
+    devices = [] if request.placement.is_earlier_builds else sorted(
+        {short_name(variable.device) or 'no device' for variable in recorded.variables
+         if variable.op.name not in made})
+    before = ['those from before the build on ' + ', '.join(devices)] if devices else []
+    return '; '.join(([placed] if made or not before else []) + before)
 
 
 def _cluster(cluster, batch_size, all_towers):
     """The machines, and the number of towers and examples that a step has on all of them."""
     batch = 'batches of any size'
-    if not cluster.synchronous:
+    if not cluster.synchronous or cluster.has_local_steps:
         batch = 'those of one worker, and its batch, in each update'
     elif isinstance(batch_size, int):
         count = cluster.workers_a_step
@@ -135,19 +128,44 @@ def _cluster(cluster, batch_size, all_towers):
     return '%s; %d towers in all, %s' % (cluster.describe(), all_towers, batch)
 
 
-# Optimizers whose step scales with the gradient, and those that divide by the gradient's size.
-_SCALES_WITH_GRADIENT = ('GradientDescentOptimizer', 'MomentumOptimizer')
-_IGNORES_SCALE = ('AdamOptimizer', 'RMSPropOptimizer', 'AdagradOptimizer', 'AdadeltaOptimizer',
-                  'AdamWeightDecayOptimizer', 'LAMBOptimizer')
+def _of_training(tower_set, request, update):
+    """The lines about gradients, optimizers and their updates."""
+    return [
+        ('optimizer', _optimizers(request, update)),
+        ('global step', 'counted here, since the optimizer leaves it to its caller: do not add to '
+         'it' if update.counts else None),
+        ('reduction', _gradient(request)),
+        ('accumulation', accumulation_line(tower_set.towers, request.accumulate,
+                                           request.schedule)),
+        ('recomputation', _recomputation(tower_set.recomputed, request.recompute)),
+        ('learning rate', _learning_rates(request)),
+        ('loss scale', request.loss_scale and request.loss_scale.describe()),
+        ('whole batch', whole_batch_line(tower_set.recorded) if len(tower_set.towers) > 1
+         else None)]
 
 
-def _gradient(request, all_towers, together):
-    """What the combined gradient is, in words; see `Plan.gradient`."""
+def _without_gradient(tower_set, update):
+    """Names of the trainable variables that no tower has a gradient of."""
+    trained = {variable.op.name for _, variable in all_pairs(update.gradients)}
+    return [variable.op.name for variable in tower_set.gradients.trainable
+            if variable.op.name not in trained]
+
+
+def _together(request):
+    """How many towers have a part in each update, on all machines."""
+    return len(request.devices) * (
+        1 if request.cluster is None else request.cluster.workers_a_step)
+
+
+def _gradient(request):
+    """What the combined gradient is the gradient of, in words."""
+    together = _together(request)
     if together == 1:
         return '%s (of one tower: its own gradient)' % request.reduction
     if _adds_up(request):
         return "sum: the gradient of the sum of the towers' losses"
-    is_of_one_worker = together == len(request.devices) < all_towers
+    is_of_one_worker = request.cluster is not None and (
+        request.cluster.workers_a_step == 1 < request.cluster.num_workers)
     batch = "worker's own batch" if is_of_one_worker else 'batch'
     if request.reduction == 'mean':
         return "mean: the gradient of the %s's mean loss" % batch
@@ -166,8 +184,6 @@ def _adds_up(request):
 
 
 def _optimizers(request, update):
-    if not request.objectives:
-        return None
     if request.objectives.names is None:
         return ', '.join(type(each).__name__ for each in _real(request.objectives[0].optimizer))
     return '; '.join('%s: %s, %d variables%s' % (
@@ -176,17 +192,15 @@ def _optimizers(request, update):
                      for each in request.objectives)
 
 
-def _learning_rates(request, num_towers):
-    if not request.objectives:
-        return None
+def _learning_rates(request):
     if request.objectives.names is None:
-        return '; '.join(dict.fromkeys(_learning_rate(each, request, num_towers)
+        return '; '.join(dict.fromkeys(_learning_rate(each, request)
                                        for each in _real(request.objectives[0].optimizer)))
-    return '; '.join('%s: %s' % (each.name, _learning_rate(each.optimizer, request, num_towers))
+    return '; '.join('%s: %s' % (each.name, _learning_rate(each.optimizer, request))
                      for each in request.objectives)
 
 
-def _learning_rate(optimizer, request, num_towers):
+def _learning_rate(optimizer, request):
     rate = compat.optimizer_learning_rate(optimizer)
     if isinstance(rate, (numbers.Real, np.ndarray)):
         text, number = '%g' % rate, float(rate)
@@ -194,16 +208,17 @@ def _learning_rate(optimizer, request, num_towers):
         text, number = 'the tensor %r' % rate.op.name, None
     else:
         text, number = 'not known to the plan', None
-    if request.reduction == 'mean' or num_towers == 1 or _adds_up(request):
+    together = _together(request)
+    if request.reduction == 'mean' or together == 1 or _adds_up(request):
         return text
-    kind = type(optimizer).__name__
-    if kind in _SCALES_WITH_GRADIENT:
-        by_mean = '%d x %s%s' % (num_towers, 'the rate' if number is None else '%g' % number,
-                                 '' if number is None else ' = %g' % (num_towers * number))
-        return '%s; on the sum, steps as %s would on the mean' % (text, by_mean)
-    if kind in _IGNORES_SCALE:
-        return '%s; %s steps on a sum (nearly) as on the mean' % (text, kind)
-    return '%s; applied to a sum of %d' % (text, num_towers)
+    effect = effect_of_factor(optimizer)
+    if effect == 'scales':
+        return '%s; on the sum, steps as %d x %s would on the mean' % (
+            text, together, 'the rate' if number is None else '%g = %g' % (
+                number, together * number))
+    if effect == 'ignored':
+        return '%s; %s steps on a sum (nearly) as on the mean' % (text, type(optimizer).__name__)
+    return '%s; applied to a sum of %d' % (text, together)
 
 
 def _recomputation(recomputed, asked):
@@ -234,18 +249,22 @@ def _batch_norm(tower_set, request, before):
                       'none': "nobody's %d update ops run" % count}[update_ops] + others
 
 
-def _inline_updates(updates, update_ops):
-    """The line about shared variables that the forward pass writes."""
-    parts, (left_out, used) = [], updates.variables()
-    if update_ops == 'all' and updates.writes:
-        parts.append('every tower writes ' + briefly(sorted(
-            {name for write in updates.writes for name in write.variables})))
-    if left_out:
-        parts.append('%s writes %s' % ('nobody' if update_ops == 'none' else 'tower 0 alone',
-                                       briefly(left_out)))
-    if used:
-        parts.append('tower 0 writes, and every tower uses, ' + briefly(used))
-    return '; '.join(parts) or None
+def _of_writes(tower_set, request):
+    """The lines about the variables that a step writes beside the trained ones."""
+    roles, update_ops = tower_set.roles, request.update_ops
+    left_out, used = roles.inline_updates.variables()
+    of_all = {name for write in roles.inline_updates.writes for name in write.variables}
+    inline = [text + briefly(names) for text, names in [
+        ('every tower writes ', sorted(of_all) if update_ops == 'all' else []),
+        ('%s writes ' % ('nobody' if update_ops == 'none' else 'tower 0 alone'), left_out),
+        ('tower 0 writes, and every tower uses, ', used)] if names]
+    own = roles.names('own')
+    return [
+        ('who writes', roles.describe(
+            len(tower_set.gradients.trainable) if request.objectives else 0, request)),
+        ('forward pass', '; '.join(inline)),
+        ('of each tower', own and '%s; tf.variables_initializer(built.own_state) resets every '
+         'tower' % briefly(own))]
 
 
 def _from_shard(variables, first):

@@ -1,17 +1,17 @@
-"""The towers of a build: a call of the model function and copies, or the hand-written recipe.
+"""The towers of a build: one call of the model function and copies, or a call for each tower.
 
-`copies='clone'`: tower 0 is the program as it is called once; the others are copies of it.
+`copies='clone'`: tower 0 is the model function's graph; the other towers are copies of it.
 
-`copies='reuse'`: the recipe, a call of the model function for each tower:
+`copies='reuse'`: the recipe, as in a hand-written tower loop:
 
     for k, shard in enumerate(shards):
         with tf.device(devices[k]), tf.name_scope('tower_%d' % k):
             with tf.variable_scope(tf.get_variable_scope(), reuse=k > 0):
                 losses.append(model_fn(*shard))
 
-It is for model functions whose Python has to run once per tower, and has the recipe's limits:
-variables are shared by `tf.get_variable` alone, collections have the entries of all towers, and a
-tower keeps no state of its own.
+It is for model functions whose Python has to run once per tower, and has the recipe's limits: only
+variables of `tf.get_variable` are shared, collections have the entries of all towers, and a tower
+has no state of its own.
 """
 
 import contextlib
@@ -21,11 +21,10 @@ import tensorflow.compat.v1 as tf
 from towers.errors import ModelFunctionError, SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.nests import leaves_of
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes
 from towers.reduce.replicas import make_replicas
 from towers.tower.batch_values import exchange, is_batch_value
 from towers.tower.copy import Copies
-from towers.tower.copy_template import Substitution
 from towers.tower.gradients import TowerGradients, differentiate
 from towers.tower.losses import make_losses
 from towers.tower.objectives import GradientsOfModel, flat, tensors_of
@@ -33,6 +32,7 @@ from towers.tower.outputs import fetches_of
 from towers.tower.ownership import ownership
 from towers.tower.record import put_on_devices, record
 from towers.tower.stateless_random import give_seeds_of_tower
+from towers.tower.substitution import Substitution
 from towers.tower.tower import TowerSet
 from towers.tower.write_order import write_after_reads
 
@@ -71,10 +71,10 @@ def call_once_and_copy(request, shards, behind, scaled_losses):
     towers = [first.tower._replace(
         updates=first.tower.updates + roles.inline_updates.updates)] + others
     exchange(towers, shards.weights, request.placement.main)
-    if request.names.parts_before and others:
+    if request.parts_before and others:
         give_seeds_of_tower(
             first.operations, fetches_of(recorded.output) + taken + recorded.updates + tensors_of(
-                first.tower.pairs), request.names.parts_before, tf.get_default_graph())
+                first.tower.pairs), request.parts_before, tf.get_default_graph())
     if request.update_ops == 'first' and (len(towers) > 1 or request.has_copies):
         write_after_reads(towers, roles)
     return TowerSet(
@@ -98,12 +98,9 @@ def copies_of(first, roles, request, shards, by_shard, of_model=None):
         return []
     # What tower 0 alone writes may be computed from all towers' parts.
     further = [op for op in first.operations if is_batch_value(op)]
-    updates, towers = roles.inline_updates, []
-    copies = Copies(
-        first.tower, first.operations, shared=updates.shared, left_out=updates.left_out,
-        left_alone=updates.in_functions, names=request.names,
-        random_keys=first.random_keys,
-        further=further if of_model is None else of_model.fetches() + further)
+    copies = Copies(first, roles.inline_updates, request.parts_before,
+                    further if of_model is None else of_model.fetches() + further)
+    towers = []
     for number, part in list(enumerate(request.parts))[1:]:
         exchanged = dict(zip((leaf.name for leaf in leaves_of(shards.inputs[0])),
                              leaves_of(shards.inputs[number])))

@@ -12,7 +12,7 @@ from towers import compat
 from towers.arguments import check_choice, check_count, check_flag, check_function, check_instance
 from towers.errors import InvalidArgumentError
 from towers.placement.devices import canonical_device
-from towers.placement.precision import check_precision
+from towers.placement.precision import PRECISIONS
 from towers.placement.variable_device import BALANCED, BY_STAGE, REPLICATED
 from towers.reduce.all_reduce import METHODS
 from towers.reduce.loss_scale import LossScale
@@ -21,32 +21,33 @@ from towers.tower.objectives import Objectives
 
 
 class VariablePlacement(collections.namedtuple('VariablePlacement', 'device all_reduce')):
-    """Where the shared variables live.
+    """The devices of the shared variables.
 
     Attributes:
-      device: None (`/cpu:0`; the GPU when there is just one), a device name,
-        `'balanced'`, `'stage'`, `'replicated'`, or a device function. `'stage'`: each variable is
-        on the first tower's device of the stage that makes it. `'replicated'`: each tower has its
-        own replica of every trainable variable (the model's own is the first tower's), and updates
-        it with the combined gradient. The same numbers, the same checkpoints; the replicas are
-        local variables, so a plain session runs `tf.local_variables_initializer()` after it has
-        restored a checkpoint (`MonitoredSession` does so by itself). A program that writes weights
-        itself makes the operation `built.replicas.refresh()` with its graph, and runs it after the
-        write. An optimizer whose `apply_gradients` mixes variables (a global norm) is refused,
-        since it would see each variable N times: mix them in `transform_gradients`. Without an
-        optimizer no replicas are made.
-      all_reduce: for `device='replicated'`: `'copy'` (the default: each sum is made on one
-        of the towers and sent to the others), `'collective'` (TF's ring) or `'nccl'` (GPUs of one
-        machine); see `all_reduce`.
+      device: None (`/cpu:0`; the GPU when the only tower is on a GPU), a device name,
+        `'balanced'`, `'stage'`, or `'replicated'`. `'stage'`: each variable is on the first tower's
+        device of the stage that makes it. `'replicated'`: each tower has its
+        own replica of every trainable variable (the model's variable is the first tower's replica),
+        and updates it with the combined gradient. Numbers and checkpoints stay the same. The other
+        replicas are local variables: a plain session runs `tf.local_variables_initializer()` after
+        it has restored a checkpoint (`MonitoredSession` does this itself). A program that writes
+        weights itself makes the operation `built.replicas.refresh()` with its graph, and runs it
+        after the write. An optimizer whose `apply_gradients` mixes variables (a global norm) is
+        refused, since it would see each variable N times: mix them in `transform_gradients`.
+        Without an optimizer no replicas are made.
+      all_reduce: for `device='replicated'`: `'copy'` (the default: one of the towers computes each
+        sum and sends it to the others) or `'collective'` (TensorFlow's own); see `all_reduce`.
     """
     __slots__ = ()
 
     def __new__(cls, device: typing.Any = None, all_reduce: typing.Optional[str] = None):
-        if isinstance(device, str) and device not in (BALANCED, REPLICATED, BY_STAGE):
+        if device not in (None, BALANCED, REPLICATED, BY_STAGE):
+            if not isinstance(device, str) or ':' not in device:
+                raise InvalidArgumentError(
+                    "device=%.80r: expected None, a device's name, with a number, or 'balanced', "
+                    "'replicated' or 'stage'%s." % (device, ' (not a device function)' if callable(
+                        device) else ''))
             canonical_device(device)
-        elif device is not None and not isinstance(device, str):
-            check_function('device', device, 1, "None, a device name, 'balanced', 'replicated', "
-                           "'stage', or a device function, from an operation to a device")
         if all_reduce is not None:
             check_choice('all_reduce', all_reduce, METHODS)
             if device != REPLICATED:
@@ -57,18 +58,18 @@ class VariablePlacement(collections.namedtuple('VariablePlacement', 'device all_
 
 
 class Memory(collections.namedtuple('Memory', 'accumulate recompute')):
-    """Less memory for a tower, for the same gradient.
+    """Ways to reduce a tower's memory that do not change the gradient.
 
     Attributes:
-      accumulate: k, into how many micro-batches each tower's shard is cut. They run one after the
-        other, in the memory of one, and one update applies the sum of their gradients: the gradient
-        is the same, and `global_step`, rate and summaries count one step. Batch norm normalizes
-        each micro-batch by itself; its moving averages are updated by the first micro-batch.
+      accumulate: the number of micro-batches in each tower's shard. They run one after the other,
+        in the memory of one, and one update applies the sum of their gradients: the gradient is the
+        same, and `global_step`, rate and summaries count one step. Batch norm normalizes each
+        micro-batch by itself; the first micro-batch updates its moving averages.
         `BuiltTowers.towers` has an entry for each micro-batch.
-      recompute: `'auto'`: only results at some places of the forward pass are kept, about the
-        square root of its length; the backward pass recomputes the rest from them. The numbers are
-        the same, for less memory and about a third more time. Or a list of names of operations or
-        scopes of the model whose results are kept. None: all are kept. See `recompute.rewrite`.
+      recompute: `'auto'`: of n results of the forward pass about sqrt(n) are kept; the backward
+        pass recomputes the rest from them. The numbers are the same, for less memory and about a
+        third more time. Or a list of names of operations or scopes of the model whose results are
+        kept. None: all are kept. See `recompute.rewrite`.
     """
     __slots__ = ()
 
@@ -88,12 +89,12 @@ class Pipeline(collections.namedtuple('Pipeline', 'micro_batches schedule stages
     """The stages of towers that have several devices each, and the micro-batches in them.
 
     Attributes:
-      micro_batches: M, into how many micro-batches a tower cuts its shard: while a stage works on
-        one, the stage before works on the next; gradients are added up as by `Memory.accumulate`.
-      schedule: of the micro-batches: `'one_forward_one_backward'`, or `'all_forward'`, see
+      micro_batches: the number of micro-batches in a tower's shard. While a stage works on one,
+        the stage before works on the next; gradients are summed as by `Memory.accumulate`.
+      schedule: the order of the micro-batches, `'one_forward_one_backward'` or `'all_forward'`, see
         `stage_order`.
       stages: `'auto'`: the first tower's graph is cut into as many stages as a tower has devices,
-        each with about the same memory, see `cut_into_stages`. None: by the model's own `stage`s.
+        with about the same memory each, see `cut_into_stages`. None: the model's own `stage`s.
     """
     __slots__ = ()
 
@@ -103,28 +104,25 @@ class Pipeline(collections.namedtuple('Pipeline', 'micro_batches schedule stages
         check_choice('schedule', schedule, SCHEDULES)
         if stages is not None and not (isinstance(stages, str) and stages == 'auto'):
             raise InvalidArgumentError(
-                "stages=%.80r: expected 'auto', for as many as a tower has devices, or None. Where "
-                'they are cut by hand, the model function says, by towers.stage(number).' % (
-                    stages,))
+                "stages=%.80r: expected 'auto', for as many as a tower has devices, or None, for "
+                'the stages that the model function marks with towers.stage(number).' % (stages,))
         return super(Pipeline, cls).__new__(cls, int(micro_batches), schedule, stages)
 
 
 class Numerics(collections.namedtuple('Numerics', [
         'precision', 'loss_scale', 'xla', 'check_numerics', 'stateless_random'])):
-    """The precision of the towers' numbers, their randomness, and numbers that are not finite.
+    """Precision, random numbers, and checks for numbers that are not finite.
 
     Attributes:
-      precision: `'float32'`; or `'bf16'` or `'fp16'`, by TensorFlow's own graph rewrite, which is
-        tried out first, in a session of its own (not for devices that were resolved by
-        `check=False`: TF keeps the GPU options of a process's first session for all). The session's
-        config has to ask for it too: `use_precision(config, precision, built.devices)`.
+      precision: `'float32'`; or `'bf16'` or `'fp16'`, by TensorFlow's own graph rewrite. The
+        session's config has to ask for it too: `use_precision(config, precision, built.devices)`.
       loss_scale: `LossScale`; None: the default one with `'fp16'`, none with the others. With one,
         a step in which the gradient of at least one tower is not finite changes no weight and no
         slot, and is counted in `scaled_losses.skipped_steps`; `global_step` counts it too.
         Batch-norm statistics follow every forward pass, also in a skipped step.
         `check_numerics` then fails a step only for its loss, or at the least scale.
-      xla: whether XLA compiles each tower's forward and backward pass, see `xla`; what comes after
-        them (combination, update) is not compiled.
+      xla: whether XLA compiles each tower's forward and backward pass, see `xla`. Combination and
+        update are not compiled.
       check_numerics: a NaN or an infinity in a tower's loss or gradient fails the step, naming the
         tower and the variable; see `nonfinite`.
       stateless_random: dropout and other random ops of the model draw numbers that depend on the
@@ -135,7 +133,7 @@ class Numerics(collections.namedtuple('Numerics', [
 
     def __new__(cls, precision: str = 'float32', loss_scale: typing.Optional[LossScale] = None,
                 xla: bool = False, check_numerics: bool = False, stateless_random: bool = False):
-        check_precision(precision)
+        check_choice('precision', precision, PRECISIONS)
         if loss_scale is not None and not isinstance(loss_scale, LossScale):
             raise InvalidArgumentError(
                 'loss_scale=%.80r: expected a LossScale, such as LossScale(initial=%s), or None.'
@@ -158,19 +156,18 @@ _NAME = re.compile(r'[A-Za-z0-9.][A-Za-z0-9_.\\\-]*')
 
 class Objective(collections.namedtuple('Objective', [
         'optimizer', 'var_list', 'transform_gradients', 'gradient_options', 'name'])):
-    """How a loss is minimized; `build_towers` takes it in the place of an optimizer.
+    """An optimizer with its variables and gradient transformation, for `build_towers`.
 
     >>> towers.build_towers(model_fn, inputs, towers.Objective(
     ...     tf.train.AdamOptimizer(0.001), transform_gradients=clip_by_norm), 4, 'mean')
 
     Attributes:
-      optimizer: a `tf.train.Optimizer`. A `compute_gradients`, or `minimize`, of its own is called
-        once, for the whole batch.
+      optimizer: a `tf.train.Optimizer`. If it overrides `compute_gradients` or `minimize`, that is
+        called once, for the whole batch.
       var_list: the variables to train: a list, or a function from the list of all trainable
         variables to a list of some; None for all.
-      transform_gradients: called with the combined `(gradient, variable)` pairs, returns the pairs
-        to apply: the place for `tf.clip_by_global_norm`. A variable without a gradient has a pair
-        with None, in its place.
+      transform_gradients: a function from the combined `(gradient, variable)` pairs to the pairs to
+        apply, such as `tf.clip_by_global_norm`. A variable without a gradient has a pair with None.
       gradient_options: dict of arguments for `optimizer.compute_gradients`, in every tower:
         `aggregation_method`, `gate_gradients`, `colocate_gradients_with_ops`; or None. Where
         `colocate_gradients_with_ops` would put a gradient operation on two devices, its tower's and
@@ -183,10 +180,16 @@ class Objective(collections.namedtuple('Objective', [
                 transform_gradients: typing.Optional[typing.Callable] = None,
                 gradient_options: typing.Optional[dict] = None):
         check_optimizer(optimizer, or_else='')
-        _check_graph_of('the learning rate of the optimizer',
-                        compat.optimizer_learning_rate(optimizer))
+        rate = compat.optimizer_learning_rate(optimizer)
+        if isinstance(rate, tf.Tensor) and getattr(rate, 'graph', None) is not (
+                tf.get_default_graph()):
+            raise InvalidArgumentError(
+                'the learning rate of the optimizer=%.80r belongs to another graph than the '
+                'default one: make it and the towers under the same tf.Graph().' % (rate,))
         check_var_list(var_list)
-        check_transform(transform_gradients)
+        if transform_gradients is not None:
+            check_function('transform_gradients', transform_gradients, 1,
+                           'a function from (gradient, variable) pairs to such pairs')
         check_gradient_options(gradient_options, optimizer)
         return super(Objective, cls).__new__(cls, optimizer, var_list, transform_gradients,
                                              gradient_options or {}, None)
@@ -256,63 +259,38 @@ def check_gradient_options(options, optimizer):
     if options is None:
         return
     check_instance('gradient_options', options, dict, 'a dict of arguments of compute_gradients')
-    kinds = tf.train.Optimizer
-    methods = tf.AggregationMethod
+    kinds, methods = tf.train.Optimizer, tf.AggregationMethod
     expected = {
         'aggregation_method': (None, methods.ADD_N, methods.EXPERIMENTAL_TREE,
                                methods.EXPERIMENTAL_ACCUMULATE_N),
         'gate_gradients': (kinds.GATE_NONE, kinds.GATE_OP, kinds.GATE_GRAPH),
         'colocate_gradients_with_ops': (True, False)}
+    parameters = inspect.signature(optimizer.compute_gradients).parameters.values()
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
     for option, value in options.items():
-        if option not in expected:
+        if option not in expected or not takes_all and option not in [
+                each.name for each in parameters]:
             raise InvalidArgumentError(
-                'gradient_options has %.80r: expected some of %s.%s' % (
-                    option, ', '.join(sorted(expected)), ' The loss is what the model function '
-                    'returns: multiply it there.' if option == 'grad_loss' else ''))
+                'gradient_options has %.80r: expected some of %s, as far as compute_gradients of '
+                '%s takes them. The loss is what the model function returns: multiply it there.' % (
+                    option, ', '.join(sorted(expected)), type(optimizer).__name__))
         if not any(type(value) is type(each) and value == each for each in expected[option]):
             raise InvalidArgumentError('gradient_options[%r]=%.80r: expected one of %s.' % (
                 option, value, ', '.join(map(repr, expected[option]))))
-    parameters = inspect.signature(optimizer.compute_gradients).parameters.values()
-    taken = {each.name for each in parameters}
-    if not any(each.kind is each.VAR_KEYWORD for each in parameters):
-        for option in sorted(set(options) - taken):
-            raise InvalidArgumentError('gradient_options has %r, and compute_gradients of %s '
-                                       'takes none: leave it out.' % (
-                                           option, type(optimizer).__name__))
-
-
-def check_transform(transform_gradients):
-    """Raises `InvalidArgumentError` unless it is None or a function of one argument."""
-    if transform_gradients is not None:
-        check_function('transform_gradients', transform_gradients, 1,
-                       'a function from (gradient, variable) pairs to such pairs')
 
 
 def check_var_list(var_list):
-    """Raises `InvalidArgumentError` unless `var_list` is None, a function, or a list of variables.
-    """
-    if var_list is None:
-        return
+    """Raises `InvalidArgumentError` unless it is None, a function, or a list of variables."""
+    expected = ('None, a list of variables, or a function from all trainable variables to such a '
+                'list')
     if callable(var_list):
-        check_function('var_list', var_list, 1, 'None, a list of variables, or a function from '
-                       'all trainable variables to such a list')
-        return
-    if not isinstance(var_list, (list, tuple)):
-        raise InvalidArgumentError('var_list=%.80r: expected None, a list of variables, or a '
-                                   'function from all trainable variables to such a list.' % (
-                                       var_list,))
-    if not var_list:
-        raise InvalidArgumentError('var_list=%r leaves no variable to train: name one at least; '
-                                   'pass None for all, or optimizer=None to evaluate.'
-                                   % (var_list,))
-    for variable in var_list:
-        if not isinstance(compat.keras_variable_value(variable), compat.VARIABLE_TYPES):
-            raise InvalidArgumentError('var_list holds %.80r of type %s: expected variables.'
-                                       % (variable, type(variable).__name__))
-
-
-def _check_graph_of(name, value):
-    if isinstance(value, tf.Tensor) and (
-            getattr(value, 'graph', None) is not tf.get_default_graph()):
-        raise InvalidArgumentError('%s=%.80r belongs to another graph than the default one: make '
-                                   'it and the towers under the same tf.Graph().' % (name, value))
+        check_function('var_list', var_list, 1, expected)
+    elif var_list is not None and not isinstance(var_list, (list, tuple)):
+        raise InvalidArgumentError('var_list=%.80r: expected %s.' % (var_list, expected))
+    elif var_list is not None and not var_list:
+        raise InvalidArgumentError('var_list=%r leaves no variable to train: pass None for all, or '
+                                   'optimizer=None to evaluate.' % (var_list,))
+    elif var_list is not None:
+        for variable in var_list:
+            check_instance('a variable in var_list', compat.keras_variable_value(variable),
+                           compat.VARIABLE_TYPES, 'a variable')

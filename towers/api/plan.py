@@ -1,78 +1,57 @@
-"""The plan: what the towers will do, on one screen, before step 1."""
+"""The plan: a description of the build on one screen, before step 1."""
 
 import collections
 import itertools
 import textwrap
 
-from towers.placement.devices import needs_config, short_name
+from towers.placement.devices import short_name
 
 PlannedTower = collections.namedtuple('PlannedTower', 'index device examples owns')
 """A row of the plan: `examples` is an int, or None where the batch is not static; `owns` names
 what this tower alone provides."""
 
 _WIDTH = 100  # columns of a screen
-_SESSION = 'tf.Session(config=towers.session_config(built.devices)) makes the CPU devices'
 
 
 class Plan(collections.namedtuple('Plan', [
-        'towers', 'batch_size', 'remainder', 'shares', 'reduction', 'gradient', 'optimizer',
-        'global_step', 'learning_rate', 'variable_device', 'num_variables', 'num_trainable',
-        'parameters', 'parameter_bytes', 'shared_by_order', 'whole_batch', 'regularization',
-        'batch_norm', 'without_gradient', 'how_built', 'stages', 'accumulation', 'recomputation',
-        'precision', 'loss_scale', 'xla', 'owners', 'own_state',
-        'initial_of_first', 'inline_updates', 'session', 'all_towers', 'cluster',
-        'cluster_warning'])):
-    """What `build_towers` built, in words; `print(plan)` fits a screen.
+        'towers', 'lines', 'batch_size', 'remainder', 'shares', 'reduction', 'all_towers',
+        'parameter_bytes', 'initial_of_first'])):
+    """The description of a build; `print(plan)` fits a screen.
 
     Attributes:
       towers: list of `PlannedTower`.
-      batch_size: examples a step: an int, or None where it is not static.
+      lines: list of `(label, text)`, as they are printed below the towers.
+      batch_size: examples per step: an int, or None if not static.
       remainder: as given to `build_towers`.
-      shares: the proportions of the parts of a batch: a tuple of ints.
+      shares: the proportions of the shards: a tuple of ints.
       reduction: as given to `build_towers`.
-      gradient: one line: what the combined gradient is the gradient of; None without an optimizer.
-      optimizer: name of the optimizer's class, or None.
-      global_step: one line on who counts the steps, where the optimizer does not; else None.
-      learning_rate: one line: the rate, and the effective rate under the reduction.
-      variable_device: where variables live, in words.
-      num_variables: how many variables the towers share.
-      num_trainable: how many of them are trainable.
-      parameters: how many numbers these variables hold.
-      parameter_bytes: how many bytes these variables take.
-      shared_by_order: names of variables that were shared by their order of creation.
-      whole_batch: one line on a loss that is no mean over the examples, or None.
-      regularization: one line; None where no regularization of the model is known.
-      batch_norm: one line; None without an optimizer.
-      without_gradient: names of trainable variables that no tower has a gradient of.
-      how_built: one line: calls of the model function, and copies.
-      stages: one line about a model on several devices a tower, or None.
-      accumulation: one line about the micro-batches of each tower, or None.
-      recomputation: one line about operations that the backward pass recomputes, or None.
-      precision: one line, or None for float32.
-      loss_scale: one line, or None for a loss that is not scaled.
-      xla: one line, or None where XLA compiles nothing.
-      owners: one line: who writes how many variables; None where the update alone writes.
-      own_state: names of the state variables that each tower has of its own, see `ownership`.
+      all_towers: the number of towers on all machines.
+      parameter_bytes: the bytes of the model's variables.
       initial_of_first: names of variables whose initial value is computed from the first tower's
         part of the batch (data-dependent initialization); on one device, from the whole batch.
-      inline_updates: one line about the variables that the towers' forward pass writes, or None.
-      session: one line: threads and memory that `session_config` gives a session of these devices.
-      all_towers: how many towers there are, on all machines.
-      cluster: one line about the other machines, or None.
-      cluster_warning: one line about who can reach this machine, or None.
     """
     __slots__ = ()
+
+    def line(self, label):
+        """The text behind a label, such as `'batch norm'`; None where the plan has no such line."""
+        return dict(self.lines).get(label)
+
+    def with_line(self, label, text):
+        """This plan with another text behind one of its labels."""
+        return self._replace(lines=[(each, text if each == label else old)
+                                    for each, old in self.lines])
 
     def __str__(self):
         width = max(len(_row_name(tower.device)) for tower in self.towers)
         row = '  %%-5s  %%-%ds  %%-8s  %%s' % max(width, 12)
         lines = [self._batch(), row % ('tower', 'device', 'examples', 'does for all')]
-        for tower in _some_rows(self.towers):
+        few = len(self.towers) <= 10
+        for tower in self.towers if few else self.towers[:8] + [None] + self.towers[-1:]:
             lines.append('  ...' if tower is None else row % (
                 tower.index, _row_name(tower.device),
                 '?' if tower.examples is None else tower.examples, ', '.join(tower.owns) or '-'))
-        for label, text in self._facts():
-            for part in textwrap.wrap(text or '', _WIDTH - 19):
+        for label, text in self.lines:
+            for part in textwrap.wrap(text, _WIDTH - 19):
                 lines.append('  %-15s  %s' % (label, part))
                 label = ''
         return '\n'.join(line[:_WIDTH] for line in lines)
@@ -93,42 +72,6 @@ class Plan(collections.namedtuple('Plan', [
                 '%d x %d' % (len(list(group)), size) for size, group in itertools.groupby(sizes)))
         return '%d tower%s, %s' % (len(sizes), '' if len(sizes) == 1 else 's', batch)
 
-    def _facts(self):
-        """The lines below the rows: a list of `(label, text or None)`."""
-        return [
-            ('towers', self.how_built if len(self.towers) > 1 else None),
-            ('variables', '%d (%d trainable), %s parameters, %s' % (
-                self.num_variables, self.num_trainable, '{:,}'.format(self.parameters),
-                '%.1f MB' % (self.parameter_bytes / 1e6) if self.parameter_bytes >= 1e5 else
-                '%.1f kB' % (self.parameter_bytes / 1e3))),
-            ('variables on', self.variable_device),
-            ('shared by order', _some(self.shared_by_order)),
-            ('cluster', self.cluster),
-            ('open to anyone', self.cluster_warning),
-            ('session', _SESSION if needs_config([tower.device for tower in self.towers])
-             else None),
-            ('session_config', self.session),
-            ('optimizer', self.optimizer),
-            ('global step', self.global_step),
-            ('reduction', self.gradient),
-            ('stages', self.stages),
-            ('accumulation', self.accumulation),
-            ('recomputation', self.recomputation),
-            ('learning rate', self.learning_rate),
-            ('precision', self.precision),
-            ('loss scale', self.loss_scale),
-            ('XLA compiles', self.xla),
-            ('whole batch', self.whole_batch),
-            ('regularization', self.regularization),
-            ('batch norm', self.batch_norm),
-            ('who writes', self.owners),
-            ('forward pass', self.inline_updates),
-            ('of each tower', _own_state(self.own_state)),
-            ('initial value', None if not self.initial_of_first else
-             "of %s is of tower 0's part of the batch, not of all of it" % briefly(
-                 self.initial_of_first)),
-            ('no gradient', _some(self.without_gradient))]
-
 
 def _row_name(device):
     """The devices of a tower; the first and the last where all would leave the screen's row."""
@@ -138,33 +81,7 @@ def _row_name(device):
     return '%s+...+%s (%d devices)' % (names[0], names[-1], len(names))
 
 
-def _own_state(names):
-    """The line about the towers' own state, and how a program resets it in all towers."""
-    if not names:
-        return None
-    return '%s; tf.variables_initializer(built.own_state) resets every tower' % _some(names, 56)
-
-
 def briefly(names, limit=2):
     """The first names, and how many more there are: `'a, b and 3 more'`."""
     more = '' if len(names) <= limit else ' and %d more' % (len(names) - limit)
     return ', '.join(names[:limit]) + more
-
-
-def _some(names, spare=0):
-    """As many names as fit a line, at least one (or its end), and the count of the others."""
-    width = _WIDTH - 19 - spare
-    if not names:
-        return None
-    for limit in (3, 2, 1):
-        more = '' if len(names) <= limit else ' and %d more' % (len(names) - limit)
-        text = ', '.join(names[:limit]) + more
-        if len(text) <= width:
-            return text
-    return '...' + names[0][len(text) + 3 - width:] + more
-
-
-def _some_rows(rows, limit=10):
-    if len(rows) <= limit:
-        return rows
-    return rows[:limit - 2] + [None] + rows[-1:]

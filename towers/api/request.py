@@ -8,11 +8,11 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import (check_choice, check_graph_mode, check_instance, check_step_variable)
 from towers.api.built import BuiltTowers, check_same_graph
 from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement, checked_objectives
-from towers.placement.other_combiners import check_alone
 from towers.errors import InvalidArgumentError, ModelFunctionError
 from towers.graph.scopes import full_scope_name, scope_to_enter
+from towers.optimizers import check_alone, number_of_slots
 from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve_devices
-from towers.placement.precision import rewrite_field, try_precision
+from towers.placement.precision import rewrite_field
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import Placement
 from towers.reduce.all_reduce import check_all_reduce
@@ -20,9 +20,7 @@ from towers.reduce.micro_batches import kept_at_once
 from towers.tower.build_context import check_no_failed_build
 from towers.tower.shards import checked_shares
 from towers.tower.optimizer_gradients import has_own_minimize
-from towers.tower.stage_costs import number_of_slots
 from towers.tower.stage_cuts import Cutting
-from towers.tower.stateless_random import NamesOnOneMachine
 
 REDUCTIONS = ('sum', 'mean')
 _CHOICES = dict(reduction=REDUCTIONS, regularization=('none', 'add'),
@@ -33,7 +31,7 @@ _CHOICES = dict(reduction=REDUCTIONS, regularization=('none', 'add'),
 class Request(collections.namedtuple('Request', [
         'model_fn', 'objectives', 'devices', 'reduction', 'remainder', 'shares', 'global_step',
         'regularization', 'update_ops', 'batch_norm', 'numerics', 'recompute', 'cluster', 'copies',
-        'reuse', 'earlier', 'variable_scope', 'full_scope_name', 'name', 'names', 'parts',
+        'reuse', 'earlier', 'variable_scope', 'full_scope_name', 'name', 'parts_before', 'parts',
         'accumulate', 'schedule', 'cutting', 'placement', 'loss_scale',
         'no_batch_values', 'precision_text'])):
     """The checked arguments of a call; arguments under their own names, and:
@@ -49,7 +47,7 @@ class Request(collections.namedtuple('Request', [
       full_scope_name: full name of the model's variable scope.
       name: prefix of the name scopes of further towers: `'tower'`; in a graph that has such
         scopes already `'build_2/tower'`.
-      names: `NamesOnOneMachine`, for seeds of random ops.
+      parts_before: how many parts the machines before this one have, for seeds of random ops.
       parts: list of `Part` of all towers, in the order of the batch: tower by tower, and within a
         tower micro-batch by micro-batch.
       accumulate: how many micro-batches each tower has.
@@ -76,7 +74,7 @@ class Request(collections.namedtuple('Request', [
     def has_whole_batch(self):
         """Whether no other machine has a part in the batch of a step."""
         return (self.cluster is None or not self.cluster.synchronous
-                or self.cluster.num_workers == 1)
+                or self.cluster.has_local_steps or self.cluster.num_workers == 1)
 
     @property
     def random_step(self):
@@ -130,21 +128,23 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
         check_choice(argument, given, _CHOICES[argument])
     check_model_fn(model_fn)
     objectives = checked_objectives(optimizer)
-    _check_goes_with_several(objectives, regularization, numerics)
-    _check_step(global_step, numerics)
+    if global_step is not None:
+        check_step_variable(global_step)
+    if not (cluster is None or hasattr(cluster, 'check_build')):
+        raise InvalidArgumentError('cluster=%.80r: expected a towers.Cluster, or None.' % (
+            cluster,))
     earlier, variable_scope = _checked_reuse(reuse)
-    accumulate, schedule = _checked_micro_batches(memory, pipeline, objectives, devices)
-    _check_recompute(memory.recompute, objectives, numerics)
-    no_batch_values = _no_batch_values(accumulate, cluster, batch_norm)
-    name, parts = _named_parts(tf.get_default_graph(), devices, accumulate, copies)
-    placement = _checked_placement(variables, devices, objectives, earlier, cluster)
-    if copies == 'reuse' and (placement.all_reduce is not None or pipeline.stages is not None):
-        raise InvalidArgumentError("copies='reuse' goes with neither VariablePlacement("
-                                   "'replicated') nor stages=: pass copies='clone'.")
     loss_scale = numerics.scale_of_loss() if objectives else None
-    _check_minimize(objectives, loss_scale, placement.all_reduce is not None)
-    if cluster is not None:
-        _check_cluster(cluster, objectives, placement.all_reduce, loss_scale)
+    _check_losses(objectives, regularization, numerics, memory, pipeline, cluster)
+    _check_micro_batches(devices, objectives, memory, pipeline)
+    placement = _checked_placement(variables, devices, objectives, earlier, cluster)
+    _check_together(objectives, placement, loss_scale, copies, pipeline, memory, numerics,
+                    global_step)
+    accumulate = max(memory.accumulate, pipeline.micro_batches)
+    schedule = pipeline.schedule if pipeline.micro_batches > 1 else None
+    name, parts = _named_parts(tf.get_default_graph(), devices, accumulate, copies)
+    if cluster is not None and objectives:
+        cluster.check_build(objectives[0].optimizer, placement.all_reduce, loss_scale is not None)
     elif objectives:
         check_alone([each.optimizer for each in objectives], placement.leaves_servers,
                     tf.global_variables())
@@ -155,13 +155,15 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
         batch_norm=batch_norm, numerics=numerics, recompute=memory.recompute, cluster=cluster,
         copies=copies, reuse=reuse if earlier is None else True, earlier=earlier,
         variable_scope=variable_scope, full_scope_name=full_scope_name(variable_scope), name=name,
-        names=NamesOnOneMachine(_before(cluster, len(devices)), name, _before(cluster, len(parts))),
+        parts_before=_before(cluster, len(parts)),
         parts=parts, accumulate=accumulate, schedule=schedule,
         cutting=_cutting(pipeline.stages, placement, stages_of(devices[0]), schedule, accumulate,
                          objectives),
         placement=placement, loss_scale=loss_scale,
-        no_batch_values=no_batch_values,
-        precision_text=_precision_text(numerics.precision, devices))
+        no_batch_values=_no_batch_values(accumulate, cluster, batch_norm),
+        precision_text=None if numerics.precision == 'float32' else (
+            "%s by TensorFlow's rewrite %s; the audit of a step says whether it acts" % (
+                numerics.precision, rewrite_field(numerics.precision, devices))))
 
 
 def _of_type(name, given, kind):
@@ -178,21 +180,14 @@ def check_model_fn(model_fn):
                                  'shard to its loss.' % (model_fn,))
 
 
-def _check_step(global_step, numerics):
-    if global_step is not None:
-        check_step_variable(global_step)
-    elif numerics.stateless_random:
-        raise InvalidArgumentError('stateless_random=True needs a global_step to draw by.')
-
-
 def _checked_placement(variables, devices, objectives, earlier, cluster):
     """The `Placement` of the variables; checks that their replicas can be kept equal."""
     placement = Placement(variables.device, devices, variables.all_reduce, bool(objectives),
-                          devices.checked, alone=bool(objectives) and cluster is None,
+                          alone=bool(objectives) and cluster is None,
                           earlier=None if earlier is None or variables.device is not None
                           else earlier.placement)
     if devices.checked and not placement.is_earlier_builds:
-        for device in placement.devices() or ():
+        for device in placement.devices():
             check_variable_device(device, devices)
     if variables.all_reduce is not None:
         check_all_reduce(variables.all_reduce, devices)
@@ -211,102 +206,93 @@ def _checked_reuse(reuse):
         check_same_graph('reuse', reuse)
         return reuse, scope_to_enter(reuse.variable_scope)
     if not (reuse is None or isinstance(reuse, bool) or reuse is tf.AUTO_REUSE):
-        raise InvalidArgumentError('reuse=%.80r: expected None, True, tf.AUTO_REUSE, or what an '
-                                   'earlier build_towers returned.' % (reuse,))
+        raise InvalidArgumentError('reuse=%.80r: expected None, True, tf.AUTO_REUSE, or the '
+                                   'result of an earlier build_towers.' % (reuse,))
     return None, None
 
 
-def _check_goes_with_several(objectives, regularization, numerics):
+def _raise_first(contradictions):
+    """Raises `InvalidArgumentError` with the text of the first `(is it so, text)` that is so."""
+    for is_so, text in contradictions:
+        if is_so:
+            raise InvalidArgumentError(text)
+
+
+def _check_losses(objectives, regularization, numerics, memory, pipeline, cluster):
+    """Raises `InvalidArgumentError` for what goes with one loss, where there are several."""
     if objectives.names is None:
         return
-    if regularization == 'add':
-        raise InvalidArgumentError(
-            "regularization='add', and there are several losses (%s): which of them it belongs to "
-            'is not known here. Add tf.losses.get_regularization_loss() to those that it belongs '
-            'to, in the model function.' % ', '.join(objectives.names))
-    if numerics.loss_scale is not None or numerics.precision == 'fp16':
-        raise InvalidArgumentError(
-            'a loss scale (%s) goes with one loss, and there are several (%s): pass '
-            "precision='bf16' or 'float32', and no loss_scale." % (
-                "precision='fp16'" if numerics.loss_scale is None else 'loss_scale=',
-                ', '.join(objectives.names)))
+    names = ', '.join(objectives.names)
+    count = max(memory.accumulate, pipeline.micro_batches)
+    _raise_first([
+        (regularization == 'add',
+         "regularization='add', and there are several losses (%s): which of them it belongs to is "
+         'not known here. Add tf.losses.get_regularization_loss() to those that it belongs to, in '
+         'the model function.' % names),
+        (numerics.loss_scale is not None or numerics.precision == 'fp16',
+         'a loss scale (%s) goes with one loss, and there are several (%s): pass '
+         "precision='bf16' or 'float32', and no loss_scale." % (
+             "precision='fp16'" if numerics.loss_scale is None else 'loss_scale=', names)),
+        (count > 1,
+         '%s=%d goes with one loss, and there are several (%s): a micro-batch waits for the '
+         'gradients of the one before, which would be those of all losses.' % (
+             'accumulate' if memory.accumulate > 1 else 'micro_batches', count, names)),
+        (cluster is not None,
+         'cluster= goes with one loss, and there are several (%s): which of their steps the '
+         'machines take together is not known here.' % names)])
 
 
-def _check_cluster(cluster, objectives, all_reduce, loss_scale):
-    if not hasattr(cluster, 'check_build'):
-        raise InvalidArgumentError('cluster=%.80r: expected a towers.Cluster, or None.'
-                                   % (cluster,))
-    if not objectives:
-        return
-    if objectives.names is not None:
-        raise InvalidArgumentError(
-            'cluster= goes with one loss, and there are several (%s): which of their steps the '
-            'machines take together is not known here.' % ', '.join(objectives.names))
-    cluster.check_build(objectives[0].optimizer, all_reduce, loss_scale is not None)
-
-
-def _check_minimize(objectives, loss_scale, has_replicas):
-    for each in objectives:
-        if has_own_minimize(each.optimizer) and (loss_scale is not None or has_replicas):
-            raise InvalidArgumentError(
-                '%s has a minimize of its own, and there is %s: what it does between the gradients '
-                'and their update would be done to %s. Put it into apply_gradients, or into '
-                'transform_gradients.' % (
-                    type(each.optimizer).__name__,
-                    'a loss scale' if loss_scale is not None else 'a replica of each variable on '
-                    "each tower (VariablePlacement('replicated'))",
-                    'gradients that are not finite, too' if loss_scale is not None
-                    else 'each replica'))
-
-
-def _precision_text(precision, devices):
-    """The plan's line about the precision, or None for float32."""
-    if precision == 'float32':
-        return None
-    if devices.checked and all(tf.DeviceSpec.from_string(name).job is None for name in devices):
-        return '%s by %s' % (precision, try_precision(precision, devices))
-    return "%s by TensorFlow's rewrite %s, not tried out" % (
-        precision, rewrite_field(precision, devices))
-
-
-def _checked_micro_batches(memory, pipeline, objectives, devices):
-    """`(number of micro-batches of a tower, schedule)`; the schedule is None without a pipeline.
-
-    Raises:
-      InvalidArgumentError: micro-batches or stages that do not go with the rest.
-    """
-    is_pipeline = pipeline.micro_batches > 1
-    if is_pipeline and memory.accumulate > 1:
-        raise InvalidArgumentError(
-            'micro_batches=%d and accumulate=%d: a pipeline adds up the gradients of its '
-            'micro-batches, too. Pass micro_batches=%d alone.' % (
-                pipeline.micro_batches, memory.accumulate,
-                pipeline.micro_batches * memory.accumulate))
+def _check_micro_batches(devices, objectives, memory, pipeline):
+    """Raises `InvalidArgumentError` for micro-batches or stages that do not go with the rest."""
+    is_pipeline, has_stages = pipeline.micro_batches > 1, len(stages_of(devices[0])) > 1
     name, count = (('micro_batches', pipeline.micro_batches) if is_pipeline else
                    ('accumulate', memory.accumulate))
-    if count > 1 and not objectives:
-        raise InvalidArgumentError('%s=%d, and there is no optimizer: it is for gradients. '
-                                   'Evaluate in smaller batches.' % (name, count))
-    if count > 1 and objectives.names is not None:
-        raise InvalidArgumentError(
-            '%s=%d goes with one loss, and there are several (%s): a micro-batch waits for the '
-            'gradients of the one before, which would be those of all losses.' % (
-                name, count, ', '.join(objectives.names)))
-    if len(stages_of(devices[0])) == 1:
-        if pipeline.stages is not None:
-            raise InvalidArgumentError(
-                'stages=%.40r, and each tower has one device: pass several a tower, such as '
-                "devices=[['/gpu:0', '/gpu:1'], ['/gpu:2', '/gpu:3']]." % (pipeline.stages,))
-        if is_pipeline:
-            raise InvalidArgumentError(
-                'micro_batches=%d, and each tower has one device, so that there is no pipeline: '
-                'pass Memory(accumulate=%d) to cut the batch further, or several devices a tower.'
-                % (count, count))
-    if count * len(devices) > MOST_TOWERS:
-        raise InvalidArgumentError(
-            '%s=%d on %d tower%s: expected %d micro-batches in all at most.' % (
-                name, count, len(devices), '' if len(devices) == 1 else 's', MOST_TOWERS))
-    return count, pipeline.schedule if is_pipeline else None
+    _raise_first([
+        (is_pipeline and memory.accumulate > 1,
+         'micro_batches=%d and accumulate=%d: a pipeline adds up the gradients of its '
+         'micro-batches, too. Pass micro_batches=%d alone.' % (
+             count, memory.accumulate, count * memory.accumulate)),
+        (count > 1 and not objectives,
+         '%s=%d, and there is no optimizer: it is for gradients. Evaluate in smaller batches.' % (
+             name, count)),
+        (pipeline.stages is not None and not has_stages,
+         'stages=%.40r, and each tower has one device: pass several a tower, such as '
+         "devices=[['/gpu:0', '/gpu:1'], ['/gpu:2', '/gpu:3']]." % (pipeline.stages,)),
+        (is_pipeline and not has_stages,
+         'micro_batches=%d, and each tower has one device, so that there is no pipeline: pass '
+         'Memory(accumulate=%d) to cut the batch further, or several devices a tower.' % (
+             count, count)),
+        (count * len(devices) > MOST_TOWERS,
+         '%s=%d on %d tower%s: expected %d micro-batches in all at most.' % (
+             name, count, len(devices), '' if len(devices) == 1 else 's', MOST_TOWERS))])
+
+
+def _check_together(objectives, placement, loss_scale, copies, pipeline, memory, numerics,
+                    global_step):
+    """Raises `InvalidArgumentError` for other options that contradict each other."""
+    has_replicas = placement.all_reduce is not None
+    minimizing = [type(each.optimizer).__name__ for each in objectives
+                  if has_own_minimize(each.optimizer)]
+    recompute = '%.80r' % (memory.recompute,)
+    _raise_first([
+        (numerics.stateless_random and global_step is None,
+         'stateless_random=True needs a global_step to draw by.'),
+        (memory.recompute is not None and not objectives,
+         'recompute=%s, and there is no optimizer: without a backward pass nothing is kept for '
+         'it.' % recompute),
+        (memory.recompute is not None and numerics.xla,
+         'recompute=%s and xla=True: XLA decides by itself what it keeps. Pass one of the two.'
+         % recompute),
+        (copies == 'reuse' and (has_replicas or pipeline.stages is not None),
+         "copies='reuse' goes with neither VariablePlacement('replicated') nor stages=: pass "
+         "copies='clone'."),
+        (minimizing and (loss_scale is not None or has_replicas),
+         '%s has a minimize of its own, and there is %s: what it does between the gradients and '
+         'their update would be done to %s. Put it into apply_gradients, or into '
+         'transform_gradients.' % ((', '.join(minimizing),) + (
+             ('a loss scale', 'gradients that are not finite, too') if loss_scale is not None else
+             ("a replica of each variable on each tower (VariablePlacement('replicated'))",
+              'each replica'))))])
 
 
 def _cutting(stages, placement, devices, schedule, micro_batches, objectives):
@@ -332,15 +318,6 @@ def _no_batch_values(accumulate, cluster, batch_norm):
     if batch_norm == 'sync' and reason is not None:
         raise InvalidArgumentError("batch_norm='sync': %s." % reason)
     return reason
-
-
-def _check_recompute(recompute, objectives, numerics):
-    if recompute is not None and not objectives:
-        raise InvalidArgumentError('recompute=%.80r, and there is no optimizer: without a backward '
-                                   'pass nothing is kept for it.' % (recompute,))
-    if recompute is not None and numerics.xla:
-        raise InvalidArgumentError('recompute=%.80r and xla=True: XLA decides by itself what it '
-                                   'keeps. Pass one of the two.' % (recompute,))
 
 
 def _before(cluster, count):

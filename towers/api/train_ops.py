@@ -1,14 +1,12 @@
 """The train op of a build; with several losses, a train op for each loss and one for all."""
 
 import collections
-import functools
 
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
 from towers.graph.nests import fetches_in
 from towers.graph.variable_access import metric_variables
-from towers.nonfinite import checked_at_least_scale
 from towers.placement.variable_device import only_device
 from towers.reduce.replicas import follow_updates
 from towers.reduce.update import apply_update, checked_transform
@@ -46,6 +44,10 @@ def update_variables(tower_set, request, outputs, combined, shards, collections_
                      machines=None):
     """Makes the update of the shared variables, and puts other updates onto it: `Update`.
 
+    With several losses there is a train op for each, which computes nothing for the others; and one
+    for all, which takes all gradients at the weights before the step, and applies them in the order
+    of the losses: two optimizers do not write the same variable at the same time.
+
     Args:
       tower_set: `TowerSet`.
       request: `Request`.
@@ -55,32 +57,38 @@ def update_variables(tower_set, request, outputs, combined, shards, collections_
       collections_before: `BuildCollections`.
       machines: the object that has combined gradients across machines; or None.
     """
-    if not request.objectives:
+    objectives = request.objectives
+    if not objectives:
         return Update(train_op=None, train_ops={}, slots=[], gradients=[], rides={})
+    of, of_towers = objectives.of, collections_before.new_updates()
     settle = _settling(tower_set, request, outputs, combined, shards)
-    of, of_towers = request.objectives.of, collections_before.new_updates()
     with graph_walk.Recording(tf.get_default_graph()) as made:
-        gradients = request.objectives.shaped(
+        gradients = objectives.shaped(
             tower_set.gradients.made_by_optimizer(
                 each, of(each, outputs.loss), of(each, combined).gradients)
-            for each in request.objectives)
+            for each in objectives)
         of_optimizers = collections_before.new_updates()[len(of_towers):]
-        gradients = request.objectives.shaped(
-            checked_transform(each.transform_gradients, of(each, gradients), request.placement,
-                              each.name)
-            for each in request.objectives)
+        gradients = objectives.shaped(
+            checked_transform(each.transform_gradients, of(each, gradients),
+                              request.placement.main, each.name)
+            for each in objectives)
     made = made.operations
     settle(made, [
         tensor for pairs in flat(gradients) for tensor in tensors_of(pairs)], ())
     updates = _updates(tower_set, request.update_ops, collections_before.updates, of_optimizers)
-    if request.objectives.names is None:
-        update = _of_one_loss(tower_set, request, outputs, gradients, combined, updates, machines,
-                              made, settle)
-    else:
-        update = _of_several(tower_set, request, outputs, gradients, combined, updates, made,
-                             settle)
-    return update._replace(gradients=map_shaped(
-        lambda pairs: [pair for pair in pairs if pair[0] is not None], update.gradients))
+    steps = _Steps(tower_set, request, outputs, combined, gradients, machines, settle, made)
+    riding = {} if objectives.names is None else _riding(updates, outputs.loss, tower_set.towers)
+    alone = {name: steps.of([objectives[place]], updates_of_loss)
+             for place, (name, updates_of_loss) in enumerate(riding.items())}
+    joint = steps.of(list(objectives), updates)
+    return joint._replace(
+        train_ops=collections.OrderedDict((name, each.train_op) for name, each in alone.items()),
+        slots=sum((each.slots for each in alone.values()), []) + joint.slots,
+        slots_of_replicas=sum((each.slots_of_replicas for each in alone.values()), [])
+        + joint.slots_of_replicas,
+        rides={name: len(each) for name, each in riding.items()},
+        gradients=map_shaped(lambda pairs: [pair for pair in pairs if pair[0] is not None],
+                             gradients))
 
 
 def _settling(tower_set, request, outputs, combined, shards):
@@ -119,100 +127,73 @@ def _settling(tower_set, request, outputs, combined, shards):
     return settle
 
 
-def _of_one_loss(tower_set, request, outputs, gradients, combined, updates, machines, made,
-                 settle):
-    towers = tower_set.towers
-    scaled_losses, on_skip = tower_set.gradients.scaled_losses, None
-    if scaled_losses is not None:
-        scaled_losses = scaled_losses.watching(combined.gradients)
-        if request.numerics.check_numerics:
-            on_skip = functools.partial(checked_at_least_scale, combined.gradients, scaled_losses)
-    loss = outputs.loss
-    updates_here = machines is None or machines.updates_here
-    updates += follow_updates(tower_set.roles.replicas, updates,
-                              [loss] + _read_for(gradients, combined))
-    gates, computed = machines.gates if machines is not None else [], _computed(outputs, towers)
-    redirect = None
-    if machines is not None and updates_here:
-        updates, redirect = hold_back(updates, gates, request.cluster.active, computed)
-    after = [loss] + updates
-    applied, operations = _apply(
-        tower_set, request, request.objectives[0], loss, gradients, combined, after,
-        global_step=request.global_step, scaled_losses=scaled_losses, on_skip=on_skip)
-    settle(made + operations, [applied.train_op], after)
-    if redirect is not None:
-        redirect()  # the optimizer may wait for updates by itself
-    if updates_here:
-        hold_update(applied.train_op, _all_of(combined), after, computed, gates)
-    return Update(train_op=applied.train_op, train_ops={}, slots=applied.slots,
-                  gradients=gradients, rides={}, slots_of_replicas=applied.slots_of_replicas,
-                  counts=applied.counts, before=tuple(after), redirect=redirect,
-                  scaled_losses=scaled_losses)
+class _Steps:
+    """Makes train ops: of one loss, or of several at once."""
 
+    def __init__(self, tower_set, request, outputs, combined, gradients, machines, settle, made):
+        self._tower_set, self._request, self._outputs = tower_set, request, outputs
+        self._combined, self._gradients, self._machines = combined, gradients, machines
+        self._settle, self._made = settle, made
+        self._computed = _computed(outputs, tower_set.towers)
 
-def _apply(tower_set, request, objective, loss, gradients, combined, after, **further):
-    """Applies the gradients of a loss: `(Applied, list of the operations that this has made)`."""
-    optimizer = objective.optimizer
-    if has_own_minimize(optimizer):
-        optimizer = Minimizing(optimizer, loss)
-    with graph_walk.Recording(tf.get_default_graph()) as made:
-        applied = apply_update(
-            optimizer, gradients, placement=request.placement,
-            variables=tower_set.recorded.variables, after=after,
-            replicas=tower_set.roles.replicas,
-            on_towers=combined.on_towers, **further)
-    return applied, made.operations
+    def of(self, objectives, updates):
+        """The `Update` by some of the losses, with updates that ride on it.
+
+        Args:
+          objectives: list of `Objective`; their optimizers write one after the other.
+          updates: list of operations or tensors.
+        """
+        request, machines, replicas = self._request, self._machines, self._tower_set.roles.replicas
+        of, updates = request.objectives.of, list(updates)
+        combined = [of(each, self._combined) for each in objectives]
+        losses = [of(each, self._outputs.loss) for each in objectives]
+        read = [tensor for each, summed in zip(objectives, combined)
+                for tensor in _read_for(of(each, self._gradients), summed)]
+        updates += follow_updates(replicas, updates, losses + read)
+        gates, redirect = machines.gates if machines is not None else [], None
+        updates_here = machines is None or machines.updates_here
+        if machines is not None and updates_here:
+            updates, redirect = hold_back(updates, gates, request.cluster.active, self._computed)
+        scaled_losses = self._tower_set.gradients.scaled_losses
+        if scaled_losses is not None:  # of one loss
+            scaled_losses = scaled_losses.watching(combined[0].gradients)
+        before, slots, slots_of_replicas = losses + updates, [], []
+        after = before + (read if len(objectives) > 1 else [])
+        for each, summed in zip(objectives, combined):
+            applied = self._apply(each, summed, after, each is objectives[-1], scaled_losses)
+            after = after + [applied.train_op]
+            slots, slots_of_replicas = slots + applied.slots, (
+                slots_of_replicas + applied.slots_of_replicas)
+        if redirect is not None:
+            redirect()  # the optimizer may wait for updates by itself
+        if updates_here:
+            hold_update(applied.train_op, [pair for each in combined for pair in _all_of(each)],
+                        before, self._computed, gates)
+        return Update(train_op=applied.train_op, train_ops={}, slots=slots, gradients=[], rides={},
+                      slots_of_replicas=slots_of_replicas, counts=applied.counts,
+                      before=tuple(before), redirect=redirect, scaled_losses=scaled_losses)
+
+    def _apply(self, objective, combined, after, is_last, scaled_losses):
+        """The `Applied` gradients of a loss; the last one counts the step."""
+        request, optimizer, of = self._request, objective.optimizer, self._request.objectives.of
+        if has_own_minimize(optimizer):
+            optimizer = Minimizing(optimizer, of(objective, self._outputs.loss))
+        with graph_walk.Recording(tf.get_default_graph()) as made:
+            applied = apply_update(
+                optimizer, of(objective, self._gradients),
+                request.global_step if is_last else None, placement=request.placement,
+                variables=self._tower_set.recorded.variables, after=after,
+                replicas=self._tower_set.roles.replicas, on_towers=combined.on_towers,
+                scaled_losses=scaled_losses)
+        self._made = self._made + made.operations
+        self._settle(self._made, [applied.train_op], after)
+        return applied
 
 
 def _computed(outputs, towers):
     """The tensors and operations that can be fetched without a step."""
     shown = [outputs] + [(tower.data_loss, tower.predictions, tower.metrics) for tower in towers]
     return fetches_in(shown)
-
-
-def _of_several(tower_set, request, outputs, gradients, combined, updates, made, settle):
-    """A train op for each loss, which computes nothing for the others; and one for all losses.
-
-    The train op for all losses takes all gradients at the weights before the step, and applies them
-    in the order of the losses: two optimizers do not write the same variable at the same time.
-    """
-    towers, losses = tower_set.towers, outputs.loss
-    riding, computed = _riding(updates, losses, towers), _computed(outputs, towers)
-    train_ops, slots, of_replicas, applied = collections.OrderedDict(), [], [], []
-    joint_after = flat(losses) + updates + [
-        tensor for pairs in flat(gradients) for tensor in tensors_of(pairs)]
-    joint_after += follow_updates(tower_set.roles.replicas, updates, joint_after + [
-        tensor for each in flat(combined) for tensor in _read_for([], each)])
-    for each in request.objectives:
-        after = [losses[each.name]] + riding[each.name]
-        after += follow_updates(
-            tower_set.roles.replicas, riding[each.name],
-            after + _read_for(gradients[each.name], combined[each.name]))
-        one, operations = _apply(
-            tower_set, request, each, losses[each.name], gradients[each.name],
-            combined[each.name], after, global_step=request.global_step)
-        train_ops[each.name], made = one.train_op, made + operations
-        settle(made, [one.train_op], after)
-        hold_update(train_ops[each.name], _all_of(combined[each.name]), after, computed)
-        slots, of_replicas = slots + one.slots, of_replicas + one.slots_of_replicas
-    for each in request.objectives:
-        joint, operations = _apply(
-            tower_set, request, each, losses[each.name], gradients[each.name],
-            combined[each.name], joint_after + applied, global_step=None)
-        made = made + operations
-        settle(made, [joint.train_op], joint_after)
-        train_op, slots = joint.train_op, slots + joint.slots
-        of_replicas += joint.slots_of_replicas
-        applied = [train_op]
-    hold_update(applied[-1], [pair for part in flat(combined) for pair in _all_of(part)],
-                flat(losses) + updates, computed)
-    if request.global_step is not None:
-        with tf.control_dependencies(applied), only_device(request.global_step.device or None):
-            train_op = tf.group(*(applied + [tf.assign_add(
-                request.global_step, tf.ones([], request.global_step.dtype.base_dtype)).op]))
-    return Update(train_op=train_op, train_ops=train_ops, slots=slots, gradients=gradients,
-                  rides={name: len(ops) for name, ops in riding.items()},
-                  slots_of_replicas=of_replicas, counts=one.counts)
 
 
 def _read_for(gradients, combined):

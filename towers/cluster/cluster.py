@@ -6,23 +6,23 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_choice, check_flag, check_instance, check_number
+from towers.arguments import check_choice, check_count, check_flag, check_instance, check_number
 from towers.cluster.collectives import BUFFER_MB, MOST_GATHERED, WIRES
 from towers.cluster.horovod import HorovodMachines, load_horovod
-from towers.placement.other_combiners import combiner_of, name_of
 from towers.cluster.machines import check_goes_with_others
 from towers.cluster.parameter_servers import ServedMachines
 from towers.cluster.ports import same_address
 from towers.cluster.ring import RingMachines
 from towers.cluster.tf_config import parse_tf_config, place_of
 from towers.errors import ClusterError, InvalidArgumentError
+from towers.optimizers import combiner_of, name_of
 
 KINDS = ('ring', 'ps', 'horovod')
 
 
 class Cluster(collections.namedtuple('Cluster', [
         'kind', 'workers', 'ps', 'job', 'rank', 'synchronous', 'backup_workers', 'uneven',
-        'active', 'wire', 'buffer_mb', 'compare'])):
+        'active', 'wire', 'buffer_mb', 'every', 'compare'])):
     """The machines that train one model, each with towers of its own: `build_towers(cluster=…)`.
 
     The towers' gradients are combined within each machine, then once across the machines. With
@@ -50,6 +50,9 @@ class Cluster(collections.namedtuple('Cluster', [
         travel, in half the bytes; they are added up in float32. None: as they are.
       buffer_mb: for `'ring'`: the size of the buffers in which gradients travel together, a number
         of MiB. A buffer is sent when all of its gradients are there.
+      every: for `'ring'`: 1, or K: each worker makes K steps on its own weights by its own
+        gradients, then all take the mean of their weights and optimizer state, see `local_steps`.
+        With K > 1 a step is no longer one device's on all examples.
       compare: `'program'`: workers whose loss or update is computed by other operations than
         worker 0's are refused. `'variables'`, for programs that mean to differ: only the variables,
         gradients and settings have to be alike.
@@ -60,7 +63,7 @@ class Cluster(collections.namedtuple('Cluster', [
                 ps: typing.Sequence[str] = (), job: str = 'worker', rank: int = 0,
                 synchronous: bool = True, backup_workers: int = 0, uneven: bool = False,
                 active: typing.Any = None, wire: typing.Optional[str] = None,
-                buffer_mb: float = BUFFER_MB, compare: str = 'program'):
+                buffer_mb: float = BUFFER_MB, every: int = 1, compare: str = 'program'):
         """
         Raises:
           InvalidArgumentError: an argument that makes no sense, or does not go with the kind.
@@ -74,14 +77,16 @@ class Cluster(collections.namedtuple('Cluster', [
         check_flag('synchronous', synchronous)
         check_flag('uneven', uneven)
         check_number('buffer_mb', buffer_mb, above=0, expected='a number of MiB')
+        check_count('every', every)
         if kind == 'horovod':
             hvd = load_horovod()
             workers, ps, rank = (None,) * hvd.size(), (), hvd.rank()
         self = super(Cluster, cls).__new__(
             cls, kind, tuple(workers), tuple(ps), job, rank, synchronous, backup_workers, uneven,
-            active, wire, buffer_mb, compare)
+            active, wire, buffer_mb, every, compare)
         self._check_places()
         self._check_steps()
+        self._check_local_steps()
         self._check_wire()
         return self
 
@@ -135,6 +140,16 @@ class Cluster(collections.namedtuple('Cluster', [
         if active is not None and not isinstance(active, tf.Tensor):
             raise InvalidArgumentError('active=%.80r: expected what until_all_end returned, or '
                                        'None.' % (active,))
+
+    def _check_local_steps(self):
+        """Raises for what does not go with steps of each worker alone."""
+        if self.every > 1 and self.kind != 'ring':
+            raise InvalidArgumentError("every=%d: local steps are those of kind='ring', and this "
+                                       'is %r. Leave it out.' % (self.every, self.kind))
+        if self.every > 1 and (self.active is not None or self.wire is not None):
+            raise InvalidArgumentError(
+                'every=%d: no gradient travels, and all workers make all steps: leave %s out.' % (
+                    self.every, 'wire' if self.active is None else 'active'))
 
     def _check_wire(self):
         """Raises for a type of gradients on the wire that this kind does not have."""
@@ -211,8 +226,14 @@ class Cluster(collections.namedtuple('Cluster', [
     @property
     def workers_a_step(self):
         """How many workers' gradients a step waits for: all but the backup workers; one of an
-        asynchronous worker."""
-        return self.num_workers - self.backup_workers if self.synchronous else 1
+        asynchronous worker, and in local steps."""
+        alone = not self.synchronous or self.has_local_steps
+        return 1 if alone else self.num_workers - self.backup_workers
+
+    @property
+    def has_local_steps(self):
+        """Whether each of several workers makes `every` steps on its own weights."""
+        return self.every > 1 and self.num_workers > 1
 
     @property
     def is_chief(self):
@@ -302,6 +323,9 @@ class Cluster(collections.namedtuple('Cluster', [
         if self.kind == 'ps' and all_reduce is not None:
             raise ClusterError("VariablePlacement('replicated') and parameter servers both say "
                                'where variables live: leave one out.')
+        if self.has_local_steps and scales_loss:
+            raise ClusterError('a loss scale follows the gradients of one worker, and with every='
+                               '%d the workers would average theirs: leave one out.' % self.every)
         if self.kind == 'ps' and scales_loss and not self.synchronous:
             raise ClusterError('a loss scale counts steps of all workers, and these parameter '
                                'servers are asynchronous: leave one out.')
@@ -332,6 +356,9 @@ class Cluster(collections.namedtuple('Cluster', [
                 {'ring': "TensorFlow's ring", 'horovod': 'Horovod'}[self.kind], count,
                 '' if self.wire is None or self.num_workers == 1 else
                 ', dense gradients travel as %s and are added up in float32' % self.wire)
+            if self.has_local_steps:
+                text += (', each with its own weights, whose mean all take after every %d steps '
+                         "(not one device's gradient)" % self.every)
         return '%s; this is worker %d' % (text, self.rank)
 
     def warning(self):

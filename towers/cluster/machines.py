@@ -12,7 +12,7 @@ from towers import compat
 from towers.cluster import data_end
 from towers.errors import ClusterError
 from towers.graph.graph_walk import step_operations
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
 
 _NO_GRADIENT = 'TowersGradientOverMachines'
@@ -65,7 +65,8 @@ class Machines:
         if self._cluster.active is not None and self._cluster.num_workers > 1:
             gradients = data_end.of_batches(gradients, self._cluster.active)
         self.combined = self._over_machines(gradients, loss)
-        if self._cluster.synchronous and self._cluster.num_workers > 1:
+        if self._cluster.synchronous and self._cluster.num_workers > 1 and (
+                not self._cluster.has_local_steps):
             self.combined = [(without_gradient(gradient), variable)
                              for gradient, variable in self.combined]
             self.sums = frozenset(getattr(gradient, 'values', gradient).op.name

@@ -18,6 +18,7 @@ from towers.cluster.cluster import Cluster
 from towers.cluster.connection import Connection, connect, meet
 from towers.cluster.coordinator import FIRST, Coordinator
 from towers.cluster.drift_check import AskForCheck, DriftHook
+from towers.cluster.local_steps import AveragingHook
 from towers.cluster.machines import builds_of
 from towers.cluster.member_hooks import BegunAnewHook, BeginHook, TogetherHook, lost_session
 from towers.cluster.server_placement import SpreadingCreator, servers_of_variables
@@ -64,9 +65,12 @@ class Member:
         self.hooks = [self._begin]
         self.listeners = []
         if cluster.has_copies:
-            self.hooks += [TogetherHook(cluster, built, connection),
-                           DriftHook(cluster, built, connection)]
-            self.listeners.append(AskForCheck(connection))
+            self.hooks.append(TogetherHook(cluster, built, connection))
+            if cluster.has_local_steps:
+                self.hooks.append(AveragingHook(cluster, built, connection))
+            else:
+                self.hooks.append(DriftHook(cluster, built, connection))
+                self.listeners.append(AskForCheck(connection))
         elif built.machines.hook is not None:
             self.hooks.append(built.machines.hook)
 

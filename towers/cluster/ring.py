@@ -34,11 +34,12 @@ class RingMachines(Machines):
         """See `Cluster.machines`."""
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
+        self._is_alone = cluster.workers_a_step == 1
         self.examples = self.hook = None
         self._own = []  # the gradients of this machine, with their variables
 
     def _over_machines(self, gradients, loss):
-        if self._cluster.num_workers == 1:
+        if self._is_alone:
             gradients, self.gates = data_end.own_data(self._cluster, rows_once(gradients))
             return gradients
         self._own = list(gradients)
@@ -77,7 +78,7 @@ class RingMachines(Machines):
 
     def counted(self, examples):
         """The number of examples that this worker adds to the count of all workers in a step."""
-        return examples * self._cluster.num_workers
+        return examples * self._cluster.workers_a_step
 
     def added_up(self, numbers, name):
         """The sum of all workers' float64 numbers, a tensor; made in the same order on all."""
@@ -89,7 +90,7 @@ class RingMachines(Machines):
 
         What training reads of worker 0's state goes to the others, see `share_state`.
         """
-        if self._cluster.num_workers == 1:
+        if self._is_alone:
             return update
         self.note_update(update, before)
         update, self.state = share_state(

@@ -18,8 +18,7 @@ from towers.graph.frames import Frames
 from towers.graph.graph_walk import Precedence, behind, step_operations
 from towers.graph.nests import bytes_of
 from towers.graph.op_types import LEAD_IN, RESHAPES, VARIABLE_OPS
-from towers.graph.variable_access import REFERENCE_VARIABLES
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
 from towers.tensorflow_errors import reason_of
 
 # These take the handles of variables that the functions use which they call.

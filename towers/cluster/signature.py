@@ -20,7 +20,7 @@ import zlib
 import tensorflow.compat.v1 as tf
 
 from towers.cluster.machines import builds_of
-from towers.graph.library import Library
+from towers.graph.edit import Library
 from towers.graph.op_types import VARIABLE_OPS
 from towers.tower.objectives import flat, tensors_of
 
@@ -51,7 +51,7 @@ def signature(cluster, built, settings=None):
         'kind of cluster': cluster.kind, 'list of workers': list(cluster.workers),
         'list of parameter servers': list(cluster.ps), 'synchronous': cluster.synchronous,
         'backup_workers': cluster.backup_workers, 'wire': cluster.wire,
-        'buffer_mb': cluster.buffer_mb, 'compare': cluster.compare,
+        'buffer_mb': cluster.buffer_mb, 'every': cluster.every, 'compare': cluster.compare,
         # 1.15 and 2.21 do not understand each other's messages.
         'TensorFlow': tf.VERSION if hasattr(tf, 'VERSION') else tf.__version__,
         'number of builds with cluster=': len(builds),
@@ -67,7 +67,8 @@ def _of_build(cluster, built):
     compares = cluster.num_workers > 1 and cluster.compare == 'program'
     return {
         'number of towers': len(built.devices), 'reduction': built.plan.reduction,
-        'number of examples a step': machines.same_examples, 'optimizer': built.plan.optimizer,
+        'number of examples a step': machines.same_examples,
+        'optimizer': built.plan.line('optimizer'),
         '_variables': [[variable.op.name, '%s %s' % (variable.dtype.base_dtype.name,
                                                      variable.get_shape())]
                        for variable in built.variables],

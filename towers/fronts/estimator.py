@@ -14,7 +14,6 @@ from towers.fronts.estimator_spec import (ModelFunction, check_mode, initialize_
 from towers.fronts.optimizer_calls import OptimizerCalls
 from towers.fronts.optimizer_slots import check_saved
 from towers.placement.devices import check_one_stage, resolve_devices
-from towers.tower.batch_inputs import NamedInputs
 
 REMAINDERS = ('weight', 'error')
 
@@ -119,7 +118,7 @@ def replicate_model_fn(model_fn: typing.Callable,
 
         with calls.reported_to():
             built = build_towers(
-                of_tower, NamedInputs(features=features, labels=labels), calls if trains else None,
+                of_tower, dict(features=features, labels=labels), calls if trains else None,
                 names, 'sum' if is_sum else 'mean', remainder=remainder)
         check_saved(specs[0], calls.late)
         tf.logging.info('%s', built.plan)

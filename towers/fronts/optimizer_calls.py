@@ -21,7 +21,7 @@ from towers.arguments import check_step_variable
 from towers.errors import GradientError
 from towers.fronts.optimizer_slots import apply_call, make_slots
 from towers.graph import graph_walk
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes
 from towers.reduce.combination import combine
 from towers.tower.objectives import GradientsOfModel
 from towers.tower.optimizer_gradients import listed_pairs

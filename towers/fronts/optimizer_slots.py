@@ -14,7 +14,8 @@ from towers import compat
 from towers.errors import ModelFunctionError
 from towers.graph import graph_walk
 from towers.graph.scopes import like_current_scope
-from towers.tower.variables import outside_of_calls, slot_creator
+from towers.tower.build_context import current_call
+from towers.tower.variables import slot_creator
 
 
 def make_slots(optimizer, variables, placement):
@@ -33,9 +34,10 @@ def make_slots(optimizer, variables, placement):
     optimizer = _slot_maker(optimizer)
     if not variables or optimizer is None:
         return []
-    slots, graph, scope = [], tf.get_default_graph(), tf.get_variable_scope()
+    slots, scope = [], tf.get_variable_scope()
+    call = current_call(tf.get_default_graph())
     with contextlib.ExitStack() as scopes:
-        scopes.enter_context(outside_of_calls(graph))
+        scopes.enter_context(call.variables.outside())
         scopes.enter_context(tf.device(None))
         scopes.enter_context(tf.device(placement.main))
         scopes.enter_context(tf.variable_creator_scope(slot_creator(placement, variables, slots)))

@@ -1,14 +1,13 @@
-"""Edits of finished graphs: what operations are colocated with; functions without some writes.
+"""Edits of finished graphs: what operations are colocated with, and what functions they call.
 
 TensorFlow keeps the names of the operations that one is colocated with as `loc:@name` in an
-attribute; an operation that is colocated with none is in a group of its own.
+attribute; an operation that is colocated with none is in a group of its own. Functions are
+`Defun`s, loops and branches of control flow v2.
 """
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.graph.op_types import ADDS, SETS
-from towers.graph.variable_writes import LEAVE, data_inputs, passed_on
 
 _PREFIX = 'loc:@'
 
@@ -47,62 +46,110 @@ def group_in_node(node):
             if group.startswith(_PREFIX.encode())]
 
 
-def without_writes(function, positions):
-    """The function without the operations that assign to some of its arguments.
+# ---- functions ----------------------------------------------------------------------------------
+
+class Library:
+    """The functions that a graph has when one is first asked for, and those that are added here."""
+
+    def __init__(self, graph):
+        self._graph, self._known, self._gradients = graph, None, []
+
+    def function(self, name):
+        """The `FunctionDef` of that name, or None."""
+        return self._functions().get(name)
+
+    def called_by(self, node):
+        """The names of the functions that a `NodeDef` may call: a sorted list."""
+        called = functions_of(node)
+        return sorted(called & self._functions().keys()) if called else []
+
+    def reached_from(self, nodes):
+        """{name: `FunctionDef`} of what nodes call, themselves or through other functions."""
+        found, stack = {}, [name for node in nodes for name in self.called_by(node)]
+        while stack:
+            name = stack.pop()
+            if name not in found:
+                found[name] = self.function(name)
+                stack += [each for node in found[name].node_def for each in self.called_by(node)]
+        return found
+
+    def gradients(self):
+        """The `GradientDef`s, which say what function is the gradient of another: a list."""
+        self._functions()
+        return self._gradients
+
+    def add(self, functions):
+        """Adds a list of `FunctionDef`s to the graph."""
+        definition = tf.GraphDef()
+        definition.versions.CopyFrom(self._graph.graph_def_versions)
+        definition.library.function.extend(functions)
+        with self._graph.as_default():
+            tf.import_graph_def(definition, name='')
+        self._functions().update((each.signature.name, each) for each in functions)
+
+    def _functions(self):
+        if self._known is None:
+            library = self._graph.as_graph_def().library
+            self._known = {each.signature.name: each for each in library.function}
+            self._gradients = list(library.gradient)
+        return self._known
+
+
+def functions_of(node):
+    """Names of functions that a `NodeDef` may call.
+
+    They stand in its attributes; or the type of the operation is one, where TF knows no such type.
+    """
+    names = set() if hasattr(tf.raw_ops, node.op) else {node.op}
+    for value in node.attr.values():
+        names.update(each.name for each in _in_attribute(value))
+    return names
+
+
+def copied_functions(functions, suffix, change):
+    """Copies of functions, under names of their own, which call one another.
 
     Args:
-      function: a `FunctionDef`.
-      positions: of the arguments, which are handles of variables, counted from the last (-1).
+      functions: {name: `FunctionDef`}, with all that they call.
+      suffix: of the new names.
+      change: function that changes a node of a copy: of the `NodeDef`, and of the names of those
+        arguments of the function that are resources.
 
     Returns:
-      A `FunctionDef`; or None where the function returns a value that it has read after a write, or
-      writes otherwise than by an assignment of its own.
+      `(copies, names)`: list of `FunctionDef`s; {name: name of its copy}.
     """
-    handles = passed_on(function.node_def, {
-        function.signature.input_arg[position].name for position in positions})
-    takers = [node for node in function.node_def
-              if handles.intersection(_producers(data_inputs(node)))]
-    writes = {node.name for node in takers if node.op in SETS or node.op in ADDS}
-    if any(node.op not in LEAVE and node.name not in writes for node in takers):
-        return None
-    late = _that_wait_for(writes, function.node_def).intersection(node.name for node in takers)
-    if late - writes and not late.isdisjoint(_returned(function)):
-        return None
-    changed = type(function)()
-    changed.CopyFrom(function)
-    for node in list(changed.node_def):
-        if node.name in writes:
-            changed.node_def.remove(node)
-            continue
-        kept = [text for text in node.input if text.lstrip('^') not in writes]
-        del node.input[:]
-        node.input.extend(kept)
-    for name in [key for key, value in changed.control_ret.items() if value in writes]:
-        del changed.control_ret[name]
-        changed.signature.control_output.remove(name)
-    return changed
+    names, copies = {name: '%s__%s' % (name, suffix) for name in functions}, []
+    for name in sorted(functions):
+        copy = type(functions[name])()
+        copy.CopyFrom(functions[name])
+        copy.signature.name = names[name]
+        resources = {argument.name for argument in copy.signature.input_arg
+                     if argument.type == tf.resource.as_datatype_enum}
+        for node in copy.node_def:
+            rename_functions(node, names)
+            change(node, resources)
+        copies.append(copy)
+    return copies, names
 
 
-def _producers(inputs):
-    return [text.lstrip('^').split(':')[0] for text in inputs]
+def rename_functions(node, names):
+    """Makes a `NodeDef` call other functions; `names` is a dict from old to new ones."""
+    node.op = names.get(node.op, node.op)
+    for value in node.attr.values():
+        for each in _in_attribute(value):
+            each.name = names.get(each.name, each.name)
 
 
-def _that_wait_for(names, nodes):
-    """The names, and those of all nodes that wait for one, by data or by control."""
-    found, before = set(names), None
-    while before != len(found):
-        before = len(found)
-        found.update(node.name for node in nodes if found.intersection(_producers(node.input)))
-    return found
+def call_others(op, names):
+    """Makes a finished operation call other functions, which its attributes name."""
+    for name, value in op.node_def.attr.items():
+        before = value.SerializeToString()
+        for each in _in_attribute(value):
+            each.name = names.get(each.name, each.name)
+        if value.SerializeToString() != before:
+            compat.set_attribute(op, name, value)
 
 
-def _returned(function):
-    """Names of the nodes that the function's results are computed from."""
-    nodes = {node.name: node for node in function.node_def}
-    stack, found = _producers(function.ret.values()), set()
-    while stack:
-        name = stack.pop()
-        if name in nodes and name not in found:
-            found.add(name)
-            stack.extend(_producers(data_inputs(nodes[name])))
-    return found
+def _in_attribute(value):
+    kind = value.WhichOneof('value')
+    return [value.func] if kind == 'func' else value.list.func if kind == 'list' else []

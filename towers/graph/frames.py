@@ -99,6 +99,27 @@ def left_branches(op):
         return tf.raw_ops.Merge(inputs=[done] + [tf.identity(each) for each in skipped])[0].op
 
 
+def waited_instead(control_inputs, left_out):
+    """What to wait for instead of operations that are left out: the operations that these wait for.
+
+    In a branch of `tf.cond` (v1) the values to be written are waited for, too: an operation that
+    waits for nothing within its branch would run whichever branch is taken.
+    """
+    found, stack, seen = [], list(reversed(control_inputs)), set()
+    while stack:
+        op = stack.pop()
+        if op.name in seen:
+            continue
+        seen.add(op.name)
+        if op.name not in left_out:
+            found.append(op)
+            continue
+        stack.extend(op.control_inputs)
+        if compat.in_control_flow(op):
+            stack.extend(tensor.op for tensor in op.inputs if tensor.dtype != tf.resource)
+    return found
+
+
 def in_order(operations, awaited):
     """Yields operations, each after those that it waits for; none that wait in a circle.
 

@@ -1,8 +1,14 @@
-"""Which variable a tensor stands for, or has the value of, told by the graph and never by names.
+"""Which variable a tensor stands for, or has the value of, and which operations write a variable.
 
-A variable is an operation (`VariableV2`, or `VarHandleOp` for resource variables). An operation
-that takes the output of this operation takes the variable itself; an operation that takes the
-output of an `Identity` named `read`, or of a `ReadVariableOp`, takes the variable's value.
+The graph tells, and never names. A variable is an operation (`VariableV2`, or `VarHandleOp` for
+resource variables). An operation that takes the output of this operation takes the variable itself;
+an operation that takes the output of an `Identity` named `read`, or of a `ReadVariableOp`, takes
+the variable's value.
+
+An operation that takes the variable itself may read or write it. `tf.cond`, `tf.while_loop` and
+functions take the variable itself when an operation inside of them uses it; the variable is then
+followed to the operations inside. An operation that is not known to leave a variable unchanged
+counts as writing it.
 """
 
 import collections
@@ -10,26 +16,12 @@ import collections
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.graph.op_types import HAND_ON, VARIABLE_OPS
+from towers.graph.edit import Library
+from towers.graph.op_types import ADDS, HAND_ON, READS, SETS, VARIABLE_OPS
 
 # Operations whose output is the value, or a part of the value, of the variable that they take.
 _READ = frozenset(['ReadVariableOp', 'ConcatV2', 'Concat'])
 
-# What follows is about the memory of reference variables. The value of a reference variable is its
-# memory, and many kernels pass on the memory that they read, at least where there is nothing to
-# compute: `Identity`, `StopGradient`, `Reshape`, `StridedSlice`, `Tile` by 1, `Sum` over no axis.
-# What takes it from them reads the variable when it computes, and not when they did. So every
-# operation counts as passing memory on, but for those of a list. (The value of a resource variable
-# stays as it is: a write takes new memory where a reader holds it.)
-# Kernels whose result has memory of its own, or that of an input which nothing else holds; never
-# that of a variable, which the variable holds. The tests write to a variable after each of them
-# has read it.
-COMPUTES = frozenset([
-    'MatMul', 'BatchMatMulV2', 'Conv2D', 'BiasAdd', 'Add', 'AddV2', 'Sub', 'Mul', 'RealDiv', 'Relu',
-    'ReluGrad', 'Tanh', 'TanhGrad', 'Sigmoid', 'SigmoidGrad', 'Softmax', 'MaxPool', 'AvgPool',
-    'Gather', 'GatherV2', 'Square', 'SquaredDifference', 'Sqrt', 'Rsqrt', 'Exp', 'Log', 'Neg',
-    'Abs', 'Maximum', 'Minimum', 'Greater', 'GreaterEqual', 'Less', 'LessEqual', 'Equal',
-    'Shape', 'Size', 'Rank', 'ZerosLike', 'OnesLike'])
 REFERENCE_VARIABLES = frozenset(['Variable', 'VariableV2', 'TemporaryVariable'])
 
 
@@ -80,31 +72,17 @@ def variables_read(operations, owned=(), others=()):
     Returns:
       List of variables.
     """
-    names = count_reads(operations, owned)
+    made, names = {op.name for op in operations}, set()
+    for op in operations:
+        for tensor in op.inputs if op.name not in owned else ():
+            if tensor.op.name not in made or tensor.op.name in owned or (
+                    tensor.op.type in VARIABLE_OPS):
+                names.update(source.name for source in read_from(tensor))
     known = collections.OrderedDict()
     for variable in (tf.global_variables() + tf.local_variables() + tf.trainable_variables()
                      + list(others)):
         known.setdefault(variable.op.name, variable)
     return [variable for name, variable in known.items() if name in names]
-
-
-def count_reads(operations, owned=()):
-    """How often some operations take each variable or its value: a `Counter` by variables' names.
-
-    Args:
-      operations: list of operations.
-      owned: names of operations that belong to the variables, see `variables_read`.
-    """
-    made = {op.name for op in operations}
-    count = collections.Counter()
-    for op in operations:
-        if op.name in owned:
-            continue
-        for tensor in op.inputs:
-            if tensor.op.name not in made or tensor.op.name in owned or (
-                    tensor.op.type in VARIABLE_OPS):
-                count.update(source.name for source in read_from(tensor))
-    return count
 
 
 def is_variable(tensor):
@@ -125,14 +103,191 @@ def initializers():
             if variable.initializer is not None}
 
 
-def may_be_of_reference_variable(tensor):
-    """Whether a tensor may be the memory of a reference variable."""
-    stack, seen = [tensor.op], set()
+def takers_of_memory(variable, writes):
+    """The operations that take what may be the memory of a reference variable.
+
+    The value of a reference variable is its memory, and many kernels pass on the memory that they
+    read, at least where there is nothing to compute: `Identity`, `Reshape`, `Tile` by 1. What takes
+    it from them reads the variable when it computes, and not when they did; so all that is computed
+    from the variable counts. (The value of a resource variable stays as it is: a write takes new
+    memory where a reader holds it.)
+
+    Args:
+      variable: the operation of the variable.
+      writes: function that tells whether an operation writes the variable: what takes its result
+        takes the new value.
+
+    Returns:
+      Set of names of operations; empty for a resource variable.
+    """
+    if variable.type not in REFERENCE_VARIABLES:
+        return set()
+    stack, found = list(variable.outputs), set()
     while stack:
-        op = stack.pop()
-        if op.type in REFERENCE_VARIABLES:
-            return True
-        if op.type not in COMPUTES and op.name not in seen:
-            seen.add(op.name)
-            stack += [each.op for each in op.inputs]
-    return False
+        for op in stack.pop().consumers():
+            if op.name not in found:
+                found.add(op.name)
+                if not writes(op):
+                    stack.extend(op.outputs)
+    return found
+
+
+# ---- writes -------------------------------------------------------------------------------------
+
+_LEAVE = HAND_ON | READS | {
+    '_ReadVariablesOp', 'VarIsInitializedOp', 'VariableShape', 'IsVariableInitialized', 'RefSelect'}
+"""Types of operations that take a resource variable and leave it unchanged."""
+
+
+class Writes:
+    """Which operations of a graph write which of its variables.
+
+    In control flow v1 the operation that writes is in the branch or the loop's body. In control
+    flow v2 branch and body are functions; the operation that calls them counts as writing, whether
+    or not a step runs the write.
+    """
+
+    def __init__(self, graph):
+        self._library = Library(graph)
+        self._known = {}
+
+    def of(self, op):
+        """The names of the operations of the variables that one operation may write."""
+        if op.type in _LEAVE:
+            return []
+        found, called, arguments = [], None, None
+        for position, tensor in enumerate(op.inputs):
+            if not is_variable(tensor):
+                continue
+            source = variable_op(tensor)
+            if source is None:
+                continue
+            if tensor.dtype != tf.resource:
+                arguments = arguments or op.op_def.input_arg
+                if len(arguments) != len(op.inputs) or not arguments[position].is_ref:
+                    continue
+            else:
+                if called is None:
+                    called = self._library.called_by(op.node_def)
+                if called and not any(self._writes_argument(
+                        name, position - len(op.inputs)) for name in called):
+                    continue
+            found.append(source.name)
+        return found
+
+    def to(self, variable):
+        """The operations that may write a variable, its initializer among them.
+
+        Args:
+          variable: a `tf.Variable` of the graph, reference or resource.
+
+        Returns:
+          List of operations.
+        """
+        stack, seen, found = list(variable.op.outputs), set(), {}
+        while stack:
+            tensor = stack.pop()
+            if tensor.name in seen or not is_variable(tensor):
+                continue
+            seen.add(tensor.name)
+            for op in tensor.consumers():
+                if op.type in HAND_ON:
+                    stack.extend(op.outputs)
+                elif variable.op.name in self.of(op):
+                    found[op.name] = op
+        return list(found.values())
+
+    def within_function(self, op):
+        """Whether an operation writes through a function that it calls."""
+        return bool(self._library.called_by(op.node_def))
+
+    def functions(self, op):
+        """The `FunctionDef`s of the functions that an operation calls."""
+        return list(map(self._library.function, self._library.called_by(op.node_def)))
+
+    def _writes_argument(self, name, position):
+        """Whether a function writes its argument at that position, counted from the last (-1)."""
+        key = name, position
+        if key not in self._known:
+            self._known[key] = False  # for functions that call themselves
+            self._known[key] = self._look_into(self._library.function(name), position)
+        return self._known[key]
+
+    def _look_into(self, function, position):
+        arguments = function.signature.input_arg
+        if len(arguments) < -position:
+            return False
+        handles = _handles(function, {arguments[position].name})
+        for node in function.node_def:
+            taken = [place for place, text in enumerate(_data_inputs(node))
+                     if text.split(':')[0] in handles]
+            if not taken or node.op in _LEAVE:
+                continue
+            called = self._library.called_by(node)
+            count = len(_data_inputs(node))
+            if not called or any(self._writes_argument(name, place - count)
+                                 for name in called for place in taken):
+                return True
+        return False
+
+
+def _handles(function, arguments):
+    """Names of arguments that are handles of variables, with those of all nodes that pass one on."""
+    return _spread(arguments, function,
+                   lambda node: _data_inputs(node) if node.op in HAND_ON else ())
+
+
+def _spread(names, function, taken):
+    """The names, and those of all nodes that have one among the inputs that `taken` gives: a set."""
+    names, before = set(names), None
+    while before != len(names):
+        before = len(names)
+        names.update(node.name for node in function.node_def
+                     if names.intersection(_producers(taken(node))))
+    return names
+
+
+def _producers(inputs):
+    return [text.lstrip('^').split(':')[0] for text in inputs]
+
+
+def _data_inputs(node):
+    """The inputs of a `NodeDef` but for what it waits for."""
+    return [text for text in node.input if not text.startswith('^')]
+
+
+def without_writes(function, positions):
+    """The function without the operations that assign to some of its arguments.
+
+    Args:
+      function: a `FunctionDef`.
+      positions: of the arguments, which are handles of variables, counted from the last (-1).
+
+    Returns:
+      A `FunctionDef`; or None where the function returns a value that it has read after a write, or
+      writes otherwise than by an assignment of its own.
+    """
+    handles = _handles(function, {
+        function.signature.input_arg[position].name for position in positions})
+    takers = [node for node in function.node_def
+              if handles.intersection(_producers(_data_inputs(node)))]
+    writes = {node.name for node in takers if node.op in SETS or node.op in ADDS}
+    if any(node.op not in _LEAVE and node.name not in writes for node in takers):
+        return None
+    late = _spread(writes, function, lambda node: node.input).intersection(
+        node.name for node in takers) - writes
+    if not _spread(late, function, _data_inputs).isdisjoint(_producers(function.ret.values())):
+        return None
+    changed = type(function)()
+    changed.CopyFrom(function)
+    for node in list(changed.node_def):
+        if node.name in writes:
+            changed.node_def.remove(node)
+            continue
+        kept = [text for text in node.input if text.lstrip('^') not in writes]
+        del node.input[:]
+        node.input.extend(kept)
+    for name in [key for key, value in changed.control_ret.items() if value in writes]:
+        del changed.control_ret[name]
+        changed.signature.control_output.remove(name)
+    return changed

@@ -109,7 +109,7 @@ def _check_variables(built, device_of, broken, notes):
     allowed = built.placement.devices()
     for variable in built.variables:
         device = device_of(variable)
-        if allowed is None or device in allowed:
+        if device in allowed:
             continue
         if variable.op.name not in built.made:
             notes.append('variable %s, made before the towers, is on %s%s' % (
@@ -253,7 +253,8 @@ def _check_rewrites(built, run_metadata, broken, notes):
                 '%d %s' % (count, kind) for kind, count in converted.most_common(6))))
         else:
             broken.append('no operation ran in %s: was the session made with use_precision(config, '
-                          '%r, built.devices)?' % (built.precision, built.precision))
+                          '%r, built.devices)? bf16 on CPUs needs TF_ENABLE_ONEDNN_OPTS=1, fp16 a '
+                          'GPU of compute capability 7.0' % (built.precision, built.precision))
     if built.xla:
         found = clusters(run_metadata)
         notes.append('XLA compiled %s' % (', '.join('%d clusters for %s' % (

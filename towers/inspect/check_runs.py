@@ -9,11 +9,11 @@ from towers.api.options import check_var_list, checked_objectives
 from towers.api.build import build_towers
 from towers.errors import GradientError, InputError, InvalidArgumentError
 from towers.graph import graph_walk
-from towers.graph.same_value import is_computed_from
-from towers.graph.variable_writes import Writes
+from towers.graph.graph_walk import is_computed_from
+from towers.graph.variable_access import Writes
 from towers.placement.devices import session_config
 from towers.tensorflow_errors import failing_on
-from towers.reduce.update import free_initial_values, transformed_pairs
+from towers.reduce.update import checked_transform, free_initial_values
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.losses import registered_losses
 from towers.tower.objectives import all_pairs, flat, tensors_of
@@ -149,7 +149,7 @@ def _pairs_on_one_device(objective, loss, factor):
         pairs = [(None if gradient is None else times(gradient, factor), variable)
                  for gradient, variable in pairs]
     if objective.transform_gradients is not None:
-        pairs = transformed_pairs(objective.transform_gradients, pairs, objective.name)
+        pairs = checked_transform(objective.transform_gradients, pairs, of_loss=objective.name)
     return pairs
 
 

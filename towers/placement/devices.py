@@ -7,10 +7,9 @@ import typing
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers import compat
 from towers.arguments import check_count, check_flag, check_number
 from towers.errors import DeviceError, InvalidArgumentError
-from towers.placement.tower_device import StagedDevices, TowerDevice, all_devices, stages_of
+from towers.placement.tower_device import StagedDevices, all_devices, stages_of
 
 # A larger count is a slip of the keyboard, and a list of so many devices fills the memory.
 MOST_TOWERS = 10000
@@ -281,32 +280,16 @@ def describe_config(config, devices):
 
 
 def config_of_towers(graph=None):
-    """The `ConfigProto` for the towers that a graph has.
+    """As `session_config` for the devices that a graph names; None where that is `/cpu:0` alone.
 
     Args:
       graph: a `tf.Graph`; None for the default one.
-
-    Returns:
-      As `session_config` for the devices of all its towers, with as many CPU devices as the graph
-      names; or None where it has no towers and names no CPU device but the first.
     """
-    named, of_towers = set(), set()
-    for op in (graph or tf.get_default_graph()).get_operations():
-        if not op.device:
-            continue
-        named.add(op.device)
-        if op.device not in of_towers and any(
-                isinstance(scope, TowerDevice) for scope in compat.device_scopes(op)):
-            of_towers.add(op.device)
-    cpus = [spec.device_index for spec in map(tf.DeviceSpec.from_string, named)
-            if spec.device_type == 'CPU' and spec.device_index is not None]
-    if not of_towers and not any(cpus):
-        return None
-    of_towers = [name for name in of_towers if tf.DeviceSpec.from_string(name).device_type
-                 and tf.DeviceSpec.from_string(name).device_index is not None]
-    config = session_config(sorted(of_towers)) if of_towers else tf.ConfigProto()
-    config.device_count['CPU'] = max([config.device_count['CPU']] + [each + 1 for each in cpus])
-    return config
+    operations = (graph or tf.get_default_graph()).get_operations()
+    specs = map(tf.DeviceSpec.from_string, {op.device for op in operations} - {''})
+    names = sorted({'/device:%s:%d' % (spec.device_type, spec.device_index) for spec in specs
+                    if spec.device_type is not None and spec.device_index is not None})
+    return None if names in ([], ['/device:CPU:0']) else session_config(names)
 
 
 def needs_config(devices):

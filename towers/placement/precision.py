@@ -1,8 +1,8 @@
-"""Half precision by TensorFlow's own graph rewrite: which devices have it, and whether it acts.
+"""Half precision by TensorFlow's own graph rewrite: which devices have it, and whether it acted.
 
 The rewrite is a pass of grappler, which the session's config switches on: it casts what goes into
 convolutions and matrix products, and leaves variables, sums and losses in float32. Where it changes
-nothing, only TF's log says so, if anything; so it is tried out here before it is promised.
+nothing, only TF's log says so, if anything; the audit of a step does, see `converted_operations`.
 """
 
 import collections
@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_choice, check_instance
 from towers.errors import PrecisionError
-from towers.placement.devices import is_gpu, resolve_devices, session_config, short_name
+from towers.placement.devices import is_gpu, resolve_devices
 
 PRECISIONS = ('float32', 'bf16', 'fp16')
 """What `precision=` takes: 32-bit floats; bfloat16, on CPUs; float16, on GPUs."""
@@ -29,8 +29,6 @@ _FIELDS = {
     ('bf16', True): (),
 }
 _DTYPES = {'fp16': tf.float16, 'bf16': tf.bfloat16}
-# Flags of /proc/cpuinfo for instructions that multiply in bfloat16, on x86 and on ARM.
-_BF16_INSTRUCTIONS = ('avx512_bf16', 'amx_bf16', 'bf16')
 
 
 def use_precision(config: tf.ConfigProto, precision: str, devices: typing.Any) -> tf.ConfigProto:
@@ -49,17 +47,12 @@ def use_precision(config: tf.ConfigProto, precision: str, devices: typing.Any) -
       PrecisionError: this TensorFlow has no such rewrite for these devices.
     """
     check_instance('config', config, tf.ConfigProto, 'a tf.ConfigProto')
-    check_precision(precision)
+    check_choice('precision', precision, PRECISIONS)
     devices = resolve_devices(devices, check=False, allow_repeated=True)
     if precision != 'float32':
         setattr(config.graph_options.rewrite_options, rewrite_field(precision, devices),
                 config.graph_options.rewrite_options.ON)
     return config
-
-
-def check_precision(precision):
-    """Raises `InvalidArgumentError` unless `precision` is one of `PRECISIONS`."""
-    check_choice('precision', precision, PRECISIONS)
 
 
 def rewrite_field(precision, devices):
@@ -79,34 +72,6 @@ def rewrite_field(precision, devices):
         'precision=%r: TensorFlow %s has no rewrite to it that works on %s. Use float32; or fp16 '
         'on GPUs, bf16 on CPUs with TensorFlow 2.15 or later.' % (
             precision, tf.version.VERSION, 'GPUs' if on_gpus else 'CPUs'))
-
-
-def try_precision(precision, devices):
-    """Finds out whether the rewrite changes a matrix product on the first of these devices.
-
-    Args:
-      precision: `'bf16'` or `'fp16'`.
-      devices: the towers' devices; they have to exist.
-
-    Returns:
-      One line: the rewrite's name, and known faults of it here.
-
-    Raises:
-      PrecisionError: there is no such rewrite, or it changes nothing here.
-    """
-    field = rewrite_field(precision, devices)
-    found = _converted_in_a_product(precision, devices)
-    on_gpu = is_gpu(devices[0])
-    if not found:
-        raise PrecisionError(
-            'precision=%r: the rewrite %s of TensorFlow %s changes nothing on %s%s. Or use '
-            'float32.' % (precision, field, tf.version.VERSION, short_name(devices[0]), (
-                ', which needs a GPU of compute capability 7.0 or higher' if on_gpu else
-                ', where oneDNN is off: set TF_ENABLE_ONEDNN_OPTS=1 before the program starts')))
-    text = "TensorFlow's rewrite " + field
-    if not on_gpu and not _cpu_has(_BF16_INSTRUCTIONS):
-        text += '; this CPU has no instructions for it, so expect it to be slower than float32'
-    return text
 
 
 def converted_operations(run_metadata, precision):
@@ -129,27 +94,3 @@ def converted_operations(run_metadata, precision):
 def _types(node):
     # Asked for by `in` first: reading an attribute that is missing adds it to the message.
     return [node.attr[name].type for name in ('T', 'DstT') if name in node.attr]
-
-
-def _converted_in_a_product(precision, devices):
-    # As the program's own session: TF keeps the thread pool of a process's first one for all.
-    config = session_config(devices)
-    config.allow_soft_placement = True
-    use_precision(config, precision, devices)
-    metadata = tf.RunMetadata()
-    with tf.Graph().as_default(), tf.Session(config=config) as session:
-        with tf.device(devices[0] if is_gpu(devices[0]) else '/cpu:0'):
-            sides = [tf.placeholder(tf.float32, [64, 64]) for _ in range(2)]
-            product = tf.matmul(tf.nn.relu(tf.matmul(*sides)), sides[0])
-        session.run(product, {side: [[0.] * 64] * 64 for side in sides},
-                    tf.RunOptions(output_partition_graphs=True), metadata)
-    return converted_operations(metadata, precision)
-
-
-def _cpu_has(flags):
-    try:
-        with open('/proc/cpuinfo') as cpuinfo:
-            words = set(cpuinfo.read().split())
-    except OSError:
-        return True  # no Linux: nothing is known against it
-    return not words.isdisjoint(flags)

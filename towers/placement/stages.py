@@ -8,9 +8,8 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_count
 from towers.errors import ModelFunctionError
-from towers.graph.edit import colocate, is_free, names_beside
+from towers.graph.edit import Library, colocate, is_free, names_beside
 from towers.graph.graph_walk import is_control_flow
-from towers.graph.library import Library
 from towers.graph.variable_access import read_from
 from towers.placement.tower_device import StageDevice, TowerDevice, current_tower_device, stages_of
 

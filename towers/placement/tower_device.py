@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import SharedVariableError
-from towers.graph.edit import beside, colocate, group_of, names_beside
+from towers.graph.edit import beside, colocate, names_beside
 from towers.graph.graph_walk import behind, operation_named
 from towers.graph.variable_access import variable_op
 
@@ -94,8 +94,9 @@ def keep_with_tower(operations, own, device):
     """Keeps gradient operations that are colocated with a variable, too, on their tower.
 
     `colocate_gradients_with_ops` puts a gradient operation with its forward operation, and some
-    gradients (of a gather) are also colocated with the variable, which may be on another device:
-    TensorFlow then says "Cannot colocate nodes" when the session runs.
+    gradients (of a gather) are also colocated with the variable, or with the operation that gathers
+    from it, which TensorFlow moves to the variable. That may be on another device: TensorFlow then
+    says "Cannot colocate nodes" when the session runs.
 
     Args:
       operations: the operations of a tower's backward pass.
@@ -115,26 +116,6 @@ def keep_with_tower(operations, own, device):
         if len(kept) < len(names):
             colocate(op, kept or [op.name])
             compat.set_device(op, _device_of(op, (kept or inside)[0]) or stages_of(device)[0])
-
-
-def keep_off_resources(operations):
-    """Frees gradient operations that are colocated with the gather of a resource variable.
-
-    The gradient of `tf.gather(x, …)` takes the shape of `x` where `x` is. Where that is the gather
-    of a resource variable itself, TensorFlow moves the gather to the variable, and says "Cannot
-    colocate nodes … GatherV2_grad/Shape" when the session runs.
-
-    Args:
-      operations: the operations of a tower's backward pass.
-    """
-    for op in operations:
-        names = group_of(op)
-        kept = [name for name in names if name == op.name or (
-            op.graph.get_operation_by_name(name).type != 'ResourceGather')]
-        if len(kept) < len(names) and not any(tensor.dtype == tf.resource for tensor in op.inputs):
-            there = op.device
-            colocate(op, kept or [op.name])
-            compat.set_device(op, there)
 
 
 def _reads_resource_outside(graph, name, own):
@@ -241,29 +222,16 @@ def resolved(device):
 
 
 def was_chosen(op, tower, first):
-    """Whether a `tf.device` of the program's own has put an operation of a tower on its device.
+    """Whether the program's own `tf.device`, or a colocation, has put a tower's operation there.
 
     Args:
       op: the operation.
       tower: its `Tower`.
       first: the `Tower` of which the others are copies.
     """
-    device = operation_device(op)
-    decides = _decides_device_of(op, set()) or op
-    scopes = compat.device_scopes(decides)
-    if any(isinstance(scope, TowerDevice) for scope in scopes[1:]) and (
-            not isinstance(scopes[0], TowerDevice)):
-        return True
-    # Those that it is put with: a lookup, with its variable, was put nowhere by the model.
-    near = beside(decides) + [compat.differentiated_operation(decides)] + [
-        tensor.op for tensor in decides.inputs if decides.type == 'Identity']
-    if any(other is not None and tower.has(other.name) and operation_device(other) == device
-           and was_chosen(other, tower, first) for other in near):
-        return True
-    if tower is first or not tower.has(decides.name):
-        return False
-    original = operation_named(
-        op.graph, first.name_scope + decides.name[len(tower.name_scope):])
-    return original is not None and device in (
-        operation_device(original), moved(operation_device(original), first.device, tower.device)
-    ) and was_chosen(original, first, first)
+    original = op if tower is first else operation_named(
+        op.graph, first.name_scope + op.name[len(tower.name_scope):])
+    return original is not None and follows_tower(original) is not True and (
+        operation_device(op) in (
+            operation_device(original),
+            moved(operation_device(original), first.device, tower.device)))

@@ -1,15 +1,13 @@
 """Where the shared variables live."""
 
 import contextlib
-import functools
 
 import tensorflow.compat.v1 as tf
 
-from towers.placement.other_combiners import check_alone
-from towers.errors import DeviceError, InvalidArgumentError
+from towers.errors import InvalidArgumentError
 from towers.graph.nests import bytes_of
-from towers.placement.devices import (canonical_device, check_variable_device,
-                                      default_variable_device, short_name)
+from towers.optimizers import check_alone
+from towers.placement.devices import canonical_device, default_variable_device, short_name
 from towers.placement.tower_device import all_devices, current_tower_device, stages_of
 
 BALANCED = 'balanced'
@@ -30,22 +28,18 @@ class Placement:
       is_earlier_builds: whether an earlier build's variables are shared, where it has put them.
     """
 
-    def __init__(self, device, devices, all_reduce=None, trains=True, checks=False, alone=False,
-                 earlier=None):
+    def __init__(self, device, devices, all_reduce=None, trains=True, alone=False, earlier=None):
         """
         Args:
           device: None (the CPU; the one GPU when there is just one), a device name,
             `'balanced'` (each variable to the tower device that holds the fewest bytes so far),
             `'stage'` (each variable on the first tower's device for the stage that makes it; None
-            means the same where there is one tower of several devices),
-            `'replicated'` (each trainable variable on every tower, see `replicas`; the model's own
-            variable on the first tower's device, and no replicas with one tower or without an
-            optimizer), or a device function as `tf.device` takes one
-            (`tf.train.replica_device_setter`).
+            means the same where there is one tower of several devices), or `'replicated'` (each
+            trainable variable on every tower, see `replicas`; the model's own variable on the first
+            tower's device, and no replicas with one tower or without an optimizer).
           devices: the towers' devices.
           all_reduce: for `'replicated'`: one of `all_reduce.METHODS`; None for `'copy'`.
           trains: whether there is an optimizer.
-          checks: whether a device of this process has to exist if a device function returns it.
           alone: whether no other machines train with this one, so that no variable is to be on
             their servers.
           earlier: `Placement` of an earlier build, whose variables stay where it says; or None.
@@ -56,19 +50,17 @@ class Placement:
             several devices.
         """
         self._devices, self._earlier = devices, earlier
-        self._device_function = functools.partial(
-            _checked_device, device, devices if checks else None) if callable(device) else None
         self.by_stage = device == BY_STAGE or (
             device is None and len(devices) == 1 and len(stages_of(devices[0])) > 1)
         self._used = dict.fromkeys(all_devices(devices), 0) if device == BALANCED else None
         self._replicated = device == REPLICATED
-        self.main = default_variable_device(devices) if callable(device) or device in (
+        self.main = default_variable_device(devices) if device in (
             None, BALANCED, REPLICATED, BY_STAGE) else canonical_device(device)
         self.of_weights = str(devices[0]) if self._replicated else self.main
         has_replicas = self._replicated and trains and len(devices) > 1
         self.all_reduce = (all_reduce or 'copy') if has_replicas else None
         self.is_earlier_builds = earlier is not None
-        self.leaves_servers = alone and '/job:ps' not in ' '.join(self.devices() or ['/job:ps'])
+        self.leaves_servers = alone and '/job:ps' not in ' '.join(self.devices())
         if self._replicated and len(stages_of(devices[0])) > 1:
             raise InvalidArgumentError(
                 "VariablePlacement('replicated') goes with towers of one device each, and these "
@@ -89,8 +81,6 @@ class Placement:
                 texts = ['%d devices (%.1f to %.1f MB)' % (
                     len(texts), min(sizes.values()) / 1e6, max(sizes.values()) / 1e6)]
             return ('their stage, ' if self.by_stage else 'balanced over ') + ', '.join(texts)
-        if self._device_function is not None:
-            return 'placed by a device function'
         if self.all_reduce is not None:
             return 'every tower (%d replicas), all-reduce by %s' % (
                 len(self._devices), self.all_reduce)
@@ -102,8 +92,6 @@ class Placement:
             check_alone()
         if self._replicated and trainable:
             return only_device(self.of_weights)
-        if self._device_function is not None:
-            return only_device(self._device_function)
         if self.by_stage:
             return only_device(str(current_tower_device(tf.get_default_graph()) or self.main))
         if self._used is not None:  # the first one among equals
@@ -116,12 +104,9 @@ class Placement:
             self._used[variable.device] += bytes_of(variable)
 
     def devices(self):
-        """The devices that variables may be on, or None where a device function decides."""
+        """The devices that variables may be on: a tuple."""
         if self._earlier is not None:
-            theirs = self._earlier.devices()
-            return None if theirs is None else tuple(dict.fromkeys((self.main,) + theirs))
-        if self._device_function is not None:
-            return None
+            return tuple(dict.fromkeys((self.main,) + self._earlier.devices()))
         if self._replicated:
             return tuple(sorted({self.main, self.of_weights}))
         if self.by_stage:
@@ -131,26 +116,6 @@ class Placement:
     def scope_of(self, variable):
         """The device scope for the sum of a variable's gradients and for its slots."""
         return only_device(variable.device or self.main)
-
-
-def _checked_device(function, towers_devices, operation):
-    """The device that the caller's device function returns, or an error that names the function.
-
-    If `towers_devices` is not None, a device of this process has to be one of them.
-    """
-    device = function(operation)
-    try:
-        device = device if isinstance(device, str) else device.to_string()
-        spec = tf.DeviceSpec.from_string(device)
-        if towers_devices and spec.device_index is not None and spec.job is None:
-            check_variable_device(canonical_device(device), towers_devices)
-        return device
-    except DeviceError:
-        raise
-    except (AttributeError, ValueError):
-        raise DeviceError(
-            "VariablePlacement(%.80r) gave %.80r for %s: expected the name of a device, '/cpu:0' "
-            'say.' % (function, device, operation.name)) from None
 
 
 @contextlib.contextmanager

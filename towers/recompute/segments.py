@@ -15,9 +15,9 @@ import math
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.graph.library import functions_of
+from towers.graph.edit import functions_of
 from towers.graph.op_types import RESHAPES
-from towers.graph.variable_access import REFERENCE_VARIABLES, may_be_of_reference_variable
+from towers.graph.variable_access import REFERENCE_VARIABLES, takers_of_memory
 
 # Python, which may draw or count whatever its caller says of state.
 _PYTHON = frozenset(['PyFunc', 'PyFuncStateless', 'EagerPyFunc'])
@@ -56,11 +56,11 @@ def repeatable_operations(forward, taken, keeps_small=True):
     place, repeatable = {op.name: index for index, op in enumerate(forward)}, {}
     random = graph_walk.reachable_from([op for op in forward if graph_walk.is_random(op)
                                         or graph_walk.seed_position(op) is not None], forward)
-    references = any(op.type in REFERENCE_VARIABLES for op in forward[0].graph.get_operations())
+    # Of a reference variable the memory may hold another value when it is read again.
+    references = set().union(*[takers_of_memory(op, lambda _: False) for op in
+                               forward[0].graph.get_operations() if op.type in REFERENCE_VARIABLES])
     for index, op in enumerate(forward):
-        # Of a reference variable the memory may hold another value when it is read again.
-        if not is_repeatable(op) or references and any(
-                map(may_be_of_reference_variable, op.inputs)) or any(
+        if not is_repeatable(op) or op.name in references or any(
                 place.get(tensor.op.name, -1) > index for tensor in op.inputs):
             continue
         if all(size_of(tensor) <= _SMALL and (keeps_small or not tensor.dtype.is_floating)

@@ -2,14 +2,14 @@
 
     combined[v] on each tower = sum over the towers k that have a gradient of v of gradients[k][v]
 
-Three ways to the same sums:
+Two ways to the same sums:
 
 * `'copy'`: each variable's gradients are added on one tower, which sends the sum to the others. The
   variables are dealt out so that every tower adds about as many bytes.
-* `'collective'`: TF's own ring of `CollectiveReduce` ops, in one session.
-* `'nccl'`: `NcclAllReduce`, for GPUs of one machine.
+* `'collective'`: TF's own `CollectiveReduce` ops, in one session: a ring, or NCCL where TensorFlow
+  chooses it for GPUs.
 
-The latter two reduce dense gradients; sparse ones (`IndexedSlices`) are concatenated as by `'copy'`
+The latter reduces dense gradients; sparse ones (`IndexedSlices`) are concatenated as by `'copy'`
 and stay sparse. Small gradients share a buffer, and a tower reduces one buffer after another, in
 the same order on all towers, beginning with the variables made last, whose gradients come first in
 a backward pass. So each tower runs one reduction at a time, and the other towers run the same one,
@@ -25,16 +25,13 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import DeviceError, GradientError
 from towers.graph.nests import bytes_of
-from towers.placement.devices import is_gpu, short_name
+from towers.placement.devices import short_name
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import add_up, align, dense
 
-METHODS = ('copy', 'collective', 'nccl')
+METHODS = ('copy', 'collective')
 BUFFER_BYTES = 4 << 20
 """Gradients are packed together up to this; a larger one is reduced as it is."""
-
-_DTYPES = {'collective': compat.COLLECTIVE_DTYPES,
-           'nccl': (tf.float16, tf.float32, tf.float64)}
 
 Reduced = collections.namedtuple('Reduced', 'gradients on_towers')
 Reduced.__doc__ = """The result of an all-reduce.
@@ -48,22 +45,13 @@ Attributes:
 
 def check_all_reduce(method, devices):
     """Raises `DeviceError` for towers that an all-reduce, one of `METHODS`, cannot reduce over."""
-    if method == 'copy':
-        return
-    names = ', '.join(short_name(device) for device in devices)
-    if method == 'nccl' and not all(is_gpu(device) for device in devices):
-        raise DeviceError("all_reduce='nccl' reduces over GPUs, and the towers are on %s: use "
-                          "'copy' or 'collective'." % names)
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
-    if len({(spec.job, spec.replica, spec.task) for spec in specs}) > 1:
-        raise DeviceError('all_reduce=%r reduces within one machine, and the towers are on %s: use '
-                          "'copy'." % (method, names))
-    if len(set(devices)) < len(devices):
-        raise DeviceError('all_reduce=%r needs a device of its own for each tower, and the towers '
-                          "are on %s: use 'copy'." % (method, names))
-    if len({spec.device_type for spec in specs}) > 1:
-        raise DeviceError('all_reduce=%r reduces over devices of one type, and the towers are on '
-                          "%s: use 'copy'." % (method, names))
+    kinds = {(spec.job, spec.replica, spec.task, spec.device_type) for spec in specs}
+    if method != 'copy' and (len(kinds) > 1 or len(set(devices)) < len(devices)):
+        raise DeviceError(
+            'all_reduce=%r reduces over devices of one type on one machine, one for each tower, '
+            "and the towers are on %s: use 'copy'." % (
+                method, ', '.join(short_name(device) for device in devices)))
 
 
 def all_reduce(method, tower_gradients, others, devices):
@@ -87,7 +75,7 @@ def all_reduce(method, tower_gradients, others, devices):
     if method != 'copy':
         ringed = [(variable, present) for variable, present in aligned
                   if not all(isinstance(gradient, tf.IndexedSlices) for _, gradient in present)]
-        on_towers.update(_by_buffers(_RINGS[method], method, ringed, devices))
+        on_towers.update(_by_buffers(ringed, devices))
     added = dict.fromkeys(range(len(devices)), 0)  # bytes that each tower adds
     for variable, present in aligned:
         if variable.op.name not in on_towers:
@@ -100,16 +88,16 @@ def all_reduce(method, tower_gradients, others, devices):
                    on_towers)
 
 
-def _by_buffers(ring, method, aligned, devices):
+def _by_buffers(aligned, devices):
     """Dict from names of variables to their reduced gradient on each tower."""
     for variable, present in aligned:
         dtype = present[0][1].dtype.base_dtype
-        if dtype not in _DTYPES[method]:
-            raise GradientError('all_reduce=%r adds gradients of %s here, and that of %r is %s: '
-                                "use 'copy'." % (
-                                    method, ', '.join(each.name for each in _DTYPES[method]),
+        if dtype not in compat.COLLECTIVE_DTYPES:
+            raise GradientError("all_reduce='collective' adds gradients of %s here, and that of %r "
+                                "is %s: use 'copy'." % (
+                                    ', '.join(each.name for each in compat.COLLECTIVE_DTYPES),
                                     variable.op.name, dtype.name))
-    reduce = ring(len(devices))
+    reduce = _collective(len(devices))
     last = [None] * len(devices)
     on_towers = {}
     for buffer in buffers_of(aligned):
@@ -203,19 +191,3 @@ def _collective(num_towers):
 
 def _has_keys(op):
     return 'group_key' in op.node_def.attr and 'instance_key' in op.node_def.attr
-
-
-def _nccl(num_towers):
-    """As `_collective`, with `NcclAllReduce`."""
-    scope = tf.get_default_graph().unique_name('nccl')
-    calls = []
-
-    def reduce(tensor):
-        name = '%s/%d' % (scope, len(calls) // num_towers)
-        calls.append(name)
-        return tf.raw_ops.NcclAllReduce(input=tensor, reduction='sum', num_devices=num_towers,
-                                        shared_name=name)
-    return reduce
-
-
-_RINGS = {'collective': _collective, 'nccl': _nccl}

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import check_graph_mode
 from towers.errors import GradientError
 from towers.placement.variable_device import only_device
+from towers.reduce.joined_products import joined_product
 from towers.reduce.sparse_rows import each_row_once, parts_of_lookups
 
 
@@ -19,7 +20,8 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
     Gradients are aligned by their variable, not by their place in the list. Dense gradients are
     added, and never stacked: a stack would write and read each of them once more. `IndexedSlices`
     are concatenated, rows with their values, and stay sparse; the gradient of a lookup that takes
-    each id once (`embedding_lookup_sparse`) has each row once, as on one device. Where one tower's
+    each id once (`embedding_lookup_sparse`) has each row once, as on one device. Products of wide
+    dense layers with few examples a tower are made once, see `joined_products`. Where one tower's
     gradient is sparse and another's is dense, the sum is dense. Where only some towers have a
     gradient of a variable, their gradients are summed; a variable without a gradient in any tower
     is left out.
@@ -56,8 +58,10 @@ def combine(tower_gradients):
     """
     combined = []
     for variable, present in align(tower_gradients):
+        gradients = [gradient for _, gradient in present]
         with only_device(variable.device or None):
-            combined.append((add_up([gradient for _, gradient in present], variable), variable))
+            joined = joined_product(gradients, variable)
+            combined.append((add_up(gradients, variable) if joined is None else joined, variable))
     return combined
 
 

@@ -138,10 +138,6 @@ class ScaledLosses:
                 tf.logical_not(watching.is_finite), tf.int64)
         return watching
 
-    def at_least(self):
-        """Bool scalar: the scale is at its minimum, so that it does not cause an overflow."""
-        return self.scale <= self.rule.least
-
     def update(self):
         """The operation that moves the scale and the counts after a step."""
         rule = self.rule

@@ -21,7 +21,6 @@ from towers import compat
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
 from towers.graph.frames import BACK, Frames, before, in_order
-from towers.graph.variable_writes import Writes
 from towers.placement.stages import check_stages
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import only_device
@@ -215,21 +214,8 @@ def check_order(fetches):
             'the micro-batches of a tower run one after the other, and the model makes an earlier '
             'one wait for a later one (operation %s): its forward pass writes a variable that it '
             'reads. Put the update into the collection UPDATE_OPS, or return it in '
-            "'updates'; or train without accumulate= and micro_batches=." % _write_among(
-                [op for op in operations if op.name not in runs]))
-
-
-def _write_among(stuck):
-    """Of operations that never run, the first that was made and writes, for the text of an error.
-
-    The optimizer's, which wait for it, were made later.
-    """
-    graph, names = stuck[0].graph, {op.name for op in stuck}
-    writes = Writes(graph)
-    for op in graph.get_operations():
-        for variable in writes.of(op) if op.name in names else ():
-            return '%s, which writes variable %s' % (op.name, variable)
-    return min(names)
+            "'updates'; or train without accumulate= and micro_batches=." % next(
+                op.name for op in operations if op.name not in runs))
 
 
 def _waits_for(op):

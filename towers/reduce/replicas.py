@@ -22,24 +22,10 @@ from towers import compat
 from towers.errors import DeviceError, InvalidArgumentError, NameScopeError
 from towers.graph.graph_walk import step_operations
 from towers.graph.nests import bytes_of
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once
 from towers.tower.variables import owner_by_name
-
-_REPEATABLE = (
-    tf.train.AdadeltaOptimizer, tf.train.AdagradOptimizer, tf.train.AdamOptimizer,
-    tf.train.FtrlOptimizer, tf.train.GradientDescentOptimizer, tf.train.MomentumOptimizer,
-    tf.train.ProximalAdagradOptimizer, tf.train.ProximalGradientDescentOptimizer,
-    tf.train.RMSPropOptimizer)
-
-
-def is_repeatable(optimizer):
-    """Whether an optimizer does to a replica exactly what it does to its variable.
-
-    These go by the gradient and the slots of each variable alone. A subclass may do more.
-    """
-    return type(optimizer) in _REPEATABLE
 
 
 class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
@@ -289,14 +275,11 @@ def _value_or_initial_value(variable):
     So the replicas may be initialized in the same run as the model's variables, after a restore, or
     later. Only in a session in which everything is initialized already, the two initializers have
     to run one after the other: in one run, a replica might read the variable's old value. This is
-    `Variable.initialized_value`, which TF 2 lacks for resource variables, in fewer operations.
+    `Variable.initialized_value`, which TF 2 lacks for resource variables.
     """
-    with tf.control_dependencies(None), tf.name_scope('replicas/'), only_device(variable.device):
-        is_set = tf.is_variable_initialized(variable)
-        use_value = tf.identity(tf.raw_ops.Switch(data=is_set, pred=is_set).output_true)
-        with tf.control_dependencies([use_value]):
-            value = variable.read_value()
-        initial = tf.raw_ops.Switch(data=variable.initial_value, pred=is_set).output_false
-        merged = tf.raw_ops.Merge(inputs=[initial, value]).output
-        merged.set_shape(variable.get_shape())
-        return merged
+    with tf.control_dependencies(None), tf.name_scope('replicas/'), only_device(
+            variable.device), compat.control_flow_v1():
+        value = tf.cond(tf.is_variable_initialized(variable), variable.read_value,
+                        lambda: variable.initial_value)
+    value.set_shape(variable.get_shape())
+    return value

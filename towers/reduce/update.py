@@ -9,10 +9,10 @@ from towers import compat
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
 from towers.graph.scopes import like_current_scope
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes
+from towers.optimizers import is_repeatable
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import fits
-from towers.reduce.replicas import is_repeatable
 from towers.tower.optimizer_gradients import listed_pairs
 from towers.tower.variables import slot_creator
 
@@ -29,7 +29,7 @@ Fields:
 
 
 def apply_update(optimizer, gradients, global_step, placement, variables, after, replicas=None,
-                 on_towers=None, scaled_losses=None, on_skip=None):
+                 on_towers=None, scaled_losses=None):
     """Applies the combined gradients once.
 
     Args:
@@ -47,7 +47,6 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
       on_towers: the gradients that the replicas get, see `Replicas.pairs`.
       scaled_losses: `ScaledLosses` that has checked the gradients: if they are not finite, the
         optimizer does nothing, and yet the step is counted, since its batch is used up; or None.
-      on_skip: function that makes the operations of a step that is skipped; or None.
 
     Returns:
       `Applied`.
@@ -67,7 +66,7 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
         with graph_walk.Recording(tf.get_default_graph()) as made:
             applied = optimizer.apply_gradients(pairs, global_step=global_step) if (
                 scaled_losses is None) else _apply_if_finite(
-                    optimizer, pairs, global_step, scaled_losses, on_skip)
+                    optimizer, pairs, global_step, scaled_losses)
         made = made.operations
         free_initial_values(slots, made, after)
         if not isinstance(applied, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES):
@@ -124,7 +123,7 @@ def _uncounted(applied, made, global_step, scaled_losses):
     return tf.ones([], dtype), True
 
 
-def _apply_if_finite(optimizer, gradients, global_step, scaled_losses, on_skip):
+def _apply_if_finite(optimizer, gradients, global_step, scaled_losses):
     is_finite = tf.identity(scaled_losses.is_finite)  # after what has to come first
     outside = tf.get_default_graph().get_name_scope()
 
@@ -135,12 +134,9 @@ def _apply_if_finite(optimizer, gradients, global_step, scaled_losses, on_skip):
         with tf.control_dependencies([applied]):
             return tf.constant(True)
 
-    def skip():
-        with tf.control_dependencies([on_skip()] if on_skip is not None else []):
-            return tf.constant(False)
     references = any(variable.op.type != 'VarHandleOp' for _, variable in gradients)
     with compat.control_flow_v1() if references else contextlib.nullcontext():
-        applied = tf.cond(is_finite, apply, skip)
+        applied = tf.cond(is_finite, apply, lambda: tf.constant(False))
     with tf.control_dependencies([applied]):
         return scaled_losses.update()
 
@@ -156,14 +152,17 @@ def _scope_without_reuse():
         yield
 
 
-def checked_transform(transform, gradients, placement, of_loss=None):
+def checked_transform(transform, gradients, device=None, of_loss=None):
     """Calls the user's transformation of the combined gradients and checks what comes back.
 
     Args:
       transform: the function, or None.
       gradients: list of `(gradient, variable)`.
-      placement: `Placement`.
+      device: where to make its operations; None for the current device.
       of_loss: with several losses, the name of the loss of these gradients, for error texts.
+
+    Returns:
+      List of `(gradient, variable)`.
 
     Raises:
       InvalidArgumentError: the function does not return pairs of a gradient and one of these
@@ -171,17 +170,9 @@ def checked_transform(transform, gradients, placement, of_loss=None):
     """
     if transform is None:
         return gradients
-    with only_device(placement.main), tf.name_scope('transform_gradients'):
-        return transformed_pairs(transform, gradients, of_loss)
-
-
-def transformed_pairs(transform, gradients, of_loss=None):
-    """What a transformation makes of gradients: list of `(gradient, variable)`.
-
-    Raises:
-      InvalidArgumentError: as `checked_transform`.
-    """
-    returned = transform(gradients)
+    with only_device(device) if device else contextlib.nullcontext(), tf.name_scope(
+            'transform_gradients'):
+        returned = transform(gradients)
     transformed = listed_pairs(returned)
     called = 'transform_gradients' + (' for %r' % of_loss if of_loss is not None else '')
     names = {variable.op.name for _, variable in gradients}

@@ -11,21 +11,20 @@ they would see the first batch again. Both are found in the finished step here, 
 were made, and wait.
 """
 
-import collections
 import functools
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.graph import graph_walk
-from towers.graph.frames import Frames
-from towers.graph.variable_writes import Writes
+from towers.graph.frames import Frames, before, in_order
+from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
 from towers.tower import write_order
 from towers.tower.objectives import tensors_of
 
 
-def hold_update(train_op, gradients, before, computed, gates=()):
+def hold_update(train_op, gradients, after, computed, gates=()):
     """Makes the writes of an update wait until everything has been computed from what they change.
 
     A write of a variable waits for all gradients, unless it waits for that variable's own: then the
@@ -37,14 +36,14 @@ def hold_update(train_op, gradients, before, computed, gates=()):
       train_op: the operation of the update.
       gradients: list of `(gradient, variable)` before the user's `transform_gradients`, the sums
         over all towers and machines; `variable` is None for gradients of replicas.
-      before: list of the tensors and operations that the optimizer waits for. What these need is
+      after: list of the tensors and operations that the optimizer waits for. What these need is
         not looked at: updates such as batch norm's wait by `hold_back`.
       computed: list of the tensors that can be had without a step.
       gates: list of operations that every write waits for, see `Machines`.
     """
     pairs = [(gradient, variable) for gradient, variable in gradients if gradient is not None]
     sums = [tensor.op for tensor in tensors_of(pairs)]
-    ends = {op.name for op in sums} | {getattr(each, 'op', each).name for each in before}
+    ends = {op.name for op in sums} | {getattr(each, 'op', each).name for each in after}
     operations = graph_walk.step_operations([train_op], ends)
     finder = Writes(train_op.graph)
     writes = [(op, names) for op, names in ((op, finder.of(op)) for op in operations
@@ -53,9 +52,15 @@ def hold_update(train_op, gradients, before, computed, gates=()):
                    if variable is not None}
     of_all = set(of_variable.values()) | {_values(gradient).op.name for gradient, _ in pairs}
     read = {op.name for op in graph_walk.step_operations(sums)}
-    early = [(op, names) for op, names in writes if not all(
-        _waits_for(op, {of_variable[name]}, ends) if name in of_variable
-        else _waits_for(op, of_all, ends, every=name in read) for name in names)]
+    bits = {name: 1 << place for place, name in enumerate(of_all)}
+    awaited = _awaited(operations, ends, bits)
+
+    def waits(op, name):
+        found = awaited.get(op.name, 0)
+        if name in of_variable:
+            return found & bits[of_variable[name]]
+        return found == (1 << len(bits)) - 1 if name in read else found
+    early = [(op, names) for op, names in writes if not all(waits(op, name) for name in names)]
     if not (early or gates and writes):
         return
     left_alone = {op.name for op in graph_walk.step_operations(
@@ -159,27 +164,18 @@ def _values(gradient):
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def _waits_for(op, wanted, ends, every=False):
-    """Whether an operation waits for any of some operations, by data or by control.
-
-    The nearest ones are looked at first: an optimizer's operation takes its gradient itself.
+def _awaited(operations, ends, bits):
+    """{name of an operation: the bits of the gradients that it waits for, by data or by control}.
 
     Args:
-      op: the operation.
-      wanted: names of operations.
+      operations: list of operations.
       ends: names of operations beyond which nobody looks.
-      every: whether it has to wait for all of them.
+      bits: {name of the operation of a gradient: its bit}.
     """
-    queue, seen, missing = collections.deque([op]), {op.name}, set(wanted)
-    while queue:
-        each = queue.popleft()
-        missing.discard(each.name)
-        if not missing or each.name in wanted and not every:
-            return True
-        if each.name in ends:
-            continue
-        for other in [tensor.op for tensor in each.inputs] + list(each.control_inputs):
-            if other.name not in seen:
-                seen.add(other.name)
-                queue.append(other)
-    return False
+    awaited = {}
+    for op in in_order(operations, before):
+        found = bits.get(op.name, 0)
+        for name in before(op) if op.name not in ends else ():
+            found |= awaited.get(name, 0)
+        awaited[op.name] = found
+    return awaited

@@ -16,7 +16,7 @@ from towers.api.built import BuiltTowers, check_same_graph
 from towers.api.options import Numerics, Pipeline, VariablePlacement
 from towers.errors import InputError, InvalidArgumentError, SharedVariableError
 from towers.graph.graph_walk import step_operations
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes
 from towers.run.step_loop import OccasionalHook
 from towers.tower.objectives import with_parts
 

@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_graph_mode
 from towers.errors import InputError, TowersError
-from towers.graph import graph_walk
 
 Inputs = collections.namedtuple('Inputs', 'nest leaves size unknown')
 """Inputs that can be cut by examples.
@@ -38,7 +37,16 @@ def looked_at(inputs):
 
 def tensors_of(inputs):
     """The leaves of `Inputs` as tensors: a list, with None for None."""
-    return [None if leaf is None else _as_tensor(path, leaf) for path, leaf in inputs.leaves]
+    tensors = []
+    for path, leaf in inputs.leaves:
+        try:
+            tensors.append(leaf if leaf is None or isinstance(leaf, tf.SparseTensor) else
+                           tf.convert_to_tensor(leaf))
+        except TowersError:  # of the caller's device function
+            raise
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise _no_tensor(path, leaf, str(error).split('\n', 1)[0]) from None
+    return tensors
 
 
 def size_and_guards(inputs, tensors):
@@ -51,45 +59,18 @@ def size_and_guards(inputs, tensors):
     Returns:
       `(size, guards)`: an int where it is static, else an int32 scalar; and a list of operations.
     """
-    sizes = [(path, _size(tensor)) for tensor, (path, _) in zip(tensors, inputs.leaves)
+    sizes = [(path, tf.cast(tensor.dense_shape[0], tf.int32) if isinstance(
+        tensor, tf.SparseTensor) else tf.shape(tensor)[0])
+             for tensor, (path, _) in zip(tensors, inputs.leaves)
              if tensor is not None and (inputs.size is None or path in inputs.unknown)]
-    if inputs.size is not None:
-        return inputs.size, [tf.Assert(tf.equal(size, inputs.size), [
-            _plain('towers: the first dimensions of the inputs differ: the others have %d and %s '
-                   'has' % (inputs.size, path)), size]) for path, size in sizes]
-    (first_path, size), others = sizes[0], sizes[1:]
-    return size, [tf.Assert(tf.equal(size, other), [
-        _plain('towers: the first dimensions of the inputs differ: %s and %s have'
-               % (first_path, path)), size, other]) for path, other in others]
-
-
-def check_nothing_is_trained_behind(inputs):
-    """Refuses inputs that have a gradient to a trainable variable; makes no operation.
-
-    A tower's gradient ends at its shard, so such a variable would not be trained.
-
-    Args:
-      inputs: a nest of tensors, arrays and variables.
-
-    Raises:
-      InputError: there is one.
-    """
-    trainable = {variable.op.name for variable in tf.trainable_variables()}
-    for leaf in tf.nest.flatten(with_sparse_tensors(inputs), expand_composites=True):
-        if isinstance(leaf, (tf.Tensor,) + compat.VARIABLE_TYPES) and leaf.dtype.is_floating:
-            for name in sorted(trainable & graph_walk.ancestors([leaf], ends=('StopGradient',))):
-                raise InputError(
-                    'the input %s is computed from the trainable variable %s, and the gradient of '
-                    'a tower ends at its inputs: compute it in the model function, or pass its '
-                    'tf.stop_gradient.' % (leaf.name, name))
-
-
-class NamedInputs(dict):
-    """A dict of inputs whose keys are names of the user's own arguments.
-
-    Errors use these names, and do not advise to drop the rest of a batch, since the user's call has
-    no argument for it.
-    """
+    size, of_whom = inputs.size, 'the others'
+    if size is None:
+        of_whom, size = sizes.pop(0)
+    texts = ['towers: the first dimensions of the inputs differ: those of %s and %s are' % (
+        of_whom, path) for path, _ in sizes]
+    # In an assertion TensorFlow puts backslashes before each quote.
+    return size, [tf.Assert(tf.equal(size, other), [text.replace("'", ''), size, other])
+                  for text, (_, other) in zip(texts, sizes)]
 
 
 def with_sparse_tensors(inputs):
@@ -98,28 +79,22 @@ def with_sparse_tensors(inputs):
     Raises:
       InputError: a list or a dict that contains itself.
     """
+    def converted(nest):
+        if isinstance(nest, tf.SparseTensorValue):
+            return tf.SparseTensor.from_value(nest)
+        if isinstance(nest, (tuple, list)):
+            parts = list(map(converted, nest))
+            return type(nest)(*parts) if hasattr(nest, '_fields') else type(nest)(parts)
+        if isinstance(nest, dict):
+            changed = copy.copy(nest)
+            changed.update((key, converted(nest[key])) for key in nest)
+            return changed
+        return nest
     try:
-        return _with_sparse_tensors(inputs)
+        return converted(inputs)
     except RecursionError:
         raise InputError('inputs contain themselves, or are nested too deeply: expected the '
                          'tensors of one batch, [batch, ...] each.') from None
-
-
-def _with_sparse_tensors(inputs):
-    if isinstance(inputs, tf.SparseTensorValue):
-        return tf.SparseTensor.from_value(inputs)
-    if isinstance(inputs, (tuple, list)):
-        parts = [_with_sparse_tensors(part) for part in inputs]
-        if any(part is not before for part, before in zip(parts, inputs)):
-            return type(inputs)(*parts) if hasattr(inputs, '_fields') else type(inputs)(parts)
-    if isinstance(inputs, dict):
-        changed = {key: part for key, part in
-                   ((key, _with_sparse_tensors(inputs[key])) for key in inputs)
-                   if part is not inputs[key]}
-        if changed:
-            inputs = copy.copy(inputs)
-            inputs.update(changed)
-    return inputs
 
 
 def _leaves(inputs):
@@ -133,8 +108,7 @@ def _leaves(inputs):
         paths = ['']
     elif len(paths) != len(flat):  # a nest of a kind that tf.nest alone knows
         paths = ['[%d]' % i for i in range(len(flat))]
-    first = '' if isinstance(inputs, NamedInputs) else 'inputs'
-    leaves = [(first + path, leaf) for path, leaf in zip(paths, flat)]
+    leaves = [('inputs' + path, leaf) for path, leaf in zip(paths, flat)]
     for path, leaf in leaves:
         if leaf is None:
             continue
@@ -172,25 +146,13 @@ def _paths(nest, path):
     """How each leaf is got out of a nest, in the order of `tf.nest.flatten`: `['x']`, `[0].labels`.
     """
     if isinstance(nest, dict):
-        parts = [(key if isinstance(nest, NamedInputs) else '[%r]' % (key,), nest[key])
-                 for key in sorted(nest)]
+        parts = [('[%r]' % (key,), nest[key]) for key in sorted(nest)]
     elif isinstance(nest, (tuple, list)):
         names = ['.' + field for field in getattr(nest, '_fields', ())]
         parts = zip(names or ['[%d]' % i for i in range(len(nest))], nest)
     else:
         return [path]
     return [each for name, part in parts for each in _paths(part, path + name)]
-
-
-def _as_tensor(path, leaf):
-    if isinstance(leaf, tf.SparseTensor):
-        return leaf
-    try:
-        return tf.convert_to_tensor(leaf)
-    except TowersError:  # of the caller's device function
-        raise
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise _no_tensor(path, leaf, str(error).split('\n', 1)[0]) from None
 
 
 def _no_tensor(path, leaf, because):
@@ -236,13 +198,3 @@ def _static_batch_size(leaves):
                          'same number of examples.'
                          % ', '.join('%s has %d' % item for item in sizes.items()))
     return next(iter(sizes.values())) if sizes else None, unknown
-
-
-def _size(tensor):
-    if isinstance(tensor, tf.SparseTensor):
-        return tf.cast(tensor.dense_shape[0], tf.int32)
-    return tf.shape(tensor)[0]
-
-
-def _plain(text):
-    return text.replace("'", '')  # in an assertion TensorFlow puts backslashes before each quote

@@ -22,8 +22,8 @@ _CALLS = weakref.WeakKeyDictionary()
 class _Call:
     """A call of a model function, and what its part of the batch may know of the others."""
 
-    def __init__(self, parts, refused):
-        self.parts, self.refused, self.count = parts, refused, 0
+    def __init__(self, variables, parts, refused):
+        self.variables, self.parts, self.refused, self.count = variables, parts, refused, 0
 
 
 def check_not_nested(graph):
@@ -38,15 +38,16 @@ def check_not_nested(graph):
 
 
 @contextlib.contextmanager
-def call_of_model_fn(graph, parts, refused=None):
+def call_of_model_fn(graph, variables, parts, refused=None):
     """The context of the call of a model function, in which no other build is made.
 
     Args:
       graph: the graph of the build.
+      variables: `NewVariables`: those that the call makes.
       parts: how many parts the batch has.
       refused: why values of the whole batch are not to be had in this build; or None.
     """
-    _CALLS[graph] = _Call(parts, refused)
+    _CALLS[graph] = _Call(variables, parts, refused)
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import GradientError
 from towers.graph import graph_walk
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes
 from towers.tower.optimizer_gradients import computes_with
 
 

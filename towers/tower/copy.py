@@ -4,7 +4,7 @@ Calling the model function and differentiating its loss takes time for every tow
 larger the model is; and a program that is called N times sees what its earlier calls have left
 behind. So the operations that tower 0's outputs need are imported once more for each tower:
 
-    x                    ->  tower_k/x            operations, frames and stacks of loops
+    x                    ->  tower_k/x            operations, functions, frames and stacks of loops
     tower 0's device     ->  tower k's            and where variables are for what reads them
     seed                 ->  a seed of tower k    of each random operation
     what is outside      ->  see `Substitution`
@@ -12,54 +12,75 @@ behind. So the operations that tower 0's outputs need are imported once more for
 
 import tensorflow.compat.v1 as tf
 
-from towers import compat
+from towers import compat, nonfinite
 from towers.errors import CloneError
 from towers.graph import graph_walk
-from towers.graph.edit import colocate, group_in_node
-from towers.graph.library import functions_of
+from towers.graph.edit import (Library, colocate, copied_functions, functions_of, group_in_node,
+                               rename_functions)
+from towers.graph.frames import waited_instead
 from towers.graph.nests import fetches_in, leaves_of, map_leaves
 from towers.graph.op_types import CONTROL_FLOW, PLACEHOLDERS
+from towers.graph.variable_access import without_writes
 from towers.placement.tower_device import TowerDevice, moved, overlaps
 from towers.tower.batch_values import is_batch_value
-from towers.tower.copy_template import CopiedFunctions, Template, producer_of
 from towers.tower.objectives import flat, map_shaped
+from towers.tower.stateless_random import give_seed_of_tower, key_of
+
+_MEETS_OTHERS = ('Collective', 'Nccl', 'Horovod')
+_WITHOUT_NAME = ('Anonymous', 'IteratorFromStringHandle')
+_TOLD_APART_BY = ('frame_name', 'stack_name', 'tensor_array_name', '_XlaScope')
+"""Attributes by which TensorFlow tells loops, stacks, arrays and XLA's clusters apart."""
 
 
 class Copies:
-    """Makes copies of one tower."""
+    """Makes copies of one tower.
 
-    def __init__(self, tower, made, shared, left_out, left_alone, names, random_keys, further=()):
+    A template holds the copied operations, with names relative to the scope that the towers are
+    built in; devices, colocations and control inputs from outside are set after each import.
+    """
+
+    def __init__(self, first, updates, parts_before, further=()):
         """
         Args:
-          tower: the `Tower` to be copied.
-          made: list of the operations that building it made, without those of variables.
-          shared: names of operations among `made` whose value all towers use.
-          left_out: names of operations that write and that copies do without: what waits for them
-            waits for what they wait for.
-          left_alone: as for `CopiedFunctions`.
-          names: `NamesOnOneMachine`.
-          random_keys: {name of a constant that holds a seed: name of the random operation}.
+          first: `Differentiated`: the tower to be copied.
+          updates: `InlineUpdates`: the writes that copies do without or share.
+          parts_before: how many parts the machines before this one have.
           further: tensors and operations that are copied besides the tower's own.
 
         Raises:
-          CloneError: an operation that cannot be copied; names it.
+          CloneError: an operation that cannot be copied; names it. Or the tower is too large.
         """
-        self._tower, self._left_out = tower, left_out
-        self._graph = tf.get_default_graph()
-        self._made = {op.name: op for op in made}
+        tower = first.tower
+        self._tower, self._graph, self._left_out = tower, tf.get_default_graph(), updates.left_out
+        self._parts_before, self._random_keys = parts_before, first.random_keys
+        self._made = {op.name: op for op in first.operations}
         self._from_shard = graph_walk.reachable_from(
-            [leaf.op for leaf in leaves_of(tower.inputs)], made)
-        self._shared = set(shared)
+            [leaf.op for leaf in leaves_of(tower.inputs)], first.operations)
+        self._shared = set(updates.shared)
         outputs = [tower.loss, tower.data_loss, tower.predictions, tower.metrics, tower.updates,
                    [gradient for gradient, _ in tower.pairs], flat(tower.of_shard), list(further)]
         needed = self._needed([getattr(each, 'op', each) for each in fetches_in(outputs)])
         # In the order in which they were made, which an import of loops needs.
-        self._nodes = {op.name: needed[op.name] for op in made if op.name in needed}
-        functions = CopiedFunctions(list(self._nodes.values()), self._graph, tower.device,
-                                    left_alone)
-        self._devices = self._tell_devices()
-        self._template = Template(self._nodes, tower.name_scope, functions, random_keys,
-                                  self._graph, names)
+        self._nodes = {name: needed[name] for name in self._made if name in needed}
+        self._leaders = {name: leader for name, leader in (
+            (name, self._leader(name, node)) for name, node in self._nodes.items() if node.device)
+                         if leader is not None}
+        self._outside = {}    # name of a tensor from outside: its name in the template
+        self._controls = []   # (name, names of operations from outside that it waits for)
+        self._colocated = []  # (name, names of the operations that it is colocated with)
+        self._template = tf.GraphDef()
+        self._template.versions.CopyFrom(self._graph.graph_def_versions)
+        for name, node in self._nodes.items():
+            self._add(name, node)
+        if self._template.ByteSize() >= 2 ** 31 - 2 ** 20:
+            raise CloneError('the graph of a tower is larger than 2 GB, which TensorFlow cannot '
+                             "import: pass copies='reuse'.")
+        library = Library(self._graph)
+        self._functions = library.reached_from(self._nodes.values())
+        for name, positions in updates.in_functions.items():
+            for called in library.called_by(self._nodes[name]) if name in self._nodes else ():
+                self._functions[called] = without_writes(library.function(called), positions)
+        self._gradients = library.gradients() if self._functions else []
 
     def tower(self, substitution, inputs, size, part):
         """Makes a copy: a `Tower`; and the function from a tensor or operation to its copy.
@@ -72,16 +93,21 @@ class Copies:
         """
         with tf.name_scope(part.scope) as root:
             pass
-        self._template.adapt(substitution.number, root, part.device)
         outside = {key: substitution.tensor(self._graph.get_tensor_by_name(name))
-                   for name, key in self._template.outside.items()}
+                   for name, key in self._outside.items()}
         with tf.device(None), tf.device(TowerDevice(part.device)):
-            tf.import_graph_def(self._template.graph_def, outside, name=root)
-        copied = _Copied(self._graph, self._nodes, self._template, root, substitution)
-        for name in self._devices:
-            compat.set_device(copied.operation(name), self._device_of(
-                name, part.device, substitution))
-        copied.set_colocations_and_controls()
+            tf.import_graph_def(self._adapted(substitution.number, root, part.device), outside,
+                                name=root)
+        copied = _Copied(self._graph, {name: root + self._relative(name) for name in self._nodes},
+                         substitution)
+        for name, node in self._nodes.items():
+            if name in self._leaders or node.device != str(self._tower.device):
+                compat.set_device(copied.operation(name), self._device(name, part.device, copied))
+        for name, groups in self._colocated:
+            colocate(copied.operation(name), [copied.operation(each).name for each in groups])
+        for name, waits_for in self._controls:
+            compat.add_control_inputs(
+                copied.operation(name), list(map(copied.operation, waits_for)))
         tower = self._tower
 
         def copies(nest):
@@ -108,11 +134,12 @@ class Copies:
                 continue
             node = nodes[name] = self._without_left_out(self._made[name].node_def)
             stack.extend(group_in_node(node))
-            stack.extend(producer_of(text) for text in node.input)  # first, with what is shared
+            stack.extend(map(_producer, node.input))  # first, with what is shared
         return nodes
 
     def _is_shared(self, name):
-        """Whether all towers have an operation in common."""
+        """Whether all towers have an operation in common: one that is more than its type, inputs
+        and attributes, such as a table, a queue, an iterator, a placeholder."""
         if name in self._shared:
             return True
         op = self._made[name]
@@ -120,7 +147,9 @@ class Copies:
             raise CloneError('operation %s (%s), which the model function makes, meets others of '
                              "its name: pass copies='reuse', which calls the model function for "
                              'every tower.' % (name, op.type))
-        if not keeps_state(op) or is_batch_value(op) or (
+        keeps_state = (op.type in PLACEHOLDERS or op.type.startswith(_WITHOUT_NAME)
+                       or 'shared_name' in op.node_def.attr)
+        if not keeps_state or is_batch_value(op) or (
                 op.type == 'PlaceholderWithDefault' and name in self._from_shard):
             return False
         if name in self._from_shard or compat.in_control_flow(op):
@@ -134,36 +163,82 @@ class Copies:
 
     def _without_left_out(self, node):
         """A `NodeDef` without control edges from writes that are left out."""
-        if not any(text[1:] in self._left_out for text in node.input if text.startswith('^')):
+        waits_for = [text[1:] for text in node.input if text.startswith('^')]
+        if self._left_out.isdisjoint(waits_for):
             return node
         changed = type(node)()
         changed.CopyFrom(node)
-        waits_for = [self._graph.get_operation_by_name(text[1:]) for text in node.input
-                     if text.startswith('^')]
-        data = [text for text in node.input if not text.startswith('^')]
         del changed.input[:]
-        changed.input.extend(data + ['^' + op.name for op in waited_instead(
-            waits_for, self._left_out)])
+        changed.input.extend(text for text in node.input if not text.startswith('^'))
+        changed.input.extend('^' + op.name for op in waited_instead(
+            list(map(self._graph.get_operation_by_name, waits_for)), self._left_out))
         return changed
 
+    # ---- the template ---------------------------------------------------------------------------
+
+    def _relative(self, name):
+        """A name without the scope that the towers are built in."""
+        scope = self._tower.name_scope
+        return name[len(scope):] if name.startswith(scope) else 'outside/' + name
+
+    def _add(self, name, node):
+        """Adds an operation to the template."""
+        copy = self._template.node.add()
+        copy.CopyFrom(node)
+        copy.name, copy.device = self._relative(name), ''
+        del copy.input[:]
+        waits_for = []
+        for text in node.input:
+            producer = _producer(text)
+            if producer in self._nodes:
+                copy.input.append(text.replace(producer, self._relative(producer), 1))
+            elif text.startswith('^'):
+                waits_for.append(producer)
+            else:
+                copy.input.append(self._outside.setdefault(
+                    text if ':' in text else text + ':0', '__outside__/%d:0' % len(self._outside)))
+        if waits_for:
+            self._controls.append((name, waits_for))
+        groups = group_in_node(copy)
+        if groups:
+            del copy.attr['_class']
+            self._colocated.append((name, groups))
+
+    def _adapted(self, number, root, device):
+        """The `tf.GraphDef` of the tower of this number, name scope and device."""
+        graph_def, draws_as = tf.GraphDef(), number + self._parts_before
+        graph_def.CopyFrom(self._template)
+
+        def change(node, resources):
+            give_seed_of_tower(node, draws_as)
+            # What reads a variable, an argument of the function, stays where the variable is.
+            if node.device and overlaps(node.device, self._tower.device) and (
+                    functions_of(node) or resources.isdisjoint(node.input)):
+                node.device = moved(node.device, self._tower.device, device)
+        functions, names = copied_functions(
+            self._functions, root.strip('/').replace('/', '_'), change)
+        graph_def.library.function.extend(functions)
+        for each in self._gradients:
+            if each.function_name in names:
+                graph_def.library.gradient.add(
+                    function_name=names[each.function_name],
+                    gradient_func=names.get(each.gradient_func, each.gradient_func))
+        for name, node in zip(self._nodes, graph_def.node):
+            give_seed_of_tower(node, draws_as)
+            if names:
+                rename_functions(node, names)
+            for key in _TOLD_APART_BY:
+                if key in node.attr and node.attr[key].s:
+                    node.attr[key].s = root.encode() + node.attr[key].s
+            if node.op == 'CheckNumerics':
+                node.attr['message'].s = nonfinite.message_of_tower(
+                    node.attr['message'].s.decode(), number).encode()
+            if name in self._random_keys:
+                key = key_of(self._random_keys[name], self._graph.seed, draws_as)
+                node.attr['value'].tensor.CopyFrom(tf.make_tensor_proto(key, tf.int64, []))
+        return graph_def
+
     # ---- devices --------------------------------------------------------------------------------
-
-    def _tell_devices(self):
-        """{name: device} of operations that do not move from tower 0's device to the copy's.
-
-        A device is a name; or `('like', name)`: the device of that operation's copy; or `('moved',
-        name)`: the device with the tower's part exchanged.
-        """
-        devices = {}
-        for name, node in self._nodes.items():
-            leader = self._leader(name, node) if node.device else None
-            if leader is not None:
-                devices[name] = ('like', leader)
-            elif not node.device or not overlaps(node.device, self._tower.device):
-                devices[name] = node.device
-            elif node.device != str(self._tower.device):
-                devices[name] = ('moved', node.device)
-        return devices
 
     def _leader(self, name, node):
         """The operation on whose device TensorFlow has put this one: a variable's, say; or None."""
@@ -175,43 +250,32 @@ class Copies:
                           None)
         return leader
 
-    def _device_of(self, name, device, substitution):
-        said = self._devices.get(name, ('moved', self._tower.device))
-        while isinstance(said, tuple) and said[0] == 'like':
-            leader = said[1]
-            if leader not in self._nodes:
-                op = substitution.operation(self._graph.get_operation_by_name(leader))
-                return op.device
-            said = self._devices.get(leader, ('moved', self._tower.device))
-        return moved(said[1], self._tower.device, device) if isinstance(said, tuple) else said
+    def _device(self, name, device, copied):
+        """The device of the copy of an operation in the tower of that device."""
+        while name in self._leaders:
+            name = self._leaders[name]
+        if name not in self._nodes:
+            return copied.operation(name).device
+        here = self._nodes[name].device
+        return moved(here, self._tower.device, device) if (
+            here and overlaps(here, self._tower.device)) else here
 
 
 class _Copied:
     """The operations of one copy, by the names of tower 0's."""
 
-    def __init__(self, graph, nodes, template, root, substitution):
-        self._graph, self._nodes, self._template = graph, nodes, template
-        self._root, self._substitution = root, substitution
+    def __init__(self, graph, names, substitution):
+        self._graph, self._names, self._substitution = graph, names, substitution
 
     def operation(self, name):
         """The copy of an operation; of one from outside, what stands in its place."""
-        if name in self._nodes:
-            return self._graph.get_operation_by_name(self._name(name))
+        if name in self._names:
+            return self._graph.get_operation_by_name(self._names[name])
         return self._substitution.operation(self._graph.get_operation_by_name(name))
 
     def names(self, names):
         """A frozenset of the names of the copies of those operations that were copied."""
-        return frozenset(self._name(name) for name in names if name in self._nodes)
-
-    def _name(self, name):
-        return self._root + self._template.relative(name)
-
-    def set_colocations_and_controls(self):
-        """Sets what an import cannot set: colocations, and control inputs from outside."""
-        for name, groups in self._template.colocated:
-            colocate(self.operation(name), [self.operation(each).name for each in groups])
-        for name, waits_for in self._template.controls:
-            compat.add_control_inputs(self.operation(name), list(map(self.operation, waits_for)))
+        return frozenset(self._names[name] for name in names if name in self._names)
 
     def leaf(self, leaf):
         """The copy of a tensor or an operation.
@@ -221,42 +285,13 @@ class _Copied:
         copy = self.operation(leaf.op.name if hasattr(leaf, 'op') else leaf.name)
         if isinstance(leaf, tf.Operation):
             return copy
-        if isinstance(leaf, compat.VARIABLE_TYPES):
+        if copy is leaf.op or isinstance(leaf, compat.VARIABLE_TYPES):
             return leaf if copy is leaf.op else copy
-        if copy is leaf.op:
-            return leaf
         copy = copy.outputs[leaf.value_index]
         copy.set_shape(leaf.shape)  # a shape that Python code has set is in no GraphDef
         return copy
 
 
-_MEETS_OTHERS = ('Collective', 'Nccl', 'Horovod')
-_WITHOUT_NAME = ('Anonymous', 'IteratorFromStringHandle')
-
-
-def keeps_state(op):
-    """Whether an operation is more than its type, inputs and attributes: a table, a queue, an
-    iterator, a placeholder."""
-    return (op.type in PLACEHOLDERS or op.type.startswith(_WITHOUT_NAME)
-            or 'shared_name' in op.node_def.attr)
-
-
-def waited_instead(control_inputs, left_out):
-    """What to wait for instead of operations that are left out: the operations that these wait for.
-
-    In a branch of `tf.cond` (v1) the values to be written are waited for, too: an operation that
-    waits for nothing within its branch would run whichever branch is taken.
-    """
-    found, stack, seen = [], list(reversed(control_inputs)), set()
-    while stack:
-        op = stack.pop()
-        if op.name in seen:
-            continue
-        seen.add(op.name)
-        if op.name not in left_out:
-            found.append(op)
-            continue
-        stack.extend(op.control_inputs)
-        if compat.in_control_flow(op):
-            stack.extend(tensor.op for tensor in op.inputs if tensor.dtype != tf.resource)
-    return found
+def _producer(text):
+    """The operation that an input of a NodeDef comes from: of 'a:1' and of '^a' it is a."""
+    return text.lstrip('^').split(':')[0]

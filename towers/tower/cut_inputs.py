@@ -36,6 +36,8 @@ class Shards:
     ...                             optimizer, 4, 'mean')
     """
 
+    _are_equal = False  # whether it is certain that all have the same number of examples
+
     def __init__(self, batches: typing.Sequence):
         if not isinstance(batches, (list, tuple)) or not batches:
             raise InputError('Shards(%.80r): expected a list with the inputs of each tower.'
@@ -59,11 +61,11 @@ class Shards:
         _checked(self._batches)
         return self
 
-    def shards(self, request):
+    def shards(self):
         """The `CutBatch` for a build; each shard is fed where the caller has made it."""
-        del request
         looks = _checked(self._batches)
-        is_even = looks[0].size is not None and len({look.size for look in looks}) == 1
+        is_even = self._are_equal or looks[0].size is not None and len(
+            {look.size for look in looks}) == 1
         with tf.name_scope('shards'):
             inputs, sizes = zip(*[_whole(number, look, is_even)
                                   for number, look in enumerate(looks)])
@@ -111,7 +113,7 @@ def _whole(number, look, is_even):
     return tf.nest.pack_sequence_as(look.nest, fed), size
 
 
-class StagedInputs:
+class StagedInputs(Shards):
     """The batches of a dataset, cut and copied ahead; see `staged`.
 
     Attributes:
@@ -120,13 +122,12 @@ class StagedInputs:
       devices: the devices of the shards: a tuple of names.
     """
 
+    _are_equal = True
+
     def __init__(self, shards: typing.Sequence, devices: typing.Tuple[str, ...],
                  initializer: tf.Operation):
-        self.initializer, self.devices, self._shards = initializer, devices, shards
-
-    def tensors(self):
-        """A nest of all tensors."""
-        return self._shards
+        super().__init__(shards)
+        self.initializer, self.devices = initializer, devices
 
     def check(self, request):
         """Returns this, if a build with the `Request` has its devices; else `InputError`."""
@@ -136,20 +137,6 @@ class StagedInputs:
                                  ', '.join(map(short_name, each))
                                  for each in (self.devices, request.devices)))
         return self
-
-    def shards(self, request):
-        """The `CutBatch` of the next batch for a build, each shard on its tower's device."""
-        del request
-        inputs = []
-        for device, shard in zip(self.devices, self._shards):
-            with only_device(device), tf.name_scope('shards'):
-                inputs.append(tf.nest.map_structure(
-                    lambda leaf: tf.placeholder_with_default(leaf, leaf.shape), shard))
-        size = tf.nest.flatten(inputs[0])[0].shape.as_list()[0]
-        if size is None:
-            with only_device('/cpu:0'), tf.name_scope('shards'):
-                size = tf.shape(tf.nest.flatten(inputs[0])[0])[0]
-        return cut_batch(inputs, [size] * len(inputs), size * len(inputs), is_even=True)
 
 
 def staged(dataset: typing.Any, devices: typing.Union[None, int, str, typing.Sequence] = None,
@@ -203,9 +190,6 @@ def _cut(tensor, count):
     cut = tf.reshape(tensor, tf.concat([[count, each], tf.shape(tensor)[1:]], 0))
     cut.set_shape([count, None if size is None else size // count] + tensor.shape.as_list()[1:])
     return cut
-
-
-ALREADY_CUT = (Shards, StagedInputs)
 
 
 def check_cuts_nothing(request):

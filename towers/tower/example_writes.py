@@ -15,8 +15,7 @@ from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.op_types import ADDS, CHOICES, QUOTIENTS, SAME_NUMBERS, SETS, SUMS
-from towers.graph.variable_access import read_from
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes, read_from
 from towers.tower.across_examples import added_up, mixed
 from towers.tower.sync_batch_norm import statistics_of
 

@@ -10,15 +10,15 @@ from towers.graph import graph_walk
 from towers.nonfinite import checked_gradients
 from towers.placement.loop_state_devices import keep_stacks_with_loops
 from towers.placement.stages import place_backward
-from towers.placement.tower_device import TowerDevice, keep_off_resources, keep_with_tower
+from towers.placement.tower_device import TowerDevice, keep_with_tower
 from towers.placement.variable_device import only_device
 from towers.placement.xla import explained
 from towers.recompute.rewrite import rewrite
 from towers.tower.objectives import all_pairs, tensors_of
 from towers.tower.optimizer_gradients import computed, has_own, has_own_minimize, own_pairs
 from towers.tower.outputs import fetches_of
-from towers.tower.stateless_random import (check_draws_again, give_own_seeds, give_seeds_of_tower,
-                                           make_stateless)
+from towers.tower.stateless_random import (check_draws_nothing, give_own_seeds,
+                                           give_seeds_of_tower, make_stateless)
 from towers.tower.tower import Tower
 
 
@@ -54,11 +54,8 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
             gradients, of_shard, by_loss = gradients_of.of_tower(
                 number, losses.data_loss, scale, shards.inputs[number])
     backward = sum(by_loss, [])
-    if any(each.gradient_options.get('colocate_gradients_with_ops')
-           for each in request.objectives):
-        inside = {op.name for op in recorded.operations + backward}
-        keep_with_tower(backward, inside - recorded.owned, device)
-    keep_off_resources(backward)
+    inside = {op.name for op in recorded.operations + backward}
+    keep_with_tower(backward, inside - recorded.owned, device)
     # Only now, since a recomputation in the backward pass has to draw what was drawn before.
     fetches = fetches_of(output) + list(taken) + recorded.updates + tensors_of(all_pairs(gradients))
     keys = _give_seeds(request, recorded.operations, backward, fetches, number)
@@ -83,14 +80,14 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
 
 def _give_seeds(request, forward, backward, fetches, number):
     """Gives random ops seeds of the step, or of the tower: `Differentiated.random_keys`."""
-    names, is_copied, keys = request.names, request.parts_a_call > 1, {}
-    if request.random_step is None and not is_copied and not names.parts_before:
+    is_copied, keys = request.parts_a_call > 1, {}
+    if request.random_step is None and not is_copied and not request.parts_before:
         return keys
-    graph, number = tf.get_default_graph(), number + names.parts_before
+    graph, number = tf.get_default_graph(), number + request.parts_before
     if request.random_step is not None:
-        check_draws_again(forward, backward)
-        make_stateless(forward + backward, fetches, request.random_step, graph.seed, keys, names)
-    give_own_seeds(forward + backward, number, graph.seed, request.random_step, keys, names)
+        check_draws_nothing(backward)
+        make_stateless(forward, fetches, request.random_step, graph.seed, number, keys)
+    give_own_seeds(forward + backward, number, graph.seed, request.random_step, keys)
     if number and not is_copied:  # else copies are made, from the seeds as they are
         give_seeds_of_tower(forward + backward, fetches, number, graph)
     return keys

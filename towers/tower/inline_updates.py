@@ -22,12 +22,10 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
-from towers.graph.frames import left_branches
-from towers.graph.edit import without_writes
+from towers.graph.frames import left_branches, waited_instead
 from towers.graph.op_types import CONTROL_FLOW_V2
-from towers.graph.variable_access import initializers, is_variable, variable_op
-from towers.graph.variable_writes import Writes
-from towers.tower.copy import waited_instead
+from towers.graph.variable_access import (Writes, initializers, is_variable, variable_op,
+                                          without_writes)
 
 Write = collections.namedtuple('Write', 'op variables')
 """An operation that writes, and the names of the variables that it writes."""

@@ -21,7 +21,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph import graph_walk
 from towers.graph.op_types import ADDS, ADDS_ROWS
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import Writes
 from towers.tower.shards import if_any, weighted
 
 

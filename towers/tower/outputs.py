@@ -31,7 +31,7 @@ class ModelOutput(collections.namedtuple('ModelOutput', 'loss predictions metric
     __slots__ = ()
 
 
-_FIELDS = ModelOutput._fields
+_FIELDS, _WHERE = ModelOutput._fields, 'the model function'
 
 
 def fetches_of(output):
@@ -42,12 +42,10 @@ def fetches_of(output):
 def call_model_fn(model_fn, inputs):
     """Calls the model function with its shard: a plain tuple or list is spread over arguments.
 
-    Raises:
-      ModelFunctionError: it does not take as many arguments as the inputs have.
-      MissingPackageError: it uses `tf.layers`, which this TensorFlow does not have by itself.
+    Raises `ModelFunctionError` where it takes another number of arguments, `MissingPackageError`
+    where it uses `tf.layers`, which this TensorFlow does not have by itself.
     """
-    spread = type(inputs) in (tuple, list)
-    arguments = inputs if spread else [inputs]
+    arguments = inputs if type(inputs) in (tuple, list) else [inputs]
     try:
         signature = inspect.signature(model_fn)
     except (TypeError, ValueError):
@@ -75,95 +73,94 @@ def to_model_output(returned, needs_loss, names=None):
 
     Args:
       returned: a scalar tensor; a dict or an object with some of the fields of `ModelOutput`.
-      needs_loss: whether there is an optimizer, so that a loss has to be there.
+      needs_loss: whether there is an optimizer.
       names: list of the names of several losses; None for one loss.
 
     Raises:
       ModelFunctionError: None, an unknown type or key, a loss that is missing or no scalar float.
     """
-    where = 'the model function'
-    if returned is None:
-        raise ModelFunctionError('%s returned None: return the loss, or a dict or ModelOutput with '
-                                 "'loss' (is a return statement missing?).%s" % (
-                                     where, _registered_losses()))
     if isinstance(returned, (tf.Tensor,) + compat.VARIABLE_TYPES):
         output = ModelOutput(loss=returned)
-    elif isinstance(returned, dict):
-        unknown = sorted(map(str, set(returned) - set(_FIELDS)))
-        if unknown and names is not None and set(returned) == set(names):
-            raise ModelFunctionError(
-                "%s returned the losses %s themselves: expected them under 'loss', return {'loss': "
-                '{%s}}.' % (where, ', '.join(map(repr, names)),
-                            ', '.join('%r: …' % (name,) for name in names)))
-        if unknown:
-            raise ModelFunctionError('%s returned a dict with the key %r: expected some of %s.%s'
-                                     % (where, unknown[0], ', '.join(_FIELDS),
-                                        '' if 'loss' in returned else _registered_losses()))
+    elif isinstance(returned, dict) and set(returned) <= set(_FIELDS):
         output = ModelOutput(**returned)
     elif hasattr(returned, 'loss') or hasattr(returned, 'predictions'):
         output = ModelOutput(*[getattr(returned, field, default) for field, default
-                               in zip(_FIELDS, (None, None, None, ()))])
+                               in zip(_FIELDS, ModelOutput())])
     else:
-        raise ModelFunctionError(
-            '%s returned a %s: expected a scalar loss, or a dict or ModelOutput with some of %s.%s'
-            % (where, type(returned).__name__, ', '.join(_FIELDS), _registered_losses()))
+        raise _not_an_output(returned, names)
     updates = output.updates if output.updates is not None else ()
     if not isinstance(updates, (list, tuple)) or not all(isinstance(
             each, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES) for each in updates):
         raise ModelFunctionError('%s returned updates=%.80r: expected a list of operations or '
-                                 'tensors.' % (where, updates))
+                                 'tensors.' % (_WHERE, updates))
     if output.loss is None:
         if needs_loss:
             raise ModelFunctionError('%s returned no loss, and there is an optimizer to minimize '
                                      'one: return a loss, or pass optimizer=None.%s' % (
-                                         where, _registered_losses()))
+                                         _WHERE, _registered_losses()))
         return output
-    if names is None and needs_loss and isinstance(output.loss, dict):
-        raise ModelFunctionError(
-            '%s returned several losses, %s, and there is one optimizer: pass one for each, '
-            'optimizer={%s} (to check_towers a make_optimizer= that returns such a dict), or '
-            'return one scalar.' % (where, ', '.join(map(repr, output.loss)),
-                             ', '.join('%r: …' % (name,) for name in output.loss)))
-    if names is None and not (isinstance(output.loss, dict) and not needs_loss):
-        return output._replace(loss=_scalar_loss(output.loss, where))
-    return output._replace(loss=_named_losses(output.loss, names, where))
+    if names is None and not isinstance(output.loss, dict):
+        return output._replace(loss=_scalar_loss(output.loss, _WHERE))
+    return output._replace(loss=_named_losses(output.loss, names, needs_loss))
 
 
-def _named_losses(losses, names, where):
+def _not_an_output(returned, names):
+    """The error about a value that is no loss and has no losses and predictions by name."""
+    if returned is None:
+        return ModelFunctionError(
+            "%s returned None: return the loss, or a dict or ModelOutput with 'loss' (is a return "
+            'statement missing?).%s' % (_WHERE, _registered_losses()))
+    if isinstance(returned, dict):
+        if names is not None and set(returned) == set(names):
+            return ModelFunctionError(
+                "%s returned the losses %s themselves: expected them under 'loss', return {'loss': "
+                '{%s}}.' % (_WHERE, _listed(names), _listed(names, ': …')))
+        return ModelFunctionError('%s returned a dict with the key %r: expected some of %s.%s' % (
+            _WHERE, min(map(str, set(returned) - set(_FIELDS))), ', '.join(_FIELDS),
+            '' if 'loss' in returned else _registered_losses()))
+    return ModelFunctionError(
+        '%s returned a %s: expected a scalar loss, or a dict or ModelOutput with some of %s.%s' % (
+            _WHERE, type(returned).__name__, ', '.join(_FIELDS), _registered_losses()))
+
+
+def _listed(names, after=''):
+    return ', '.join('%r%s' % (name, after) for name in names)
+
+
+def _named_losses(losses, names, needs_loss):
     """Several losses, in the order of `names`; where `names` is None, in their own order."""
     if names is None:
-        names = list(losses)
-        if not names or not all(isinstance(name, str) and name for name in names):
+        if needs_loss:
             raise ModelFunctionError(
-                "%s returned {'loss': %.80r}: expected a scalar, or a dict of scalars by words "
-                "such as 'generator'; leave 'loss' out where there is none." % (where, losses))
+                '%s returned several losses, %s, and there is one optimizer: pass one for each, '
+                'optimizer={%s} (to check_towers a make_optimizer= that returns such a dict), or '
+                'return one scalar.' % (_WHERE, _listed(losses), _listed(losses, ': …')))
+        names = list(losses)
     if not isinstance(losses, dict) or set(losses) != set(names):
         raise ModelFunctionError(
             "%s returned the losses %.200s, and the optimizers are for %s: return one loss for "
             "each optimizer and no other, {'loss': {%s}}." % (
-                where, ', '.join(map(repr, losses)) if isinstance(losses, dict) else losses,
-                ', '.join(map(repr, names)), ', '.join('%r: …' % name for name in names)))
+                _WHERE, _listed(losses) if isinstance(losses, dict) else losses, _listed(names),
+                _listed(names, ': …')))
     return collections.OrderedDict(
-        (name, _scalar_loss(losses[name], '%s, for %r,' % (where, name)))
-        for name in names)
+        (name, _scalar_loss(losses[name], '%s, for %r,' % (_WHERE, name))) for name in names)
 
 
 def _scalar_loss(loss, where):
     if not isinstance(loss, (tf.Tensor,) + compat.VARIABLE_TYPES):
         raise ModelFunctionError('%s returned the loss %r of type %s: expected a scalar tensor.'
                                  % (where, loss, type(loss).__name__))
-    loss = tf.convert_to_tensor(loss)
+    loss, wrong = tf.convert_to_tensor(loss), None
     if loss.graph is not tf.get_default_graph():
-        raise ModelFunctionError('%s returned the loss %r of another graph: make it of the inputs '
-                                 'that it is called with.' % (where, loss.name))
-    if not loss.dtype.is_floating:
-        raise ModelFunctionError('%s returned a loss of dtype %s: expected a float.'
-                                 % (where, loss.dtype.name))
-    if loss.shape.ndims != 0:
-        raise ModelFunctionError(
-            '%s returned a loss of shape %s: expected a scalar, the mean over the examples of the '
-            'shard.%s' % (where, loss.shape,
-                          _registered_losses() or ' Take tf.reduce_mean of it.'))
+        wrong = ('the loss %r of another graph: make it of the inputs that it is called with.'
+                 % loss.name)
+    elif not loss.dtype.is_floating:
+        wrong = 'a loss of dtype %s: expected a float.' % loss.dtype.name
+    elif loss.shape.ndims != 0:
+        wrong = ('a loss of shape %s: expected a scalar, the mean over the examples of the shard.%s'
+                 % (loss.shape, _registered_losses() or ' Take tf.reduce_mean of it.'))
+    if wrong is not None:
+        raise ModelFunctionError('%s returned %s' % (where, wrong))
     return loss
 
 
@@ -177,7 +174,7 @@ def _registered_losses():
 
 
 def merge_predictions(predictions, sizes, examples=None):
-    """The towers' predictions as one nest: batch parts concatenated in order, scalars stacked.
+    """The towers' predictions as one nest: leaves [n, …]; scalars [N], of towers with an example.
 
     Args:
       predictions: list of N equal nests of tensors.
@@ -185,36 +182,31 @@ def merge_predictions(predictions, sizes, examples=None):
         out; None where shards hold just their examples.
       examples: of the first shard, an int; None where it is not static.
 
-    Returns:
-      A nest of the same structure; leaves [n, …]; scalars [N], of the towers with an example.
-
     Raises:
-      ModelFunctionError: the nests differ from tower to tower.
+      ModelFunctionError: the nests differ from tower to tower, or hold what is no prediction.
     """
-    if predictions[0] is None:
-        return None
-    for tower, other in enumerate(predictions):
-        try:
-            tf.nest.assert_same_structure(predictions[0], other)
-        except (ValueError, TypeError) as error:
-            raise ModelFunctionError(
-                'the predictions of tower %d have another structure than those of tower 0: %s'
-                % (tower, str(error).split('\n', 1)[0])) from None
-    for leaf in tf.nest.flatten(predictions):
-        _check_prediction(leaf)
-    if examples is not None and len(predictions) > 1:
-        for leaf in tf.nest.flatten(predictions[0]):
-            _check_rows(leaf, examples)
-    columns = zip(*[tf.nest.flatten(prediction) for prediction in predictions])
-    return tf.nest.pack_sequence_as(predictions[0],
-                                    [_merge(list(column), sizes) for column in columns])
+    columns = []
+    try:
+        tf.nest.map_structure(lambda *column: columns.append(column), *predictions)
+    except (ValueError, TypeError) as error:
+        raise ModelFunctionError('the predictions of the towers differ in structure: %s'
+                                 % str(error).split('\n', 1)[0]) from None
+    for column in columns:
+        _check_prediction(column[0], examples if len(predictions) > 1 else None)
+    return tf.nest.pack_sequence_as(predictions[0], [_merge(list(each), sizes) for each in columns])
 
 
-def _check_rows(leaf, examples):
-    """Raises for a tensor that is not of the shard's examples: joined, it would be none of the
-    batch's. An example may have several rows."""
+def _check_prediction(leaf, examples):
+    """Raises for no tensor, and for a tensor that is not of the shard's examples: joined, it would
+    be none of the batch's. An example may have several rows."""
+    if leaf is not None and not isinstance(leaf, (
+            tf.Tensor, tf.SparseTensor, bool, int, float, str, bytes, np.ndarray,
+            np.generic) + compat.VARIABLE_TYPES):
+        raise ModelFunctionError('the model function returned %.80r of type %s among its '
+                                 'predictions: expected tensors [shard, ...], or scalars.'
+                                 % (leaf, type(leaf).__name__))
     rows = leaf.shape.as_list()[0] if isinstance(leaf, tf.Tensor) and leaf.shape.ndims else None
-    if rows is not None and (rows == 0 or rows % examples):
+    if examples is not None and rows is not None and (rows == 0 or rows % examples):
         raise ModelFunctionError(
             'the prediction %r has shape %s, and the shard has %d examples: expected a tensor '
             '[shard, ...], which is joined to one of the batch, or a scalar. Return what is of the '
@@ -222,28 +214,17 @@ def _check_rows(leaf, examples):
                 leaf.name, leaf.shape, examples))
 
 
-def _check_prediction(leaf):
-    if leaf is not None and not isinstance(leaf, (
-            tf.Tensor, tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices, bool, int, float, str,
-            bytes, np.ndarray, np.generic) + compat.VARIABLE_TYPES):
-        raise ModelFunctionError('the model function returned %.80r of type %s among its '
-                                 'predictions: expected tensors [shard, ...], or scalars.'
-                                 % (leaf, type(leaf).__name__))
-
-
 def _merge(parts, sizes):
     if parts[0] is None:
         return None
     if isinstance(parts[0], tf.SparseTensor):
         if sizes is not None:
-            parts = [_first_rows(part, _rows(part.dense_shape[0], size))
-                     for part, size in zip(parts, sizes)]
+            parts = [tf.sparse.slice(
+                part, tf.zeros_like(part.dense_shape), tf.concat(
+                    [[tf.cast(_rows(part.dense_shape[0], size), tf.int64)], part.dense_shape[1:]],
+                    0)) for part, size in zip(parts, sizes)]
         # Shards may differ in the other dimensions, as the texts of a decoder do in length.
         return tf.sparse.concat(0, parts, expand_nonconcat_dim=True)
-    if isinstance(parts[0], tf.RaggedTensor):
-        if sizes is not None:
-            parts = [part[:_rows(part.nrows(), size)] for part, size in zip(parts, sizes)]
-        return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
     parts = [tf.convert_to_tensor(part) for part in parts]
     if parts[0].shape.ndims == 0:
         scalars = tf.stack(parts)
@@ -255,15 +236,8 @@ def _merge(parts, sizes):
 
 def _rows(rows, size):
     """How many rows of a shard's prediction count: none if its example is padding, else all."""
-    if isinstance(size, int):
-        return rows if size else 0
-    return tf.where(size > 0, rows, tf.zeros_like(rows))
-
-
-def _first_rows(part, count):
-    shape = part.dense_shape
-    return tf.sparse.slice(part, tf.zeros_like(shape),
-                           tf.concat([[tf.cast(count, tf.int64)], shape[1:]], 0))
+    return (rows if size else 0) if isinstance(size, int) else tf.where(
+        size > 0, rows, tf.zeros_like(rows))
 
 
 def metrics_by_kind(metrics):
@@ -288,19 +262,20 @@ def merge_metrics(metrics, weights, inputs=()):
       inputs: the first tower's shard: a nest of tensors.
 
     Raises:
-      ModelFunctionError: no dict; a value that is neither a scalar nor a pair; a pair whose value
-        is computed from one shard.
+      ModelFunctionError: no dict of scalars and pairs; a pair whose value is of one shard.
     """
     if metrics[0] is None:
         return {}
     if not all(isinstance(metric, dict) and set(metric) == set(metrics[0]) for metric in metrics):
         raise ModelFunctionError('the metrics of the model function have to be a dict with the '
                                  'same names in every tower, and are %r.' % (metrics[0],))
-    merged = {}
+    merged, of_shard = {}, {leaf.op.name for leaf in leaves_of(inputs)}
     for name in metrics[0]:
         values = [metric[name] for metric in metrics]
         if isinstance(values[0], (tuple, list)) and len(values[0]) == 2:
-            if len(metrics) > 1 and _is_of_shard(values[0][0], inputs):
+            # Computed from the shard by a way that does not lead through counters?
+            if len(metrics) > 1 and isinstance(values[0][0], tf.Tensor) and (
+                    of_shard & ancestors([values[0][0]], SETS | ADDS | ADDS_ROWS)):
                 raise ModelFunctionError(
                     'metric %r is a pair with the value %r, which is computed from one shard of '
                     'the batch and not from counters, so that it is none of the whole batch. Pass '
@@ -316,12 +291,6 @@ def merge_metrics(metrics, weights, inputs=()):
                 'metric %r is %r: expected a scalar tensor (the mean over the shard) or the '
                 '(value, update_op) pair of tf.metrics.' % (name, values[0]))
     return merged
-
-
-def _is_of_shard(value, inputs):
-    """Whether a value is computed from inputs by a way that does not lead through counters."""
-    known = ancestors([value], SETS | ADDS | ADDS_ROWS) if isinstance(value, tf.Tensor) else set()
-    return any(leaf.op.name in known for leaf in leaves_of(inputs))
 
 
 def weighted_mean(values, weights):

@@ -72,7 +72,7 @@ def record(request, shards, number, around=contextlib.nullcontext):
             tf.device(TowerDevice(request.parts[number].device)):
         with made_variables.recorded(request.variable_scope, reuse), \
                 record_keras_calls() as keras, compiled(request.numerics.xla), around(), \
-                call_of_model_fn(graph, parts, request.no_batch_values):
+                call_of_model_fn(graph, made_variables, parts, request.no_batch_values):
             returned = _call(request.model_fn, inputs, shards.batch_size if parts > 1 else None)
             in_sync, instead = synchronize(made.so_far(), graph) if (
                 request.batch_norm == 'sync' and parts > 1) else (0, {})

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_choice, check_count, check_instance
 from towers.errors import InputError, InvalidArgumentError
-from towers.tower.batch_inputs import NamedInputs, looked_at, size_and_guards, tensors_of
+from towers.tower.batch_inputs import looked_at, size_and_guards, tensors_of
 
 REMAINDERS = ('error', 'weight', 'drop')
 
@@ -85,7 +85,7 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
         tensors = tensors_of(inputs)
         size, guards = size_and_guards(inputs, tensors)
         if inputs.size is None:
-            guards += _size_assertions(size, shares, remainder, called, _may_drop(inputs))
+            guards += _size_assertions(size, shares, remainder, called)
         bounds, used = _bounds(size, shares, remainder)
         with tf.control_dependencies(guards):
             columns = [[None] * num_shards if tensor is None else
@@ -118,12 +118,8 @@ def checked_shares(shares, count, called='shards'):
     """The proportions of the shards, without a common divisor: a tuple of `count` ints.
 
     Args:
-      shares: whole numbers; None for equal parts.
-      count: how many there have to be.
+      shares: `count` whole numbers, else `InvalidArgumentError`; None for equal parts.
       called: what they are the parts of, for the error's text.
-
-    Raises:
-      InvalidArgumentError: other values, or another number of them.
     """
     if shares is None:
         return (1,) * count
@@ -144,20 +140,10 @@ def static_batch_size(inputs, shares, remainder, called):
 
 
 def _checked(inputs, shares, remainder, called):
-    inputs = looked_at(inputs)
-    _check_divides(inputs.size, shares, remainder, called, _may_drop(inputs))
-    return inputs
-
-
-def _may_drop(inputs):
-    """Whether the caller has an argument to drop the rest of a batch."""
-    return not isinstance(inputs.nest, NamedInputs)
-
-
-def _check_divides(size, shares, remainder, called, may_drop):
+    inputs, unit = looked_at(inputs), sum(shares)
+    size = inputs.size
     if size is None:
-        return
-    unit = sum(shares)
+        return inputs
     if size == 0 or (remainder == 'drop' and size < unit):
         # One shard: before the number of towers is looked at.
         raise InputError('a batch of %d is too small%s: pass a batch of at least '
@@ -169,8 +155,8 @@ def _check_divides(size, shares, remainder, called, may_drop):
             "a batch of %d does not divide among %s: use a batch of %d, or remainder='weight' "
             '(uneven shards, weighted by their size)%s.' % (
                 size, _parts_text(shares, called), unit * max(1, round(size / unit)),
-                " or remainder='drop' (leave %d out)" % (size % unit)
-                if may_drop and size > unit else ''))
+                " or remainder='drop' (leave %d out)" % (size % unit) if size > unit else ''))
+    return inputs
 
 
 def _parts_text(shares, called):
@@ -178,7 +164,7 @@ def _parts_text(shares, called):
                         ' with shares %.60s' % ' : '.join(map(str, shares)))
 
 
-def _size_assertions(size, shares, remainder, called, may_drop):
+def _size_assertions(size, shares, remainder, called):
     """The assertions to run before a batch of a size that is not static is cut."""
     unit, parts = sum(shares), _parts_text(shares, called)
     at_least = unit if remainder == 'drop' else 1
@@ -186,9 +172,8 @@ def _size_assertions(size, shares, remainder, called, may_drop):
         'towers: a batch for %s needs at least %d examples and has' % (parts, at_least), size])]
     if remainder == 'error':
         assertions.append(tf.Assert(tf.equal(size % unit, 0), [
-            'towers: the batch does not divide among %s (remainder=weight would take it%s). '
-            'Examples in it:' % (
-                parts, ', and drop one that has an example for each' if may_drop else ''), size]))
+            'towers: the batch does not divide among %s (remainder=weight would take it, and drop '
+            'one that has an example for each). Examples in it:' % parts, size]))
     return assertions
 
 

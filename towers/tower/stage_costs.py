@@ -9,7 +9,6 @@ import itertools
 
 import tensorflow.compat.v1 as tf
 
-from towers import compat
 from towers.graph.graph_walk import is_control_flow, reachable_from
 from towers.graph.nests import bytes_of
 from towers.graph.op_types import RESHAPES, SIZES
@@ -45,21 +44,6 @@ _TAKES_OUTPUTS = frozenset([
 _PRODUCTS = frozenset([
     'BatchMatMul', 'BatchMatMulV2', 'BatchMatMulV3', 'Conv2D', 'Conv3D', 'DepthwiseConv2dNative',
     'Einsum', 'MatMul', 'Mul'])
-
-# Variables that an optimizer keeps for each one that it trains.
-_SLOTS = {
-    'AdadeltaOptimizer': 2, 'AdagradDAOptimizer': 2, 'AdagradOptimizer': 1, 'AdamOptimizer': 2,
-    'FtrlOptimizer': 2, 'GradientDescentOptimizer': 0, 'LAMBOptimizer': 2, 'MomentumOptimizer': 1,
-    'ProximalAdagradOptimizer': 1, 'ProximalGradientDescentOptimizer': 0, 'RMSPropOptimizer': 2}
-
-
-def number_of_slots(optimizer):
-    """How many slots an optimizer makes for a variable; 1 for one that is not known here."""
-    for kind in type(optimizer).__mro__:
-        if kind.__name__ in _SLOTS:
-            return _SLOTS[kind.__name__]
-    inner = compat.wrapped_optimizer(optimizer)
-    return 1 if inner is None else number_of_slots(inner)
 
 
 def variable_bytes(variable, slots):

@@ -4,8 +4,7 @@ import collections
 
 from towers import compat
 from towers.errors import ModelFunctionError
-from towers.graph.edit import group_of, is_free, names_beside
-from towers.graph.library import Library
+from towers.graph.edit import Library, group_of, is_free, names_beside
 from towers.graph.op_types import HAND_ON, VARIABLE_OPS
 from towers.graph.variable_access import read_from
 from towers.placement.devices import short_name

@@ -8,16 +8,14 @@ that is killed and started again counts from zero, and drops out other units tha
 never killed. With `stateless_random` each such op is replaced by its stateless twin, which computes
 its numbers from
 
-    seed = [graph seed x 2^32 + crc32(name of the op), step]
+    seed = [graph seed x 2^32 + crc32(name of the op in tower 0, number of the tower), step]
 
-(Philox 4x32-10; Salmon et al. 2011). The name contains the tower, so no two towers share a mask;
-in a cluster the tower's number counts the towers of all machines, as on one machine.
-Ops that draw the same numbers without this still do: ops of one kind with equal seeds, as those of
-a `tf.recompute_grad` of a dropout with a seed. Their seeds have the first op's name.
+(Philox 4x32-10; Salmon et al. 2011). No two towers share a mask; in a cluster the tower's number
+counts the towers of all machines, as on one machine. Ops that draw the same numbers without this
+still do: ops of one kind with equal seeds. Their seeds have the first op's name.
 """
 
 import collections
-import re
 import zlib
 
 import tensorflow.compat.v1 as tf
@@ -26,25 +24,25 @@ from towers import compat
 from towers.errors import GradientError
 from towers.graph import graph_walk
 from towers.graph.graph_walk import has_seed
-from towers.graph.library import Library, call_others, renamed, with_callers
+from towers.graph.edit import Library, call_others, copied_functions
 from towers.graph.op_types import ADDS, SETS
 from towers.graph.variable_access import initializers
 from towers.placement.tower_device import device_like
 
 
-def make_stateless(operations, fetches, step, graph_seed, keys=None, names=None):
+def make_stateless(operations, fetches, step, graph_seed, part=0, keys=None):
     """Replaces the random ops that the fetches are computed from, in all ops that read them.
 
     Initial values of variables keep their ops.
 
     Args:
-      operations: the operations of one tower, forward and backward.
+      operations: the operations of one tower's forward pass.
       fetches: tensors that the tower computes: loss, predictions, updates, gradients.
       step: scalar integer tensor.
       graph_seed: int or None.
+      part: the number of the tower (or micro-batch) among those of all machines.
       keys: dict to which is added, for each twin: name of the constant with the first number of
         its seed -> name of the op that the twin replaces.
-      names: `NamesOnOneMachine`; None where there is one machine.
 
     Returns:
       `(replaced, kept)`: counts of random ops. Kept are ops in loops and branches, where a draw
@@ -62,7 +60,7 @@ def make_stateless(operations, fetches, step, graph_seed, keys=None, names=None)
         for op in group:
             with tf.name_scope(op.name + '_stateless/'), tf.device(device_like(op)), \
                     tf.control_dependencies(None):
-                key = tf.constant(key_of(name, graph_seed, names), tf.int64)
+                key = tf.constant(key_of(name, graph_seed, part), tf.int64)
                 seed = tf.stack([key, tf.cast(step, tf.int64)])
                 compat.replace_tensor(op.outputs[0], _TWINS[op.type](op, seed))
             if keys is not None:
@@ -82,39 +80,23 @@ def _alike(draws):
     return groups
 
 
-def check_draws_again(forward, backward):
-    """Refuses a backward pass that draws other numbers than the forward pass.
+def check_draws_nothing(backward):
+    """Refuses a backward pass that draws random numbers, as that of `tf.recompute_grad` does.
 
-    A dropout without a seed in `tf.recompute_grad` does: its gradient is of another mask, in plain
-    TensorFlow, too.
-
-    Args:
-      forward, backward: lists of operations of one tower.
+    The mask of a dropout would be another one than in the forward pass.
 
     Raises:
       GradientError: there is such an operation.
     """
-    known = set(filter(None, map(_seeds, forward)))
     for op in backward:
         if graph_walk.is_random(op) or graph_walk.seed_position(op) is not None:
-            if _seeds(op) not in known:
-                raise GradientError(
-                    'stateless_random=True, and the backward pass draws random numbers (operation '
-                    '%s) by another seed than the forward pass: where it computes a block again '
-                    '(tf.recompute_grad), give its random operations seeds, or use '
-                    'towers.recompute.' % op.name)
+            raise GradientError(
+                'stateless_random=True, and the backward pass draws random numbers (operation %s), '
+                'which tf.recompute_grad does of a block with a dropout: use towers.recompute, '
+                'which keeps what was drawn.' % op.name)
 
 
-def _seeds(op):
-    """By what an operation draws; None for one that does not, or has no seed."""
-    position = graph_walk.seed_position(op)
-    if position is not None:
-        return op.type, graph_walk.behind(op.inputs[position], ('Identity',)).name
-    return (op.type, op.get_attr('seed'), op.get_attr('seed2')) if graph_walk.has_seed(
-        op.node_def) else None
-
-
-def give_own_seeds(operations, index, graph_seed, step=None, keys=None, names=None):
+def give_own_seeds(operations, part, graph_seed, step=None, keys=None):
     """Gives a tower's random ops seeds of their own where all towers would draw the same numbers.
 
     Keras 3 draws with stateless ops whose seed is a variable that each call counts up. Towers share
@@ -132,10 +114,8 @@ def give_own_seeds(operations, index, graph_seed, step=None, keys=None, names=No
 
     Args:
       operations: the operations of one tower, forward and backward.
-      index: the tower's number, of all machines.
-      graph_seed: int or None.
+      part, graph_seed, keys: as for `make_stateless`.
       step: scalar integer tensor, or None.
-      keys, names: as for `make_stateless`.
 
     Returns:
       The number of ops that got a seed.
@@ -155,8 +135,8 @@ def give_own_seeds(operations, index, graph_seed, step=None, keys=None, names=No
         name = first_with.setdefault(source, op.name)
         with tf.name_scope(op.name + '_tower/'), tf.device(device_like(op)), \
                 tf.control_dependencies(None):
-            key = tf.constant(key_of(name, graph_seed, names) if index or step is not None
-                              else 0, tf.int64)
+            key = tf.constant(key_of(name, graph_seed, part) if part or step is not None else 0,
+                              tf.int64)
             second = tf.zeros_like(key) if step is None else tf.cast(step, tf.int64)
             own = tf.cast(tf.stack([key, second]), seed.dtype)
             compat.replace_input(op, position,
@@ -187,47 +167,16 @@ def make_initial_values_stateless(variables, graph_seed):
     return make_stateless(graph_walk.step_operations(initial), initial, step, graph_seed)
 
 
-def key_of(name, graph_seed, names=None):
-    """The first number of a twin's seed, an int64: graph seed x 2^32 + crc32(name).
+def key_of(name, graph_seed, part):
+    """The first number of a seed, an int64: graph seed x 2^32 + crc32(name and part).
 
     Args:
-      name: of the op that the twin replaces.
-      graph_seed: int or None.
-      names: as for `make_stateless`.
+      name: of the op of tower 0.
+      graph_seed, part: as for `make_stateless`.
     """
-    name = name if names is None else names.name(name)
-    number = (((graph_seed or 0) << 32) + zlib.crc32(name.encode())) % 2 ** 64
+    text = '%s part %d' % (name, part) if part else name
+    number = (((graph_seed or 0) << 32) + zlib.crc32(text.encode())) % 2 ** 64
     return number - 2 ** 64 if number >= 2 ** 63 else number
-
-
-class NamesOnOneMachine:
-    """Names of towers' operations as they are where the towers of all machines are on one.
-
-    Attributes:
-      towers_before: how many towers the machines before this one have.
-      parts_before: how many micro-batches these towers have together.
-    """
-
-    def __init__(self, towers_before, name, parts_before=None):
-        """
-        Args:
-          towers_before, parts_before: see the class; None for one micro-batch a tower.
-          name: prefix of the towers' name scopes, such as 'tower'.
-        """
-        self.towers_before = towers_before
-        self.parts_before = towers_before if parts_before is None else parts_before
-        self._name = name
-        self._number = re.compile(r'(?<![\w.\-])%s_(\d+)' % re.escape(name))
-
-    def name(self, own):
-        """The name there of an operation that has the name `own` here."""
-        found = self._number.search(own)
-        if not self.towers_before:
-            return own
-        if found is None:  # of a first tower without a name scope, which only machine 0's can be
-            return '%s_%d/%s' % (self._name, self.towers_before, own)
-        return '%s%d%s' % (own[:found.start(1)], int(found.group(1)) + self.towers_before,
-                           own[found.end(1):])
 
 
 _TWINS = {
@@ -256,37 +205,27 @@ def give_seeds_of_tower(operations, fetches, number, graph):
       number: the tower's number among those of all machines.
       graph: their graph.
     """
-    needed = {op.name for op in graph_walk.step_operations(fetches)}
-    operations = [op for op in operations if op.name in needed]
-    for op in operations:
-        if has_seed(op.node_def):
-            compat.set_attribute(op, 'seed2', tf.AttrValue(i=seed_of_tower(
-                op.get_attr('seed'), op.get_attr('seed2'), number)))
-    _change_functions(operations, number, graph)
-
-
-def _change_functions(operations, number, graph):
-    """The same within functions: branches and loops of control flow v2."""
-    library = Library(graph)
-    callers = [op for op in operations if library.called_by(op.node_def)]
-    functions = library.reached_from([op.node_def for op in callers])
-    drawing = with_callers([name for name, function in functions.items()
-                            if any(map(has_seed, function.node_def))], functions)
-    names = {name: '%s__part_%d' % (name, number) for name in drawing}
-    copies = [renamed(functions[name], names) for name in sorted(drawing)]
-    for node in [node for function in copies for node in function.node_def]:
-        if has_seed(node):
-            node.attr['seed2'].i = seed_of_tower(
-                node.attr['seed'].i, node.attr['seed2'].i, number)
-    if copies:
+    needed, library = {op.name for op in graph_walk.step_operations(fetches)}, Library(graph)
+    nodes = [(op, op.node_def) for op in operations if op.name in needed]
+    functions = library.reached_from([node for _, node in nodes])
+    names = {}
+    if any(has_seed(node) for function in functions.values() for node in function.node_def):
+        copies, names = copied_functions(functions, 'part_%d' % number,
+                                         lambda node, _: give_seed_of_tower(node, number))
         library.add(copies)
-    for op in callers if copies else ():
-        call_others(op, names)
+    for op, node in nodes:
+        if has_seed(node):
+            give_seed_of_tower(node, number)
+            compat.set_attribute(op, 'seed2', node.attr['seed2'])
+        if names and library.called_by(node):
+            call_others(op, names)
 
 
-def seed_of_tower(seed, seed2, tower):
-    """The `seed2` of an op in another tower than the first one.
+def give_seed_of_tower(node, tower):
+    """Gives a `NodeDef` that draws by a seed of its own another tower's `seed2`.
 
-    It does not depend on the op's name: two ops with equal seeds have equal numbers there, too.
+    It does not depend on the node's name: two with equal seeds draw the same numbers there, too.
     """
-    return zlib.crc32(('%d %d tower %d' % (seed, seed2, tower)).encode()) or 1
+    if has_seed(node):
+        node.attr['seed2'].i = zlib.crc32(('%d %d tower %d' % (
+            node.attr['seed'].i, node.attr['seed2'].i, tower)).encode()) or 1

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import ModelFunctionError
 from towers.graph.graph_walk import behind
-from towers.graph.library import Library
+from towers.graph.edit import Library
 from towers.graph.op_types import SAME_NUMBERS
 from towers.tower.batch_values import batch_mean, batch_sum
 

@@ -21,10 +21,6 @@ from towers.tower.losses import registered_losses
 DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variable')
 """A variable that was not made by `get_variable`, and the name that was asked for."""
 
-_OPEN = ('towers_open_recordings',)
-"""A key that is no string, like the keys of TF's own stores, so that no meta graph holds it."""
-
-
 class NewVariables:
     """The variables that a call of a model function makes.
 
@@ -54,6 +50,7 @@ class NewVariables:
         self.opened_scopes = compat.opened_scopes(
             self._graph) if earlier is None else earlier.opened_scopes
         self._by_name = 0  # how many calls of `get_variable` are open
+        self._is_open = False
 
     @contextlib.contextmanager
     def recorded(self, scope, reuse):
@@ -66,8 +63,7 @@ class NewVariables:
         Raises:
           SharedVariableError: a variable cannot be made, or shared with what is there already.
         """
-        is_open = self._graph.get_collection_ref(_OPEN)
-        is_open.append(self)
+        self._is_open = True
         try:
             with self._scope(scope, reuse), tf.variable_creator_scope(self._create):
                 is_reused = tf.get_variable_scope().reuse
@@ -79,7 +75,18 @@ class NewVariables:
                 raise
             raise SharedVariableError(text) from error
         finally:
-            is_open.pop()
+            self._is_open = False
+
+    @contextlib.contextmanager
+    def outside(self):
+        """The scope, in the call, of variables that are not the model's: an optimizer's slots."""
+        self._is_open = False
+        try:
+            with graph_walk.Recording(self._graph) as made:
+                yield
+        finally:
+            self._is_open = True
+        self.owned.update(op.name for op in made.operations)
 
     @contextlib.contextmanager
     def _scope(self, scope, reuse):
@@ -139,7 +146,7 @@ class NewVariables:
         return None
 
     def _create(self, next_creator, **kwargs):
-        if not self._graph.get_collection(_OPEN):
+        if not self._is_open:
             return next_creator(**kwargs)
         if tf.get_default_graph() is not self._graph:
             with tf.init_scope():  # out of the body of a loop, which is a function
@@ -162,29 +169,26 @@ class NewVariables:
         return variable
 
     def _of_earlier_build(self, requested, kwargs):
-        fix = ('Make the same variables in the same order as the earlier build did, or make them '
-               'with tf.get_variable.')
-        if not self._pending:
+        """The variable that an earlier build made where this one asks for one."""
+        alike = [each for each in self._pending if each.requested_name == requested] or [
+            each for each in self._pending
+            if without_numbers(each.requested_name) == without_numbers(requested)]
+        shape, dtype = _wanted_shape_and_dtype(kwargs)
+        if not alike or not alike[0].variable.shape.is_compatible_with(shape) or (
+                alike[0].variable.dtype.base_dtype != dtype):
             raise SharedVariableError(
-                'the model function makes variable %r without get_variable, beyond the %d that the '
-                'earlier build made so. %s' % (requested, len(self._earlier), fix))
-        first = next((each for each in self._pending if each.requested_name == requested), None) \
-            or next((each for each in self._pending if without_numbers(
-                each.requested_name) == without_numbers(requested)), None)
-        given = 'the model function asks for %r as its variable number %d made without ' \
-            'get_variable' % (requested, len(self._earlier) - len(self._pending) + 1)
-        if first is None:
-            raise SharedVariableError('%s; the earlier build made %r there. %s' % (
-                given, self._pending[0].requested_name, fix))
-        shape, dtype = _wanted_shape_and_dtype(kwargs, first.variable)
-        there = first.variable.get_shape(), first.variable.dtype.base_dtype
-        if not shape.is_compatible_with(there[0]) or dtype != there[1]:
-            raise SharedVariableError('%s of shape %s and dtype %s; the earlier build made it of '
-                                      'shape %s and dtype %s. %s' % (
-                                          given, shape, dtype.name, there[0], there[1].name, fix))
-        self._pending.remove(first)
-        self.direct.append(first)
-        return first.variable
+                'the model function asks for %r of shape %s and dtype %s as its variable number %d '
+                'made without get_variable; the earlier build made %s there. Make the same '
+                'variables in the same order as the earlier build did, or make them with '
+                'tf.get_variable.' % (
+                    requested, shape, dtype.name, len(self._earlier) - len(self._pending) + 1,
+                    'none' if not self._pending else '%r of shape %s and dtype %s' % (
+                        (alike or self._pending)[0].requested_name,
+                        (alike or self._pending)[0].variable.shape,
+                        (alike or self._pending)[0].variable.dtype.base_dtype.name)))
+        self._pending.remove(alike[0])
+        self.direct.append(alike[0])
+        return alike[0].variable
 
 
 def _after_getter(former, own, getter, *args, **kwargs):
@@ -214,21 +218,6 @@ def _is_trainable(kwargs):
     if trainable is None:
         return kwargs.get('synchronization') != tf.VariableSynchronization.ON_READ
     return bool(trainable)
-
-
-@contextlib.contextmanager
-def outside_of_calls(graph):
-    """The scope, in a tower's call, of variables that are not the model's: an optimizer's slots."""
-    calls = graph.get_collection_ref(_OPEN)
-    kept = list(calls)
-    calls[:] = []
-    try:
-        with graph_walk.Recording(graph) as made:
-            yield
-    finally:
-        calls[:] = kept
-    for call in kept:
-        call.owned.update(op.name for op in made.operations)
 
 
 def slot_creator(placement, variables, created):
@@ -274,17 +263,16 @@ def owner_by_name(name, by_name):
     return None
 
 
-def _wanted_shape_and_dtype(kwargs, first):
+def _wanted_shape_and_dtype(kwargs):
     """The shape and dtype that a direct creation asks for; its initial value never runs."""
-    initial = kwargs.get('initial_value')
-    dtype, shape = kwargs.get('dtype'), kwargs.get('shape')
-    if callable(initial) and (shape is None or dtype is None):
-        with tf.control_dependencies(None), tf.device(None), tf.device(first.device):
+    initial, dtype, shape = map(kwargs.get, ('initial_value', 'dtype', 'shape'))
+    if shape is not None and dtype is not None:
+        return tf.TensorShape(shape), tf.as_dtype(dtype).base_dtype
+    if callable(initial):
+        with tf.control_dependencies(None), tf.device(None), tf.device('/cpu:0'):
             initial = initial()
-    if not callable(initial) and initial is not None:
-        value = tf.convert_to_tensor(initial, dtype=dtype and tf.as_dtype(dtype).base_dtype)
-        return value.shape if shape is None else tf.TensorShape(shape), value.dtype.base_dtype
-    return tf.TensorShape(shape), tf.as_dtype(dtype or tf.float32).base_dtype
+    value = tf.convert_to_tensor(initial, dtype=dtype and tf.as_dtype(dtype).base_dtype)
+    return tf.TensorShape(value.shape if shape is None else shape), value.dtype.base_dtype
 
 
 def without_numbers(name):

@@ -12,11 +12,29 @@ from towers import compat
 from towers.errors import InputError
 from towers.graph import graph_walk
 from towers.placement.variable_device import only_device
+from towers.tower.batch_inputs import with_sparse_tensors
 
 
-def trained_behind(tensor, names):
-    """Those of the names of variables that a tensor has a gradient to: a set."""
-    return graph_walk.ancestors([tensor], ends=('StopGradient',)) & set(names)
+def _trained_behind(leaf):
+    """Names of the trainable variables that a leaf of a nest has a gradient to: a sorted list."""
+    if not isinstance(leaf, (tf.Tensor,) + compat.VARIABLE_TYPES) or not leaf.dtype.is_floating:
+        return []
+    return sorted({variable.op.name for variable in tf.trainable_variables()} &
+                  graph_walk.ancestors([leaf], ends=('StopGradient',)))
+
+
+def check_nothing_is_trained_behind(inputs):
+    """Raises `InputError` for inputs that have a gradient to a trainable variable.
+
+    Args:
+      inputs: a nest of tensors, arrays and variables; no operation is made.
+    """
+    for leaf in tf.nest.flatten(with_sparse_tensors(inputs), expand_composites=True):
+        for name in _trained_behind(leaf):
+            raise InputError(
+                'the input %s is computed from the trainable variable %s, and the gradient of a '
+                'tower ends at its inputs: compute it in the model function, or pass its '
+                'tf.stop_gradient.' % (leaf.name, name))
 
 
 class VariablesBehindInputs:
@@ -35,36 +53,23 @@ class VariablesBehindInputs:
         Raises:
           InputError: a sparse tensor is computed from a trainable variable.
         """
-        self.inputs = inputs
-        trainable = {variable.op.name: variable for variable in tf.trainable_variables()}
-        self._of_leaves, self._variables = [], []
-        if not trains or not trainable:
-            return
-        dense, names = [tf.convert_to_tensor(leaf) if isinstance(leaf, compat.VARIABLE_TYPES)
-                        else leaf for leaf in tf.nest.flatten(inputs)], set()
-        for leaf in dense:
-            if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating:
-                found = trained_behind(leaf, trainable)
-                names |= found
-                self._of_leaves.append(leaf if found else None)
-                continue
-            self._of_leaves.append(None)
-            if isinstance(leaf, tf.SparseTensor):
-                for name in sorted(trained_behind(leaf.values, trainable)):
-                    raise InputError(
-                        'a sparse tensor among the inputs (%s) is computed from the trainable '
-                        'variable %s: compute it in the model function, or pass '
-                        'tf.stop_gradient of its values.' % (leaf.values.name, name))
-        self._variables = [trainable[name] for name in sorted(names)]
-        if self._variables:
-            self.inputs = tf.nest.pack_sequence_as(inputs, [
-                each if leaf is None else tf.stop_gradient(leaf)
-                for each, leaf in zip(dense, self._of_leaves)])
+        leaves = tf.nest.flatten(inputs)
+        if trains:
+            check_nothing_is_trained_behind(
+                [leaf for leaf in leaves if isinstance(leaf, tf.SparseTensor)])
+        behind = [_trained_behind(leaf) if trains else () for leaf in leaves]
+        leaves = [tf.convert_to_tensor(leaf) if names else leaf
+                  for leaf, names in zip(leaves, behind)]
+        self._of_leaves = [leaf if names else None for leaf, names in zip(leaves, behind)]
+        names = set().union(*behind)
+        self._variables = [each for each in tf.trainable_variables() if each.op.name in names]
+        self.inputs = inputs if not names else tf.nest.pack_sequence_as(inputs, [
+            tf.stop_gradient(leaf) if each else leaf for leaf, each in zip(leaves, behind)])
 
     def shard_tensors(self, shard):
         """The tensors of a shard behind which trained variables are: a list."""
         return [tensor for tensor, leaf in zip(tf.nest.flatten(shard), self._of_leaves)
-                if leaf is not None] if self._variables else []
+                if leaf is not None]
 
     def gradients(self, of_shards, sizes, trained):
         """`[[(gradient, variable)]]`, as `combine` takes further gradients; [] without any.

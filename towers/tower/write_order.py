@@ -24,8 +24,8 @@ from towers.graph import graph_walk
 from towers.graph.frames import Frames
 from towers.graph.nests import fetches_in
 from towers.graph.op_types import HAND_ON, VARIABLE_OPS
-from towers.graph.variable_access import is_variable, read_from, variable_op
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_access import (Writes, is_variable, read_from, takers_of_memory,
+                                          variable_op)
 from towers.placement.variable_device import only_device
 from towers.tower.objectives import flat
 from towers.tower.outputs import metrics_by_kind
@@ -54,7 +54,7 @@ def write_after_reads(towers, roles):
         sum((_fetches(tower) for tower in reading), [])))
     operations = list(operations.values())
     frames, waits_for = Frames(operations), collections.OrderedDict()
-    pairs = _reads_before_writes(towers, reading, writes, frames)
+    pairs = _reads_before_writes(towers, reading, writes, frames, finder)
     precedence = graph_walk.Precedence([gate for _, gate, _ in pairs], operations)
     after = graph_walk.reachable_from([gate for _, gate, _ in pairs], operations, control=True)
     # Reads that come after another variable's write are last, since more of them cannot wait.
@@ -90,9 +90,10 @@ def _writes_of(tower, step, finder, roles, number):
     return found
 
 
-def _reads_before_writes(towers, reading, writes, frames):
+def _reads_before_writes(towers, reading, writes, frames, finder):
     """`[(operation after which a variable was read, gate of its write, the write)]`."""
-    readers = _readers(reading, {name for write in writes for name in write.variables}, frames)
+    written = {name for write in writes for name in write.variables}
+    readers = _readers(reading, written, frames, finder)
     writing = {write.op.name: write for write in writes}
     steps, pairs = _steps_of_one_loss(towers[0]), []
     for write in writes:
@@ -119,16 +120,20 @@ def _steps_of_one_loss(tower):
             for name in tower.loss]
 
 
-def _readers(towers, written, frames):
+def _readers(towers, written, frames, finder):
     """{name of a variable: [(operation that reads it, [operations after which it has read])]}."""
-    readers = collections.defaultdict(list)
+    readers, of_memory = collections.defaultdict(list), collections.defaultdict(set)
+    for name in sorted(written):
+        for taker in takers_of_memory(tf.get_default_graph().get_operation_by_name(name),
+                                      lambda op: name in finder.of(op)):
+            of_memory[taker].add(name)
     for tower in towers:
         trains = None
         for op in graph_walk.step_operations(_fetches(tower)):
             if not tower.has(op.name) or op.type in HAND_ON and is_variable(op.outputs[0]):
                 continue  # the latter hands on a variable itself, to where it is read
-            names = written.intersection(
-                source.name for tensor in op.inputs for source in _sources(tensor, tower))
+            names = of_memory[op.name].union(written.intersection(
+                source.name for tensor in op.inputs for source in _sources(tensor, tower)))
             if not names:
                 continue
             ends = frames.ends(op)

@@ -1,7 +1,8 @@
-"""TensorArrays of loops of control flow v1 that take tensors of another stage."""
+"""TensorArrays and stacks of loops of control flow v1: across stages, and of resource variables."""
 
 import numpy as np
 import pytest
+import sample_models as samples
 from sample_models import switched
 import tensorflow.compat.v1 as tf
 
@@ -69,19 +70,6 @@ def test_loops_over_time_a_layer_a_stage(copies, micro_batches):
     assert report.equal, report
 
 
-@pytest.mark.parametrize('schedule', [
-    'one_forward_one_backward', pytest.param('all_forward', marks=pytest.mark.slow)])
-@pytest.mark.slow
-def test_a_loop_of_more_turns_than_run_at_once_does_not_wait_for_its_gradient(schedule):
-    """A turn waits for the pushes of the tenth or 32nd one before it, onto the gradient's stacks."""
-    with switched('control_flow_v2', False):
-        report = towers.check_towers(
-            time_major, np.random.RandomState(0).randn(6, 50), steps=1,
-            pipeline=towers.Pipeline(micro_batches=3, schedule=schedule),
-            devices=[['/cpu:0', '/cpu:1']])
-    assert report.equal, report
-
-
 def test_a_circle_through_a_loop_is_found():
     """The way out of a loop waits for all that its turns take, not for what enters it alone."""
     with switched('control_flow_v2', False):
@@ -95,3 +83,68 @@ def test_a_circle_through_a_loop_is_found():
     compat.add_control_inputs(gate, [total.op])
     with pytest.raises(InvalidArgumentError, match='wait for a later one'):
         check_order([total])
+
+
+def nested(x, y):
+    w = tf.get_variable('w', [6, 3], tf.float64, tf.glorot_uniform_initializer(seed=1))
+
+    def inner(i, total):
+        return i + 1, total + tf.tanh(tf.matmul(x, w) * total)
+
+    def outer(i, total):
+        return i + 1, tf.while_loop(lambda i, _: i < 2, inner, (0, total))[1]
+    total = tf.while_loop(lambda i, _: i < 2, outer, (0, tf.ones_like(y)))[1]
+    return samples.mean_squared_error(total, y)
+
+
+def in_a_branch(x, y):
+    w = tf.get_variable('w', [6, 3], tf.float64, tf.glorot_uniform_initializer(seed=1))
+
+    def step(i, total):
+        return i + 1, tf.cond(i > 0, lambda: total * tf.matmul(x, w), lambda: total + 1)
+    return samples.mean_squared_error(
+        tf.while_loop(lambda i, _: i < 3, step, (0, tf.ones_like(y)))[1], y)
+
+
+def gradients(model_fn, arrays, devices, **options):
+    with tf.Graph().as_default(), switched('resource_variables', True), switched(
+            'control_flow_v2', False):
+        tf.set_random_seed(3)
+        inputs = tuple(map(tf.constant, arrays))
+        if devices is None:
+            loss = model_fn(*inputs)
+            optimizer = tf.train.GradientDescentOptimizer(0.125)
+            pairs = optimizer.compute_gradients(loss)
+            train_op = optimizer.apply_gradients(pairs)
+        else:
+            built = towers.build_towers(model_fn, inputs, tf.train.GradientDescentOptimizer(0.125),
+                                        devices, 'mean', **options)
+            assert not towers.audit(built).broken
+            pairs, train_op = built.gradients, built.train_op
+        with tf.Session(config=towers.session_config(3)) as session:
+            session.run(tf.global_variables_initializer())
+            values = {}
+            for number, v in enumerate(tf.trainable_variables()):  # the same in every graph
+                values[v] = np.random.RandomState(number).randn(*v.shape.as_list())
+                v.load(values[v], session)
+            found = session.run({v.op.name: gradient for gradient, v in pairs})
+            session.run(train_op)
+            for v, before in values.items():
+                np.testing.assert_allclose(
+                    session.run(v), before - found[v.op.name] / 8, rtol=1e-12)
+            return found
+
+
+@pytest.mark.parametrize('model_fn, make, options', [
+    (nested, samples.vectors, dict(variables=towers.VariablePlacement('balanced')))] + [
+        pytest.param(*case, marks=pytest.mark.slow) for case in [
+            (in_a_branch, samples.vectors, dict(copies='clone')),
+            (samples.while_loop_rnn, samples.sequences, dict(copies='reuse'))]])
+def test_as_on_one_device(model_fn, make, options):
+    if model_fn is in_a_branch and tf.version.VERSION < '2':
+        pytest.skip('TF 1.15 has no gradient of a variable that is read in a branch in a loop')
+    expected = gradients(model_fn, make(6), None)
+    found = gradients(model_fn, make(6), ['/cpu:1', '/cpu:2'], **options)
+    assert sorted(found) == sorted(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-12, err_msg=name)

@@ -1,9 +1,11 @@
-"""The graph's collections: a build sees and leaves what one device's program would."""
+"""What a build leaves in its graph: collections as of one device; after a failure, as before it."""
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+import towers
+from sample_models import SAMPLES, momentum
 from towers import build_towers, session_config
 
 UPDATES = tf.GraphKeys.UPDATE_OPS
@@ -95,7 +97,7 @@ def counts_after(session, train_op):
 def test_updates_from_before_the_towers_ride_on_the_train_op(update_ops, before, inside, line):
     counted('before')
     built = build_towers(model_that_counts, BATCH, SGD(1.), 2, update_ops=update_ops)
-    assert built.plan.batch_norm == line
+    assert built.plan.line('batch norm') == line
     with tf.Session(config=session_config(built.devices)) as session:
         session.run(tf.global_variables_initializer())
         assert counts_after(session, built.train_op) == {'before': before, 'inside': inside}
@@ -113,3 +115,54 @@ def test_updates_of_an_earlier_build_are_that_ones():
             'before': 1., 'between': 0., 'inside': 1., 'more/inside': 0.}
         assert counts_after(session, second.train_op) == {
             'before': 2., 'between': 1., 'inside': 1., 'more/inside': 1.}
+
+
+# ---- a build that fails --------------------------------------------------------------------------
+
+def entries(graph):
+    return {key: list(graph.get_collection(key)) for key in graph.get_all_collection_keys()
+            if graph.get_collection(key)}
+
+
+@pytest.mark.parametrize('where, options', [(1, {}), (2, dict(copies='reuse')), (None, {})])
+def test_the_collections_are_as_before_and_no_build_follows(graph, where, options):
+    """It fails in the model function, in its second call, or when all towers are there."""
+    calls = []
+
+    def broken(*inputs):
+        loss = SAMPLES['slim'].model_fn(*inputs)
+        calls.append(None)
+        if where == len(calls):
+            raise KeyboardInterrupt  # no Exception even
+        return loss
+
+    def transform(pairs):
+        raise KeyboardInterrupt
+    tf.get_variable('earlier', [], regularizer=tf.nn.l2_loss)
+    data, before = SAMPLES['slim'].data(8), entries(graph)
+    with pytest.raises(KeyboardInterrupt):
+        build_towers(broken, data, towers.Objective(
+            momentum(), transform_gradients=None if where else transform), 2, **options)
+    assert entries(graph) == before
+    assert tf.get_variable_scope().custom_getter is None
+    dataset, before = tf.data.Dataset.from_tensors(data), len(graph.get_operations())
+    for build in (lambda: build_towers(SAMPLES['slim'].model_fn, data, momentum(), 2),
+                  lambda: towers.Evaluation(SAMPLES['slim'].model_fn, dataset, devices=1)):
+        with pytest.raises(towers.FailedBuildError, match=(
+                '^a build_towers in this graph has failed, and TensorFlow cannot remove what it '
+                'made: build in a new graph ')):
+            build()
+    assert len(graph.get_operations()) == before
+
+
+def test_a_build_in_a_model_function_is_refused_but_in_a_graph_of_its_own():
+    def apart(x):
+        with tf.Graph().as_default():
+            towers.build_towers(tf.reduce_mean, tf.ones([4]), None, 2)
+        return tf.reduce_mean(x)
+
+    def nested(x):
+        return towers.build_towers(tf.reduce_mean, x, None, 2).loss
+    assert towers.build_towers(apart, tf.ones([4]), None, 2).loss is not None
+    with pytest.raises(towers.ModelFunctionError, match='^build_towers is called within the model'):
+        towers.build_towers(nested, tf.ones([4]), None, 2)
