@@ -85,13 +85,6 @@ def write_in_branch(unused_x, write):
     return tf.cond(tf.placeholder_with_default(True, []), lambda: tf.group(write()), tf.no_op)
 
 
-def write_in_loop(unused_x, write):
-    def body(i):
-        with tf.control_dependencies([write()]):
-            return i + 1
-    return tf.while_loop(lambda i: i < 2, body, [tf.identity(0)])
-
-
 def reads_and_writes(read, write=as_it_is):
     """Reads a count, in control flow say, and then counts."""
     def model_fn(x):
@@ -204,8 +197,7 @@ def test_what_follows_from_the_variables_is_as_on_one_device(model_fn):
 
 
 @pytest.mark.parametrize('read, write, flow', [
-    (in_branch, as_it_is, 'v2'), (in_loop, as_it_is, 'v2'),
-    (in_branch, write_in_branch, 'v1'), (in_loop, write_in_loop, 'v1')])
+    (in_branch, as_it_is, 'v2'), (in_loop, as_it_is, 'v2'), (in_branch, write_in_branch, 'v1')])
 def test_what_is_written_waits_for_what_is_read_in_branches_and_loops(read, write, flow):
     if flow == 'v2' and read is in_loop and tf.version.VERSION < '2':
         pytest.skip("TF 1.15 cannot place such a loop that reads another device's variable")
@@ -244,8 +236,8 @@ def writes_in_a_function(x, count):
 
 
 @pytest.mark.parametrize('value, text', [
-    (uses_what_a_branch_wrote, r'variable count \(operation cond/AssignAdd\w*\) within a branch or a '
-     'loop, and uses what it has written there, where it cannot be left'),
+    (uses_what_a_branch_wrote, r'variable count \(operation cond/AssignAdd\w*\) within a branch or '
+     'a loop, and uses what it has written there, where it cannot be left'),
     pytest.param(writes_in_a_function, r'within a function \(tf.function, Defun\), where it cannot',
                  marks=pytest.mark.skipif(tf.version.VERSION < '2', reason='tf.function'))])
 def test_a_write_that_cannot_be_left_to_one_tower_is_refused(value, text):
@@ -267,11 +259,7 @@ def test_generators_of_random_numbers_draw_in_every_tower():
         return {'loss': w * tf.reduce_mean(x), 'predictions': draw}
     with switched('resource_variables', True):
         built = build(model_fn)
-        drawn = samples.run(built, built.predictions)
-    assert len(set(drawn.tolist())) == 8
-    first = [op for op in samples.step_operations([built.predictions])
-             if not op.name.startswith('tower_1/')]
-    assert not any(other.name.startswith('tower_1/') for op in first for other in op.control_inputs)
+        assert len(set(samples.run(built, built.predictions).tolist())) == 8
 
 
 def test_a_step_of_one_loss_writes_no_average_of_layers_that_only_another_loss_needs():

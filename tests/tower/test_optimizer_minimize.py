@@ -128,7 +128,7 @@ def test_what_would_be_done_to_other_gradients_is_refused(graph):
                                'there is a loss scale'),
                               (dict(variables=towers.VariablePlacement('replicated')),
                                'there is a replica of each')):
-        with pytest.raises(InvalidArgumentError, match='has a minimize of its own, and ' + expected):
+        with pytest.raises(InvalidArgumentError, match='minimize of its own, and ' + expected):
             trained(Clipping, **options)
 
 
