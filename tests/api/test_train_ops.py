@@ -181,7 +181,7 @@ def test_what_knows_of_losses_knows_them_by_name(tmp_path):
             shown = {value.tag: value.simple_value for value in tf.Summary.FromString(
                 session.run(summary)).value}
         assert {'train/loss/discriminator', 'train/gradient_norm/generator'} <= set(shown)
-        assert shown['train/loss/generator'] == whole['generator']
+        assert shown['train/loss/generator'] == np.float32(whole['generator'])
         evaluation = towers.Evaluation(gan, tf.data.Dataset.from_tensors(BATCH), trained=built)
         assert {'loss/discriminator', 'loss/generator'} == set(evaluation.metrics)
 
