@@ -256,7 +256,7 @@ def test_bad_arguments(graph, arguments, error, text):
     (HAS_ESTIMATOR and replicate_model_fn(model_fn, devices=TWO),
      (FEATURES, LABELS, PREDICT, PARAMS), towers.ModelFunctionError, 'or a function of replicate_'),
     (model_fn, ({'features': np.ones([2, 1]), 'rate': 0.5}, LABELS, TRAIN, PARAMS),
-     towers.InputError, r"^features\['rate'\] is a scalar")])
+     towers.InputError, r"^inputs\['features'\]\['rate'\] is a scalar")])
 def test_bad_calls(function, arguments, error, text):
     with pytest.raises(error, match=text):
         replicate_model_fn(function, devices=TWO)(*arguments)
