@@ -86,12 +86,12 @@ def test_what_another_run_has_left_on_the_servers_is_dropped():
     make = serve(2)
 
     def leave():
+        server = tf.train.Server({'ps': [make(0).ps[0]], 'other': addresses(1)}, 'other', 0)
         with tf.Graph().as_default(), tf.device('/job:ps/task:0'):
             sums = tf.ConditionalAccumulator(tf.float64, [], shared_name='served/sums/w',
                                              reduction_type='SUM')
             tokens = tf.FIFOQueue(-1, tf.int64, [[]], shared_name='served/tokens_1')
-            with tf.Session('grpc://' + make(0).ps[0], config=tf.ConfigProto(
-                    device_filters=['/job:ps'])) as session:
+            with tf.Session(server.target) as session:
                 session.run([sums.apply_grad(tf.constant(100., tf.float64), local_step=7),
                              tokens.enqueue([7])])
     leave()
