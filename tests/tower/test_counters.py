@@ -71,7 +71,7 @@ def test_each_metric_is_counted_by_itself():
     built = towers.build_towers(model_fn, tf.constant(NUMBERS), None, 2)
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run(tf.local_variables_initializer())
-        session.run(built.metrics['mean'][1])
+        assert session.run(built.metrics['mean'][1]) == NUMBERS.mean()  # of all towers' counts
         values = {name: value for name, (value, _) in built.metrics.items()}
         assert session.run(values) == {'mean': 31.5, 'max': 0.}
         session.run(built.metrics['max'][1])

@@ -252,9 +252,9 @@ def merge_metrics(metrics, weights, inputs=()):
 
     A scalar becomes the mean over all examples, `sum_k weight_k * value_k`. A `(value, update_op)`
     pair of `tf.metrics` stays a pair: the counters are shared, so the value of any tower reads the
-    counts of all, and the update runs the updates of all towers but those that hold only padding.
-    Where the batch size is not static these add nothing, see `metric_counters`; but a running
-    maximum and the like sees the padding, in training.
+    counts of all, and the update runs the updates of all towers but those that hold only padding;
+    its value is of all counts. Where the batch size is not static these add nothing, see
+    `metric_counters`; but a running maximum and the like sees the padding, in training.
 
     Args:
       metrics: for each tower a dict, or None.
@@ -281,9 +281,11 @@ def merge_metrics(metrics, weights, inputs=()):
                     'the batch and not from counters, so that it is none of the whole batch. Pass '
                     'tf.metrics.mean(values), of one value for each example; or, to build_towers, '
                     'the scalar alone, for its mean over the towers.' % (name, values[0][0].name))
-            merged[name] = (values[0][0], tf.group(*[
-                update for (_, update), weight in zip(values, weights)
-                if not (isinstance(weight, float) and weight == 0.)]))
+            updates = [update for (_, update), weight in zip(values, weights)
+                       if not (isinstance(weight, float) and weight == 0.)]
+            with tf.control_dependencies(updates):  # the last tower counts after all others
+                merged[name] = (values[0][0], tf.identity(updates[-1]) if isinstance(
+                    updates[-1], tf.Tensor) else tf.no_op())
         elif isinstance(values[0], tf.Tensor) and values[0].shape.ndims == 0:
             merged[name] = weighted_mean(values, weights)
         else:
