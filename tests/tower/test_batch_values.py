@@ -66,12 +66,19 @@ def by_moments(h, name):
     return tf.nn.batch_normalization(h, mean, variance, None, variable(name, [h.shape[-1]], 5), .1)
 
 
+def by_hand(h, name):
+    mean = tf.reduce_mean(h, 0)
+    variance = tf.reduce_mean(tf.square(h - mean), 0)
+    return variable(name, [h.shape[-1]], 5) * (h - mean) / tf.sqrt(variance + .1)
+
+
 def kerass(h, name):
     return tf.keras.layers.BatchNormalization(momentum=.5, name=name, dtype='float64')(
         h, training=True)
 
 
 BY_MOMENTS = convolutional(by_moments, ['one', 'two'])
+BY_HAND = convolutional(by_hand, ['one', 'two'])
 
 
 @functools.lru_cache(maxsize=None)  # several tests compare with the same run
@@ -218,12 +225,13 @@ def mended_slim():
 @pytest.mark.parametrize('model_fn, options', [
     (slims(fused=False, updates_collections=None), {}),
     (slims(lambda: tf.placeholder_with_default(True, []), fused=False), {}),
+    (BY_HAND, {}),
     (BY_MOMENTS, dict(memory=towers.Memory(recompute='auto')))] + [
         pytest.param(BY_MOMENTS, each, marks=slow) for each in WAYS[:-1]])
 def test_batch_norm_in_sync_is_that_of_one_device(model_fn, options, mended_slim):
     built = assert_one_device(model_fn, 'images', batch_norm='sync', **options)
     assert built.plan.line('batch norm').startswith(
-        '%d in sync over the whole batch' % (2 if model_fn is BY_MOMENTS else 1))
+        '%d in sync over the whole batch' % (2 if model_fn in (BY_MOMENTS, BY_HAND) else 1))
 
 
 @pytest.mark.skipif(tf.version.VERSION < '2', reason='float64 in the fused layer of TF 1')
@@ -275,6 +283,7 @@ def test_a_fused_batch_norm_in_a_branch_of_control_flow_v2_is_refused():
     (lambda y: tf.reduce_mean(tf.matmul(y, y, transpose_b=True)), 'multiplies examples with each'),
     (lambda y: tf.reduce_mean(tf.boolean_mask(y, y[:, 0] > 0)), 'chooses among the examples'),
     (lambda y: tf.reduce_mean(tf.nn.top_k(tf.reduce_sum(y, 1), 2)[0]), 'chooses .*TopKV2'),
+    (lambda y: tf.reduce_sum(y ** 2), 'adds up the examples of the shard'),
     (lambda y: tf.reduce_mean(y ** 2), None),
     (lambda y: tf.reduce_sum(y) / tf.cast(tf.shape(y)[0], tf.float64), None),
     (lambda y: tf.reduce_mean(tf.reduce_sum(y, 1) / tf.reduce_sum(tf.abs(y), 1)), None)])
@@ -282,5 +291,5 @@ def test_the_plan_tells_of_losses_that_need_the_whole_batch(loss, text):
     def model_fn(x):
         return loss(tf.matmul(x, variable('w', [5, 3], 1)))
     line = towers.build_towers(model_fn, tf.constant(X[:8]), tf.train.GradientDescentOptimizer(.1),
-                               2).plan.line('whole batch')
+                               2, 'mean').plan.line('whole batch')
     assert line is None if text is None else re.search(text, line)

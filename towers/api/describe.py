@@ -140,8 +140,8 @@ def _of_training(tower_set, request, update):
         ('recomputation', _recomputation(tower_set.recomputed, request.recompute)),
         ('learning rate', _learning_rates(request)),
         ('loss scale', request.loss_scale and request.loss_scale.describe()),
-        ('whole batch', whole_batch_line(tower_set.recorded) if len(tower_set.towers) > 1
-         else None)]
+        ('whole batch', whole_batch_line(tower_set.recorded, request.reduction)
+         if len(tower_set.towers) > 1 else None)]
 
 
 def _without_gradient(tower_set, update):

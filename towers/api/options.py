@@ -31,9 +31,9 @@ class VariablePlacement(collections.namedtuple('VariablePlacement', 'device all_
         replicas are local variables: a plain session runs `tf.local_variables_initializer()` after
         it has restored a checkpoint (`MonitoredSession` does this itself). A program that writes
         weights itself makes the operation `built.replicas.refresh()` with its graph, and runs it
-        after the write. An optimizer whose `apply_gradients` mixes variables (a global norm) is
-        refused, since it would see each variable N times: mix them in `transform_gradients`.
-        Without an optimizer no replicas are made.
+        after the write. An optimizer other than TensorFlow's own may mix variables (a global norm):
+        it updates the model's variables once, and their values are sent to the replicas. Without an
+        optimizer no replicas are made.
       all_reduce: for `device='replicated'`: `'copy'` (the default: one of the towers computes each
         sum and sends it to the others) or `'collective'` (TensorFlow's own); see `all_reduce`.
     """

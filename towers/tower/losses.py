@@ -23,6 +23,7 @@ from towers.graph.op_types import (CHOICES, PLACEHOLDERS, QUOTIENTS, READS, SAME
 from towers.nonfinite import checked_loss
 from towers.placement.tower_device import TowerDevice, stages_of
 from towers.placement.variable_device import only_device
+from towers.tower.across_examples import mixed
 from towers.tower.batch_values import is_batch_value
 from towers.tower.objectives import flat, map_shaped, with_parts
 
@@ -154,8 +155,12 @@ _LINEAR = SAME_NUMBERS | SUMS | CHOICES | {'Neg', 'Mul'}
 _BENT = frozenset(['Sqrt', 'Rsqrt', 'Square', 'Pow', 'Log', 'Log1p', 'Exp', 'Reciprocal', 'Inv'])
 
 
-def whole_batch_line(recorded):
-    """The plan's line about such a loss, or dict of losses: a text, or None."""
+def whole_batch_line(recorded, reduction):
+    """The plan's line about such a loss, or dict of losses: a text, or None.
+
+    Args:
+      reduction: as of `build_towers`; the sum of the towers' sums is the batch's.
+    """
     by_value = graph_walk.reachable_from(
         recorded.sources, [op for op in recorded.operations if op.type not in SIZES
                              and not is_batch_value(op)])
@@ -163,6 +168,8 @@ def whole_batch_line(recorded):
     of_choices, found = graph_walk.reachable_from(choices, recorded.operations), []
     for loss in flat(recorded.output.loss):
         found += _in_scalars(loss, by_value)
+        if reduction == 'mean':
+            found += _sums(loss, by_value)
         needed = graph_walk.ancestors([loss])
         found += [('multiplies examples with each other', op.name) for op in recorded.operations
                   if op.type == 'MatMul' and op.name in needed
@@ -182,6 +189,19 @@ def _chooses(op):
     return op.type == 'TopKV2' and op.inputs[0].shape.ndims == 1 or (
         op.type in ('Gather', 'GatherV2')
         and graph_walk.behind(op.inputs[1], SAME_NUMBERS).op.type == 'Where')
+
+
+def _sums(loss, by_value):
+    """`[(text, name of the operation)]` of sums over the examples that a loss has as they are."""
+    stack, found = [loss.op], []
+    while stack:
+        op = stack.pop()
+        if op.name in by_value and op.type == 'Sum' and mixed(op.inputs[0], by_value, ()) is None:
+            found.append(('adds up the examples of the shard, and the towers\' mean is taken',
+                          op.name))
+        elif op.type in SUMS or op.type in SAME_NUMBERS:
+            stack += [tensor.op for tensor in op.inputs]
+    return found
 
 
 def _in_scalars(loss, by_value):

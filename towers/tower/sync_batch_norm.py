@@ -10,6 +10,7 @@ then read the batch's. TensorFlow's fused kernel does both in one operation, whi
 and for the moving average the kernel multiplies the variance by n / (n - 1), of all n numbers.
 """
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
@@ -92,8 +93,9 @@ def _moments(operations):
         mean = behind(inner.inputs[1], SAME_NUMBERS)
         axes = [tf.get_static_value(each.inputs[1]) for each in (op, mean.op)
                 if each.type == 'Mean']
-        if len(axes) == 2 and all(each is not None for each in axes) and 0 in axes[0] and (
-                list(axes[0]) == list(axes[1])) and _is_normalized_by(op.outputs[0]):
+        axes = [list(np.ravel(each)) for each in axes if each is not None]
+        if len(axes) == 2 and 0 in axes[0] and axes[0] == axes[1] and (
+                _is_normalized_by(op.outputs[0])):
             found.append((mean, op.outputs[0]))
     return found
 
