@@ -123,11 +123,6 @@ def is_keras_3(layer):
     return isinstance(layer, _classes((_KERAS_3,)))
 
 
-def is_keras_3_package(keras):
-    """Whether `keras`, such as `tf.keras`, is Keras 3. (`tf.keras` of TF 2.15 tells no version.)"""
-    return hasattr(keras, 'Operation')
-
-
 def is_keras_3_symbol(value):
     """Whether `value` is a Keras 3 stand-in for a tensor, from which models are drawn."""
     symbols = getattr(sys.modules.get('keras.src.backend.common.keras_tensor'), 'KerasTensor', ())
@@ -566,14 +561,6 @@ def set_control_inputs(op, others):
     """Makes a finished operation wait for others, and for nothing else."""
     op._remove_all_control_inputs()
     op._add_control_inputs(others)
-
-
-def call_in_session(session, function):
-    """Calls a function of `session.make_callable`; its errors look as `Session.run`'s do.
-
-    They name an operation by a mark in the text, which this turns into the operation.
-    """
-    return session._do_call(function)
 
 
 CONTROL_FLOW_SWITCH = threading.RLock()

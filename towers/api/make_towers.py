@@ -67,7 +67,7 @@ def call_once_and_copy(request, shards, behind, scaled_losses):
     gradients = TowerGradients(request, scaled_losses, behind)
     first = differentiate(recorded, losses, gradients, request, shards, 0, scales[0], taken)
     others = copies_of(first, roles, request, shards, [weights, scales, of_calls], of_model)
-    # Some of tower 0's writes have become updates, which no other tower has.
+    # `ownership` turned some of tower 0's writes into updates; copies have none of these.
     towers = [first.tower._replace(
         updates=first.tower.updates + roles.inline_updates.updates)] + others
     exchange(towers, shards.weights, request.placement.main)

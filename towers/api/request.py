@@ -67,7 +67,7 @@ class Request(collections.namedtuple('Request', [
 
     @property
     def parts_a_call(self):
-        """For how many parts of the batch a call of the model function is."""
+        """How many parts of the batch one call of the model function serves."""
         return len(self.parts) if self.copies == 'clone' else 1
 
     @property

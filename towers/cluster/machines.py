@@ -31,9 +31,9 @@ class Machines:
         empty.
       gates: list of operations that every write of a step waits for, of the optimizer and of
         updates that ride on the train op. On the chief of synchronous parameter servers all
-        gradients of all workers have come then, since the others read what it writes. With data
-        that end it is known then that the step is one. Else empty: what is written is this
-        worker's own.
+        gradients of all workers have come then, since the others read what it writes. With
+        `active` they also say that a worker has data. Else empty: nobody else reads what this
+        worker writes.
       begin: operation to be run when a session has begun, without which no step is made; or None.
       redirect: function to be called when the program has made all of its operations, see
         `reduce.update_order`; or None.

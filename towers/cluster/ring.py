@@ -60,8 +60,7 @@ class RingMachines(Machines):
             begun = SessionBegun()
             self.begin, begun = begun.begin, begun.check()
             weight, counts, first = self._count(ring, rows, begun)
-            # Dense gradients wait for each other, and so do sparse ones, in one order on all
-            # workers; the backward pass ends with both.
+            # Dense and sparse gradients form two chains, each in the same order on all workers.
             last, last_rows = [first], [first]
             reduced = self._dense(ring, dense, weight, last)
             if rows is not None:

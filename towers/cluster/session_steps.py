@@ -27,7 +27,8 @@ _FOUND = re.compile(r'\b(?:%s)\b' % '|'.join(_NAMES))
 
 
 class SessionBegun:
-    """A variable that says so, for steps that read no other one of `COLLECTIONS`.
+    """A variable that says that the session has begun, for steps that read no other one of
+    `COLLECTIONS`.
 
     Attributes:
       begin: operation by which a hook records that the session has begun.

@@ -1,5 +1,5 @@
-"""State that the model writes and training reads: on all workers of a ring, or of Horovod, worker
-0's.
+"""Gives worker 0's state to all workers of a ring, or of Horovod, where the model writes it and
+training reads it.
 
 A codebook, centers of classes, a learning rate that falls with the loss: on one machine the first
 tower writes them, and all read that. Here every worker has a copy, and writes it from its own

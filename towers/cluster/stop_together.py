@@ -7,7 +7,7 @@ from towers.arguments import check_instance
 from towers.api.built import BuiltTowers
 from towers.cluster.cluster import Cluster
 from towers.cluster.machines import builds_of
-from towers.errors import InvalidArgumentError
+from towers.errors import ClusterError
 from towers.run.stopping import StopOnSignalHook
 
 
@@ -46,13 +46,14 @@ class StopTogetherHook(StopOnSignalHook):
           stream: as for `StopOnSignalHook`.
 
         Raises:
-          InvalidArgumentError: an argument of another kind; `built` was made without a cluster.
+          InvalidArgumentError: an argument of another kind.
+          ClusterError: `built` was made without a cluster.
         """
         check_instance('cluster', cluster, Cluster, 'a Cluster')
         check_instance('built', built, BuiltTowers, 'what build_towers returned')
         if built.machines is None:
-            raise InvalidArgumentError('built was made without a cluster: pass cluster= to '
-                                       'build_towers, too.')
+            raise ClusterError('built was made without a cluster: pass cluster= to build_towers, '
+                               'too.')
         super(StopTogetherHook, self).__init__(stream)
         self.stopped_by = None
         self._cluster, self._machines = cluster, built.machines

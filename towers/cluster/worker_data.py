@@ -85,7 +85,7 @@ def until_all_end(dataset: typing.Any) -> Feed:
         first = dataset.take(1).cache().repeat()
         iterator = tf.data.make_initializable_iterator(
             dataset.map(marked(1.)).concatenate(first.map(marked(0.))))
-        # The data have no end but where they have no beginning.
+        # The data end only if the data set is empty.
         batch = tf.data.experimental.get_next_as_optional(iterator)
         with tf.control_dependencies([tf.raw_ops.Assert(
                 condition=batch.has_value(), data=[_EMPTY])]):

@@ -120,7 +120,7 @@ def ownership(recorded, request, size, taken=(), make_replicas=None):
         [write for write in _without(shared, every) if write.op.name in forward],
         recorded.operations, fetches, request,
         frozenset(() if replicas is None else replicas.of_variable))
-    # The recipe has one variable for all of its calls.
+    # With copies='reuse' all calls share one variable, so that nothing is a tower's own.
     roles = [(own if request.parts_a_call == len(request.parts) else (), 'own'),
              (of_metrics, 'metric'), (every, 'every')]
     written = {name: next((role for names, role in roles if name in names), 'first')

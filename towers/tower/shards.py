@@ -145,7 +145,7 @@ def _checked(inputs, shares, remainder, called):
     if size is None:
         return inputs
     if size == 0 or (remainder == 'drop' and size < unit):
-        # One shard: before the number of towers is looked at.
+        # The unit is 1 in the first check, which does not yet know how many towers there are.
         raise InputError('a batch of %d is too small%s: pass a batch of at least '
                          '%d.' % (size, ' for ' + _parts_text(shares, called)
                                   if unit > 1 else '', unit if remainder == 'drop' else 1))
