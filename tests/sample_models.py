@@ -231,6 +231,26 @@ def _train(session, loss, pairs, train_op, steps, initial, built):
     return Run(before, losses, gradients, after, built)
 
 
+def plain_step(model_fn, arrays, make_optimizer):
+    """(loss, train op) of the whole batch on one device: the updates run before the optimizer."""
+    optimizer, loss = make_optimizer(), model_fn(*map(tf.constant, arrays))
+    pairs = [pair for pair in optimizer.compute_gradients(loss) if pair[0] is not None]
+    with tf.control_dependencies([loss] + [gradient for gradient, _ in pairs]):
+        updates = tf.group(*tf.get_collection(tf.GraphKeys.UPDATE_OPS))
+    with tf.control_dependencies([updates]):
+        return loss, optimizer.apply_gradients(pairs)
+
+
+def values_after(session, loss, train_op, steps=3):
+    """(losses, {name of a global variable: value}); Boolean defaults are fed True, False, True."""
+    session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    fed = [op.outputs[0] for op in session.graph.get_operations()
+           if op.type == 'PlaceholderWithDefault' and op.outputs[0].dtype == tf.bool]
+    losses = [session.run([loss, train_op], {each: step != 1 for each in fed})[0]
+              for step in range(steps)]
+    return losses, session.run({each.op.name: each for each in tf.global_variables()})
+
+
 def assert_equal_runs(run, reference, tolerance=1e-12):
     """Every gradient, variable and slot of both agrees to that relative difference."""
     for field in ('gradients', 'variables'):

@@ -104,8 +104,6 @@ def test_checkpoints_serve_one_device_and_towers(name, device, tmpdir):
             assert samples.relative_difference(session.run(kernel), trained) < 1e-12
 
 
-# ---- inputs --------------------------------------------------------------------------------------
-
 # ---- which variables, which gradients ------------------------------------------------------------
 
 def test_var_list_as_a_function_and_as_a_list():
@@ -115,20 +113,11 @@ def test_var_list_as_a_function_and_as_a_list():
                          var_list=lambda every: [v for v in every if 'head' in v.op.name]), 2)
     assert names(v for _, v in built.gradients) == ['head']
     assert names(built.slots) == ['head/Momentum']
-    again = towers.build_towers(two_layers,
-                                samples.vectors(4),
-                                towers.Objective(
-                                    sgd(),
-                                    var_list=[v for v in built.variables if 'body' in v.op.name]),
-                                2,
-                                reuse=built)
+    again = towers.build_towers(two_layers, samples.vectors(4), towers.Objective(
+        sgd(), [v for v in built.variables if 'body' in v.op.name]), 2, reuse=built)
     assert names(v for _, v in again.gradients) == ['body']
-    of_iterator = towers.build_towers(two_layers,
-                                      samples.vectors(4),
-                                      towers.Objective(sgd(),
-                                                       var_list=lambda every: reversed(every)),
-                                      2,
-                                      reuse=built)
+    of_iterator = towers.build_towers(two_layers, samples.vectors(4), towers.Objective(
+        sgd(), lambda every: reversed(every)), 2, reuse=built)
     assert names(v for _, v in of_iterator.gradients) == ['body', 'head']
 
 
@@ -221,8 +210,6 @@ def test_predictions_come_back_in_batch_order_for_any_batch():
     assert evaluated.predictions['logits'].device == '/device:CPU:0'
 
 
-# ---- metrics -------------------------------------------------------------------------------------
-
 # ---- errors --------------------------------------------------------------------------------------
 
 def makes_a_variable(x, y):
@@ -241,11 +228,6 @@ class ReturnsNoOperation(tf.train.GradientDescentOptimizer):
 
 VECTORS = samples.vectors(4)
 MISUSES = [
-    ('batch 10 on 4 towers', towers.InputError,
-     'batch of 10 does not divide among 4 towers.*batch of (8|12)',
-     dict(inputs=samples.vectors(10), devices=4)),
-    ('absent gpu', towers.DeviceError, '/gpu:7 does not exist.*check=False',
-     dict(devices=['/gpu:7', '/cpu:0'])),
     ('a variable a call', towers.SharedVariableError,
      "tower 1 makes variable 'a'.*copies='clone'",
      dict(model_fn=lambda: makes_a_variable, copies='reuse')),

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from sample_models import switched
 from towers import compat
-from towers.placement.tower_device import TowerDevice, device_like, follows_tower, moved
+from towers.placement.tower_device import TowerDevice, device_like, follows_tower
 
 
 @pytest.mark.parametrize('scopes, follows', [
@@ -30,17 +30,6 @@ def test_scopes_inside_that_of_a_tower(scopes, follows):
     assert follows_tower(op) is follows
     assert device_like(op) == op.device
     assert isinstance(device_like(op), TowerDevice) == (follows is True)
-
-
-@pytest.mark.parametrize('device, source, target, result', [
-    ('/device:CPU:0', '/device:CPU:0', '/device:GPU:1', '/device:GPU:1'),
-    ('/job:a/device:CPU:0', '/device:CPU:0', '/device:GPU:1', '/job:a/device:GPU:1'),
-    ('/job:a/task:1/device:CPU:0', '/job:a/task:1/device:CPU:0', '/job:a/task:2/device:CPU:0',
-     '/job:a/task:2/device:CPU:0'),
-    ('/job:b/task:1/device:CPU:0', '/job:a/task:1/device:CPU:0', '/job:c/task:2/device:CPU:0',
-     '/job:b/task:2/device:CPU:0')])
-def test_moved(device, source, target, result):
-    assert moved(device, source, target) == result
 
 
 # ---- reads in loops ------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import objective
-from towers.graph.graph_walk import reachable_from, step_operations
-from towers.recompute import segments
+from towers.graph.graph_walk import step_operations
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 X = np.random.RandomState(0).rand(8, 6, 6, 3).astype(np.float32)
@@ -107,40 +106,6 @@ def test_the_numbers_are_the_same_to_the_last_bit(options):
 
 def is_again(op):
     return 'recompute/segment_' in op.name
-
-
-def check_deep(built):
-    step = step_operations([built.train_op])
-    again = [op for op in step if is_again(op)]
-    of_types = {op.type for op in again}
-    assert {'Conv2D', 'Relu', 'FusedBatchNormV3'} <= of_types
-    # Masks of dropout are a quarter of the numbers that they are made of: they are kept.
-    assert 'GreaterEqual' not in of_types
-    # Nothing that draws, writes or reads is run twice.
-    assert not [op for op in again if op.op_def.is_stateful]
-    for tower in built.towers:
-        own = [op for op in step if tower.has(op.name)]
-        assert sum(op.type.startswith('AssignSub') for op in own) in (0, 5)
-        assert sum(op.type == 'RandomUniform' for op in own) == 5
-        for op in own:
-            if is_again(op):
-                assert op.device == tower.device
-    # Each waits for a gradient, and no forward operation waits for one.
-    backward = [op for op in step if '/gradients/' in op.name or op.name.startswith('gradients')]
-    # What is computed again is what the gradients take.
-    taken = {tensor.op for op in backward if not is_again(op) for tensor in op.inputs}
-    assert sum(map(is_again, taken)) >= 10
-    after = reachable_from(backward, step, control=True)
-    assert all(op.name in after for op in again)
-    assert all(tower.loss.op.name not in after for tower in built.towers)
-
-
-@pytest.mark.parametrize('copies', ['clone', pytest.param('reuse', marks=slow)])
-def test_what_is_run_again_and_when(copies):
-    built = towers.build_towers(deep, tf.constant(X), tf.train.GradientDescentOptimizer(.1), 2,
-                                memory=towers.Memory(recompute='auto'), copies=copies)
-    check_deep(built)
-    assert not towers.audit(built).broken
 
 
 def block_model(images):

@@ -7,8 +7,8 @@ import tensorflow.compat.v1 as tf
 from sample_models import switched
 from towers import LossScale, Numerics, build_towers, session_config
 from towers.errors import InvalidArgumentError
-from towers.graph.graph_walk import step_operations
 from towers.reduce.update import checked_transform
+
 
 class BertOptimizer(tf.train.Optimizer):
     """As google-research/bert has it: slots by get_variable, no step, no use of the base class."""
@@ -27,22 +27,6 @@ class BertOptimizer(tf.train.Optimizer):
             next_m = 0.5 * m + 0.5 * grad
             assignments.extend([param.assign(param - next_m), m.assign(next_m)])
         return tf.group(*assignments, name=name)
-
-
-def test_nothing_stands_between_the_sum_and_the_update(graph):
-    """No copy: what updates a variable reads the AddN itself, on the variable's device."""
-    def model_fn(x):
-        w = tf.get_variable('w', [3, 2])
-        return tf.reduce_mean(tf.square(tf.matmul(x, w)))
-    built = build_towers(model_fn, tf.ones([8, 3]), tf.train.MomentumOptimizer(0.1, 0.9), 4)
-    applied, = [op for op in step_operations([built.train_op])
-                if op.type == 'ResourceApplyMomentum']
-    gradient, = [tensor for tensor in applied.inputs if tensor.shape.as_list() == [3, 2]
-                 and tensor.dtype == tf.float32]
-    assert gradient.op.type == 'AddN' and len(gradient.op.inputs) == 4
-    assert gradient.op.device == applied.device == '/device:CPU:0'
-    assert [[tower.index for tower in built.towers if tower.has(tensor.op.name)]
-            for tensor in gradient.op.inputs] == [[0], [1], [2], [3]]
 
 
 @pytest.mark.parametrize('optimizer, reuse', [

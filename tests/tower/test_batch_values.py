@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 import tf_slim as slim
 
 import towers
-from sample_models import switched
+from sample_models import momentum, plain_step, switched, values_after
 
 slow = pytest.mark.slow
 X, Y = np.random.RandomState(0).randn(9, 5), np.random.RandomState(1).randn(9, 3)  # 5 and 4
@@ -83,15 +83,9 @@ BY_HAND = convolutional(by_hand, ['one', 'two'])
 
 @functools.lru_cache(maxsize=None)  # several tests compare with the same run
 def on_one_device(model_fn, data):
-    with tf.Graph().as_default(), tf.variable_scope('', use_resource=True):
-        optimizer = tf.train.MomentumOptimizer(.1, .9)
-        loss = model_fn(*map(tf.constant, DATA[data]))
-        pairs = optimizer.compute_gradients(loss)
-        with tf.control_dependencies([loss] + [gradient for gradient, _ in pairs]
-                                     + tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
-            train_op = optimizer.apply_gradients(pairs)
-        with tf.Session() as session:
-            return values_after(session, loss, train_op)
+    with tf.Graph().as_default(), tf.variable_scope('', use_resource=True), tf.Session() as session:
+        losses, values = values_after(session, *plain_step(model_fn, DATA[data], momentum))
+        return dict(values, losses=losses)
 
 
 def in_towers(model_fn, data, num_towers=2, reduction='mean', **options):
@@ -101,20 +95,11 @@ def in_towers(model_fn, data, num_towers=2, reduction='mean', **options):
             model_fn, tuple(map(tf.constant, DATA[data])), tf.train.MomentumOptimizer(rate, .9),
             num_towers, reduction, remainder='weight', **options)
         with tf.Session(config=towers.session_config(built.devices)) as session:
-            found = values_after(session, built.loss, built.train_op)
+            losses, found = values_after(session, built.loss, built.train_op)
     if reduction == 'sum':  # N times the gradient at 1 / N of the rate: the slots are N times
         found = {name: value / (num_towers if 'Momentum' in name else 1)
                  for name, value in found.items()}
-    return found, built
-
-
-def values_after(session, loss, train_op, steps=3):
-    session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-    fed = [op.outputs[0] for op in session.graph.get_operations()
-           if op.type == 'PlaceholderWithDefault' and op.outputs[0].dtype == tf.bool]
-    losses = np.array([session.run([loss, train_op], {each: step != 1 for each in fed})[0]
-                       for step in range(steps)])
-    return dict(session.run({each.op.name: each for each in tf.global_variables()}), losses=losses)
+    return dict(found, losses=losses), built
 
 
 def assert_one_device(model_fn, data='vectors', tolerance=1e-12, but=(), **options):

@@ -5,6 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from sample_models import momentum, plain_step, values_after
 
 X = np.random.RandomState(0).randn(12, 6)
 LABELS = np.array([0, 1, 2, 3, 0, 1, 0, 2, 1, 3, 2, 0])
@@ -42,30 +43,14 @@ def counts(centers, rows, features, difference):
                     tf.assign_add(seen, tf.shape(rows, out_type=tf.int64)[0]))
 
 
-def values_after(session, fetches):
-    session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-    for _ in range(2):
-        session.run(fetches)
-    return session.run({each.op.name: each for each in tf.global_variables()})
-
-
 def assert_one_device(model_fn, rows, num_towers, **options):
-    with tf.Graph().as_default(), tf.variable_scope('', use_resource=True):
-        loss = model_fn(tf.constant(X), tf.constant(rows))
-        optimizer = tf.train.MomentumOptimizer(.1, .9)
-        pairs = optimizer.compute_gradients(loss)
-        with tf.control_dependencies([loss] + [gradient for gradient, _ in pairs]):
-            updates = tf.group(*tf.get_collection(tf.GraphKeys.UPDATE_OPS))
-        with tf.control_dependencies([updates]):
-            train_op = optimizer.apply_gradients(pairs)
-        with tf.Session() as session:
-            theirs = values_after(session, [loss, train_op])
+    with tf.Graph().as_default(), tf.variable_scope('', use_resource=True), tf.Session() as session:
+        _, theirs = values_after(session, *plain_step(model_fn, (X, rows), momentum), steps=2)
     with tf.Graph().as_default():
-        built = towers.build_towers(
-            model_fn, (tf.constant(X), tf.constant(rows)), tf.train.MomentumOptimizer(.1, .9),
-            num_towers, 'mean', remainder='weight', **options)
+        built = towers.build_towers(model_fn, (tf.constant(X), tf.constant(rows)), momentum(),
+                                    num_towers, 'mean', remainder='weight', **options)
         with tf.Session(config=towers.session_config(built.devices)) as session:
-            ours = values_after(session, built.train_op)
+            _, ours = values_after(session, built.loss, built.train_op, steps=2)
     for name, value in theirs.items():
         np.testing.assert_allclose(ours[name], value, 1e-12, err_msg=name)
     return built
