@@ -1,6 +1,7 @@
 """Importing towers changes nothing in the program that imports it; each case is a new process."""
 
 import ast
+import glob
 import json
 import os
 import re
@@ -9,7 +10,8 @@ import sys
 
 import pytest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+import pages
+from pages import ROOT
 
 # Prints, as JSON, what the import of towers and one use of it without a graph have changed.
 PROGRAM = '''
@@ -168,26 +170,26 @@ def room_of(module):
         os.path.join(ROOT, 'towers', name)) else 'for all rooms'
 
 
-def imports_of_modules():
-    """{a module of towers: the names that it imports from modules, its own and others}."""
+def imports_of_modules(*parts):
+    """{a module below these folders and files: the names that it imports from modules}."""
     found = {}
-    for folder, _, files in os.walk(os.path.join(ROOT, 'towers')):
-        for name in sorted(files):
-            path = os.path.join(folder, name)
-            module = os.path.relpath(path, ROOT)[:-len('.py')].replace(os.sep, '.')
-            if name.endswith('.py') and module != 'towers.__init__':
-                with open(path) as source:
-                    tree = ast.parse(source.read())
-                found[module] = {
-                    '%s.%s' % (node.module, alias.name) if isinstance(node, ast.ImportFrom)
-                    else alias.name for node in ast.walk(tree)
-                    if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
+    for path in [each for part in parts for each in glob.glob(os.path.join(ROOT, part),
+                                                              recursive=True)]:
+        with open(path, encoding='utf-8') as source:
+            tree = ast.parse(source.read())
+        module = os.path.relpath(path, ROOT)[:-len('.py')].replace(os.sep, '.')
+        found[module] = {
+            '%s.%s' % (node.module, alias.name) if isinstance(node, ast.ImportFrom)
+            else alias.name for node in ast.walk(tree)
+            if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
     return found
 
 
 def test_rooms_import_from_those_below_alone():
     upward, others = [], set()
-    for module, names in imports_of_modules().items():
+    imports = imports_of_modules('towers/**/*.py')
+    del imports['towers.__init__']
+    for module, names in imports.items():
         for name in names:
             if name.startswith('towers.'):
                 if ROOMS.index(room_of(name)) < ROOMS.index(room_of(module)):
@@ -196,6 +198,17 @@ def test_rooms_import_from_those_below_alone():
                 others.add(name.split('.')[0])
     assert not upward
     assert not others & {'models', 'datasets', 'train', 'trainer', 'benchmarks'}
-    with open(os.path.join(ROOT, 'docs', 'architecture.md')) as page:
-        rows = re.findall(r'^\| `(\w+)/` \|', page.read(), re.MULTILINE)
+    rows = re.findall(r'^\| `(\w+)/` \|', pages.text('docs/architecture.md'), re.MULTILINE)
     assert [row for row in rows if row in ROOMS] == ROOMS[1:-1]
+
+
+def test_modules_of_the_trainer_import_from_those_below_alone():
+    """Below in the table of docs/architecture.md, which has each of them."""
+    imports = {module.rpartition('.')[2]: {part for name in names if name.startswith('trainer.')
+                                           for part in name.split('.')[1:]}
+               for module, names in imports_of_modules('trainer/*.py', 'train.py').items()}
+    section = pages.text('docs/architecture.md').split('## The trainer')[1].split('\n## ')[0]
+    order = re.findall('`([^`]+)`', ' '.join(re.findall(r'^\| (`[^|]*) \|', section, re.M)))
+    assert sorted(order + ['__init__', 'train']) == sorted(imports)
+    assert [(name, each) for number, name in enumerate(order)
+            for each in imports[name] & set(order[:number + 1])] == []

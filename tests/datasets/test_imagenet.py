@@ -22,21 +22,6 @@ def joined(found):
 
 
 @pytest.mark.slow
-def test_test_images_are_the_central_part_in_order(folder):
-    found = batches(datasets.get_dataset('imagenet', folder, augment='crop').eval_batches(
-        batch_size=2, image_size=SIZE))
-    assert [len(labels) for _, labels in found] == [2, 2, 1]
-    images, labels = joined(found)
-    assert labels.tolist() == [1, 2, 3, 4, 5]
-    for number, image in enumerate(images):
-        np.testing.assert_allclose((image[:, :, 0] + 1) * 127.5, 30 * number + 20, atol=6)
-        ramp = (image[:, :, 1].mean(0) + 1) / 2
-        assert (np.diff(ramp) > 0).all()
-        # A sixteenth is cut off on each side.
-        assert abs(ramp[0] - 1 / 16) < 0.06 and abs(ramp[-1] - 15 / 16) < 0.06
-
-
-@pytest.mark.slow
 def test_a_start_anywhere_goes_on_bit_by_bit_whatever_the_batch(folder):
     found = datasets.get_dataset('imagenet', folder, augment='crop')
     whole = joined(batches(found.train_batches(batch_size=3, seed=5, image_size=SIZE), 8))

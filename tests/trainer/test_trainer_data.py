@@ -13,17 +13,6 @@ FOLDER = ['--dataset=folder', '--model=digits', '--image_size=8', '--batch_size=
           '--summary_steps=0', '--save_steps=2', '--config={"augment": "crop"}']
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('remainder, steps, examples', [('drop', 14, 1400), ('carry', 15, 1500)])
-def test_an_epoch_with_each_remainder(runner, tmp_path, remainder, steps, examples):
-    # 1,437 images: an epoch is 14, or 14.37 batches of 100.
-    done = runner.run(tmp_path / 'run', ['--batch_size=100', '--train_epochs=1', '--log_every=50',
-                                         '--summary_steps=0',
-                                         '--config={"remainder": "%s"}' % remainder])
-    values = values_of(done.train_dir, steps)
-    assert (values['global_step'], values['examples_seen']) == (steps, examples)
-
-
 def images(folder, bad):
     files = {'train/%s/%d.jpg' % (name, number): jpeg(40 * number, 12, 12)
              for name in 'ab' for number in range(5)}
