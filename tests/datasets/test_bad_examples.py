@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 import datasets
 from datasets.bad_examples import wrong_bytes
 from datasets.epochs import epoch_order
-from image_files import (batches, cmyk, gif, jpeg, png, record, truncated, write_folder,
+from image_files import (batches, cmyk, jpeg, png, record, truncated, write_folder,
                          write_records)
 
 GOOD = [(jpeg(50 * label), label) for label in range(4)]
@@ -32,7 +32,7 @@ def records(folder, bad=None, at=2, **options):
     ((truncated(), 0), 'is a damaged JPEG: it ends before its end marker'),
     ((CUT, 0), 'is a damaged JPEG: it ends before its end marker'),
     ((png(9)[:-20], 0), 'is a damaged PNG: it ends before its end marker'),
-    ((gif(), 0), "is neither a JPEG nor a PNG: it begins with b'GIF89a"),
+    ((b'GIF89a' + bytes(30), 0), "is neither a JPEG nor a PNG: it begins with b'GIF89a"),
     ((b'', 0), 'is empty'),
     ((png(9)[:16] + b'\0\0\x4e\x20' * 2 + png(9)[24:], 0), 'is a PNG of 20000 x 20000 pixels, '
      'and MOST_PIXELS of datasets/bad_examples.py is 100000000: make it smaller'),

@@ -5,8 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
-from image_files import batches
-from imagenet_files import write_imagenet
+from image_files import batches, write_imagenet
 from towers.errors import InvalidArgumentError
 
 SIZE = 16

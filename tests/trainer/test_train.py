@@ -1,5 +1,7 @@
 """`train.py` as a user runs it: what it prints and writes, on how many towers, from what seed."""
 
+import glob
+import json
 import os
 import re
 import shutil
@@ -8,7 +10,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from train_runs import metrics, newest, steps_saved, values_of
+from trainer.flags import profiled_steps
 
 
 def test_a_run_shows_its_plan_its_audit_and_its_result(reference):
@@ -152,3 +156,64 @@ def test_a_run_starts_from_what_fits_of_another(runner, reference, tmp_path):
     # Started again, it goes on from its own checkpoint.
     run = runner.run(folder, flags + ['--train_steps=2'])
     assert 'going on from %s/model.ckpt-1\n' % folder in run.stdout and 'took' not in run.stdout
+
+
+# ---- `--deterministic`: TensorFlow's own switch is on, and two runs end with the same bits -------
+
+# At the end of the run: does TensorFlow refuse random numbers without a seed?
+SHOWN = '''
+import atexit, os
+def show():
+    import tensorflow.compat.v1 as tf
+    try:
+        with tf.Graph().as_default():
+            tf.random.uniform([])
+        print('is on:', os.environ.get('TF_DETERMINISTIC_OPS'))
+    except RuntimeError as error:
+        print('is on:', 'determinism' in str(error))
+atexit.register(show)
+'''
+
+
+def test_deterministic_operations(runner, tmp_path):
+    flags = ['--train_steps=3', '--batch_size=20', '--config={"augment_shift": 1}']
+    run = runner.run(tmp_path / 'run', flags + ['--deterministic', '--export_dir=%s' % tmp_path],
+                     before=SHOWN)
+    assert 'input wait' not in run.stdout
+    assert 'is on: %s\n' % (True if compat.TF_VERSION >= (2, 8) else 1) in run.stdout
+    runner.run(tmp_path / 'again', flags + ['--deterministic'])
+    ours, others = values_of(tmp_path / 'run', 3), values_of(tmp_path / 'again', 3)
+    assert set(ours) == set(others)
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], others[name], name)
+
+
+# ---- `--profile_steps`: a trace for Chrome with a row a tower, and TensorBoard's profile ---------
+
+def test_traces_of_a_run(runner, tmp_path):
+    run = runner.run(tmp_path / 'run', ['--train_steps=8', '--profile_steps=4,6', '--log_every=1'])
+    folder = str(tmp_path / 'run' / 'profile')
+    assert 'trace          %s/timeline-4.json\n' % folder in run.stdout
+    traces = [name for name in os.listdir(folder) if name.startswith('timeline-')]
+    assert traces == ['timeline-4.json']
+    with open(os.path.join(folder, traces[0])) as opened:
+        events = json.load(opened)['traceEvents']
+    rows = {event['args']['name']: event['pid'] for event in events if event['name'] ==
+            'process_name'}
+    for tower in range(2):
+        row, = [pid for name, pid in rows.items() if 'CPU:%d Compute' % tower in name]
+        kinds = {event['name'] for event in events if event['pid'] == row}
+        assert any('Conv2DBackpropFilter' in kind for kind in kinds)  # by oneDNN as _MklNative…
+    profiles = glob.glob(os.path.join(folder, 'plugins', 'profile', '*', '*.xplane.pb'))
+    if compat.TF_VERSION < (2, 2):
+        assert profiles == [] and 'no profile     for TensorBoard' in run.stdout
+    else:
+        assert len(profiles) == 1 or compat.TF_VERSION < (2, 4)
+        assert 'profile        tensorboard --logdir=%s\n' % folder in run.stdout
+
+
+@pytest.mark.parametrize('text', ['', '100', '1,5', '5,5', '7,5', '2,3,4', '-2,3', '2.5,3', '2,x',
+                                  '2,' + '9' * 13])
+def test_what_is_no_pair_of_steps(text):
+    assert profiled_steps(text) is None
+    assert profiled_steps('2,3') == (2, 3)
