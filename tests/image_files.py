@@ -37,11 +37,6 @@ def cmyk():
             + b'\x28\xa2\x8a' + b'\xff\xd9')
 
 
-def truncated():
-    """A JPEG that ends in its header."""
-    return jpeg()[:60]
-
-
 def record(encoded, label, **others):
     features = {'image/encoded': tf.train.Feature(bytes_list=tf.train.BytesList(value=[encoded])),
                 'image/class/label': tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))}

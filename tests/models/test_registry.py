@@ -158,17 +158,13 @@ def test_nearest_name(name, nearest):
 
 # ---- models.digits: shapes, parameters, what it registers ----------------------------------------
 
-def build(batch=None, is_training=True, reuse=None, scope_arguments=None, **arguments):
-    images = tf.placeholder(tf.float32, [batch, 8, 8, 1])
-    with slim.arg_scope(digits_arg_scope(**(scope_arguments or {}))):
-        return digits(images, is_training=is_training, reuse=reuse, **arguments)
+def build(is_training=True, reuse=None):
+    images = tf.placeholder(tf.float32, [None, 8, 8, 1])
+    with slim.arg_scope(digits_arg_scope()):
+        return digits(images, is_training=is_training, reuse=reuse)
 
 
-def trainable_shapes():
-    return {v.op.name: v.get_shape().as_list() for v in tf.trainable_variables()}
-
-
-def test_end_points():
+def test_end_points_and_parameters():
     logits, end_points = build()
     assert {name: tensor.get_shape().as_list() for name, tensor in end_points.items()} == {
         'conv1': [None, 8, 8, 32], 'conv2': [None, 8, 8, 64], 'pool2': [None, 4, 4, 64],
@@ -176,16 +172,13 @@ def test_end_points():
         'Logits': [None, 10], 'Predictions': [None, 10]}
     assert logits is end_points['Logits']
     assert digits.default_image_size == 8
-
-
-def test_parameters():
-    build()
-    assert trainable_shapes() == {
+    shapes = {v.op.name: v.get_shape().as_list() for v in tf.trainable_variables()}
+    assert shapes == {
         'Digits/conv1/weights': [3, 3, 1, 32], 'Digits/conv1/BatchNorm/beta': [32],
         'Digits/conv2/weights': [3, 3, 32, 64], 'Digits/conv2/BatchNorm/beta': [64],
         'Digits/conv3/weights': [3, 3, 64, 64], 'Digits/conv3/BatchNorm/beta': [64],
         'Digits/logits/weights': [256, 10], 'Digits/logits/biases': [10]}
-    assert sum(int(np.prod(shape)) for shape in trainable_shapes().values()) == 58314
+    assert sum(int(np.prod(shape)) for shape in shapes.values()) == 58314
     assert '58,314' in digits.__doc__
     assert len(tf.global_variables()) == 8 + 6  # moving means and variances
 

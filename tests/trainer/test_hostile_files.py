@@ -36,20 +36,21 @@ def begun(tmp_path_factory):
     return str(folder)
 
 
-def fifo(name):
+def instead(name, put):
+    """Puts something in the place of the file, which may be there."""
     def make(folder):
         if (folder / name).exists():
             (folder / name).unlink()
-        os.mkfifo(str(folder / name))
+        put(folder / name)
     return make
+
+
+def fifo(name):
+    return instead(name, os.mkfifo)
 
 
 def link(name, target='../precious'):
-    def make(folder):
-        if (folder / name).exists():
-            (folder / name).unlink()
-        (folder / name).symlink_to(target)
-    return make
+    return instead(name, lambda path: path.symlink_to(target))
 
 
 def text(name, content):

@@ -135,11 +135,8 @@ def test_a_run_goes_on_with_another_version_of_tensorflow(runner, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_starts_from_what_fits_of_another(runner, reference, tmp_path):
-    """Adam's first step is as long as the rate, and this rate is below what float32 resolves."""
     folder = tmp_path / 'run'
-    flags = ['--init_from=%s' % reference.train_dir,
-             '--base_learning_rate=1e-12', '--batch_size=20',
-             '--config={"augment_shift": 1}', '--save_steps=1']
+    flags = ['--init_from=%s' % reference.train_dir, '--batch_size=20', '--save_steps=1']
     run = runner.run(folder, flags + ['--train_steps=1'])
     assert ('\nfrom %s/model.ckpt-30: took 14 of 14 variables (Digits: 14)\n  of no use here: '
             % reference.train_dir) in run.stdout
@@ -148,11 +145,7 @@ def test_a_run_starts_from_what_fits_of_another(runner, reference, tmp_path):
     assert len(taken) == 14
     for name in taken:
         assert started[name].tobytes() == whole[name].tobytes(), name
-    assert started['global_step'] == 0 and started['examples_seen'] == 0
-    assert not started['Digits/conv1/weights/Adam'].any()
-    for name in taken:
-        if name.endswith('weights'):
-            np.testing.assert_allclose(values_of(folder, 1)[name], whole[name], rtol=0, atol=1e-10)
+    assert started['global_step'] == 0 and not started['Digits/conv1/weights/Adam'].any()
     # Started again, it goes on from its own checkpoint.
     run = runner.run(folder, flags + ['--train_steps=2'])
     assert 'going on from %s/model.ckpt-1\n' % folder in run.stdout and 'took' not in run.stdout
