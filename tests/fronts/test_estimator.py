@@ -93,20 +93,6 @@ def test_evaluation_counts_over_all_towers():
 
 
 @needs_estimator
-def test_one_device():
-    def passed_as_it_is(features, labels, mode):
-        assert features is FEATURES and labels is LABELS
-        return model_fn(mode, features, labels, PARAMS)
-    spec = replicate_model_fn(passed_as_it_is, Reduction.MEAN, ['/CPU:0'])(FEATURES, LABELS, TRAIN)
-    c = tf.global_variables()[0]
-    assert c.device == '/device:CPU:0'
-    with session(1) as running:
-        assert running.run(spec.loss) == 27.
-        running.run(spec.train_op)
-        assert running.run(c) == 7.
-
-
-@needs_estimator
 def test_arguments_go_to_those_that_take_them():
     def spec(features, mode=PREDICT):
         return tf.estimator.EstimatorSpec(mode, predictions=features * tf.get_variable(
