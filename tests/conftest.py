@@ -35,7 +35,7 @@ def pytest_configure(config):
     config.addinivalue_line('filterwarnings', 'ignore::DeprecationWarning:gast.*')
 
 
-SHARE_RUNS = ('trainer/', 'test_docs.py', 'memory/test_report.py')  # of train.py, see `runner`
+SHARE_RUNS = ('trainer/', 'test_docs.py', 'memory/test_measure.py')  # of train.py, see `runner`
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -9,30 +9,16 @@ import tensorflow.compat.v1 as tf
 
 
 @functools.lru_cache(maxsize=None)
-def jpeg(level=100, height=20, width=30, channels=3):
+def jpeg(level=100, height=20, width=30, channels=3, encode=tf.image.encode_jpeg):
     """A JPEG whose left side is dark and whose right side is of this level."""
     image = np.zeros([height, width, channels], np.uint8)
     image[:, width // 2:] = level
     with tf.Graph().as_default(), tf.Session() as session:
-        return session.run(tf.image.encode_jpeg(image, quality=95))
+        return session.run(encode(image))
 
 
-@functools.lru_cache(maxsize=None)
-def png(level=100, height=20, width=30, channels=3):
-    image = np.zeros([height, width, channels], np.uint8)
-    image[:, width // 2:] = level
-    with tf.Graph().as_default(), tf.Session() as session:
-        return session.run(tf.image.encode_png(image))
-
-
-def gif():
-    """A GIF of 8 x 8 gray pixels, one picture: the table of colours is cleared before each pixel."""
-    codes = [4, 0] * 64 + [5]  # three bits each, the first in the lowest
-    packed = sum(code << 3 * place for place, code in enumerate(codes))
-    data = packed.to_bytes((3 * len(codes) + 7) // 8, 'little')
-    return (b'GIF89a' + struct.pack('<HHBBB', 8, 8, 0x91, 0, 0) + b'\x64' * 12
-            + b',' + struct.pack('<HHHHB', 0, 0, 8, 8, 0)
-            + struct.pack('BB', 2, len(data)) + data + b'\0;')
+def png(*level_and_sizes, **options):
+    return jpeg(*level_and_sizes, encode=tf.image.encode_png, **options)
 
 
 def cmyk():
@@ -51,11 +37,6 @@ def cmyk():
             + b'\x28\xa2\x8a' + b'\xff\xd9')
 
 
-def truncated():
-    """A JPEG that ends in its header."""
-    return jpeg()[:60]
-
-
 def record(encoded, label, **others):
     features = {'image/encoded': tf.train.Feature(bytes_list=tf.train.BytesList(value=[encoded])),
                 'image/class/label': tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))}
@@ -68,6 +49,16 @@ def write_records(path, examples):
     with tf.io.TFRecordWriter(str(path)) as writer:
         for encoded, label in examples:
             writer.write(record(encoded, label))
+
+
+def write_imagenet(folder, test=5, label=lambda number: number + 1):
+    """A tiny ImageNet: seven training images in two files, test images in one."""
+    for name, numbers in (('train-00000-of-00002', range(3)), ('train-00001-of-00002', range(3, 7)),
+                          ('validation-00000-of-00001', range(test))):
+        write_records(folder / name, [
+            (jpeg(30 * number + 20, 20 + number, 40 - number), label(number))
+            for number in numbers])
+    return str(folder)
 
 
 def write_folder(folder, images):

@@ -1,6 +1,5 @@
 """README.md and docs/: programs run as pasted, commands and links exist."""
 
-import ast
 import glob
 import inspect
 import json
@@ -136,38 +135,8 @@ def losses_of(block, run_program):
     return json.loads(output.rpartition(pages.MARK + 'losses')[2])
 
 
-# For programs whose packages are not here: the same on one device, as a plain TF1 program.
-ONE_DEVICE = """
-import numpy as np
-import tensorflow.compat.v1 as tf
-tf.disable_v2_behavior()
-numbers = np.random.RandomState(0)
-x = tf.constant(numbers.randn(32, 20), tf.float32)
-y = tf.constant(numbers.randint(10, size=32))
-w = tf.get_variable('w', [20, 10], initializer=tf.glorot_uniform_initializer(seed=1))
-b = tf.get_variable('b', [10], initializer=tf.zeros_initializer())
-logits = tf.matmul(x, w) + b
-loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
-loss += 0.01 * tf.nn.l2_loss(w)
-train_op = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
-with tf.Session() as session:
-    session.run(tf.global_variables_initializer())
-    losses = [session.run([loss, train_op])[0] for _ in range(5)]
-"""
 # Sides of a diff that are compared with nothing: packages, or devices, that are not here.
-COMPARED_NOWHERE = ('multi_gpu_model',)
-CANNOT_RUN = {'deployment': ONE_DEVICE}
-
-
-def before_of(block):
-    """The side before of a diff, or what is compared in its place; None where nothing is."""
-    before = pages.side(block, '-')
-    for package, instead in CANNOT_RUN.items():
-        if any(line.startswith('from %s import ' % package) for line in before.lines):
-            return before._replace(lines=instead.splitlines())
-    if any(name in line for line in before.lines for name in COMPARED_NOWHERE):
-        return None
-    return before
+COMPARED_NOWHERE = ('multi_gpu_model', 'from deployment import ')
 
 
 @pytest.mark.parametrize('block', [
@@ -180,8 +149,8 @@ def test_before_and_after_a_diff_are_the_same_numbers(block, run_program):
         pytest.skip('fit of Keras 3 does not work in graph mode')
     after = losses_of(pages.side(block, '+'), run_program)
     assert len(after) >= 3 and after[-1] != after[0]
-    before = before_of(block)
-    if before is not None:
+    before = pages.side(block, '-')
+    if not any(name in line for line in before.lines for name in COMPARED_NOWHERE):
         assert losses_of(before, run_program) == pytest.approx(after, rel=1e-5)
 
 
@@ -279,12 +248,9 @@ def check_flags(program, arguments):
 def extras():
     """The names of the extras that setup.py declares."""
     with open(os.path.join(pages.ROOT, 'setup.py'), encoding='utf-8') as setup:
-        tree = ast.parse(setup.read())
-    (found,) = [node.value for node in ast.walk(tree)
-                if isinstance(node, ast.keyword) and node.arg == 'extras_require']
-    return {getattr(key, 'value', getattr(key, 's', None))
-            for node in ast.walk(found) if isinstance(node, ast.Dict) for key in node.keys} | {
-                'tf-layers-2.%d' % minor for minor in range(16, 22)}
+        declared = setup.read().partition('extras_require=')[2]
+    return set(re.findall(r"^ +'([a-z-]+)': ", declared, re.MULTILINE)) | {
+        'tf-layers-2.%d' % minor for minor in range(16, 22)}
 
 
 @pytest.mark.parametrize('block, command, output', [

@@ -1,6 +1,7 @@
 """Importing towers changes nothing in the program that imports it; each case is a new process."""
 
 import ast
+import glob
 import json
 import os
 import re
@@ -9,7 +10,8 @@ import sys
 
 import pytest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+import pages
+from pages import ROOT
 
 # Prints, as JSON, what the import of towers and one use of it without a graph have changed.
 PROGRAM = '''
@@ -90,30 +92,19 @@ def test_nothing_is_changed(setting):
     assert report['seconds'] < 1.
 
 
+# What each prints is the same when `towers` is imported and when it is not.
 @pytest.mark.slow
-def test_imported_first_it_brings_no_more_than_tensorflow():
-    program = """
-import %s, json, sys
-print(json.dumps([name for name in ("tf_slim", "matplotlib", "horovod", "tf_keras")
-                  if name in sys.modules]))
-"""
+@pytest.mark.parametrize('program', [
     # TensorFlow's Keras brings in matplotlib where it is installed, as it is after `make bench`.
-    alone, first = [json.loads(run(program % name)) for name in ('tensorflow', 'towers')]
-    assert first == alone
-
-
-@pytest.mark.slow
-def test_slim_is_not_mended_by_the_import():
-    program = """
-import json, sys, tf_slim
-held = lambda: [id(value) for name, module in sorted(sys.modules.items())
-                if name.startswith('tf_slim') for value in list(vars(module).values())]
-before = held()
-import towers
-print(json.dumps([before == held(), len(before)]))
-"""
-    same, count = json.loads(run(program))
-    assert same and count > 100
+    'import sys; import {}; print([name for name in ("tf_slim", "matplotlib", "horovod", '
+    '"tf_keras") if name in sys.modules])',
+    'import sys, tf_slim; held = lambda: [id(value) for name, module in sorted(sys.modules.items())'
+    ' if name.startswith("tf_slim") for value in list(vars(module).values())]\n'
+    'before = held(); import {}; print(len(before) > 100 and before == held())'],
+                         ids=['no other packages', 'slim as it was'])
+def test_the_import_brings_no_more_than_tensorflow_and_leaves_slim(program):
+    alone, first = [run(program.format(name)) for name in ('tensorflow', 'towers')]
+    assert first == alone and 'False' not in first
 
 
 def test_errors_are_caught_by_what_legacy_code_catches():
@@ -134,23 +125,20 @@ def test_public_functions_carry_type_hints():
     import towers
     assert os.path.exists(os.path.join(os.path.dirname(towers.__file__), 'py.typed'))
     without = []
-    for name in dir(towers):
-        public = getattr(towers, name)
-        if name.startswith('_') or not (inspect.isfunction(public) or inspect.isclass(public)) or (
-                inspect.isclass(public) and issubclass(public, Exception)):
+    for name, public in sorted(vars(towers).items()):
+        is_class = inspect.isclass(public)
+        if name.startswith('_') or not (inspect.isfunction(public) or is_class) or (
+                is_class and issubclass(public, Exception)):
             continue
-        function = inspect.unwrap(public)
-        if inspect.isclass(public):
-            function = vars(public).get('__new__' if issubclass(public, tuple) else '__init__')
-            function = getattr(function, '__func__', function)  # of a static method
+        function = inspect.unwrap(public) if not is_class else vars(public).get(
+            '__new__' if issubclass(public, tuple) else '__init__')
         if function is None:
             continue
-        signature = inspect.signature(function)
-        without += [(name, each.name) for each in list(signature.parameters.values())
-                    if each.name not in ('self', 'cls', '_cls')
-                    and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-                    and each.annotation is each.empty]
-        if inspect.isfunction(public) and signature.return_annotation is signature.empty:
+        signature = inspect.signature(getattr(function, '__func__', function))
+        without += [(name, each.name) for each in signature.parameters.values()
+                    if each.name not in ('self', 'cls', '_cls') and each.annotation is each.empty
+                    and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+        if not is_class and signature.return_annotation is signature.empty:
             without.append((name, 'return'))
     assert not without
 
@@ -168,26 +156,26 @@ def room_of(module):
         os.path.join(ROOT, 'towers', name)) else 'for all rooms'
 
 
-def imports_of_modules():
-    """{a module of towers: the names that it imports from modules, its own and others}."""
+def imports_of_modules(*parts):
+    """{a module below these folders and files: the names that it imports from modules}."""
     found = {}
-    for folder, _, files in os.walk(os.path.join(ROOT, 'towers')):
-        for name in sorted(files):
-            path = os.path.join(folder, name)
-            module = os.path.relpath(path, ROOT)[:-len('.py')].replace(os.sep, '.')
-            if name.endswith('.py') and module != 'towers.__init__':
-                with open(path) as source:
-                    tree = ast.parse(source.read())
-                found[module] = {
-                    '%s.%s' % (node.module, alias.name) if isinstance(node, ast.ImportFrom)
-                    else alias.name for node in ast.walk(tree)
-                    if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
+    for path in [each for part in parts for each in glob.glob(os.path.join(ROOT, part),
+                                                              recursive=True)]:
+        with open(path, encoding='utf-8') as source:
+            tree = ast.parse(source.read())
+        module = os.path.relpath(path, ROOT)[:-len('.py')].replace(os.sep, '.')
+        found[module] = {
+            '%s.%s' % (node.module, alias.name) if isinstance(node, ast.ImportFrom)
+            else alias.name for node in ast.walk(tree)
+            if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
     return found
 
 
 def test_rooms_import_from_those_below_alone():
     upward, others = [], set()
-    for module, names in imports_of_modules().items():
+    imports = imports_of_modules('towers/**/*.py')
+    del imports['towers.__init__']
+    for module, names in imports.items():
         for name in names:
             if name.startswith('towers.'):
                 if ROOMS.index(room_of(name)) < ROOMS.index(room_of(module)):
@@ -196,6 +184,17 @@ def test_rooms_import_from_those_below_alone():
                 others.add(name.split('.')[0])
     assert not upward
     assert not others & {'models', 'datasets', 'train', 'trainer', 'benchmarks'}
-    with open(os.path.join(ROOT, 'docs', 'architecture.md')) as page:
-        rows = re.findall(r'^\| `(\w+)/` \|', page.read(), re.MULTILINE)
+    rows = re.findall(r'^\| `(\w+)/` \|', pages.text('docs/architecture.md'), re.MULTILINE)
     assert [row for row in rows if row in ROOMS] == ROOMS[1:-1]
+
+
+def test_modules_of_the_trainer_import_from_those_below_alone():
+    """Below in the table of docs/architecture.md, which has each of them."""
+    imports = {module.rpartition('.')[2]: {part for name in names if name.startswith('trainer.')
+                                           for part in name.split('.')[1:]}
+               for module, names in imports_of_modules('trainer/*.py', 'train.py').items()}
+    section = pages.text('docs/architecture.md').split('## The trainer')[1].split('\n## ')[0]
+    order = re.findall('`([^`]+)`', ' '.join(re.findall(r'^\| (`[^|]*) \|', section, re.M)))
+    assert sorted(order + ['__init__', 'train']) == sorted(imports)
+    assert [(name, each) for number, name in enumerate(order)
+            for each in imports[name] & set(order[:number + 1])] == []

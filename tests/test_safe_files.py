@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from towers.errors import BadFileError, InvalidArgumentError, LogFileError
-from towers.safe_files import (SCALAR, folder_written_whole, moved_aside, parsed, read_data,
-                               read_json, regular, written_whole)
+from towers.safe_files import (SCALAR, folder_written_whole, parsed, read_data, read_json, regular,
+                               written_whole)
 
 
 def names(folder):
@@ -159,15 +159,3 @@ def test_a_file_that_is_missing_or_too_large(tmp_path):
     assert read_data(str(path), 5) == b'12345'
     with pytest.raises(BadFileError, match='file has 5 bytes, and such a file has 4 at most: move'):
         read_data(str(path), 4)
-
-
-def test_the_first_name_that_is_free(tmp_path):
-    path = str(tmp_path / 'log')
-    for number in (1, 2, 3):
-        with open(path, 'w') as opened:
-            opened.write('%d' % number)
-        assert moved_aside(path) == '%s.%d' % (path, number)
-    assert (tmp_path / 'log.2').read_text() == '2'
-    assert names(tmp_path) == ['log.1', 'log.2', 'log.3']
-    with pytest.raises(LogFileError, match='log cannot be renamed to .*log.4: No such file'):
-        moved_aside(path)

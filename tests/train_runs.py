@@ -138,15 +138,6 @@ def untimed(lines):
              if name not in ('images_per_second', 'input_wait', 'wall_time')] for line in lines]
 
 
-def contents(folder):
-    """Dict from the names in a folder to what is in these files."""
-    found = {}
-    for name in os.listdir(str(folder)):
-        with open(os.path.join(str(folder), name), 'rb') as opened:
-            found[name] = opened.read()
-    return found
-
-
 # Names under which TF writes before it renames, and data without an index.
 HALF_WRITTEN = re.compile(r'\.tempstate\d+$|^checkpoint\.tmp')
 

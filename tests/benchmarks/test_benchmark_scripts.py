@@ -11,6 +11,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import benchmarks
+from benchmarks.programs import tell_tower_0
+from benchmarks.tower_speed import __main__ as speed
+from benchmarks.tower_speed.trace_split import PARTS, split_trace
+import towers
 
 # With flags of its own, which are those of train.py too.
 SCRIPT = 'benchmarks.precision_and_xla'
@@ -36,3 +40,80 @@ def test_the_script_of_its_own():
     lines = done.stdout.splitlines()
     assert [each for each in lines if each.startswith('digits, batch ')], done.stdout
     assert len(lines) >= 4
+
+
+# ---- A real cell of the speed benchmark ----------------------------------------------------------
+
+@pytest.mark.slow
+def test_a_cell_is_measured_once(tmp_path, capsys):
+    def go(*argv):
+        status = speed.main(speed.parse([
+            '--quick', '--noplots', '--towers=2', '--directory=%s' % tmp_path] + list(argv)))
+        return status, capsys.readouterr().out
+
+    done = go()
+    assert not done[0], done
+    names = [name for name in os.listdir(str(tmp_path)) if name.endswith('.json')]
+    assert names == ['2-towers-batch-64.json']  # both kinds, measured once
+    first = os.stat(str(tmp_path / names[0])).st_mtime_ns
+    assert go() == done
+    assert os.stat(str(tmp_path / names[0])).st_mtime_ns == first
+
+
+# ---- A step's time by part: from made-up intervals, and from a real trace ------------------------
+
+def trace(*nodes):
+    """StepStats of `(device, name, begin, end, label)`, in microseconds."""
+    stats = tf.RunMetadata().step_stats
+    devices = {}
+    for device, name, begin, end, label in nodes:
+        if device not in devices:
+            devices[device] = stats.dev_stats.add(device=device)
+        devices[device].node_stats.add(node_name=name, all_start_micros=begin,
+                                       all_end_rel_micros=end - begin, timeline_label=label)
+    return stats
+
+
+def test_overlapping_times_count_once():
+    found = split_trace(trace(
+        ('/cpu:0', '_SOURCE', 0, 0, ''),
+        ('/cpu:0', 'IteratorGetNext', 1000, 1100, 'it = IteratorGetNext()'),
+        ('/cpu:0', 'tower_0/a', 1100, 1500, 'a = Conv2D(x)'),
+        ('/cpu:1', 'tower_1/a', 1200, 1700, 'a = Conv2D(x)'),
+        ('/cpu:0', 'tower_1/recv', 1000, 9000, 'edge_1_x = _Recv()'),
+        ('/cpu:0', 'combine_gradients/AddN', 1600, 1900, 'AddN = AddN(a, b)'),
+        ('/cpu:0', 'Adam/update_w', 1900, 2000, 'u = ResourceApplyAdam()'),
+        ('/cpu:0', 'AssignAdd', 2100, 2110, '')), ('Adam',))
+    assert found.step == pytest.approx(1110e-6)
+    assert [found.covered[part] for part in PARTS] == pytest.approx(
+        [100e-6, 600e-6, 300e-6, 100e-6, 10e-6])
+    # A third of the combination ran beside the slower tower.
+    assert [found.exposed[part] for part in PARTS] == pytest.approx(
+        [100e-6, 600e-6, 200e-6, 100e-6, 10e-6])
+    assert found.not_overlapped == pytest.approx(410e-6)
+
+
+@pytest.mark.parametrize('optimizer, scope', [
+    (tf.train.AdamOptimizer(0.1), 'Adam'),
+    (tf.train.GradientDescentOptimizer(0.1), 'GradientDescent')])
+def test_a_real_trace_has_every_part(optimizer, scope):
+    def model_fn(images, labels):
+        weights = tf.get_variable('w', [300, 300])
+        return tf.reduce_mean((tf.matmul(images, weights) - labels) ** 2)
+    data = tf.data.Dataset.from_tensors((tf.ones([64, 300]), tf.zeros([64, 300]))).repeat()
+    iterator = tf.data.make_initializable_iterator(data)
+    built = towers.build_towers(model_fn, iterator.get_next(), optimizer, 2)
+    metadata = tf.RunMetadata()
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run([tf.global_variables_initializer(), iterator.initializer])
+        session.run(built.train_op)
+        session.run(built.train_op, run_metadata=metadata,
+                    options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE))
+    tell_tower_0(metadata, built.towers[0])
+    names = {node.node_name for device in metadata.step_stats.dev_stats
+             for node in device.node_stats}
+    assert {'tower_0/MatMul', 'tower_1/MatMul'} <= names
+    found = split_trace(metadata.step_stats, (scope,))
+    for part in ('input', 'towers', 'combination', 'update'):
+        assert 0 < found.covered[part] <= found.step
+        assert 0 <= found.exposed[part] <= found.covered[part]

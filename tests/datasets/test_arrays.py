@@ -1,15 +1,14 @@
 """Data sets in memory: the digits, the documented order whatever the batch size or the version, a
 start anywhere, shifts."""
 
-import itertools
-
 import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 
 import datasets
 from datasets import digits
+from datasets.epochs import Epochs
 from image_files import batches
-from philox import philox_4x32_10
 from towers.errors import InvalidArgumentError
 
 IMAGES = np.arange(7 * 2 * 2, dtype=np.float32).reshape([7, 2, 2, 1])
@@ -25,23 +24,6 @@ def train_labels(batch_size, count, seed=5, **kwargs):
         array_set().train_batches(batch_size, seed, **kwargs), count)]).tolist()
 
 
-def drawn(epoch, seed=5):
-    """The random words of an epoch, two of 64 bits a block: TensorFlow's use of Philox for a seed
-    of two ints, in plain Python."""
-    def halves(number):
-        return [number % 2 ** 32, (number >> 32) % 2 ** 32]
-    mixed = philox_4x32_10(halves(seed) + halves(epoch), [0x3ec8f720, 0x02461e29])
-    for block in itertools.count():
-        words = philox_4x32_10(halves(block) + mixed[2:], mixed[:2])
-        yield words[0] + (words[1] << 32)
-        yield words[2] + (words[3] << 32)
-
-
-def expected_order(epoch):
-    keys = list(itertools.islice(drawn(epoch), 7))
-    return sorted(range(7), key=lambda i: -(keys[i] % 2 ** 62))
-
-
 def test_order_is_the_same_in_every_version():
     # The same numbers from TF 1.15.5, 2.15.1 and 2.21.0.
     assert train_labels(7, 2) == [30, 10, 0, 40, 60, 50, 20, 50, 10, 20, 30, 60, 40, 0]
@@ -55,8 +37,7 @@ def test_starts_anywhere(first_example):
 
 
 def test_start_far_out_costs_nothing():
-    assert train_labels(7, 1, first_example=7 * 10 ** 12) == [
-        10 * index for index in expected_order(10 ** 12)]
+    assert train_labels(7, 1, first_example=7 * 10 ** 12) == [30, 60, 20, 10, 40, 0, 50]
 
 
 def test_eval_is_one_pass_in_order_with_a_short_end():
@@ -97,17 +78,20 @@ def moved(image, down, right):
 IMAGES_TO_MOVE = np.arange(1, 1 + 7 * 4 * 3 * 2, dtype=np.float32).reshape([7, 4, 3, 2])
 
 
+# Down and right, of the places in the stream: the same in every version.
+SHIFTS = [(1, 0), (0, -1), (0, -1), (0, -1), (0, -1), (0, 1), (-1, -1), (0, -1), (-1, 0), (-1, 0),
+          (0, -1), (-1, -1), (-1, 1), (0, -1), (0, 1), (-1, 0), (1, 0), (0, -1), (0, 1), (0, -1),
+          (-1, 0), (-1, 1), (0, 1), (1, -1), (0, 0)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('first_example, shift', [(0, 2), (9, 1)])
-def test_images_are_moved_by_the_shifts_of_their_place_in_the_stream(shift, first_example):
-    places = [(index, epoch, place) for epoch in range(4)
-              for place, index in enumerate(expected_order(epoch))][first_example:]
+@pytest.mark.parametrize('first_example', [0, 9])
+def test_images_are_moved_by_the_shifts_of_their_place_in_the_stream(first_example):
     found = batches(array_set(IMAGES_TO_MOVE).train_batches(
-        4, seed=5, first_example=first_example, shift=shift), 4)
-    for (index, epoch, place), image, label in zip(places, *map(np.concatenate, zip(*found))):
-        by = list(itertools.islice(drawn(-1 - epoch), 2 * place, 2 * place + 2))
-        assert label == 10 * index and np.array_equal(
-            image, moved(IMAGES_TO_MOVE[index], *[each % (2 * shift + 1) - shift for each in by]))
+        4, seed=5, first_example=first_example, shift=1), 4)
+    images, labels = map(np.concatenate, zip(*found))
+    for image, label, by in zip(images, labels, SHIFTS[first_example:]):
+        np.testing.assert_array_equal(image, moved(IMAGES_TO_MOVE[label // 10], *by))
 
 
 @pytest.mark.slow
@@ -173,3 +157,33 @@ def test_a_label_that_is_no_class_is_named():
             make()
     said = []
     assert datasets.check_data(damaged, said.append) == 4  # two of each part
+
+
+# ---- The last batch of an epoch, counted by hand; and a start at any place -----------------------
+
+def epochs_of(remainder, first=0, count=6):
+    """Batches of 3 of the 7 examples 10 e + i of epoch e."""
+    found = Epochs(7, 3, remainder).batches(
+        lambda epoch: 10 * epoch + tf.range(7, dtype=tf.int64), first)
+    return [batch.tolist() for batch in batches(found, count)]
+
+
+EXPECTED = {
+    'carry': [[0, 1, 2], [3, 4, 5], [6, 10, 11], [12, 13, 14], [15, 16, 20], [21, 22, 23]],
+    'drop': [[0, 1, 2], [3, 4, 5], [10, 11, 12], [13, 14, 15], [20, 21, 22], [23, 24, 25]]}
+
+
+@pytest.mark.parametrize('remainder, length', [('carry', 7), ('drop', 6)])
+def test_batches_of_three_of_seven(remainder, length):
+    epochs = Epochs(7, 3, remainder)
+    assert epochs.length == length and epochs_of(remainder) == EXPECTED[remainder]
+    assert epochs_of(remainder, tf.constant(6), 4) == EXPECTED[remainder][2:]
+    assert epochs.place_after(1, 3) == 10 and epochs.steps(1, 10) == 3 == epochs.steps(1, 9)
+    assert epochs.steps(9, 1) == 0
+
+
+def test_arguments():
+    with pytest.raises(InvalidArgumentError, match='leaves nothing of 7 examples'):
+        Epochs(7, 8, 'drop')
+    with pytest.raises(InvalidArgumentError, match="remainder='all'"):
+        Epochs(7, 8, 'all')

@@ -12,11 +12,11 @@ import tensorflow.compat.v1 as tf
 import datasets
 from datasets.bad_examples import wrong_bytes
 from datasets.epochs import epoch_order
-from image_files import (batches, cmyk, gif, jpeg, png, record, truncated, write_folder,
-                         write_records)
+from image_files import (batches, cmyk, jpeg, png, record, write_folder, write_records)
 
 GOOD = [(jpeg(50 * label), label) for label in range(4)]
 CUT = jpeg(77, 40, 40)[:-9]  # the last of its blocks are missing
+TRUNCATED = jpeg()[:60]  # ends in its header
 
 
 def records(folder, bad=None, at=2, **options):
@@ -29,10 +29,10 @@ def records(folder, bad=None, at=2, **options):
 
 
 @pytest.mark.parametrize('bad, text', [
-    ((truncated(), 0), 'is a damaged JPEG: it ends before its end marker'),
+    ((TRUNCATED, 0), 'is a damaged JPEG: it ends before its end marker'),
     ((CUT, 0), 'is a damaged JPEG: it ends before its end marker'),
     ((png(9)[:-20], 0), 'is a damaged PNG: it ends before its end marker'),
-    ((gif(), 0), "is neither a JPEG nor a PNG: it begins with b'GIF89a"),
+    ((b'GIF89a' + bytes(30), 0), "is neither a JPEG nor a PNG: it begins with b'GIF89a"),
     ((b'', 0), 'is empty'),
     ((png(9)[:16] + b'\0\0\x4e\x20' * 2 + png(9)[24:], 0), 'is a PNG of 20000 x 20000 pixels, '
      'and MOST_PIXELS of datasets/bad_examples.py is 100000000: make it smaller'),
@@ -91,9 +91,9 @@ def test_the_next_good_one_takes_its_place_and_all_others_keep_theirs(tmp_path):
                                             for epoch in (0, 1)]))
     assert labels.tolist() == (order % 4).tolist()
     path = str(tmp_path / 'bad')
-    assert datasets.check_data(records(tmp_path, (truncated(), 0)), [].append, path) == 1
+    assert datasets.check_data(records(tmp_path, (TRUNCATED, 0)), [].append, path) == 1
     assert open(path).read().startswith('train/train-00000-of-00001, record 2\t')
-    leaving_out = records(tmp_path, (truncated(), 0), bad_list=path)
+    leaving_out = records(tmp_path, (TRUNCATED, 0), bad_list=path)
     assert leaving_out.left_out == 1
     found, others = (np.concatenate(part) for part in zip(*batches(
         leaving_out.train_batches(batch_size=3, seed=1, image_size=8), 4)))

@@ -93,37 +93,6 @@ def test_evaluation_counts_over_all_towers():
 
 
 @needs_estimator
-def test_sparse_features_are_cut_by_example():
-    def counts(features, labels, mode):
-        table = tf.get_variable('table', [4, 1], tf.float64, tf.ones_initializer())
-        rows = tf.nn.embedding_lookup_sparse(table, features['words'], None, combiner='sum')
-        loss = tf.reduce_mean(rows[:, 0] * labels)
-        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=TowerOptimizer(
-            tf.train.GradientDescentOptimizer(1.)).minimize(loss))
-    words = tf.SparseTensorValue([[0, 0], [0, 1], [1, 0], [2, 0]], [0, 1, 1, 3], [3, 2])
-    spec = replicate_model_fn(counts, devices=TWO)({'words': words}, np.array([3., 6., 9.]), TRAIN)
-    with session() as running:
-        assert running.run(spec.loss) == pytest.approx((2 * 3 + 6 + 9) / 3., rel=1e-14)
-        running.run(spec.train_op)
-        np.testing.assert_allclose(running.run(tf.global_variables()[0])[:, 0], [0, -2, 1, -2],
-                                   rtol=1e-14, atol=1e-14)
-
-
-@needs_estimator
-def test_one_device():
-    def passed_as_it_is(features, labels, mode):
-        assert features is FEATURES and labels is LABELS
-        return model_fn(mode, features, labels, PARAMS)
-    spec = replicate_model_fn(passed_as_it_is, Reduction.MEAN, ['/CPU:0'])(FEATURES, LABELS, TRAIN)
-    c = tf.global_variables()[0]
-    assert c.device == '/device:CPU:0'
-    with session(1) as running:
-        assert running.run(spec.loss) == 27.
-        running.run(spec.train_op)
-        assert running.run(c) == 7.
-
-
-@needs_estimator
 def test_arguments_go_to_those_that_take_them():
     def spec(features, mode=PREDICT):
         return tf.estimator.EstimatorSpec(mode, predictions=features * tf.get_variable(

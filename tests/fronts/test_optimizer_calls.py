@@ -167,33 +167,27 @@ def test_slots_are_there_after_the_call_as_on_one_device(training):
     check_same(losses_and_variables(spec.loss, spec.train_op), expected)
 
 
-
 def placeholders(inputs):
     """Placeholders of unknown batch size for these arrays, and what to feed."""
     made = [tf.placeholder(each.dtype, [None] + list(each.shape[1:])) for each in inputs]
     return made, dict(zip(made, inputs))
 
 
-@pytest.mark.parametrize('training, size', [(own_gradients, 11), (one_optimizer, 2)])
-def test_uneven_shards_count_by_their_size(training, size):
+def of_sums(loss, logits):
+    return TowerOptimizer(tf.train.GradientDescentOptimizer(1. / 128)).minimize(
+        tf.reduce_sum(tf.square(logits)))
+
+
+@pytest.mark.parametrize('training, size', [
+    (own_gradients, 11), (one_optimizer, 2), (of_sums, 11), (of_sums, 2)])
+def test_uneven_shards_count_by_their_size_and_sums_are_added_up(training, size):
     inputs = [each[:size] for each in (X, IDS, Y)]
     expected = one_device(training, inputs)
     tensors, feed = placeholders(inputs)
-    _, spec = replicated(model(training), tensors, 3)
-    check_same(losses_and_variables(spec.loss, spec.train_op, feed), expected)
-
-
-@pytest.mark.parametrize('size', [11, 2])
-def test_losses_that_are_sums_are_added_up(size):
-    def training(loss, logits):
-        return TowerOptimizer(tf.train.GradientDescentOptimizer(1. / 128)).minimize(
-            tf.reduce_sum(tf.square(logits)))
-    inputs = [each[:size] for each in (X, IDS, Y)]
-    expected = one_device(training, inputs)
-    tensors, feed = placeholders(inputs)
-    _, spec = replicated(model(training), tensors, 3, tf.losses.Reduction.SUM)
-    found = losses_and_variables(spec.loss, spec.train_op, feed)
-    check_same((expected[0], found[1]), expected)
+    reductions = [tf.losses.Reduction.SUM] if training is of_sums else []
+    _, spec = replicated(model(training), tensors, 3, *reductions)
+    losses, variables = losses_and_variables(spec.loss, spec.train_op, feed)
+    check_same((expected[0] if training is of_sums else losses, variables), expected)
 
 
 def line(x):

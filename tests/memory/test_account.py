@@ -4,7 +4,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from benchmarks.memory_account import deep_stack
 
 WIDTH, BATCH = 256, 512
 
@@ -50,18 +49,6 @@ def test_what_the_allocator_hands_out_beyond(monkeypatch):
     found = account(built)
     assert found.peak == pytest.approx(1.05 * plain.peak, abs=1)
     assert found.worst == pytest.approx(1.05 * plain.worst, abs=2)
-
-
-@pytest.mark.slow
-def test_the_deep_stack_of_the_question_has_its_parameters():
-    inputs = (tf.placeholder(tf.float32, [4, 16, 16, 1]), tf.placeholder(tf.float32, [4]))
-    built = towers.build_towers(deep_stack, inputs, tf.train.MomentumOptimizer(0.1, 0.9), 1)
-    found = account(built)
-    assert found.parameters == 206538153
-    memory = found.together.kinds
-    assert memory['parameters'] == 4 * 206538153
-    # "826 MB of model, and 2 GB more": the slots, their zeros that the session keeps, the rest.
-    assert found.peak > 3 * memory['parameters']
 
 
 def test_towers_have_activations_and_the_variables_are_on_one():

@@ -60,20 +60,6 @@ def huge(x):
         tf.tanh(tf.tile(tf.reduce_mean(weights, keepdims=True), size)))
 
 
-@pytest.mark.slow  # oneDNN's allocator tries for ten seconds
-def test_a_real_one(tmp_path):
-    built = build(1, model=huge)
-    with tf.Session(config=towers.session_config(built.devices)) as session:
-        session.run(tf.global_variables_initializer())
-        tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'), 3)
-        with pytest.raises(OutOfMemoryError) as caught:
-            with towers.out_of_memory_explained(built, str(tmp_path)):
-                session.run(built.train_op)
-    assert 'Tower ' in str(caught.value) and '[1048576, 1048576]' in str(caught.value)
-    assert str(caught.value).endswith('goes on from %s/model.ckpt-3.' % tmp_path)
-    assert isinstance(caught.value.__cause__, tf.errors.ResourceExhaustedError)
-
-
 @pytest.mark.slow
 def test_a_training_session_says_it(tmp_path):
     global_step = tf.train.get_or_create_global_step()

@@ -9,17 +9,6 @@ from towers.errors import InvalidArgumentError
 from towers.run.learning_rate import LearningRate, scale_learning_rate
 
 
-def assert_rates(rate, expected):
-    """`rate` gives the expected {examples seen: rate}."""
-    examples = tf.placeholder(tf.int64, [])
-    tensor = rate.tensor(examples)
-    assert tensor.dtype == tf.float32 and tensor.shape.as_list() == []
-    with tf.Session() as session:
-        for seen, value in expected.items():
-            got = session.run(tensor, {examples: seen})
-            assert got == pytest.approx(value, rel=1e-6, abs=1e-18), seen
-
-
 @pytest.mark.parametrize('base, num_towers, rule, expected', [
     (0.001, 4, 'sqrt', 0.002),  # the InceptionResNet claim
     (0.001, 4, 'linear', 0.004), (0.001, 4, 'none', 0.001), (0.5, 1, 'sqrt', 0.5),
@@ -43,17 +32,20 @@ def test_scaling_rules(base, num_towers, rule, expected):
     # cos of 0, 60, 90, 120, 180 degrees: 1, 1/2, 0, -1/2, -1.
     (LearningRate(0.2, decay='cosine', decay_examples=1200),
      {0: 0.2, 400: 0.15, 600: 0.1, 800: 0.05, 1200: 0, 5000: 0}),
+    # Its end keeps its digits: (1 - cos x) / 2 = x^2 / 4 for small x, here pi / 10^4.
+    (LearningRate(1, decay='cosine', decay_examples=10 ** 6),
+     {10 ** 6 - 100: math.pi ** 2 / 4e8}),
     # Warm-up and decay multiply, and both count from zero: 0.1, 0.25, 0.4, 0.4; 1, 1/2, 1/4, 1/16.
     (LearningRate(0.1, 4, 'linear', warmup_examples=200, decay='exponential', decay_examples=100,
                   decay_rate=0.5), {0: 0.1, 100: 0.125, 200: 0.1, 400: 0.025})])
 def test_rates_of_the_schedules(rate, expected):
-    assert_rates(rate, expected)
-
-
-def test_the_end_of_a_cosine_keeps_its_digits():
-    # (1 - cos x) / 2 = x^2 / 4 for small x, here pi / 10^4.
-    assert_rates(LearningRate(1, decay='cosine', decay_examples=10 ** 6),
-                 {10 ** 6 - 100: math.pi ** 2 / 4e8})
+    examples = tf.placeholder(tf.int64, [])
+    tensor = rate.tensor(examples)
+    assert tensor.dtype == tf.float32 and tensor.shape.as_list() == []
+    with tf.Session() as session:
+        for seen, value in expected.items():
+            got = session.run(tensor, {examples: seen})
+            assert got == pytest.approx(value, rel=1e-6, abs=1e-18), seen
 
 
 @pytest.mark.parametrize('arguments, expected', [

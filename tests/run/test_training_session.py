@@ -123,17 +123,6 @@ def test_a_nan_is_an_error_with_the_step_and_nothing_of_it_is_saved(tmp_path):
         assert tf.train.load_variable(newest.prefix, 'w').tolist() == [bad_step - 1.] * 3
 
 
-def test_what_a_killed_writer_left_is_removed_and_said(tmp_path):
-    run(tmp_path, 4)
-    for name in ('model.ckpt-6' + DATA, 'model.ckpt-6.index.tempstate17'):
-        (tmp_path / name).write_text('half')
-    lines, _ = run(tmp_path, 4)
-    assert lines == ['going on from %s/model.ckpt-4' % tmp_path] + [
-        'removed %s/%s, left by a killed writer' % (tmp_path, name)
-        for name in ('model.ckpt-6' + DATA, 'model.ckpt-6.index.tempstate17')]
-    assert saved(tmp_path) == [0, 2, 4] and not list(tmp_path.glob('model.ckpt-6*'))
-
-
 def damaged(folder, step):
     path = folder / ('model.ckpt-%d%s' % (step, DATA))
     content = bytearray(path.read_bytes())

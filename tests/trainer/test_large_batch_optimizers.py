@@ -92,6 +92,7 @@ def test_towers_train_as_one_device(optimizer, place):
     assert report.equal, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('flags', [['lars', '--reduction=mean', '--base_learning_rate=1'],
                                    ['lamb', '--base_learning_rate=0.01']])
 def test_a_run_with_them(runner, tmp_path, flags):

@@ -111,3 +111,14 @@ def test_refuses_a_file_that_is_something_else(tmp_path, tail):
     with pytest.raises(BadFileError, match=r'^line 2 of .*metrics.jsonl is no JSON object with'):
         MetricsLog(str(path)).resume(5)
     assert path.read_bytes() == b'{"step": 1}\n' + tail
+
+
+def test_a_link_is_not_written_to(tmp_path):
+    (tmp_path / 'mine').write_text('{"step": 1}\n')
+    (tmp_path / 'metrics.jsonl').symlink_to(tmp_path / 'mine')
+    log = MetricsLog(str(tmp_path / 'metrics.jsonl'))
+    with pytest.raises(BadFileError, match='metrics.jsonl is a symbolic link, and a file belongs'):
+        log.resume(1)
+        log.add(2, {})
+        log.flush()
+    assert (tmp_path / 'mine').read_text() == '{"step": 1}\n'

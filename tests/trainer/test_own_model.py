@@ -96,6 +96,7 @@ def numbers():
     return module
 
 
+@pytest.mark.slow
 def test_tokens_are_counted_by_mask_over_all_towers(tagged, started):
     started('one', 'tag', '--train_steps=6', '--num_towers=1')
     two, one = values_of(tagged.train_dir, 6), values_of(tagged.train_dir[:-3] + 'one', 6)

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from benchmarks.batch_scaling import __main__ as scaling
 from benchmarks.batch_scaling.arms import make_arms, train_flags
 import datasets
-from imagenet_files import write_imagenet
+from image_files import write_imagenet
 import pages
 import towers
 from trainer.command_line import parse_flags

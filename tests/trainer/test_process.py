@@ -10,10 +10,23 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
-from gone_stream import Gone
 import towers
 from trainer.flags import FLAGS
 from trainer.process import OutputStream, run
+
+
+class Gone(io.StringIO):
+    """A stream whose reader has gone: it fails from the second write on."""
+
+    def __init__(self, number=errno.EPIPE):
+        super().__init__()
+        self.number, self.writes = number, 0
+
+    def write(self, text):
+        self.writes += 1
+        if self.writes > 1:
+            raise OSError(self.number, os.strerror(self.number))
+        return super().write(text)
 
 
 @pytest.fixture

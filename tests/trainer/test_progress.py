@@ -7,7 +7,6 @@ import os
 import re
 import struct
 import termios
-import threading
 
 import numpy as np
 import pytest
@@ -38,32 +37,6 @@ def time(monkeypatch):
         monkeypatch.setattr(module, 'time', fake)
     monkeypatch.setenv('TERM', 'xterm')
     return fake
-
-
-class Terminal:
-    """A pseudo-terminal, and what its screen shows."""
-
-    def __init__(self, columns, rows=24):
-        self._master, slave = os.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack('HHHH', rows, columns, 0, 0))
-        self.stream = io.open(slave, 'w', encoding='utf-8')
-        self._received = b''
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self):
-        try:
-            while True:
-                self._received += os.read(self._master, 1024)
-        except OSError:  # what Linux raises for a terminal that nobody has open any more
-            pass
-
-    def close(self):
-        """Everything that was written, with the line feeds as they were written."""
-        self.stream.close()
-        self._reader.join()
-        os.close(self._master)
-        return self._received.decode('utf-8').replace('\r\n', '\n')
 
 
 def screen(written, columns):
@@ -129,9 +102,15 @@ def results(**values):
     return dict(values, examples=1797)
 
 
-def test_plain_lines(time, tmp_path):
+def test_plain_lines_and_those_of_the_log_at_each_multiple_and_the_last_step(time, tmp_path):
     stream = io.StringIO()
-    hook = Training(tmp_path, time, 7, waited=.05, stream=stream).run(7)
+    training = Training(tmp_path, time, 7, waited=.05, stream=stream)
+    training.hook.listener.before_save(None, 0)  # as a saver does that is before it in the list
+    hook = training.run(7)
+    assert training.lines() == [{
+        'step': step, 'epoch': step / 4, 'examples': 20 * step,
+        'loss': pytest.approx(2 / step), 'learning_rate': 0.001, 'images_per_second': 40.,
+        'input_wait': pytest.approx(.1), 'wall_time': 1.8e9} for step in (4, 7)]
     hook.evaluated(7, results(loss=2.))
     assert stream.getvalue() == (
         'step 1/7  loss 2.000  lr 0.001  epoch 0.2\n'
@@ -160,15 +139,19 @@ def test_evaluations_and_checkpoints_are_left_out_of_the_rates(time, tmp_path):
 
 
 def test_one_bar_on_80_columns_and_other_lines_above_it(time, tmp_path):
-    terminal = Terminal(80)
-
     def say(hook, step):
         if step == 3:
             hook.evaluated(3, results(accuracy=0.5))
         if step == 5:
             hook.write('\nSIGTERM: finishing this step and saving\n')
-    Training(tmp_path, time, stream=terminal.stream).run(20, say)
-    lines = screen(terminal.close(), 80)
+    terminal, end_of_program = os.openpty()
+    fcntl.ioctl(end_of_program, termios.TIOCSWINSZ, struct.pack('HHHH', 24, 80, 0, 0))
+    with io.open(end_of_program, 'w', encoding='utf-8') as stream:
+        Training(tmp_path, time, stream=stream).run(20, say)
+        stream.flush()
+        received = os.read(terminal, 1 << 16)
+    os.close(terminal)
+    lines = screen(received.decode('utf-8').replace('\r\n', '\n'), 80)
     assert lines[:2] == ['step 3/20  test accuracy 0.5 on 1,797 examples',
                          'SIGTERM: finishing this step and saving']
     assert re.match(r'20/20 \|█{5,}\| loss 0.1000 lr 0.001 0:00 left 40 images/s epoch 5.0$',
@@ -177,16 +160,6 @@ def test_one_bar_on_80_columns_and_other_lines_above_it(time, tmp_path):
 
 
 # ---- metrics.jsonl -------------------------------------------------------------------------------
-
-def test_a_line_at_each_multiple_and_at_the_last_step(tmp_path, time):
-    training = Training(tmp_path, time, 10, waited=.1)
-    training.hook.listener.before_save(None, 0)  # as a saver does that is before it in the list
-    training.run(10)
-    assert training.lines() == [{
-        'step': step, 'epoch': step / 4, 'examples': 20 * step,
-        'loss': pytest.approx(2 / step), 'learning_rate': 0.001, 'images_per_second': 40.,
-        'input_wait': pytest.approx(.2), 'wall_time': 1.8e9} for step in (4, 8, 10)]
-
 
 def test_the_line_is_there_before_the_checkpoint(tmp_path, time):
     """Step 4 is saved and has a line; the kill comes before anything else is done."""

@@ -1,5 +1,6 @@
 """Flags of `train.py`: which are refused, with what words, and what the good ones make."""
 
+import contextlib
 import re
 
 from absl.testing import flagsaver
@@ -15,11 +16,19 @@ from trainer.flags import FLAGS, GROUPS, train_dir
 from trainer.run_settings import run_settings
 
 
-def refusal(capsys, *argv):
-    """The line on stderr and the exit status of flags that are refused when they are parsed."""
-    with flagsaver.flagsaver(), pytest.raises(SystemExit) as ended:
+@contextlib.contextmanager
+def parsed(*argv):
+    """A block with the flags that a command line gives."""
+    with flagsaver.flagsaver():
         FLAGS.unparse_flags()
         parse_flags(['train.py'] + list(argv))
+        yield
+
+
+def refusal(capsys, *argv):
+    """The line on stderr and the exit status of flags that are refused when they are parsed."""
+    with pytest.raises(SystemExit) as ended, parsed(*argv):
+        pass
     assert ended.value.code == 2
     out, error = capsys.readouterr()
     assert out == '' and error.endswith('\n') and error.count('\n') == 1
@@ -106,9 +115,7 @@ def test_flags_that_make_no_sense(capsys, argv, text):
 
 def test_paths_are_those_that_a_shell_would_make_of_them(monkeypatch):
     monkeypatch.setenv('HOME', '/home/me')
-    with flagsaver.flagsaver():
-        FLAGS.unparse_flags()
-        parse_flags(['train.py', '--train_dir=~/run', '--init_from=file:///a/~b'])
+    with parsed('--train_dir=~/run', '--init_from=file:///a/~b'):
         assert (train_dir(), FLAGS.init_from) == ('/home/me/run', '/a/~b')
 
 
@@ -142,9 +149,7 @@ def test_options_come_from_files_and_json_and_the_last_one_counts(tmp_path):
     path = tmp_path / 'run.json'
     path.write_text('{"augment_shift": 2, "keep": 3, "loss_scale": 8, "xla": true, '
                     '"shares": "3,1"}')
-    with flagsaver.flagsaver():
-        FLAGS.unparse_flags()
-        parse_flags(['train.py', '--config=%s' % path, '--config={"keep": 9}'])
+    with parsed('--config=%s' % path, '--config={"keep": 9}'):
         assert (FLAGS.augment_shift, FLAGS.keep, FLAGS.loss_scale, FLAGS.xla, FLAGS.shares) == (
             2, 9, 8., True, '3,1')
         assert run_settings(100).values['augment_shift'] == 2
@@ -155,9 +160,7 @@ def test_options_come_from_files_and_json_and_the_last_one_counts(tmp_path):
     (['--decay=cosine', '--decay_epochs=3'], 'harmless')])
 def test_a_longer_run_is_another_one_only_where_the_rate_falls_until_its_end(argv, kind, tmp_path):
     def settings(*argv):
-        with flagsaver.flagsaver():
-            FLAGS.unparse_flags()
-            parse_flags(['train.py', '--train_dir=%s' % tmp_path] + list(argv))
+        with parsed('--train_dir=%s' % tmp_path, *argv):
             return run_settings(FLAGS.batch_size)
     for name in ('train_steps', 'train_epochs'):
         settings('--%s=5' % name, *argv).write()
@@ -168,9 +171,7 @@ def test_a_longer_run_is_another_one_only_where_the_rate_falls_until_its_end(arg
 
 
 def test_clipping_is_by_the_norm_of_all_gradients():
-    with flagsaver.flagsaver():
-        FLAGS.unparse_flags()
-        parse_flags(['train.py', '--clip_norm=2.5'])
+    with parsed('--clip_norm=2.5'):
         first, second = clip([(tf.constant([3.]), 'w'), (tf.constant([0., 4.]), 'b')])
     with tf.Session() as session:
         assert [each.tolist() for each in session.run([first[0], second[0]])] == [[1.5], [0., 2.]]
@@ -178,8 +179,8 @@ def test_clipping_is_by_the_norm_of_all_gradients():
 
 
 def test_help_is_grouped_and_fits_two_screens(capsys):
-    with flagsaver.flagsaver(), pytest.raises(SystemExit) as ended:
-        parse_flags(['train.py', '--help'])
+    with pytest.raises(SystemExit) as ended, parsed('--help'):
+        pass
     assert ended.value.code == 0
     text = capsys.readouterr().out
     lines = text.splitlines()
@@ -223,9 +224,7 @@ def test_what_there_is_not_is_refused_before_anything_is_built(runner, tmp_path,
 
 def rate_of(*argv):
     """The peak rate of flags, on two towers unless they say otherwise."""
-    with flagsaver.flagsaver():
-        FLAGS.unparse_flags()
-        parse_flags(['train.py'] + list(argv))
+    with parsed(*argv):
         return make_learning_rate(FLAGS.batch_size, FLAGS.num_towers, 1437, 10).peak
 
 

@@ -1,5 +1,6 @@
-"""trainer.job: the graph that `train.py` runs, and where in the stream of examples it begins."""
+"""trainer.job: the graph that `train.py` runs, its position in the stream, its machines."""
 
+import json
 import types
 
 from absl.testing import flagsaver
@@ -9,11 +10,14 @@ import tensorflow.compat.v1 as tf
 import datasets
 import towers
 from towers.graph.graph_walk import step_operations
+import train
 from trainer.arguments import session_config
+from trainer.cluster import compared_flags, make_cluster
+from trainer.command_line import in_flags
+from trainer.contradictions import contradiction
 from trainer.flags import FLAGS
-from trainer.job import build_job
+from trainer.job import START, Position, build_job, end_of_run, find_position
 from trainer.job import make_setup as setup_of_flags
-from trainer.job import START, Position, end_of_run, find_position
 from trainer.run_settings import check_classes, run_settings
 
 
@@ -120,6 +124,11 @@ def test_other_classes_than_the_run_was_trained_on_are_refused(tmp_path):
             check_classes(OfFolders('rose', 'tulip', 'zdaisy'))
         with pytest.raises(datasets.DatasetError, match="class 3 is 'zinnia', and was none"):
             check_classes(OfFolders('daisy', 'rose', 'tulip', 'zinnia'))
+        odd = OfFolders('a\nb', 'caf\udce9')  # a line break, and no UTF-8
+        run_settings(60, odd).write()
+        check_classes(odd)
+        with pytest.raises(datasets.DatasetError, match=r"class 2 is 'rose', and was 'caf\\udce9'"):
+            check_classes(OfFolders('a\nb', 'rose'))
 
 
 def test_other_training_files_are_said(tmp_path):
@@ -135,12 +144,83 @@ def test_other_training_files_are_said(tmp_path):
         'digest of the names of training files: train2b, was train1a: changes the run from here on']
 
 
-def test_a_line_break_in_the_name_of_a_class(tmp_path):
-    classes = OfFolders('a\nb', 'caf\udce9')
-    with flagsaver.flagsaver(train_dir=str(tmp_path), data_dir='flowers'):
-        run_settings(60, classes).write()
-        (tmp_path / 'checkpoint').write_text('model_checkpoint_path: "model.ckpt-1"\n')
-        (tmp_path / 'model.ckpt-1.index').write_bytes(b'')
-        check_classes(classes)
-        with pytest.raises(datasets.DatasetError, match=r"class 2 is 'rose', and was 'caf\\udce9'"):
-            check_classes(OfFolders('a\nb', 'rose'))
+# ---- train.py's flags for several machines, as far as one process shows it -----------------------
+
+RING = json.dumps({'cluster': {'worker': ['a:1', 'b:2']}, 'task': {'type': 'worker', 'index': 1}})
+
+
+@pytest.mark.parametrize('given, expected', [
+    (dict(batch_size='auto'), '--batch_size=auto runs steps of one machine'),
+    (dict(mode='eval'), '--cluster is of no use with --mode=eval'),
+    (dict(synchronous=False), '--synchronous is of no use with --cluster=ring: it goes with ps')])
+def test_what_does_not_go_with_a_cluster(given, expected, monkeypatch):
+    monkeypatch.setenv('TF_CONFIG', RING)
+    with flagsaver.flagsaver(**dict(given, cluster='ring')):
+        assert contradiction(set(given) | {'cluster'}).startswith(expected)
+
+
+@pytest.mark.parametrize('given, tf_config, expected', [
+    (dict(cluster='ps'), '{"cluster": {"worker": ["a:1"], "ps": ["c:1"]}, "task": {"type": "ps", '
+     '"index": 0}}', 'ps 0 of 1 builds no towers: it has no plan'),
+    (dict(cluster='ring'), '{"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator", '
+     '"index": 0}}', 'evaluator 0 builds no towers: it has no plan'),
+    (dict(cluster='ring', job_name='evaluator'), '',
+     'an evaluator builds no towers: it has no plan')])
+def test_who_builds_no_towers_has_no_plan_and_ends_without_an_error(
+        given, tf_config, expected, monkeypatch, capsys):
+    monkeypatch.setenv('TF_CONFIG', tf_config)
+    with flagsaver.flagsaver(plan_only=True, **given):
+        assert contradiction(set(given)) is None
+        assert train.train(types.SimpleNamespace(batch_size=4, dataset=None)) == 0
+    assert capsys.readouterr().out.strip() == expected
+
+
+def test_the_cluster_is_that_of_tf_config(monkeypatch):
+    monkeypatch.setenv('TF_CONFIG', RING)
+    with flagsaver.flagsaver(cluster='ring'):
+        cluster = make_cluster()
+        assert (cluster.workers, cluster.rank) == (('a:1', 'b:2'), 1)
+    with flagsaver.flagsaver():
+        assert make_cluster() is None
+    monkeypatch.setenv('TF_CONFIG', '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": '
+                                    '"worker"}}')
+    with flagsaver.flagsaver(cluster='ring'), pytest.raises(towers.InvalidArgumentError) as error:
+        make_cluster()
+    assert in_flags(str(error.value)) == (
+        'the cluster has 2 tasks of the job worker, and nothing says which of them this process '
+        'is: give an "index" in the "task" of TF_CONFIG.')
+
+
+@pytest.mark.slow
+def test_the_rate_sees_all_machines_and_the_step_counts_their_examples():
+    with flagsaver.flagsaver(cluster='ring', lr_scaling='linear', batch_size=10, num_towers=2,
+                             train_steps=5, base_learning_rate=0.001, warmup_epochs=1):
+        cluster = towers.Cluster('ring', ['a:1', 'b:2', 'c:3'], rank=1)
+        job = build_job(make_setup(), cluster=cluster)
+    assert job.counts.batch_size == 30
+    assert '0.006 = 0.001 x 6, warm-up from 0.001' in job.built.plan.line('learning rate')
+    assert job.built.machines.counted(10) == 30
+    assert job.built.plan.all_towers == 6
+
+
+def test_workers_compare_every_flag_that_changes_the_numbers():
+    compared = set(compared_flags())
+    assert {'momentum', 'warmup_epochs', 'decay_epochs', 'decay_rate', 'base_batch_size',
+            'weight_decay', 'remainder', 'augment', 'dataset', 'image_size', 'optimizer',
+            'seed', 'train_steps', 'train_epochs', 'stop_at_accuracy'} <= compared
+    # Each machine's own, or compared as what they come to.
+    assert not compared & {'data_dir', 'train_dir', 'devices', 'batch_size', 'log_every', 'copies'}
+
+
+def test_a_worker_that_saves_nothing_exports_nothing(monkeypatch, tmp_path):
+    """Else it writes the same SavedModel as the chief, at the same time."""
+    monkeypatch.setattr(train, 'make_cluster',
+                        lambda: towers.Cluster('ring', ['a:1', 'b:2'], rank=1))
+    monkeypatch.setattr(train, 'build_job', lambda *given, **named: None)
+    monkeypatch.setattr(train.training, 'work', lambda *given: 0)
+    for name in ('disable_v2_behavior', 'enable_resource_variables'):  # of the whole process
+        monkeypatch.setattr(train.tf, name, lambda: None)
+    with flagsaver.flagsaver(cluster='ring', export_dir=str(tmp_path / 'export'),
+                             train_dir=str(tmp_path / 'none')):
+        assert train.main([]) == 0
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -43,7 +44,10 @@ def plain_logits(reference):
 
 @pytest.mark.slow
 def test_evaluation_alone_is_that_at_the_end_of_training(runner, reference):
-    before = contents_without_export(reference.train_dir)
+    def contents():
+        return {path.name: path.read_bytes() for path in pathlib.Path(reference.train_dir).iterdir()
+                if path.name != 'export'}
+    before = contents()
     run = runner.run(reference.train_dir, ['--mode=eval', '--num_towers=3', '--batch_size=70'])
     lines = run.stdout.splitlines()
     accuracy = metrics(reference.train_dir)[-1]['test_accuracy']
@@ -51,12 +55,7 @@ def test_evaluation_alone_is_that_at_the_end_of_training(runner, reference):
                           'test accuracy  %.4f on 360 images' % accuracy]
     assert lines[-1] in reference.stdout.splitlines()
     assert run.stderr == ''
-    assert contents_without_export(reference.train_dir) == before  # it only reads
-
-
-def contents_without_export(folder):
-    return {name: open(os.path.join(folder, name), 'rb').read() for name in os.listdir(folder)
-            if name != 'export'}
+    assert contents() == before  # it only reads
 
 
 def test_there_is_a_row_an_image(reference, predicted, plain_logits):

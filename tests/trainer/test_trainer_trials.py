@@ -1,5 +1,5 @@
 """trainer.trials: what 'auto' comes to; the verdict of numbers, and of runs that are made
-input-bound. (`--mode=diagnose` and `memory` run in test_trainer_data, tests/memory/test_report.)"""
+input-bound. (`--mode=diagnose` and `memory` run in test_trainer_data, tests/memory/test_measure.)"""
 
 import time
 import types

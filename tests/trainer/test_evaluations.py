@@ -1,4 +1,4 @@
-"""train.py as an evaluator: which checkpoints it evaluates, what it writes, and its end."""
+"""Evaluations of a run: the best checkpoint, the end of a run that gets no better, evaluators."""
 
 import json
 import os
@@ -7,8 +7,84 @@ import signal
 import pytest
 import tensorflow.compat.v1 as tf
 
+from towers.errors import InvalidArgumentError
+from train_runs import newest, steps_saved
 from trainer import evaluator
+from trainer.best import RunEvaluation
 
+ACCURACIES = [.5, .7, float('nan'), .7, .6, .8, .1]  # of steps 2, 4, 6, …
+
+
+class Evaluation:
+    metrics = {'accuracy': None, 'loss': None}
+
+    def __init__(self, step):
+        self.step = step
+
+    def check_examples(self, session):
+        pass
+
+    def run(self, session, unused_stopped):
+        accuracy = ACCURACIES[session.run(self.step) // 2 - 1]
+        return {'accuracy': accuracy, 'loss': -accuracy, 'examples': 3}
+
+
+def evaluations(folder, metric, first, last):
+    """Evaluations of a process that goes on from step `first`: `since_best` of each; its log."""
+    log = folder / 'metrics.jsonl'
+    lines = [line for line in log.read_text().splitlines() if json.loads(line)['step'] <= first
+             ] if log.exists() else []
+    log.write_text(''.join(line + '\n' for line in lines))
+    with tf.Graph().as_default(), tf.Session() as session:
+        step = tf.train.get_or_create_global_step()
+        best = RunEvaluation(Evaluation(step), str(folder), step, 2, metric)
+        found = []
+        for number in range(first + 2, last + 1, 2):
+            session.run(step.assign(number))
+            results = best.run(session)
+            found.append(results['since_best'])
+            value = results['accuracy']
+            with open(str(log), 'a') as opened:
+                opened.write(json.dumps({'step': number - 1, 'loss': 1.}) + '\n')
+                opened.write(json.dumps({'step': number, 'test_accuracy': value,
+                                         'test_loss': -value}).replace('NaN', 'null') + '\n')
+    return found, best.text
+
+
+def kept(folder):
+    return steps_saved(folder / 'best'), newest(folder / 'best')
+
+
+@pytest.mark.parametrize('metric', ['accuracy', 'loss', '-loss'])
+def test_the_best_one_is_kept_and_evaluations_since_then_are_counted(tmp_path, metric):
+    found, text = evaluations(tmp_path, metric, 0, 14)
+    assert found == [0, 0, 1, 2, 3, 0, 1]  # of equal ones the first is the best
+    assert kept(tmp_path) == ([12], 12)
+    assert text == '%s %s at step 12: %s' % (
+        metric.lstrip('-'), '0.8' if metric == 'accuracy' else '-0.8',
+        os.path.join(str(tmp_path), 'best', 'model.ckpt-12'))
+
+
+def test_a_run_that_goes_on_from_an_earlier_step_keeps_what_it_would_have_kept(tmp_path):
+    folder = tmp_path / 'killed'
+    folder.mkdir()
+    (tmp_path / 'whole').mkdir()
+    whole, _ = evaluations(tmp_path / 'whole', 'accuracy', 0, 10)
+    evaluations(folder, 'accuracy', 0, 12)
+    assert kept(folder) == ([12], 12)
+    for first in (0, 2, 6):
+        assert evaluations(folder, 'accuracy', first, 10)[0] == whole[first // 2:]
+    assert evaluations(folder, 'accuracy', 0, 10)[0] == whole
+    assert kept(folder) == kept(tmp_path / 'whole') == ([4], 4)
+
+
+def test_a_metric_that_the_model_has_not():
+    with pytest.raises(InvalidArgumentError, match=(
+            '^--keep_best=-top5: the model has no such metric; it has accuracy, loss.$')):
+        RunEvaluation(Evaluation(None), 'run', None, 2, '-top5')
+
+
+# ---- train.py as an evaluator: which checkpoints it evaluates, what it writes, and its end -------
 
 @pytest.fixture
 def folder(tmp_path):
@@ -110,14 +186,15 @@ def test_sigterm_ends_it_at_once(folder, has_checkpoint, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('end', [
-    [], ['--keep_best=-accuracy', '--stop_after=1'], ['--config={"stop_at_accuracy": 0.01}']])
+    [], ['--keep_best=-accuracy', '--stop_after=1', '--train_steps=80'],
+    ['--config={"stop_at_accuracy": 0.01}']])
 def test_an_evaluator_beside_a_run(runner, tmp_path, end):
     """It is there before the run, has the run's numbers, and ends by itself."""
     folder = str(tmp_path / 'run')
     flags = ['--train_steps=40', '--save_steps=20', '--config={"keep": 9}', '--summary_steps=0',
              '--eval_steps=20'] + end
     evaluator = runner.start(folder, flags + ['--job_name=evaluator'])
-    runner.run(folder, flags)
+    run = runner.run(folder, flags)
     assert evaluator.status() == 0, evaluator.stdout + evaluator.stderr
     with open(os.path.join(folder, 'metrics.jsonl')) as log:
         of_run = {line['step']: line['test_accuracy'] for line in map(json.loads, log)
@@ -127,3 +204,7 @@ def test_an_evaluator_beside_a_run(runner, tmp_path, end):
     found = {line['step']: line['test_accuracy'] for line in lines(folder)}
     assert last in found and set(found) <= {0, 20, 40}
     assert all(found[step] == of_run[step] for step in set(found) - {0})
+    if '--stop_after=1' in end:  # a run that ended so stays ended
+        for again in (run, runner.run(folder, flags)):
+            assert again.stdout.endswith(' at step 20: %s/best/model.ckpt-20\n' % folder)
+        assert newest(folder) == 40
