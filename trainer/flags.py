@@ -43,8 +43,8 @@ def _group(*settings):
 GROUPS = collections.OrderedDict([
     ('What is trained', _group(
         ('mode', 'train', ['train', 'eval', 'predict', 'check_data', 'diagnose', 'memory'], ONCE,
-         'Train; or evaluate or predict by the newest checkpoint; list bad data; measure which '
-         'side holds training back; show where memory goes'),
+         'train; eval or predict by the newest checkpoint; check_data lists bad examples; diagnose '
+         'measures which side holds training back; memory shows where memory goes'),
         ('model', 'digits', None, STATE, 'Network by name, of which an unknown one lists all; or '
          'module:function, a model function (features, labels, mode)'),
         ('dataset', 'digits', None, STATE, 'Data set by name, of which an unknown one lists all; '
@@ -67,12 +67,12 @@ GROUPS = collections.OrderedDict([
          'cut into, one after the other, for one update'),
         ('recompute', '', None, HARMLESS, "'auto' computes the forward pass again in the backward "
          'pass, to save memory; or names of what is kept, with commas'),
-        ('reduction', 'sum', ['sum', 'mean'], CHANGES, "Gradient applied: the towers' sum, or that "
-         'of the mean loss of the whole batch'),
+        ('reduction', 'sum', ['sum', 'mean'], CHANGES, "Gradient applied: sum, of all towers; or "
+         'mean, of the mean loss of the whole batch'),
         ('variable_device', '', None, CHANGES, "Place of variables: a device, 'balanced', or "
          "'replicated' on every tower; if empty, the CPU, or the only GPU"),
-        ('batch_norm', 'shard', ['shard', 'sync'], CHANGES, "Batch norm's statistics: of a tower's "
-         'shard, or of the whole batch'),
+        ('batch_norm', 'shard', ['shard', 'sync'], CHANGES, "Batch norm's statistics: shard, of a "
+         "tower's part of the batch; sync, of the whole batch"),
         ('precision', 'float32', list(towers.PRECISIONS), STATE, 'Number format of products and '
          'convolutions: bf16 for CPUs, fp16 for GPUs'))),
     ('Optimizer', _group(
@@ -83,7 +83,7 @@ GROUPS = collections.OrderedDict([
          '0 for any'),
         ('base_learning_rate', 0.001, (0, MOST_FLOAT), CHANGES, 'Learning rate of one tower'),
         ('lr_scaling', 'none', ['none', 'sqrt', 'linear'], CHANGES, 'Growth of the rate with the '
-         'batch, hence with the number of towers'),
+         'batch, hence with the number of towers: none, sqrt, linear'),
         ('warmup_epochs', 0., (0, MOST_EPOCHS), CHANGES, 'Epochs over which the rate rises to its '
          'full value'),
         ('decay', 'none', ['none', 'exponential', 'cosine'], CHANGES, 'Fall of the rate'),
@@ -126,8 +126,8 @@ GROUPS = collections.OrderedDict([
          '\'{"label_smoothing": 0.1}\'; of several, the last one counts'))),
     ('Several machines', _group(
         ('cluster', '', ['', 'ring', 'ps', 'horovod'], CHANGES, "Train on the machines of "
-         "TF_CONFIG, each with --num_towers and --batch_size, by TensorFlow's ring or parameter "
-         'servers, or Horovod'),
+         'TF_CONFIG, each with --num_towers and --batch_size: ring, ps (parameter servers), or '
+         'horovod'),
         ('job_name', '', ['', 'evaluator'], ONCE, 'evaluator evaluates the checkpoints of the run '
          'in --train_dir until it ends')))])
 

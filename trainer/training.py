@@ -58,6 +58,9 @@ def _finish(job, hooks, ended, cluster):
         report(hooks.progress.throughput, hooks.evaluation.latest, job.setup)
     if cluster is not None and hooks.signals.reason() is not None:
         print('stopped: %s' % hooks.signals.reason())
+    if stopped_by is None and ended is None and newest and step_of(newest) < job.counts.last_step:
+        given = ['--' + name for name in ('max_minutes', 'stop_after') if FLAGS[name].value]
+        print('stopped: by %s' % (' or '.join(given) or 'stop_at_accuracy of --config'))
     print('checkpoint     %s' % newest)
     if hooks.tested.text:
         print('best           %s' % hooks.tested.text)

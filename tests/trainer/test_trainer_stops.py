@@ -58,7 +58,7 @@ def test_sigusr1_saves_and_the_run_goes_on_until_its_minutes_are_over(runner, tm
     begin, asked, last = steps_saved(folder)
     assert begin == 0 < asked < last
     assert values_of(folder, asked)['examples_seen'] == 20 * asked
-    assert 'test accuracy' in run.stdout
+    assert 'test accuracy' in run.stdout and 'stopped: by --max_minutes' in run.stdout
     with open(str(folder / 'ended.json')) as opened:
         assert json.load(opened) == {'step': last}
 
