@@ -206,8 +206,8 @@ WHAT_THERE_IS_NOT = [
      'out of sight: give less'),
     ('--decay=cosine --decay_epochs=1e-9', '--decay_epochs=1e-09 is less than one of the 1437 '
      'examples of an epoch: give more'),
-    ('--model=resnet_v1_50 --config={"batch_norm_decay":1}', 'Got batch_norm_decay=1.0 of '
-     '--config, expected a number of at least 0 and below 1'),
+    ('--model=resnet_v1_50 --config={"batch_norm_decay":1}', 'batch_norm_decay=1.0 of --config: '
+     'expected a number of at least 0 and below 1'),
     ('--dataset=svhn', "There is no data set 'svhn'; choose one of: cifar10, ")]
 
 
