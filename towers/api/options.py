@@ -40,7 +40,8 @@ class VariablePlacement(collections.namedtuple('VariablePlacement', 'device all_
     __slots__ = ()
 
     def __new__(cls, device: typing.Any = None, all_reduce: typing.Optional[str] = None):
-        if device not in (None, BALANCED, REPLICATED, BY_STAGE):
+        ways = (BALANCED, REPLICATED, BY_STAGE)
+        if device is not None and not (isinstance(device, str) and device in ways):
             if not isinstance(device, str) or ':' not in device:
                 raise InvalidArgumentError(
                     "device=%.80r: expected None, a device's name, with a number, or 'balanced', "
