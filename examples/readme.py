@@ -28,9 +28,7 @@ def main():
 
     built = towers.build_towers(model_fn, (images, labels), optimizer, devices, global_step=step)
     train_op, loss = built.train_op, built.loss
-
     print(built.plan)
-
     with tf.Session(config=towers.session_config(devices)) as session:
         session.run(tf.global_variables_initializer())
         while session.run(step) < 200:
