@@ -47,7 +47,7 @@ BREAKAGES = [
     ('towers/tower/copy.py', "list(map(self._graph.get_operation_by_name, waits_for))", '[]',
      'tower/test_inline_updates.py'),
     ('towers/tower/ownership.py', 'of_towers[part]', 'of_towers[1]', 'tower/test_local_state.py'),
-    ('towers/tower/write_order.py', 'compat.add_control_inputs(op, waited)', 'pass',
+    ('towers/tower/metric_counters.py', 'compat.add_control_inputs(op, waited)', 'pass',
      'tower/test_counters.py'),
     ('towers/tower/stage_costs.py', 'cuts.append(place - 1)', 'cuts.append(place)',
      'tower/test_stage_costs.py tower/test_stage_cuts.py'),

@@ -17,7 +17,7 @@ from towers.errors import CloneError
 from towers.graph import graph_walk
 from towers.graph.edit import (Library, colocate, copied_functions, functions_of, group_in_node,
                                rename_functions)
-from towers.graph.frames import waited_instead
+from towers.graph.order import waited_instead
 from towers.graph.nests import fetches_in, leaves_of, map_leaves
 from towers.graph.op_types import CONTROL_FLOW, PLACEHOLDERS
 from towers.graph.variable_access import without_writes

@@ -22,7 +22,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
-from towers.graph.frames import left_branches, waited_instead
+from towers.graph.order import left_branches, waited_instead
 from towers.graph.op_types import CONTROL_FLOW_V2
 from towers.graph.variable_access import (Writes, initializers, is_variable, variable_op,
                                           without_writes)

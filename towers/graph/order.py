@@ -1,0 +1,248 @@
+"""Which operations of a finished graph wait for which, through loops and branches, and one rule:
+writes wait for reads, except where a read needs the write (`hold`).
+
+Loops and branches of control flow v1 are told from the graph alone, since a copy's operations have
+none of TensorFlow's Python objects for them.
+"""
+
+import collections
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.graph.op_types import CONTROL_FLOW, VARIABLE_OPS
+from towers.graph.variable_access import is_variable, variable_op
+
+_LOOP, _BRANCH = 'loop', 'branch'
+BACK = ('NextIteration', 'RefNextIteration')  # from one turn of a loop to the next
+
+
+def hold(pairs, operations, finder):
+    """Makes operations wait for others, except where these need them already.
+
+    Args:
+      pairs: list of `(gate, end)`: an operation that is to wait, see `gates`, and another one, in
+        no loop or branch. Of pairs that contradict each other the first one counts.
+      operations: list of operations, with all that lie between any of these.
+      finder: `Writes`.
+
+    Returns:
+      The pairs that were left out, since the end waits for the gate: a list.
+    """
+    precedence = Precedence([gate for gate, _ in pairs], operations)
+    waits_for, left_out = collections.OrderedDict(), []
+    for gate, end in pairs:
+        if precedence.waits_for(end, gate):  # else an operation would wait for itself
+            left_out.append((gate, end))
+        else:
+            precedence.add(gate, end)
+            waits_for.setdefault(gate, {})[end.name] = end
+    for gate, ends in waits_for.items():
+        compat.add_control_inputs(
+            gate, [each for end in ends.values() for each in to_wait_for(end, finder)])
+    return left_out
+
+
+def gates(op, names, frames):
+    """The operations that have to wait so that `op` writes its variables later.
+
+    An operation in a loop cannot wait for one outside: there the operations that lead the variable
+    into the loop wait.
+    """
+    if frames.is_outside(op):
+        return [op]
+    found = []
+    for tensor in op.inputs:
+        source = variable_op(tensor) if is_variable(tensor) else None
+        if source is None or source.name not in names:
+            continue
+        while not frames.is_outside(tensor.op):
+            tensor = tensor.op.inputs[0]
+        if tensor.op.type not in VARIABLE_OPS:
+            found.append(tensor.op)
+    return found
+
+
+def to_wait_for(op, finder):
+    """The operations to wait for: `op`, and its values if it calls functions (control flow v2).
+
+    TensorFlow inlines the functions. An operation that waits for an `If` then waits for its
+    condition alone, and for no read or write of its branches (measured on 1.15.5 and 2.21); one
+    that waits for the values of the `If` waits for what they are computed from.
+    """
+    if not finder.within_function(op):
+        return [op]
+    with tf.control_dependencies(None), tf.device(None), tf.device(op.device or None), \
+            tf.name_scope(op.name + '_has_run/'):
+        return [op] + [tf.identity(tensor).op for tensor in op.outputs if not is_variable(tensor)]
+
+
+class Precedence:
+    """Which of some operations each operation waits for, while control edges are added."""
+
+    def __init__(self, sources, operations):
+        """
+        Args:
+          sources: the operations that are asked about.
+          operations: the operations to look at, in any order.
+        """
+        self._bit = {op.name: 1 << number for number, op in enumerate(sources)}
+        self._before = dict(self._bit)  # name of an operation -> bits of the sources before it
+        self._takers = {}
+        for op in operations:
+            for other in _inputs(op):
+                self._takers.setdefault(other.name, []).append(op.name)
+        self._spread(list(self._bit))
+
+    def waits_for(self, op, source):
+        """Whether an operation is the source, or waits for it."""
+        return bool(self._before.get(op.name, 0) & self._bit[source.name])
+
+    def add(self, op, before):
+        """Notes that `op` is to wait for the operation `before`."""
+        self._takers.setdefault(before.name, []).append(op.name)
+        self._spread([before.name])
+
+    def _spread(self, names):
+        queue = collections.deque(names)
+        while queue:
+            name = queue.popleft()
+            bits = self._before.get(name, 0)
+            for taker in self._takers.get(name, ()) if bits else ():
+                known = self._before.get(taker, 0)
+                if bits & ~known:
+                    self._before[taker] = known | bits
+                    queue.append(taker)
+
+
+# ---- loops and branches of control flow v1 -------------------------------------------------------
+
+class Frames:
+    """The loops and branches around each of some operations."""
+
+    def __init__(self, operations):
+        """`operations` hold the `Enter`s and `Switch`es of each loop and branch that they are in.
+        """
+        self._around, self._leaves, self._takers = {}, {}, {}
+        if not any(op.type in CONTROL_FLOW for op in operations):
+            return
+        for op in operations:
+            for other in _inputs(op):
+                self._takers.setdefault(other.name, []).append(op)
+        for op in in_order(operations, before):
+            self._note(op)
+
+    def is_outside(self, op):
+        """Whether an operation may wait for an operation that is in no loop or branch.
+
+        An operation within a loop may not, since it runs in each turn. An operation that leads into
+        a loop may, and so may one within a branch.
+        """
+        return _LOOP not in self._around.get(op.name, ())
+
+    def always_runs(self, op):
+        """Whether an operation is in no loop or branch: it runs once; others may wait for it."""
+        return not self._leaves.get(op.name) and op.type not in ('Switch', 'RefSwitch')
+
+    def ends(self, op):
+        """The operations to wait for instead of `op`, which may be within a loop or a branch.
+
+        Where `always_runs(op)`, it is `op` itself. Else these are the operations by which its
+        results leave all loops and branches: they run whichever branch is taken, and when a loop
+        has ended. The list is empty if nothing outside depends on `op`.
+        """
+        stack, seen, found = [op], {op.name}, []
+        while stack:
+            each = stack.pop()
+            if self.always_runs(each):
+                found.append(each)
+                continue
+            for taker in self._takers.get(each.name, ()):
+                if taker.name not in seen:
+                    seen.add(taker.name)
+                    stack.append(taker)
+        return sorted(found, key=lambda each: each.name)
+
+    def _note(self, op):
+        inputs = [self._leaves[name] for name in before(op) if name in self._leaves]
+        around = max(inputs, key=len) if inputs else ()
+        self._around[op.name] = leaves = around
+        if op.type in ('Enter', 'RefEnter'):
+            leaves = around + (_LOOP,)
+        elif op.type in ('Exit', 'RefExit'):
+            leaves = around[:-1]
+        elif op.type in ('Switch', 'RefSwitch'):
+            if op.inputs[1].op.type != 'LoopCond':
+                leaves = around + (_BRANCH,)
+        elif op.type in ('Merge', 'RefMerge'):
+            if around and around[-1] == _BRANCH:
+                leaves = around[:-1]
+        self._leaves[op.name] = leaves
+
+
+def left_branches(op):
+    """An operation that runs after `op`, or where a branch around it is not taken; `op` outside.
+
+    Args:
+      op: an operation of the program, in any number of branches (v1), and in no loop.
+    """
+    branches = compat.branches_around(op)
+    if not branches:
+        return op
+    with tf.control_dependencies(None), tf.device('/cpu:0'), tf.name_scope('has_run/'):
+        skipped = [tf.raw_ops.Switch(data=pred, pred=pred)[1 - taken]
+                   for pred, taken, _ in branches]
+        with tf.control_dependencies([op]):
+            done = tf.identity(branches[0][2])
+        return tf.raw_ops.Merge(inputs=[done] + [tf.identity(each) for each in skipped])[0].op
+
+
+def waited_instead(control_inputs, left_out):
+    """What to wait for instead of operations that are left out: the operations that these wait for.
+
+    In a branch of `tf.cond` (v1) the values to be written are waited for, too: an operation that
+    waits for nothing within its branch would run whichever branch is taken.
+    """
+    found, stack, seen = [], list(reversed(control_inputs)), set()
+    while stack:
+        op = stack.pop()
+        if op.name in seen:
+            continue
+        seen.add(op.name)
+        if op.name not in left_out:
+            found.append(op)
+            continue
+        stack.extend(op.control_inputs)
+        if compat.in_control_flow(op):
+            stack.extend(tensor.op for tensor in op.inputs if tensor.dtype != tf.resource)
+    return found
+
+
+def in_order(operations, awaited):
+    """Yields operations, each after those that it waits for; none that wait in a circle.
+
+    `awaited` is a function from an operation to the names of those that it waits for, among others.
+    """
+    by_name, left, takers = {op.name: op for op in operations}, {}, {}
+    for op in operations:
+        names = awaited(op) & by_name.keys()
+        left[op.name] = len(names)
+        for name in names:
+            takers.setdefault(name, []).append(op.name)
+    ready = [name for name, count in left.items() if not count]
+    while ready:
+        name = ready.pop()
+        yield by_name[name]
+        for taker in takers.get(name, ()):
+            left[taker] -= 1
+            if not left[taker]:
+                ready.append(taker)
+
+
+def before(op):
+    """Names of the operations that an operation waits for, without the back edges of a loop."""
+    return {other.name for other in _inputs(op) if other.type not in BACK}
+
+
+def _inputs(op):
+    return [tensor.op for tensor in op.inputs] + list(op.control_inputs)
