@@ -96,7 +96,7 @@ def read_after_writes(graph, variables, train_op=None):
     for op in operations if names else ():
         for name in names if op is train_op else names.intersection(finder.of(op)):
             writes.setdefault(name, []).append(op)
-    order = Precedence([op for each in writes.values() for op in each], operations)
+    order = Precedence([op for each in writes.values() for op in each])
 
     def waits(op, source):
         return any(order.waits_for(op, write) and op is not write

@@ -17,21 +17,21 @@ _LOOP, _BRANCH = 'loop', 'branch'
 BACK = ('NextIteration', 'RefNextIteration')  # from one turn of a loop to the next
 
 
-def hold(pairs, operations, finder):
+def hold(pairs, finder):
     """Makes operations wait for others, except where these need them already.
 
     Args:
       pairs: list of `(gate, end)`: an operation that is to wait, see `gates`, and another one, in
-        no loop or branch. Of pairs that contradict each other the first one counts.
-      operations: list of operations, with all that lie between any of these.
+        no loop or branch. Of pairs that contradict each other the first one counts; those of ends
+        that wait for a gate already are last, since more operations cannot wait for these.
       finder: `Writes`.
 
     Returns:
       The pairs that were left out, since the end waits for the gate: a list.
     """
-    precedence = Precedence([gate for gate, _ in pairs], operations)
+    precedence = Precedence([gate for gate, _ in pairs])
     waits_for, left_out = collections.OrderedDict(), []
-    for gate, end in pairs:
+    for gate, end in sorted(pairs, key=lambda pair: precedence.waits(pair[1])):
         if precedence.waits_for(end, gate):  # else an operation would wait for itself
             left_out.append((gate, end))
         else:
@@ -78,40 +78,36 @@ def to_wait_for(op, finder):
 
 
 class Precedence:
-    """Which of some operations each operation waits for, while control edges are added."""
+    """Which of some operations, the sources, each operation waits for, while edges are added."""
 
-    def __init__(self, sources, operations):
-        """
-        Args:
-          sources: the operations that are asked about.
-          operations: the operations to look at, in any order.
-        """
+    def __init__(self, sources):
         self._bit = {op.name: 1 << number for number, op in enumerate(sources)}
         self._before = dict(self._bit)  # name of an operation -> bits of the sources before it
-        self._takers = {}
-        for op in operations:
-            for other in _inputs(op):
-                self._takers.setdefault(other.name, []).append(op.name)
-        self._spread(list(self._bit))
+        self._added = {}
+        self._spread(sources)
 
     def waits_for(self, op, source):
         """Whether an operation is the source, or waits for it."""
         return bool(self._before.get(op.name, 0) & self._bit[source.name])
 
+    def waits(self, op):
+        """Whether an operation waits for any of the sources."""
+        return op.name in self._before
+
     def add(self, op, before):
         """Notes that `op` is to wait for the operation `before`."""
-        self._takers.setdefault(before.name, []).append(op.name)
-        self._spread([before.name])
+        self._added.setdefault(before.name, []).append(op)
+        self._spread([before])
 
-    def _spread(self, names):
-        queue = collections.deque(names)
+    def _spread(self, operations):
+        queue = collections.deque(operations)
         while queue:
-            name = queue.popleft()
-            bits = self._before.get(name, 0)
-            for taker in self._takers.get(name, ()) if bits else ():
-                known = self._before.get(taker, 0)
+            op = queue.popleft()
+            bits = self._before.get(op.name, 0)
+            for taker in compat.waiting_for(op) + self._added.get(op.name, []) if bits else ():
+                known = self._before.get(taker.name, 0)
                 if bits & ~known:
-                    self._before[taker] = known | bits
+                    self._before[taker.name] = known | bits
                     queue.append(taker)
 
 

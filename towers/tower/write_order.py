@@ -57,24 +57,22 @@ def write_after_reads(towers, roles):
     finder, graph = Writes(tf.get_default_graph()), tf.get_default_graph()
     takers = {name: finder.takers(graph.get_operation_by_name(name), memory=True)
               for name, role in roles.written.items() if role != 'metric'}
+    if not takers:
+        return
     writing = list(enumerate(towers if roles.names('every') else towers[:1]))
-    reading = towers[1:] + [towers[0]._replace(predictions=None)]
-    step = {op.name: op for op in graph_walk.step_operations(
-        sum((_fetches(tower) + list(tower.updates) for _, tower in writing), [])
-        + sum(map(_fetches, reading), []))}
+    reads = {op.name: op for op in graph_walk.step_operations(sum(
+        map(_fetches, towers[1:] + [towers[0]._replace(predictions=None)]), []))}
+    step = {op.name: op for op in graph_walk.step_operations(sum(
+        (_fetches(tower) + list(tower.updates) for _, tower in writing), []), reads)}
     writes = [_Write(number, op, name, roles.written[name] == 'every')
               for name, found in takers.items() for op in found
-              if op.name in step and name in finder.of(op) for number, tower in writing
+              if (op.name in step or op.name in reads) and name in finder.of(op)
+              for number, tower in writing
               if tower.has(op.name) and (not number or roles.written[name] == 'every')]
-    if not writes:
-        return
-    operations = list(step.values())
-    pairs = _gates_and_ends(towers, reading, writes, takers, Frames(operations))
-    after = graph_walk.reachable_from([gate for gate, _, _ in pairs], operations, control=True)
-    # Reads that come after another variable's write are last, since more of them cannot wait.
-    pairs.sort(key=lambda pair: pair[1].name in after)
+    step.update(reads)
+    pairs = _gates_and_ends(towers, reads, writes, takers, Frames(list(step.values())))
     every = {gate.name: write for gate, _, write in pairs if write.is_every}
-    for gate, end in hold([pair[:2] for pair in pairs], operations, finder):
+    for gate, end in hold([pair[:2] for pair in pairs], finder):
         if gate.name in every:
             raise SharedVariableError(
                 'a tower reads variable %s (operation %s) after its examples have written it '
@@ -85,14 +83,11 @@ def write_after_reads(towers, roles):
             compat.add_control_inputs(later.op, [former.op])
 
 
-def _gates_and_ends(towers, reading, writes, takers, frames):
-    """`[(gate of a write, operation after which its variable was read, the write)]`."""
-    steps = _steps_of_one_loss(towers[0])
-    reads = {op.name for op in graph_walk.step_operations(sum(map(_fetches, reading), []))}
-    # Of loops and branches not what only predictions need: a training step does not run them.
-    trains = {op.name for op in graph_walk.step_operations(
-        sum((_fetches(tower._replace(predictions=None)) for tower in reading), []))}
-    writing, pairs = {write.op.name: write for write in writes}, []
+def _gates_and_ends(towers, reads, writes, takers, frames):
+    """`[(gate of a write, operation after which its variable was read, the write)]`; `reads` are
+    the operations that the towers' fetches need, by their names."""
+    writing, steps = {write.op.name: write for write in writes}, _steps_of_one_loss(towers[0])
+    pairs, trains = [], None
     for write in writes:
         of_write = gates(write.op, [write.name], frames)
         for reader in takers[write.name] if of_write else ():
@@ -103,7 +98,12 @@ def _gates_and_ends(towers, reading, writes, takers, frames):
                     reader is write.op or other.is_every and write.is_every or any(
                         write.op.name in step and reader.name not in step for step in steps)):
                 continue
-            ends = [end for end in frames.ends(reader) if end is reader or end.name in trains]
+            ends = frames.ends(reader)
+            if ends != [reader]:
+                # Not operations that only predictions need: a training step does not run them.
+                trains = trains or {op.name for op in graph_walk.step_operations(sum(
+                    (_fetches(tower._replace(predictions=None)) for tower in towers), []))}
+                ends = [end for end in ends if end.name in trains]
             pairs += [(gate, end, write) for end in ends for gate in of_write]
     return pairs
 
@@ -165,7 +165,7 @@ def hold_update(train_op, gradients, after, computed, waited=()):
                                             if op.name not in ends) if names]
     own = {variable.op.name: op for op, (_, variable) in zip(last, pairs) if variable is not None}
     read = {op.name for op in graph_walk.step_operations(sums)}
-    order = Precedence(last, operations)
+    order = Precedence(last)
 
     def waits(op, name):
         if name in own:
