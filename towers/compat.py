@@ -552,6 +552,12 @@ def colocated_with(graph):
     return [op for op in stack if isinstance(op, tf.Operation)]
 
 
+def waiting_for(op):
+    """The operations that take outputs of an operation, or wait for it: a list."""
+    return [each for output in op.outputs for each in output.consumers()] + list(
+        op._control_outputs)
+
+
 def add_control_inputs(op, others):
     """Makes a finished operation wait for others."""
     op._add_control_inputs(others)

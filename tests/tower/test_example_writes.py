@@ -127,7 +127,7 @@ def at_a_counted_place(centers, rows, features, unused_difference):
         tf.placeholder_with_default(True, []),
         lambda: tf.group(pulls(centers, rows, features, difference)), tf.no_op),
      'in a branch, a loop or a function'),
-    (by_unique, 'writes rows of variable centers .* computed across the examples'),
+    (by_unique, 'writes variable centers .* rows are computed across the examples'),
     (lambda centers, rows, features, _: tf.scatter_add(
         centers, rows, features - tf.reduce_mean(features, 0)), 'computed across the examples'),
     (codebook(sizes), 'no moving average'),

@@ -200,13 +200,14 @@ def test_variables_colocated_with_an_activation_are_where_variables_are(made_by)
 
 # ---- reuse ---------------------------------------------------------------------------------------
 
+EXISTS = ("variable 'w' exists already in this graph: pass reuse=True (or tf.AUTO_REUSE) to share it "
+          'with the towers, or open a tf.variable_scope in the model function for a second set; ')
+
+
 def test_a_name_that_one_call_makes_twice():
     def model_fn(x):
         return mean(x) + mean(x)
-    assert error_of(model_fn) == (
-        "variable 'w' is made twice in one call of the model function: where both are to be one, "
-        'use tf.variable_scope(..., reuse=tf.AUTO_REUSE) inside the model function; else give it '
-        'another name.')
+    assert error_of(model_fn).startswith(EXISTS)
 
     def mended(x):  # as the text says
         with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
@@ -218,9 +219,7 @@ def test_a_name_that_one_call_makes_twice():
 def test_a_variable_from_before_is_shared_and_another_set_is_made():
     with tf.variable_scope('', use_resource=False):
         w = weight()
-    assert error_of(mean) == (
-        "variable 'w' exists already in this graph: pass reuse=True (or tf.AUTO_REUSE) to share it "
-        'with the towers, or open a tf.variable_scope in the model function for a second set.')
+    assert error_of(mean).startswith(EXISTS)
     for reuse in True, tf.AUTO_REUSE:
         with tf.Graph().as_default():
             with tf.variable_scope('', use_resource=False):
@@ -236,17 +235,14 @@ def test_what_reuse_does_not_find():
     with tf.Graph().as_default():
         assert error_of(mean, reuse=True).startswith(
             "variable 'w' does not exist in this graph, and reuse is on")
-    with tf.Graph().as_default(), tf.variable_scope('around', reuse=True):
-        assert error_of(mean).startswith("variable 'around/w' does not exist in this graph")
     with tf.Graph().as_default():
         earlier = build(mean)
     with pytest.raises(TowersError, match='reuse=<BuiltTowers: .* belongs to another graph than'):
         build(mean, reuse=earlier)
     tf.get_variable('w', [3])
-    text = error_of(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), reuse=True)
-    assert text.startswith("variable 'w' cannot be shared: Trying to share variable w, ")
-    assert text.endswith('Give it the same shape, dtype and partitions as the variable that reuse= '
-                         'found.')
+    assert error_of(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), reuse=True) == (
+        "variable 'w' cannot be shared: give it the same shape, dtype and partitions as the "
+        'variable that reuse= found.')
 
 
 # ---- reuse by a later build ----------------------------------------------------------------------

@@ -20,7 +20,7 @@ from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.micro_batches import add_up_micro_batches, check_order
 from towers.reduce.replicas import check_no_replicas
 from towers.tower.batch_inputs import with_sparse_tensors
-from towers.tower.metric_counters import leave_out_padding, weigh_additions
+from towers.tower.metric_counters import count_in_turn, leave_out_padding, weigh_additions
 from towers.tower.cut_inputs import Shards, check_cuts_nothing
 from towers.tower.build_context import BuildCollections, check_not_nested
 from towers.tower.objectives import map_shaped, of_loss
@@ -28,7 +28,6 @@ from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import split_batch, static_batch_size
 from towers.tower.variables_behind_inputs import (VariablesBehindInputs,
                                                   check_nothing_is_trained_behind)
-from towers.tower.write_order import count_in_turn
 
 
 def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typing.Any,

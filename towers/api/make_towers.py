@@ -21,10 +21,9 @@ import tensorflow.compat.v1 as tf
 from towers.errors import ModelFunctionError, SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.nests import leaves_of
-from towers.graph.variable_access import Writes
 from towers.reduce.replicas import make_replicas
 from towers.tower.batch_values import exchange, is_batch_value
-from towers.tower.copy import Copies
+from towers.tower.copy import Copies, Substitution
 from towers.tower.gradients import TowerGradients, differentiate
 from towers.tower.losses import make_losses
 from towers.tower.objectives import GradientsOfModel, flat, tensors_of
@@ -32,7 +31,6 @@ from towers.tower.outputs import fetches_of
 from towers.tower.ownership import ownership
 from towers.tower.record import put_on_devices, record
 from towers.tower.stateless_random import give_seeds_of_tower
-from towers.tower.substitution import Substitution
 from towers.tower.tower import TowerSet
 from towers.tower.write_order import write_after_reads
 
@@ -150,19 +148,12 @@ def call_for_each_tower(request, shards, behind, scaled_losses):
         with tf.name_scope(part.scope), _no_new_variables(number), tf.variable_scope(
                 tf.get_variable_scope(), auxiliary_name_scope=False):
             recorded = record(request, shards, number)
-            _check_writes(number, recorded)
             put_on_devices(recorded, request, part.device)
+            roles = ownership(recorded, request, shards.sizes[number])
+            losses = make_losses(recorded, request, number)
             if number:
                 _check_shard(number, recorded, shards)
             else:
-                roles = ownership(recorded, request, shards.sizes[0])
-                for name in roles.names('every'):
-                    raise SharedVariableError(
-                        "copies='reuse', and an update writes variable %s by its examples, and it "
-                        "would be tower 0's alone: pass copies='clone', where every tower writes "
-                        'in its turn.' % name)
-            losses = make_losses(recorded, request, number)
-            if not number:
                 gradients = TowerGradients(request, scaled_losses, behind)
             calls.append(recorded)
             all_losses.append(losses)
@@ -189,20 +180,6 @@ def _no_new_variables(number):
                 number, kwargs.get('name') or 'Variable'))
     with tf.variable_creator_scope(refuse) if number else contextlib.nullcontext():
         yield
-
-
-def _check_writes(number, recorded):
-    """Refuses state that a tower's forward pass writes: all towers would write one variable."""
-    writes = Writes(tf.get_default_graph())
-    step = {op.name for op in graph_walk.step_operations(fetches_of(recorded.output))}
-    for op in recorded.operations:
-        is_write = op.name in step and op.name not in recorded.owned and (
-            not graph_walk.is_random(op))
-        for name in writes.of(op) if is_write else ():
-            raise SharedVariableError(
-                "copies='reuse', and the forward pass of tower %d writes variable %s (operation "
-                '%s), which all towers have in common: put the update into the collection '
-                "UPDATE_OPS, or pass copies='clone'." % (number, name, op.name))
 
 
 def _check_shard(number, recorded, shards):

@@ -9,7 +9,6 @@ from towers.arguments import (check_choice, check_graph_mode, check_instance, ch
 from towers.api.built import BuiltTowers, check_same_graph
 from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement, checked_objectives
 from towers.errors import InvalidArgumentError, ModelFunctionError
-from towers.graph.scopes import full_scope_name, scope_to_enter
 from towers.optimizers import check_alone, number_of_slots
 from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve_devices
 from towers.placement.precision import rewrite_field
@@ -21,6 +20,7 @@ from towers.tower.build_context import check_no_failed_build
 from towers.tower.shards import checked_shares
 from towers.tower.optimizer_gradients import has_own_minimize
 from towers.tower.stage_cuts import Cutting
+from towers.tower.variables import full_scope_name, scope_to_enter
 
 REDUCTIONS = ('sum', 'mean')
 _CHOICES = dict(reduction=REDUCTIONS, regularization=('none', 'add'),

@@ -10,13 +10,12 @@ from towers.graph.variable_access import metric_variables
 from towers.placement.variable_device import only_device
 from towers.reduce.replicas import follow_updates
 from towers.reduce.update import apply_update, checked_transform
-from towers.reduce.update_order import hold_back, hold_update
 from towers.tower.closure_tensors import (check_of_no_tower, check_of_no_worker,
                                           losses_by_tensor, take_losses_of_batch)
 from towers.tower.objectives import GradientsOfModel, flat, map_shaped, tensors_of
 from towers.tower.optimizer_gradients import Minimizing, has_own_minimize
 from towers.tower.outputs import weighted_mean
-from towers.tower.write_order import updates_that_write
+from towers.tower.write_order import hold_back, hold_update, updates_that_write
 
 Update = collections.namedtuple(
     'Update', 'train_op train_ops slots gradients rides slots_of_replicas counts before redirect '

@@ -14,10 +14,10 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import ClusterError
 from towers.graph.edit import group_of
-from towers.graph.frames import Frames
-from towers.graph.graph_walk import Precedence, behind, step_operations
+from towers.graph.graph_walk import behind, step_operations
 from towers.graph.nests import bytes_of
 from towers.graph.op_types import LEAD_IN, RESHAPES, VARIABLE_OPS
+from towers.graph.order import Frames, Precedence
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
 from towers.tensorflow_errors import reason_of
 
@@ -96,7 +96,7 @@ def read_after_writes(graph, variables, train_op=None):
     for op in operations if names else ():
         for name in names if op is train_op else names.intersection(finder.of(op)):
             writes.setdefault(name, []).append(op)
-    order = Precedence([op for each in writes.values() for op in each], operations)
+    order = Precedence([op for each in writes.values() for op in each])
 
     def waits(op, source):
         return any(order.waits_for(op, write) and op is not write

@@ -19,12 +19,11 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ClusterError
-from towers.graph.frames import Frames
 from towers.graph.graph_walk import ancestors, reachable_from, step_operations
+from towers.graph.order import Frames, to_wait_for
 from towers.graph.variable_access import Writes, is_variable, read_from, variable_op
 from towers.placement.variable_device import only_device
 from towers.tower.objectives import tensors_of
-from towers.tower.write_order import to_wait_for
 
 
 def share_state(update, before, own, combined, broadcast, replicated=()):

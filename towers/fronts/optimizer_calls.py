@@ -24,7 +24,7 @@ from towers.reduce.combination import combine
 from towers.tower.build_context import current_call
 from towers.tower.objectives import GradientsOfModel, tensors_of
 from towers.tower.ownership import OF_GRADIENTS, OPTIMIZER_UPDATES
-from towers.tower.variables import slot_creator
+from towers.tower.variables import new_slots
 
 _KEY = ('towers_optimizer_calls',)
 """A collection's key that is no string, like those of TF's stores: no meta graph holds it."""
@@ -146,10 +146,11 @@ class OptimizerCalls(GradientsOfModel):
         variables = [variable for _, variable in pairs]
         call = current_call(self._graph)
         with call.variables.outside(), only_device(self._placement.main), \
-                tf.variable_creator_scope(slot_creator(self._placement, variables, self._slots)), \
+                new_slots(self._placement, variables) as slots, \
                 graph_walk.Recording(self._graph) as made:
             handed_on = [(_stand_in(gradient, variable), variable) for gradient, variable in pairs]
             update = optimizer.apply_gradients(handed_on, **arguments)
+        self._slots += slots
         self.calls.append(Call(
             optimizer, pairs, waits_for, [pair for pair in handed_on if pair[0] is not None],
             getattr(update, 'op', update), {op.name for op in made.operations}))

@@ -1,7 +1,5 @@
 """Questions about a finished piece of graph: which operations were made, what depends on what."""
 
-import collections
-
 from towers import compat
 from towers.graph.op_types import CONTROL_FLOW, LEAD_IN, VARIABLE_OPS
 
@@ -58,44 +56,6 @@ def reachable_from(sources, operations, control=False):
                 reached.add(name)
                 stack.append(name)
     return reached
-
-
-class Precedence:
-    """Which of some operations each operation waits for, while control edges are added."""
-
-    def __init__(self, sources, operations):
-        """
-        Args:
-          sources: the operations that are asked about.
-          operations: the operations to look at, in any order.
-        """
-        self._bit = {op.name: 1 << number for number, op in enumerate(sources)}
-        self._before = dict(self._bit)  # name of an operation -> bits of the sources before it
-        self._takers = {}
-        for op in operations:
-            for other in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
-                self._takers.setdefault(other.name, []).append(op.name)
-        self._spread(list(self._bit))
-
-    def waits_for(self, op, source):
-        """Whether an operation is the source, or waits for it."""
-        return bool(self._before.get(op.name, 0) & self._bit[source.name])
-
-    def add(self, op, before):
-        """Notes that `op` is to wait for the operation `before`."""
-        self._takers.setdefault(before.name, []).append(op.name)
-        self._spread([before.name])
-
-    def _spread(self, names):
-        queue = collections.deque(names)
-        while queue:
-            name = queue.popleft()
-            bits = self._before.get(name, 0)
-            for taker in self._takers.get(name, ()) if bits else ():
-                known = self._before.get(taker, 0)
-                if bits & ~known:
-                    self._before[taker] = known | bits
-                    queue.append(taker)
 
 
 def ancestors(tensors, ends=()):

@@ -24,6 +24,12 @@ SUMS = frozenset(['Add', 'AddV2', 'AddN', 'AccumulateNV2', 'Sub'])
 QUOTIENTS = frozenset(['RealDiv', 'Div', 'DivNoNan'])
 CHOICES = frozenset(['Select', 'SelectV2', 'Switch', 'Merge', 'RefSwitch', 'RefMerge'])
 
+
+def is_fused_batch_norm(kind):
+    """Whether an operation of a type is a batch norm in one kernel, in training mode or not."""
+    return kind.startswith('FusedBatchNorm') and 'Grad' not in kind
+
+
 # What follows from the shape of the input alone.
 SIZES = frozenset(['Shape', 'ShapeN', 'Size', 'Rank'])
 

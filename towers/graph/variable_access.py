@@ -103,35 +103,6 @@ def initializers():
             if variable.initializer is not None}
 
 
-def takers_of_memory(variable, writes):
-    """The operations that take what may be the memory of a reference variable.
-
-    The value of a reference variable is its memory, and many kernels pass on the memory that they
-    read, at least where there is nothing to compute: `Identity`, `Reshape`, `Tile` by 1. What takes
-    it from them reads the variable when it computes, and not when they did; so all that is computed
-    from the variable counts. (The value of a resource variable stays as it is: a write takes new
-    memory where a reader holds it.)
-
-    Args:
-      variable: the operation of the variable.
-      writes: function that tells whether an operation writes the variable: what takes its result
-        takes the new value.
-
-    Returns:
-      Set of names of operations; empty for a resource variable.
-    """
-    if variable.type not in REFERENCE_VARIABLES:
-        return set()
-    stack, found = list(variable.outputs), set()
-    while stack:
-        for op in stack.pop().consumers():
-            if op.name not in found:
-                found.add(op.name)
-                if not writes(op):
-                    stack.extend(op.outputs)
-    return found
-
-
 # ---- writes -------------------------------------------------------------------------------------
 
 _LEAVE = HAND_ON | READS | {
@@ -176,26 +147,34 @@ class Writes:
         return found
 
     def to(self, variable):
-        """The operations that may write a variable, its initializer among them.
+        """The operations that may write a `tf.Variable`, its initializer among them: a list."""
+        return [op for op in self.takers(variable.op) if variable.op.name in self.of(op)]
+
+    def takers(self, variable, memory=False):
+        """The operations that take a variable itself, but for those that hand it on: a list.
 
         Args:
-          variable: a `tf.Variable` of the graph, reference or resource.
-
-        Returns:
-          List of operations.
+          variable: the operation of the variable.
+          memory: whether all that is computed from a reference variable counts, too. Its value is
+            its memory, and many kernels pass on the memory that they read, at least where there is
+            nothing to compute: `Identity`, `Reshape`, `Tile` by 1. What takes it from them reads
+            the variable when it computes. (A write of a resource variable takes new memory where a
+            reader holds its value.)
         """
-        stack, seen, found = list(variable.op.outputs), set(), {}
+        memory = memory and variable.type in REFERENCE_VARIABLES
+        stack, seen, found = list(variable.outputs), set(), []
         while stack:
-            tensor = stack.pop()
-            if tensor.name in seen or not is_variable(tensor):
-                continue
-            seen.add(tensor.name)
-            for op in tensor.consumers():
-                if op.type in HAND_ON:
-                    stack.extend(op.outputs)
-                elif variable.op.name in self.of(op):
-                    found[op.name] = op
-        return list(found.values())
+            for op in stack.pop().consumers():
+                if op.name in seen:
+                    continue
+                seen.add(op.name)
+                handed_on = [each for each in op.outputs if is_variable(each)] if (
+                    op.type in HAND_ON) else []
+                if not handed_on:
+                    found.append(op)
+                stack += handed_on or (list(op.outputs) if memory and (
+                    variable.name not in self.of(op)) else [])
+        return found
 
     def within_function(self, op):
         """Whether an operation writes through a function that it calls."""

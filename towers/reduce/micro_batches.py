@@ -20,7 +20,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
-from towers.graph.frames import BACK, Frames, before, in_order
+from towers.graph.order import BACK, Frames, before, in_order
 from towers.placement.stages import check_stages
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import only_device

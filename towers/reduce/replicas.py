@@ -15,6 +15,7 @@ A write of the forward pass itself is refused, see `inline_updates`.
 """
 
 import collections
+import contextlib
 
 import tensorflow.compat.v1 as tf
 
@@ -44,11 +45,7 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
         return [each for _, replicas in self.of_variable.values() for each in replicas]
 
     def replica_of(self, variable, tower):
-        """What tower number `tower` reads for a variable of the model.
-
-        That is the tower's replica; for anything without a replica, such as a statistic, the
-        variable itself.
-        """
+        """What tower number `tower` reads for a variable: its replica, or what has none itself."""
         return self.in_tower(tower).get(variable.op.name, variable)
 
     def in_tower(self, tower):
@@ -62,10 +59,8 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
         The model's own come first: a slot of a replica takes the value of the model's slot.
 
         Args:
-          gradients: list of `(gradient, variable)`, of the model's own variables: combined, and
-            transformed by the caller's function.
-          on_towers: dict from a variable's name to its combined gradient on each tower, see
-            `all_reduce`.
+          gradients: list of `(gradient, variable)`, combined and transformed.
+          on_towers: {name of a variable: its combined gradient on each tower}, see `all_reduce`.
         """
         ready = []
         for gradient, variable in gradients:
@@ -82,17 +77,14 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
             for tower in range(1, len(self.devices)) for variable, every in ready
             if variable.op.name in self.of_variable and every[tower] is not None]
 
-    def slot_creator(self, variables, created):
-        """A creator for `tf.variable_creator_scope` around `apply_gradients`.
+    @contextlib.contextmanager
+    def new_slots(self, variables):
+        """The context of `apply_gradients`, and the list of the slots of replicas made in it.
 
-        A replica's slots become local variables. The n-th slot of a replica begins with the value
-        of the n-th slot of its variable.
-
-        Args:
-          variables: the variables that are trained, replicas included.
-          created: list that each slot of a replica is appended to.
+        They become local variables. The n-th slot of a replica begins with the value of the n-th
+        slot of its variable. `variables` are those that are trained, replicas included.
         """
-        by_name = {variable.op.name: variable for variable in variables}
+        by_name, created = {variable.op.name: variable for variable in variables}, []
         origin = {replica.op.name: name for name, (_, replicas) in self.of_variable.items()
                   for replica in replicas}
         values = collections.defaultdict(list)  # of the slots of the model's own variables
@@ -119,18 +111,15 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
             compat.initialize_with(slot, value)
             created.append(slot)
             return slot
-        return create
+        with tf.variable_creator_scope(create):
+            yield created
 
     def follow(self, names, after):
-        """Operations that give the replicas of variables what these hold.
+        """Operations, one for each replica, that give it what its variable holds.
 
         Args:
           names: names of variables; of those that have no replicas nothing is to be done.
-          after: list of the operations or tensors to wait for: what writes the variables, and what
-            reads the replicas in a step.
-
-        Returns:
-          List of operations, one for each replica.
+          after: what writes the variables, and what reads the replicas in a step.
         """
         operations = []
         with tf.name_scope('replicas/'), tf.control_dependencies(after):
@@ -164,11 +153,7 @@ def follow_updates(replicas, updates, after):
 
     Args:
       replicas: `Replicas`, or None.
-      updates: list of operations or tensors.
-      after: tensors or operations that read the replicas in a step: losses and gradients.
-
-    Returns:
-      List of operations, which the optimizer has to wait for.
+      after: tensors that read the replicas in a step: losses and gradients.
     """
     if replicas is None or not updates:
         return []
@@ -178,18 +163,10 @@ def follow_updates(replicas, updates, after):
 
 
 def make_replicas(variables, devices):
-    """Makes the replicas of those variables that are trainable, or finds those there are.
+    """Makes `Replicas`, without slots, of those variables that are trainable; the others live once.
 
     Replicas that an earlier build in this graph made for the same towers are shared, since an
     update by either build has to reach them.
-
-    Args:
-      variables: list of the model's variables; those that are not trainable (statistics, counters)
-        live once.
-      devices: the towers' devices.
-
-    Returns:
-      `Replicas`, without slots.
 
     Raises:
       DeviceError: there are replicas on other devices.
@@ -216,11 +193,8 @@ def make_replicas(variables, devices):
 
 
 def check_no_replicas(variables):
-    """Raises if an earlier build keeps replicas of variables that this one trains without them.
-
-    Raises:
-      InvalidArgumentError: names one of them.
-    """
+    """Raises `InvalidArgumentError` if an earlier build keeps replicas of variables that this one
+    trains without them."""
     there = {variable.op.name for variable in tf.local_variables()}
     for variable in variables:
         if _replica_name(variable, 1) in there:

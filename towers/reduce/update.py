@@ -8,13 +8,12 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
-from towers.graph.scopes import like_current_scope
 from towers.graph.variable_access import Writes
 from towers.optimizers import is_repeatable
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import gradient_of, may_be_gradient_of
 from towers.tower.optimizer_gradients import listed_pairs
-from towers.tower.variables import slot_creator
+from towers.tower.variables import like_current_scope, new_slots
 
 
 Applied = collections.namedtuple('Applied', 'train_op slots slots_of_replicas counts')
@@ -56,12 +55,11 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
     """
     is_repeated = replicas is not None and is_repeatable(optimizer)
     pairs = replicas.pairs(gradients, on_towers) if is_repeated else gradients
-    known, slots, of_replicas = variables + [v for _, v in pairs], [], []
+    known, of_replicas = variables + [v for _, v in pairs], []
     with only_device(placement.main), _scope_without_reuse(), contextlib.ExitStack() as scopes:
         if is_repeated:  # the outer one is the last to see a creation
-            scopes.enter_context(tf.variable_creator_scope(
-                replicas.slot_creator(known, of_replicas)))
-        scopes.enter_context(tf.variable_creator_scope(slot_creator(placement, known, slots)))
+            of_replicas = scopes.enter_context(replicas.new_slots(known))
+        slots = scopes.enter_context(new_slots(placement, known))
         scopes.enter_context(tf.control_dependencies(after))
         with graph_walk.Recording(tf.get_default_graph()) as made:
             applied = optimizer.apply_gradients(pairs, global_step=global_step) if (

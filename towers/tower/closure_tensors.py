@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import GradientError
 from towers.graph import graph_walk
+from towers.graph.op_types import VARIABLE_OPS
 from towers.graph.variable_access import Writes
 from towers.tower.optimizer_gradients import computes_with
 
@@ -37,48 +38,43 @@ def take_losses_of_batch(made, losses, whole_loss):
 
 
 def check_of_no_tower(made, fetches, known, losses, recorded, own_state):
-    """Raises `GradientError` where the update takes what depends on the examples of one tower.
+    """Refuses an update that takes what depends on the examples of one tower.
 
     What the model function draws, writes, or reads of the tower's own state is of one tower, too.
 
     Args:
       made: the operations that `transform_gradients`, or the optimizer, has made.
       fetches: tensors and operations: what they are made for.
-      known: tensors and operations that they may take: the gradients, and the first tower's
-        updates, which run in a step.
+      known: the gradients, and the first tower's updates, which they may take.
       losses: list of the towers' losses, which they may wait for.
       recorded: `Recorded`: the call of the model function.
       own_state: list of the variables that each tower has of its own, without trained ones.
     """
-    known = {getattr(each, 'op', each).name for each in known}
+    called = {op.name for op in recorded.operations if op.type not in VARIABLE_OPS}.union(
+        variable.op.name for variable in own_state).difference(
+            getattr(each, 'op', each).name for each in known)
     losses = {loss.op.name for loss in losses}
-    step = {op.name for op in graph_walk.step_operations(fetches)}
-    called, of_one_tower = {op.name for op in recorded.operations}, None
-    for op in made:
-        for taken in list(op.inputs) + list(op.control_inputs) if op.name in step else ():
-            source = getattr(taken, 'op', taken)
-            if source.name not in called or source.name in known or taken.name in losses:
-                continue
-            of_one_tower = of_one_tower or _of_one_tower(recorded, own_state)
-            if source.name in of_one_tower:
-                raise GradientError(
-                    'transform_gradients, or the optimizer, takes %s of the model function, which '
-                    "depends on the examples of one tower: take the loss, which is the batch's, or "
-                    'let UPDATE_OPS write it to a variable, and read the variable. Gradients of '
-                    'gradients take such tensors, too.' % taken.name)
-
-
-def _of_one_tower(recorded, own_state):
-    writes = Writes(recorded.operations[0].graph)
-    return graph_walk.reachable_from(
+    taken = [(op, each) for op in made for each in list(op.inputs) + list(op.control_inputs)
+             if getattr(each, 'op', each).name in called and each.name not in losses]
+    if not taken:
+        return
+    writes, step = Writes(made[0].graph), {op.name for op in graph_walk.step_operations(fetches)}
+    of_one_tower = graph_walk.reachable_from(
         list(recorded.sources) + [variable.op for variable in own_state]
         + [op for op in recorded.operations if graph_walk.is_random(op) or (
             op.name not in recorded.owned and writes.of(op))],
         recorded.operations, control=True)
+    for op, each in taken:
+        if op.name in step and getattr(each, 'op', each).name in of_one_tower:
+            raise GradientError(
+                'transform_gradients, or the optimizer, takes %s of the model function, which '
+                "depends on the examples of one tower: take the loss, which is the batch's, or let "
+                'UPDATE_OPS write it to a variable, and read the variable. Gradients of gradients '
+                'take such tensors, too.' % each.name)
 
 
 def check_of_no_worker(made, fetches, losses, combined):
-    """Raises `GradientError` where the update computes with the loss of one worker's examples.
+    """Refuses an update that computes with the loss of one worker's examples.
 
     Args:
       made, fetches: as for `check_of_no_tower`.
@@ -91,8 +87,7 @@ def check_of_no_worker(made, fetches, losses, combined):
     values = [each for each in fetches if isinstance(each, tf.Tensor)] + [
         tensor for op in graph_walk.step_operations(updates)
         if op.name in names and trained.intersection(writes.of(op)) for tensor in op.inputs]
-    for loss in losses:
-        if computes_with(values, loss, combined):
-            raise GradientError(
-                "transform_gradients, or the optimizer, computes with the loss of one worker's "
-                'examples: let UPDATE_OPS write it to a variable, and read the variable.')
+    if any(computes_with(values, loss, combined) for loss in losses):
+        raise GradientError(
+            "transform_gradients, or the optimizer, computes with the loss of one worker's "
+            'examples: let UPDATE_OPS write it to a variable, and read the variable.')

@@ -13,15 +13,15 @@ behind. So the operations that tower 0's outputs need are imported once more for
 import tensorflow.compat.v1 as tf
 
 from towers import compat, nonfinite
-from towers.errors import CloneError
+from towers.errors import CloneError, SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.edit import (Library, colocate, copied_functions, functions_of, group_in_node,
                                rename_functions)
-from towers.graph.frames import waited_instead
+from towers.graph.order import waited_instead
 from towers.graph.nests import fetches_in, leaves_of, map_leaves
 from towers.graph.op_types import CONTROL_FLOW, PLACEHOLDERS
-from towers.graph.variable_access import without_writes
-from towers.placement.tower_device import TowerDevice, moved, overlaps
+from towers.graph.variable_access import read_from, variable_op, without_writes
+from towers.placement.tower_device import moved, overlaps
 from towers.tower.batch_values import is_batch_value
 from towers.tower.objectives import flat, map_shaped
 from towers.tower.stateless_random import give_seed_of_tower, key_of
@@ -30,6 +30,54 @@ _MEETS_OTHERS = ('Collective', 'Nccl', 'Horovod')
 _WITHOUT_NAME = ('Anonymous', 'IteratorFromStringHandle')
 _TOLD_APART_BY = ('frame_name', 'stack_name', 'tensor_array_name', '_XlaScope')
 """Attributes by which TensorFlow tells loops, stacks, arrays and XLA's clusters apart."""
+
+
+class Substitution:
+    """What stands in tower k for each thing that tower 0 reads from outside of its graph:
+
+        shard 0, and its weight    ->  shard k, and its weight
+        a variable                 ->  the tower's replica, or the tower's own state, or itself
+        anything else              ->  itself: tables, queues, iterators, placeholders are shared
+    """
+
+    def __init__(self, number, tensors, variables):
+        """
+        Args:
+          number: k, of the tower (or of its micro-batch among those of all towers), from 1.
+          tensors: {name of a tensor: the tensor of tower k}.
+          variables: {name of a variable: the variable of tower k}.
+        """
+        self.number = number
+        self._tensors, self._variables = tensors, variables
+        # Each of these tensors is the only one of its operation.
+        self._operations = {name.split(':')[0]: tensor.op for name, tensor in tensors.items()}
+        self._operations.update((name, variable.op) for name, variable in variables.items())
+
+    def operation(self, op):
+        """The operation that tower k waits for, or is colocated with, in place of tower 0's."""
+        return self._operations.get(op.name, op)
+
+    def tensor(self, tensor):
+        """The tensor that tower k reads in place of one from outside of tower 0.
+
+        Raises:
+          SharedVariableError: the tensor was computed from a variable of tower 0 alone.
+        """
+        if tensor.name in self._tensors:
+            return self._tensors[tensor.name]
+        sources = [op.name for op in read_from(tensor) if op.name in self._variables]
+        if not sources:
+            return tensor
+        other = self._variables[sources[0]]
+        if variable_op(tensor) is not None:
+            return other.op.outputs[0]
+        if len(sources) == 1 and tensor.shape.is_compatible_with(other.shape):
+            with tf.device(other.device):
+                return other.value()
+        raise SharedVariableError(
+            'variable %s is of each tower, and %s, made from it outside of the model function, is '
+            'of the first: read the variable within the model function.' % (
+                sources[0], tensor.name))
 
 
 class Copies:
@@ -87,22 +135,21 @@ class Copies:
 
         Args:
           substitution: `Substitution`.
-          inputs: its shard.
-          size: examples in the shard.
+          inputs, size: its shard, and the examples in it.
           part: `Part`: its number, device and scope.
         """
         with tf.name_scope(part.scope) as root:
             pass
         outside = {key: substitution.tensor(self._graph.get_tensor_by_name(name))
                    for name, key in self._outside.items()}
-        with tf.device(None), tf.device(TowerDevice(part.device)):
+        start = len(self._graph.get_operations())
+        with tf.device(None):
             tf.import_graph_def(self._adapted(substitution.number, root, part.device), outside,
                                 name=root)
         copied = _Copied(self._graph, {name: root + self._relative(name) for name in self._nodes},
-                         substitution)
-        for name, node in self._nodes.items():
-            if name in self._leaders or node.device != str(self._tower.device):
-                compat.set_device(copied.operation(name), self._device(name, part.device, copied))
+                         substitution, self._graph.get_operations()[start:])
+        for name, device in self._devices(part.device, copied):
+            compat.set_device(copied.operation(name), device)
         for name, groups in self._colocated:
             colocate(copied.operation(name), [copied.operation(each).name for each in groups])
         for name, waits_for in self._controls:
@@ -250,27 +297,32 @@ class Copies:
                           None)
         return leader
 
-    def _device(self, name, device, copied):
-        """The device of the copy of an operation in the tower of that device."""
-        while name in self._leaders:
-            name = self._leaders[name]
-        if name not in self._nodes:
-            return copied.operation(name).device
-        here = self._nodes[name].device
-        return moved(here, self._tower.device, device) if (
-            here and overlaps(here, self._tower.device)) else here
+    def _devices(self, device, copied):
+        """Yields (name of an operation, device of its copy in the tower of that device)."""
+        there = {here: moved(here, self._tower.device, device) if (
+            overlaps(here, self._tower.device)) else here
+                 for here in {node.device for node in self._nodes.values()} if here}
+        for name, node in self._nodes.items():
+            leader = name
+            while leader in self._leaders:
+                leader = self._leaders[leader]
+            here = self._nodes[leader].device if leader in self._nodes else (
+                copied.operation(leader).device)
+            if leader not in self._nodes or here:
+                yield name, there[here] if leader in self._nodes else here
 
 
 class _Copied:
     """The operations of one copy, by the names of tower 0's."""
 
-    def __init__(self, graph, names, substitution):
+    def __init__(self, graph, names, substitution, made):
         self._graph, self._names, self._substitution = graph, names, substitution
+        self._made = {op.name: op for op in made}
 
     def operation(self, name):
         """The copy of an operation; of one from outside, what stands in its place."""
         if name in self._names:
-            return self._graph.get_operation_by_name(self._names[name])
+            return self._made[self._names[name]]
         return self._substitution.operation(self._graph.get_operation_by_name(name))
 
     def names(self, names):

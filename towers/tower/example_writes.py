@@ -5,7 +5,8 @@ examples, such as batch norm's: new = a old + b statistic, with 0 < a < 1, where
 sum over the examples; with a = 0 it has to be a mean over them. Rows that belong to examples (class
 centers, memory banks), each computed from its example alone, and counts of examples are written by
 every tower, after all towers have read, tower by tower. A value that follows from the whole batch
-in another way can be no tower's: it is refused.
+in another way can be no tower's: it is refused, unless it is taken over all towers
+(`batch_values`).
 """
 
 import numpy as np
@@ -14,12 +15,21 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
-from towers.graph.op_types import ADDS, CHOICES, QUOTIENTS, SAME_NUMBERS, SETS, SUMS
+from towers.graph.op_types import (ADDS, CHOICES, QUOTIENTS, SAME_NUMBERS, SETS, SIZES, SUMS,
+                                   is_fused_batch_norm)
 from towers.graph.variable_access import Writes, read_from
-from towers.tower.across_examples import added_up, mixed
+from towers.tower.batch_values import is_batch_value
 from towers.tower.sync_batch_norm import statistics_of
 
 _LINEAR = SAME_NUMBERS | SUMS | CHOICES | {'Neg'}
+_ESTIMATES = frozenset(['Mean', 'Max', 'Min', 'ArgMax', 'ArgMin', 'All', 'Any'])
+_REDUCTIONS = _ESTIMATES | {'Sum', 'Prod'}
+_COUNTS = frozenset(['Bincount', 'DenseBincount', 'Unique', 'UniqueV2', 'UniqueWithCounts',
+                     'UniqueWithCountsV2', 'Cumsum', 'Cumprod'])
+_DATA_FIRST = frozenset(['Reshape', 'BroadcastTo', 'Tile', 'Slice', 'StridedSlice', 'Pad', 'PadV2',
+                         'MirrorPad', 'ExpandDims', 'Squeeze', 'Transpose'])
+"""Types whose further inputs say places and sizes."""
+_WITHOUT_VALUES = frozenset(['Range', 'ZerosLike', 'OnesLike', 'BroadcastGradientArgs'])
 
 
 def written_by_every_tower(recorded, writes, size, request):
@@ -36,22 +46,20 @@ def written_by_every_tower(recorded, writes, size, request):
     if not writes or request.update_ops != 'first' or len(request.parts) == 1 and not served:
         return found
     others = 'servers' if served else 'copies' if request.has_copies else None
-    finder = Writes(tf.get_default_graph())
+    finder, examples = Writes(tf.get_default_graph()), recorded.from_shard
     depends = _Dependence({name for write in writes for name in write.variables},
                           recorded.operations)
     for op, names in writes:
-        has_rows_inside = op.name in recorded.from_shard and any(
+        has_rows_inside = op.name in examples and any(
             'Scatter' in node.op for each in finder.functions(op) for node in each.node_def)
-        if any([_is_of_every_tower(op, name, recorded.from_shard, depends, size)
+        if any([_is_of_every_tower(op, name, examples, depends, size)
                 for name in names]) or has_rows_inside:
-            _check(op, names[0], depends, others, has_rows_inside)
-            if 'Scatter' in op.type:
-                _check_rows(op, names[0], recorded)
+            _check(op, names[0], depends, others, has_rows_inside, recorded)
             found.update(names)
     return found
 
 
-def _check(op, name, depends, others, has_rows_inside):
+def _check(op, name, depends, others, has_rows_inside, recorded):
     """Refuses a write that every tower would make otherwise than one device makes it.
 
     Args:
@@ -59,45 +67,40 @@ def _check(op, name, depends, others, has_rows_inside):
         `'copies'`, one on each worker; else None.
       has_rows_inside: whether the rows are written in a function.
     """
-    reason = None
-    if others == 'servers' or others and 'Scatter' in op.type:  # a count is a worker's own
+    reason, is_of_rows = None, 'Scatter' in op.type
+    across = mixed(op.inputs[2], recorded.from_shard, statistics_of(recorded.operations)) if (
+        is_of_rows) else None
+    if others == 'servers' or others and is_of_rows:  # a count is a worker's own
         reason = 'other machines would not get the rows: train on one machine'
     elif has_rows_inside or compat.in_control_flow(op):
         reason = 'the operation is in a branch, a loop or a function: write outside of it'
-    elif 'Scatter' in op.type and depends.on_any(op.inputs[1]):
+    elif is_of_rows and depends.on_any(op.inputs[1]):
         reason = ('the place of its rows is computed from a variable that the step writes, too, so '
                   'that all towers write the same rows: compute it from the examples')
+    elif across is not None:
+        reason = ('the rows are computed across the examples of the batch (operation %s), of which '
+                  'a tower has a part alone: compute them over all towers (towers.batch_sum, '
+                  'towers.batch_mean), or from each example alone' % across.name)
     if reason is not None:
         raise SharedVariableError(
             'the model function writes variable %s by its examples (operation %s), which every '
             'tower does in its turn, and %s.' % (name, op.name, reason))
 
 
-def _check_rows(op, name, recorded):
-    """Refuses rows whose values follow from several examples, of which a tower has a part."""
-    across = mixed(op.inputs[2], recorded.from_shard, statistics_of(recorded.operations))
-    if across is not None:
-        raise SharedVariableError(
-            'the model function writes rows of variable %s (operation %s) by values that are '
-            'computed across the examples of the batch (operation %s), of which a tower has a part '
-            'alone: compute them over all towers (towers.batch_sum, towers.batch_mean), or from '
-            'each example alone.' % (name, op.name, across.name))
-
-
-def _is_of_every_tower(op, name, from_examples, depends, size):
+def _is_of_every_tower(op, name, examples, depends, size):
     """Whether every tower has to write for the variable to get one device's value.
 
     That is so for rows and counts of examples; else tower 0 may write for all. (An operation of a
     type that is not known here may be a function's call, whose write cannot be looked into.)
 
     Args:
-      from_examples: names of the operations that depend on the shard.
+      examples: names of the operations that depend on the shard.
       size: examples in the shard; where it is static, a model that counts them adds a constant.
 
     Raises:
       SharedVariableError: the value comes from the examples in another way.
     """
-    if op.name not in from_examples:
+    if op.name not in examples:
         return op.type in ADDS and isinstance(size, int) and size > 1 and (
             _static(op.inputs[1]) == size)
     if 'Scatter' in op.type or op.type in ADDS and op.inputs[1].dtype.is_integer:
@@ -109,7 +112,7 @@ def _is_of_every_tower(op, name, from_examples, depends, size):
         added = _added_to_old(op.inputs[1], name) or added
     is_moving = any(depends.on(each, name) for each in added)
     if (is_moving or op.type in SETS and not depends.on(op.inputs[1], name)) and _is_affine(
-            op.inputs[1], name, from_examples, depends, not is_moving, size):
+            op.inputs[1], name, examples, depends, not is_moving, size):
         return False
     raise SharedVariableError(
         'the model function writes variable %s (operation %s) by its examples, and no moving '
@@ -179,7 +182,7 @@ def _added_to_old(tensor, name):
     return others if len(others) < len(inputs) else []
 
 
-def _is_affine(tensor, name, from_examples, depends, of_means, size):
+def _is_affine(tensor, name, examples, depends, of_means, size):
     """Whether a tensor is a sum of the variable's value and statistics, each times a factor that
     does not depend on the examples; with `of_means` all statistics have to be means.
 
@@ -192,23 +195,97 @@ def _is_affine(tensor, name, from_examples, depends, of_means, size):
         if op.name in seen or any(source.name == name for source in read_from(tensor)):
             continue
         seen.add(op.name)
-        if op.name not in from_examples:
+        if op.name not in examples:
             if depends.on(tensor, name):
                 stack.extend(op.inputs)
             continue
-        if op.type.startswith('FusedBatchNorm') and not op.get_attr('is_training'):
+        if is_fused_batch_norm(op.type) and not op.get_attr('is_training'):
             stack.append(op.inputs[tensor.value_index + 2])  # hands on the averages it is given
         elif op.type in _LINEAR:
             stack.extend(op.inputs)
         elif op.type in QUOTIENTS and not depends.on(tensor, name) and (
-                op.inputs[1].op.name in from_examples or isinstance(size, int)
+                op.inputs[1].op.name in examples or isinstance(size, int)
                 and _static(op.inputs[1]) == size) and (not of_means or graph_walk.behind(
                     op.inputs[0], SAME_NUMBERS).op.type == 'Sum'):
             continue
         elif op.type in QUOTIENTS or op.type == 'Mul':
             stack.extend(each for each in op.inputs if depends.on(each, name)
-                         or each.op.name in from_examples)
-        elif of_means and op.type != 'Mean' and not op.type.startswith('FusedBatchNorm') or (
-                depends.on(tensor, name)) or added_up(tensor, from_examples) is not None:
+                         or each.op.name in examples)
+        elif of_means and op.type != 'Mean' and not is_fused_batch_norm(op.type) or (
+                depends.on(tensor, name)) or _added_up(tensor, examples):
             return False
     return True
+
+
+# ---- operations across the examples of a batch, told from the graph ------------------------------
+
+def _added_up(tensor, examples):
+    """Whether a statistic is computed from examples that are added up.
+
+    A mean over the examples, or their maximum, of a shard estimates that of the batch; a sum does
+    not. A sum that is divided by what is computed from the examples, too, is a mean.
+    """
+    def look(op):
+        if op.type in _ESTIMATES and _is_over_examples(op) or is_fused_batch_norm(op.type):
+            return ()
+        divisors = [each for each in op.inputs if each.op.type in ('Reciprocal', 'Inv')]
+        if op.type in QUOTIENTS:
+            divisors = op.inputs[1:]
+        if any(each.op.name in examples for each in divisors):
+            return ()
+        return None if op.type in ('Sum', 'Prod') and _is_over_examples(op) or (
+            _counts_examples(op, examples)) else op.inputs
+    return _first(tensor, examples, look) is not None
+
+
+def mixed(tensor, examples, of_batch_norm):
+    """The operation by which a value of one example depends on the others; or None.
+
+    A value of one example (its features, its distance from a center) is the same in a shard as in
+    the batch; one that is counted, added up or compared over the examples of a shard is not.
+
+    Args:
+      tensor: computed from the examples.
+      examples: names of the operations that depend on the shard.
+      of_batch_norm: names of the operations that compute the statistics of batch norms, by which
+        examples may depend on each other.
+    """
+    def look(op):
+        if op.name in of_batch_norm or op.type in _WITHOUT_VALUES:
+            return ()
+        if op.type in _REDUCTIONS and _is_over_examples(op) or op.type in SIZES or (
+                _counts_examples(op, examples)):
+            return None
+        if op.type == 'Fill':
+            return op.inputs[1:]
+        return op.inputs[:1] if op.type in _DATA_FIRST or op.type in _REDUCTIONS else op.inputs
+    return _first(tensor, examples, look)
+
+
+def _first(tensor, examples, look):
+    """The first operation behind a tensor for which `look` returns None, and not its inputs."""
+    stack, seen = [tensor.op], set()
+    while stack:
+        op = stack.pop()
+        if op.name in seen or op.name not in examples or is_batch_value(op):
+            continue
+        seen.add(op.name)
+        inputs = look(op)
+        if inputs is None:
+            return op
+        stack.extend(each.op for each in inputs)
+    return None
+
+
+def _is_over_examples(op):
+    """Whether a reduction is over the first dimension, as far as is known."""
+    axes, rank = tf.get_static_value(op.inputs[1]), op.inputs[0].shape.ndims
+    if axes is None:
+        return True
+    axes = [int(axis) for axis in axes.reshape([-1])]
+    return 0 in axes or any(axis < 0 and rank in (None, -axis) for axis in axes)
+
+
+def _counts_examples(op, examples):
+    return op.type in _COUNTS or 'Segment' in op.type or op.type == 'MatMul' and all(
+        each.op.name in examples for each in op.inputs)

@@ -86,8 +86,8 @@ def _give_seeds(request, forward, backward, fetches, number):
     graph, number = tf.get_default_graph(), number + request.parts_before
     if request.random_step is not None:
         check_draws_nothing(backward)
-        make_stateless(forward, fetches, request.random_step, graph.seed, number, keys)
-    give_own_seeds(forward + backward, number, graph.seed, request.random_step, keys)
+        keys = make_stateless(forward, fetches, request.random_step, graph.seed, number)
+    keys.update(give_own_seeds(forward + backward, number, graph.seed, request.random_step))
     if number and not is_copied:  # else copies are made, from the seeds as they are
         give_seeds_of_tower(forward + backward, fetches, number, graph)
     return keys

@@ -8,8 +8,7 @@ counter of steps), they use the value that the first tower has written. With `up
 every tower writes, with `'none'` no tower does.
 
 Workers of synchronous parameter servers have their variables in common, too: the chief's first
-tower writes, and no other worker's. There a value that is read by training as well is refused: a
-worker may read it before or after the chief has written.
+tower writes, and no other worker's. There a value that is read by training as well is refused.
 
 A later micro-batch reads when the gradients of the first one are there, so that nothing of the
 first one may wait for a write that waits for all reads: the write becomes one of its updates.
@@ -22,8 +21,8 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
-from towers.graph.frames import left_branches, waited_instead
 from towers.graph.op_types import CONTROL_FLOW_V2
+from towers.graph.order import Precedence, left_branches, waited_instead
 from towers.graph.variable_access import (Writes, initializers, is_variable, variable_op,
                                           without_writes)
 
@@ -51,8 +50,8 @@ class InlineUpdates(collections.namedtuple('InlineUpdates', [
       writes: list of `Write`: all of the first tower's forward pass.
       left_out: names of the first tower's operations that the other towers do without.
       shared: names of the first tower's operations whose value all towers use.
-      in_functions: dict from the names of the first tower's operations that write in a function to
-        the positions, from the last (-1), of the variables that the other towers' leave alone.
+      in_functions: {name of an operation of the first tower that writes in a function: the
+        positions, from the last (-1), of the variables that the other towers' leave alone}.
       updates: list of the writes that became updates of the first tower.
     """
     __slots__ = ()
@@ -82,11 +81,8 @@ def inline_updates(writes, operations, fetches, request, replicated=frozenset())
     found, served, update_ops = InlineUpdates(writes), request.served_rank, request.update_ops
     if not writes or request.parts_a_call == 1 and served is None and update_ops != 'none':
         return found
-    used = writes_used(writes, fetches)
-    for write in writes:
-        names = replicated.intersection(write.variables)
-        if names and (update_ops != 'none' or write.op.name in used):
-            _refuse_replicated(write, min(names))
+    used = _writes_used(writes, fetches)
+    _check_replicated(writes, replicated, used if update_ops == 'none' else None)
     if update_ops == 'all':
         return found
     finder, in_functions, others = Writes(tf.get_default_graph()), {}, []
@@ -98,7 +94,7 @@ def inline_updates(writes, operations, fetches, request, replicated=frozenset())
             _check(write, write.op.name in used, finder)
             others.append(write)
     if served is not None and update_ops == 'first':
-        _refuse_served(others, fetches)
+        _check_served(others, fetches)
     unused, updates = [write.op for write in others if write.op.name not in used], []
     if update_ops == 'none' or served is not None and served > 0:  # the chief writes
         _unhook(operations, unused)
@@ -124,7 +120,8 @@ def _left_alone(write, finder):
 
 
 def _check(write, is_used, finder):
-    reason, or_else = None, ''
+    """Refuses a write that cannot be left to the first tower."""
+    reason = or_else = ''
     if finder.within_function(write.op):
         reason = 'within a function (tf.function, Defun)'
         if write.op.type in CONTROL_FLOW_V2:
@@ -132,7 +129,7 @@ def _check(write, is_used, finder):
             or_else = ', or call tf.disable_control_flow_v2()'
     elif is_used and compat.in_control_flow(write.op):
         reason = 'within a branch or a loop, and uses what it has written there'
-    if reason is not None:
+    if reason:
         raise SharedVariableError(
             'the forward pass of every tower writes variable %s (operation %s) %s, where it '
             'cannot be left to the first tower: put the update into the collection UPDATE_OPS '
@@ -141,21 +138,23 @@ def _check(write, is_used, finder):
                 write.variables[0], write.op.name, reason, or_else))
 
 
-def _refuse_replicated(write, variable):
-    raise SharedVariableError(
-        "VariablePlacement('replicated'), and the forward pass of the first tower writes the "
-        'trainable variable %s (operation %s), which the replicas of the other towers would not '
-        'get: put the update into the collection UPDATE_OPS (and let the loss not wait for it), or '
-        "return it in 'updates', which every replica follows; make the variable with "
-        'trainable=False, which has no replicas; or use another VariablePlacement.' % (
-            variable, write.op.name))
+def _check_replicated(writes, replicated, names):
+    """Refuses writes of variables that have replicas; of these names alone, if any are given."""
+    for write in writes:
+        for variable in sorted(replicated.intersection(write.variables)):
+            if names is None or write.op.name in names:
+                raise SharedVariableError(
+                    "VariablePlacement('replicated'), and the forward pass of the first tower "
+                    'writes the trainable variable %s (operation %s), which the replicas of the '
+                    'other towers would not get: put the update into the collection UPDATE_OPS '
+                    "(and let the loss not wait for it), or return it in 'updates', which every "
+                    'replica follows; make the variable with trainable=False, which has no '
+                    'replicas; or use another VariablePlacement.' % (variable, write.op.name))
 
 
-def _refuse_served(writes, fetches):
-    """Raises `SharedVariableError` for a variable that the forward pass writes and reads.
-
-    Workers of parameter servers would each write it, or read it at any time.
-    """
+def _check_served(writes, fetches):
+    """Refuses variables that the forward pass writes and reads: workers of parameter servers would
+    each write them, or read them at any time."""
     served, read = {each.op.name for each in tf.global_variables()}, graph_walk.ancestors(
         [tensor for tensor in fetches if isinstance(tensor, tf.Tensor)])
     for write in writes:
@@ -168,33 +167,33 @@ def _refuse_served(writes, fetches):
                     "UPDATE_OPS, or use a ring." % (name, write.op.name))
 
 
-def writes_used(writes, fetches):
+def _writes_used(writes, fetches):
     """Names of the writes whose new value the fetches are computed from.
 
     A control edge from a write does not use its value; a read that waits for one does.
     """
-    operations, by_variable = {write.op.name: write.op for write in writes}, {}
+    by_name, by_variable = {write.op.name: write.op for write in writes}, {}
     for write in writes:
         for name in write.variables:
             by_variable.setdefault(name, set()).add(write.op.name)
+    order = Precedence(list(by_name.values()))
     stack = [getattr(fetch, 'op', fetch) for fetch in fetches]
-    used, seen = {op.name for op in stack if op.name in operations}, set()
+    used, seen = {op.name for op in stack if op.name in by_name}, set()
     while stack:
         op = stack.pop()
         if op.name in seen:
             continue
         seen.add(op.name)
         takes = [tensor.op for tensor in op.inputs]
-        found = {each.name for each in takes if each.name in operations}
+        found = {each.name for each in takes if each.name in by_name}
         # None where the tensor is a value, read elsewhere.
         sources = [source for source in map(variable_op, op.inputs) if source is not None]
-        written = set().union(*(by_variable.get(source.name, ()) for source in sources)) - used
-        if written - {op.name}:  # it reads a variable that is written: before or after the write?
-            found |= written.intersection(
-                each.name for each in graph_walk.step_operations([op])) - {op.name}
+        # It reads a variable that is written: before or after the write?
+        found.update(name for source in sources for name in by_variable.get(source.name, ())
+                     if name != op.name and order.waits_for(op, by_name[name]))
+        stack += takes + [by_name[name] for name in found - used]
         used |= found
-        stack += takes + [operations[name] for name in found]
-        stack += waited_instead(op.control_inputs, operations.keys() - used)
+        stack += waited_instead(op.control_inputs, by_name.keys() - used)
     return used
 
 

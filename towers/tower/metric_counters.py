@@ -1,4 +1,4 @@
-"""Additions to counters of metrics, which all towers share: each adds its part of the batch.
+"""Additions to counters of metrics, which all towers share: each adds its part, in its turn.
 
 `tf.metrics.mean(loss)` of a scalar adds the loss to one counter and 1 to another one, whatever the
 size of the batch. A tower adds the same 1 for its shard, so that a shard of one example would count
@@ -10,7 +10,10 @@ each tower's additions are weighted as losses are: with n_k of the batch's n exa
 so that a batch adds to it what it adds on one device, if the addition is a mean over the examples.
 Whatever is counted, a shard without an example, which holds a copy of another one's, adds nothing.
 Where a metric writes its counters in another way, such a batch is refused when it comes.
-(`write_order.count_in_turn` says which tower counts when.)
+
+A tower takes the counters of a metric when the tower before has updated them, since an update may
+depend on a counter's value (a running maximum, a covariance, a list that grows), and has to see
+what the batch before on one device would have left.
 """
 
 import collections
@@ -21,16 +24,18 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph import graph_walk
 from towers.graph.op_types import ADDS, ADDS_ROWS
-from towers.graph.variable_access import Writes
+from towers.graph.order import Frames, to_wait_for
+from towers.graph.variable_access import Writes, read_from
+from towers.placement.variable_device import only_device
+from towers.tower.objectives import flat
+from towers.tower.outputs import metrics_by_kind
 from towers.tower.shards import if_any, weighted
 
 
 def leave_out_padding(towers, weights, variables):
-    """Has towers without an example add nothing to these variables.
+    """Has towers without an example add nothing to these variables, of which names are given.
 
-    Args:
-      weights: each tower's share of the batch: floats, or float64 scalars.
-      variables: set of names of the variables that every tower adds to.
+    `weights` are each tower's share of the batch: floats, or float64 scalars.
     """
     if all(isinstance(weight, float) and weight for weight in weights) or not variables:
         return
@@ -110,3 +115,55 @@ def _adds(op):
 def _added(op):
     """Which input of an addition is what is added."""
     return 1 if op.type in ADDS else 2
+
+
+# ---- in turn -------------------------------------------------------------------------------------
+
+def count_in_turn(towers, weights, roles):
+    """Has each tower take the counters of a metric when the tower before has updated them.
+
+    A tower of weight 0. has nothing but padding, and its metrics are not run.
+    """
+    counters = {variable.op.name: variable for variable in tf.global_variables()
+                + tf.local_variables() if roles.written.get(variable.op.name) == 'metric'}
+    towers = [tower for tower, weight in zip(towers, weights)
+              if not (isinstance(weight, float) and weight == 0.)]
+    if len(towers) < 2 or not counters:
+        return
+    finder = Writes(tf.get_default_graph())
+    counting = [_counting(tower, counters, finder) for tower in towers]
+    for tower, before, after in zip(towers[1:], counting, counting[1:]):
+        for (waited, _), (_, takes) in zip(before, after):
+            for op, position, variable in takes if waited else ():
+                if op.inputs[position].op is variable.op:
+                    compat.add_control_inputs(op, waited)
+                else:  # its value, which was read once for all towers
+                    with tf.control_dependencies(waited), tf.name_scope(tower.name_scope), \
+                            only_device(variable.device or None):
+                        compat.replace_input(op, position, variable.read_value())
+
+
+def _counting(tower, counters, finder):
+    """How a tower counts: for each metric, update and loss `(operations, takes)`.
+
+    The operations are those after which its counters are updated; the takes are `[(operation,
+    position of an input, counter)]` where it gets a counter, or its value, from outside.
+    """
+    fetches = [update for _, update in metrics_by_kind(tower.metrics)[1]] + list(tower.updates) + (
+        [] if tower.data_loss is None else flat(tower.data_loss))
+    operations = graph_walk.step_operations(fetches)
+    inside = {op.name for op in operations if tower.has(op.name)}
+    takes = [(op, position, counters[source.name]) for op in operations if op.name in inside
+             for position, tensor in enumerate(op.inputs)
+             if tensor.op.name not in inside or tensor.op.name in counters
+             for source in read_from(tensor) if source.name in counters]
+    rest = {op.name for op in operations} - graph_walk.reachable_from(
+        [op for op, _, _ in takes], operations, control=True)
+    frames, found = Frames(operations), []
+    for fetch in fetches:
+        mine = {op.name: op for op in graph_walk.step_operations([fetch], rest)}
+        ends = {end.name: end for op in mine.values() if op.name in inside
+                and counters.keys() & finder.of(op) for end in frames.ends(op)}
+        found.append(([each for name in sorted(ends) for each in to_wait_for(ends[name], finder)],
+                      [take for take in takes if take[0].name in mine]))
+    return found

@@ -28,18 +28,17 @@ from towers.tower.objectives import GradientsOfModel
 from towers.tower.outputs import fetches_of, metrics_by_kind
 
 _IN_WORDS = collections.OrderedDict([
-    ('first', 'averages and counters'), ('every', 'rows and counts of examples'), ('own', 'state'),
-    ('metric', 'metrics')])
+    ('first', 'averages and counters'),  # tower 0 writes for all
+    ('every', 'rows and counts of examples'),  # every tower writes, in turn
+    ('own', 'state'),  # one for each tower
+    ('metric', 'metrics')])  # every tower adds to the counters of a `(value, update_op)`
 
 
 class Roles(collections.namedtuple('Roles', 'written own_state inline_updates replicas')):
     """What each variable is to the towers.
 
     Attributes:
-      written: {name of a variable that a step writes before the update: its role}: `'first'`: tower
-        0 writes for all; `'every'`: every tower writes, in turn; `'own'`: one for each tower;
-        `'metric'`: a counter of `tf.metrics`, or of a `(value, update_op)`, to which every tower
-        adds.
+      written: {name of a variable that a step writes before the update: its role}, see `_IN_WORDS`.
       own_state: {name of a local variable that the forward pass writes: list of those of the
         towers, the first one's, which the model made, among them}.
       inline_updates: `InlineUpdates`: shared variables that the forward pass writes.
@@ -54,9 +53,7 @@ class Roles(collections.namedtuple('Roles', 'written own_state inline_updates re
     def in_tower(self, part, micro_batches):
         """{name of a variable: the variable of another tower}.
 
-        Args:
-          part: the number of the tower's micro-batch among those of all towers.
-          micro_batches: how many each tower has.
+        `part` is the number of the tower's micro-batch among those of all towers.
         """
         found = {} if self.replicas is None else self.replicas.in_tower(part // micro_batches)
         found.update((name, of_towers[part]) for name, of_towers in self.own_state.items())
@@ -67,12 +64,7 @@ class Roles(collections.namedtuple('Roles', 'written own_state inline_updates re
         return [each for of_towers in self.own_state.values() for each in of_towers[first:]]
 
     def describe(self, trained, request):
-        """The plan's line: who writes what; None where all that is written is trained.
-
-        Args:
-          trained: how many variables are trained.
-          request: `Request`.
-        """
+        """The plan's line: who writes what, of so many trained variables; None if all are."""
         if not self.written:
             return None
         who = {'first': {'first': 'tower 0 writes', 'none': 'not written',
@@ -89,9 +81,7 @@ def ownership(recorded, request, size, taken=(), make_replicas=None):
     """Finds what each variable is to the towers; makes their replicas and state: `Roles`.
 
     Args:
-      recorded: `Recorded`.
-      request: `Request`.
-      size: examples in tower 0's shard: an int, or a tensor.
+      size: examples in the tower's shard: an int, or a tensor.
       taken: what a step runs besides what the model function returned.
       make_replicas: the function that makes `Replicas` of variables; None where there are none.
 
@@ -104,28 +94,42 @@ def ownership(recorded, request, size, taken=(), make_replicas=None):
     forward, step, counted = [{op.name for op in graph_walk.step_operations(each)} for each in (
         fetches, fetches + recorded.updates, [update for _, update in pairs])]
     runs = step if request.objectives else forward  # no step runs updates in an evaluation
-    writes = writes_of(recorded)
+    writes, is_recipe = writes_of(recorded), request.copies == 'reuse'
+    if is_recipe:
+        _check_recipe([each for each in writes if each.op.name in forward | counted],
+                      'the forward pass')
     of_metrics = set(metric_variables()).union(*(
         write.variables for write in writes if write.op.name in counted - step))
     if not any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives):
         _check_trains_nothing(writes, runs)
-    state = own_state(recorded, writes, step, counted, request.parts_a_call)
-    own = state.keys()
+    state = _own_state(recorded, writes, step, counted, request.parts_a_call)
     replicas = None if make_replicas is None else make_replicas(
         recorded.variables, request.devices)
-    shared = _without(writes, own | of_metrics)
+    shared = _without(writes, state.keys() | of_metrics)
     every = written_by_every_tower(
         recorded, [write for write in shared if write.op.name in runs], size, request)
+    if is_recipe:
+        _check_recipe([each for each in writes if every.intersection(each.variables)],
+                      'an update by the examples')
     updates = inline_updates(
         [write for write in _without(shared, every) if write.op.name in forward],
         recorded.operations, fetches, request,
         frozenset(() if replicas is None else replicas.of_variable))
     # With copies='reuse' all calls share one variable, so that nothing is a tower's own.
-    roles = [(own if request.parts_a_call == len(request.parts) else (), 'own'),
+    roles = [(state if request.parts_a_call == len(request.parts) else (), 'own'),
              (of_metrics, 'metric'), (every, 'every')]
     written = {name: next((role for names, role in roles if name in names), 'first')
                for write in writes if write.op.name in step | counted for name in write.variables}
     return Roles(written, state, updates, replicas)
+
+
+def _check_recipe(writes, called):
+    """Refuses writes of what towers that are calls of their own have in common, by their names."""
+    for op, names in writes:
+        raise SharedVariableError(
+            "copies='reuse', and %s writes variable %s (operation %s), which all towers have in "
+            'common: put the update into the collection UPDATE_OPS, where no example counts by '
+            "itself, or pass copies='clone'." % (called, names[0], op.name))
 
 
 def _without(writes, names):
@@ -135,23 +139,17 @@ def _without(writes, names):
     return [write for write in left if write.variables]
 
 
-def own_state(recorded, writes, step, counted, num_towers):
+def _own_state(recorded, writes, step, counted, num_towers):
     """Finds the first tower's state among the variables it writes; makes the others'.
 
+    An operation that writes what depends on the shard is run by the step, or else by the program
+    itself; `counted`, which `(value, update_op)` metrics run, writes what is shared.
+
     Args:
-      recorded: `Recorded`. An operation that writes what depends on the shard is run by the step,
-        or else by the program itself.
-      writes: list of `Write`: all of the call.
-      step: names of the operations that a step of this tower runs, its updates included.
-      counted: names of the operations that `(value, update_op)` metrics run: their counters are
-        shared.
-      num_towers: how many towers there are.
+      step, counted: names of the operations that a step of this tower, and its metrics, run.
 
     Returns:
       As `Roles.own_state`.
-
-    Raises:
-      SharedVariableError: state that is trained; or a write of state that the step does not run.
     """
     choices, of_state = _choices(recorded.keras_states), collections.OrderedDict()
     for op, names in writes:

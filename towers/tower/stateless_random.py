@@ -3,16 +3,14 @@
 A copy of tower 0 has, for an op of seeds (s, s2) there, seed2 = crc32('s s2 tower k'), with its
 number k among the micro-batches of all machines' towers.
 
-The kernel of a stateful random op (dropout's `RandomUniform`) counts its draws in memory. A run
-that is killed and started again counts from zero, and drops out other units than the run that was
-never killed. With `stateless_random` each such op is replaced by its stateless twin, which computes
-its numbers from
+The kernel of a stateful random op (dropout's `RandomUniform`) counts its draws in memory, so that a
+run that is killed and started again counts from zero, and drops out other units. With
+`stateless_random` each such op is replaced by its stateless twin, which computes its numbers from
 
     seed = [graph seed x 2^32 + crc32(name of the op in tower 0, number of the tower), step]
 
 (Philox 4x32-10; Salmon et al. 2011). No two towers share a mask; in a cluster the tower's number
-counts the towers of all machines, as on one machine. Ops that draw the same numbers without this
-still do: ops of one kind with equal seeds. Their seeds have the first op's name.
+counts the towers of all machines, as on one machine.
 """
 
 import collections
@@ -30,10 +28,12 @@ from towers.graph.variable_access import initializers
 from towers.placement.tower_device import device_like
 
 
-def make_stateless(operations, fetches, step, graph_seed, part=0, keys=None):
+def make_stateless(operations, fetches, step, graph_seed, part=0):
     """Replaces the random ops that the fetches are computed from, in all ops that read them.
 
-    Initial values of variables keep their ops.
+    Kept, so that a resumed run draws other numbers there, are ops in loops and branches, where a
+    draw depends on more than the step; kinds that have no stateless twin; and ops that draw the
+    same numbers as one of these.
 
     Args:
       operations: the operations of one tower's forward pass.
@@ -41,21 +41,14 @@ def make_stateless(operations, fetches, step, graph_seed, part=0, keys=None):
       step: scalar integer tensor.
       graph_seed: int or None.
       part: the number of the tower (or micro-batch) among those of all machines.
-      keys: dict to which is added, for each twin: name of the constant with the first number of
-        its seed -> name of the op that the twin replaces.
 
     Returns:
-      `(replaced, kept)`: counts of random ops. Kept are ops in loops and branches, where a draw
-      depends on more than the step; kinds that have no stateless twin; and ops that draw the same
-      numbers as one of these. A resumed run draws other numbers there. Loops and branches of
-      control flow v2 are functions, in which nothing is replaced and nothing is counted.
+      {name of the constant with the first number of a twin's seed: name of the op that gave it}.
     """
-    needed = {op.name for op in graph_walk.step_operations(fetches)}
+    needed, keys = {op.name for op in graph_walk.step_operations(fetches)}, {}
     draws = [op for op in operations if op.name in needed and graph_walk.is_random(op)]
-    replaced = kept = 0
     for name, group in _alike(draws).items():
         if any(op.type not in _TWINS or compat.in_control_flow(op) for op in group):
-            kept += len(group)
             continue
         for op in group:
             with tf.name_scope(op.name + '_stateless/'), tf.device(device_like(op)), \
@@ -63,14 +56,12 @@ def make_stateless(operations, fetches, step, graph_seed, part=0, keys=None):
                 key = tf.constant(key_of(name, graph_seed, part), tf.int64)
                 seed = tf.stack([key, tf.cast(step, tf.int64)])
                 compat.replace_tensor(op.outputs[0], _TWINS[op.type](op, seed))
-            if keys is not None:
-                keys[key.op.name] = name
-        replaced += len(group)
-    return replaced, kept
+            keys[key.op.name] = name
+    return keys
 
 
 def _alike(draws):
-    """{name of the first op: list of the ops that draw the same numbers}, in order."""
+    """{name of the first op: the ops that draw the same numbers, by equal seeds}, in order."""
     groups, first_with = collections.OrderedDict(), {}
     for op in draws:
         seeds = tuple(op.get_attr(each) for each in ('seed', 'seed2') if each in op.node_def.attr)
@@ -81,13 +72,8 @@ def _alike(draws):
 
 
 def check_draws_nothing(backward):
-    """Refuses a backward pass that draws random numbers, as that of `tf.recompute_grad` does.
-
-    The mask of a dropout would be another one than in the forward pass.
-
-    Raises:
-      GradientError: there is such an operation.
-    """
+    """Refuses a backward pass that draws, as that of `tf.recompute_grad` does: the mask of a
+    dropout would be another one than in the forward pass."""
     for op in backward:
         if graph_walk.is_random(op) or graph_walk.seed_position(op) is not None:
             raise GradientError(
@@ -96,7 +82,7 @@ def check_draws_nothing(backward):
                 'which keeps what was drawn.' % op.name)
 
 
-def give_own_seeds(operations, part, graph_seed, step=None, keys=None):
+def give_own_seeds(operations, part, graph_seed, step=None):
     """Gives a tower's random ops seeds of their own where all towers would draw the same numbers.
 
     Keras 3 draws with stateless ops whose seed is a variable that each call counts up. Towers share
@@ -108,22 +94,17 @@ def give_own_seeds(operations, part, graph_seed, step=None, keys=None):
         seed = state XOR [key, 0]         without; key = 0 in tower 0, which draws as Keras does
 
     Ops with equal seeds still draw the same numbers in a tower: with a step, ops with one seed have
-    one key; without a step, the whole tower has one key.
-
-    A seed that no variable counts up is the model's own, the same in each tower, and stays.
+    one key; without a step, the whole tower has one key. A seed that no variable counts up is the
+    model's own, the same in each tower, and stays.
 
     Args:
       operations: the operations of one tower, forward and backward.
-      part, graph_seed, keys: as for `make_stateless`.
-      step: scalar integer tensor, or None.
-
-    Returns:
-      The number of ops that got a seed.
+      part, graph_seed, step: as for `make_stateless`; the step may be None. Returns the same, too.
     """
     left_out = initializers()
     counted_up = {op.inputs[0].op.name for op in operations
                   if (op.type in SETS or op.type in ADDS) and op.name not in left_out}
-    given, first_with = 0, {}
+    keys, first_with = {}, {}
     for op in operations if counted_up else ():
         position = graph_walk.seed_position(op)
         if position is None or compat.in_control_flow(op):
@@ -141,25 +122,16 @@ def give_own_seeds(operations, part, graph_seed, step=None, keys=None):
             own = tf.cast(tf.stack([key, second]), seed.dtype)
             compat.replace_input(op, position,
                                  tf.bitwise.bitwise_xor(seed, own) if step is None else own)
-        if keys is not None:
-            keys[key.op.name] = name
-        given += 1
-    return given
+        keys[key.op.name] = name
+    return keys
 
 
 def make_initial_values_stateless(variables, graph_seed):
-    """Makes initial values depend on the graph-level seed and the names of their ops alone.
+    """Makes initial values depend on the graph-level seed (or None) and the names of ops alone.
 
     Otherwise TF seeds each op by its place in the graph too, and the same model with the same seed
-    starts from other weights on 4 towers than on 1, or with another input pipeline.
-
-    Args:
-      variables: the variables whose initial values are replaced.
-      graph_seed: int or None.
-
-    Returns:
-      `(replaced, kept)`, as `make_stateless`: an `orthogonal_initializer`'s QR decomposition of
-      random numbers is replaced, values drawn inside loops and branches are kept.
+    starts from other weights on 4 towers than on 1, or with another input pipeline. Values drawn
+    inside loops and branches are kept. Returns what `make_stateless` does.
     """
     initial = [compat.initializer_of(variable) for variable in variables]
     with tf.name_scope('initial_values'):
@@ -168,11 +140,7 @@ def make_initial_values_stateless(variables, graph_seed):
 
 
 def key_of(name, graph_seed, part):
-    """The first number of a seed, an int64: graph seed x 2^32 + crc32(name and part).
-
-    Args:
-      name: of the op of tower 0.
-      graph_seed, part: as for `make_stateless`.
+    """The first number of the seed of a tower's op: graph seed x 2^32 + crc32(name, part), int64.
     """
     text = '%s part %d' % (name, part) if part else name
     number = (((graph_seed or 0) << 32) + zlib.crc32(text.encode())) % 2 ** 64
@@ -197,13 +165,8 @@ _TWINS = {
 def give_seeds_of_tower(operations, fetches, number, graph):
     """Changes the seeds of a tower's random operations, where another tower has the same.
 
-    It is for the first tower of a further machine, and for a further call of the model function.
-
-    Args:
-      operations: list of the tower's operations, forward and backward.
-      fetches: the tensors and operations that a step runs of them.
-      number: the tower's number among those of all machines.
-      graph: their graph.
+    It is for the first tower of a further machine, and for a further call of the model function;
+    `number` counts the towers of all machines.
     """
     needed, library = {op.name for op in graph_walk.step_operations(fetches)}, Library(graph)
     nodes = [(op, op.node_def) for op in operations if op.name in needed]

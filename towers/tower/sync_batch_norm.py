@@ -17,7 +17,7 @@ from towers import compat
 from towers.errors import ModelFunctionError
 from towers.graph.graph_walk import behind
 from towers.graph.edit import Library
-from towers.graph.op_types import SAME_NUMBERS
+from towers.graph.op_types import SAME_NUMBERS, is_fused_batch_norm
 from towers.tower.batch_values import batch_mean, batch_sum
 
 
@@ -33,7 +33,7 @@ def synchronize(operations, graph):
     """
     _check_functions(operations, graph)
     moments, instead = _moments(operations), {}
-    fused = [op for op in operations if _is_fused(op.type) and op.get_attr('is_training')]
+    fused = [op for op in operations if is_fused_batch_norm(op.type) and op.get_attr('is_training')]
     _check_gradients([variance.op for _, variance in moments] + fused, operations)
     for mean, variance in moments:
         for tensor in (mean, variance):
@@ -49,15 +49,11 @@ def statistics_of(operations):
     return {tensor.op.name for pair in _moments(operations) for tensor in pair}
 
 
-def _is_fused(kind):
-    return kind.startswith('FusedBatchNorm') and 'Grad' not in kind
-
-
 def _check_functions(operations, graph):
     functions = Library(graph).reached_from([op.node_def for op in operations])
     for name, function in functions.items():
         for node in function.node_def:
-            if _is_fused(node.op) and node.attr['is_training'].b:
+            if is_fused_batch_norm(node.op) and node.attr['is_training'].b:
                 raise ModelFunctionError(
                     "batch_norm='sync', and batch norm %s is in a function or a branch of control "
                     'flow v2 (%s), where towers cannot meet: call tf.disable_control_flow_v2(), or '

@@ -21,6 +21,21 @@ from towers.tower.losses import registered_losses
 DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variable')
 """A variable that was not made by `get_variable`, and the name that was asked for."""
 
+_ADVICE = {
+    'already exists': (
+        'variable %r exists already in this graph: pass reuse=True (or tf.AUTO_REUSE) to share it '
+        'with the towers, or open a tf.variable_scope in the model function for a second set; if '
+        'one call of the model function makes it twice, do either there.'),
+    'does not exist': (
+        'variable %r does not exist in this graph, and reuse is on where it is asked for, in '
+        'build_towers or in a variable scope: it shares variables that are there already. Leave it '
+        'out to make new ones, or pass tf.AUTO_REUSE to make those that are missing.'),
+    'Trying to ': (
+        'variable %r cannot be shared: give it the same shape, dtype and partitions as the '
+        'variable that reuse= found.')}
+"""What to do about a `ValueError` of `tf.get_variable`, by its words."""
+
+
 class NewVariables:
     """The variables that a call of a model function makes.
 
@@ -35,8 +50,8 @@ class NewVariables:
     def __init__(self, placement, earlier=None):
         """
         Args:
-          placement: a `Placement`, which names the device of each new variable.
-          earlier: `BuiltTowers` of an earlier build, whose variables the function gets; or None.
+          placement: `Placement`, which names the device of each new variable.
+          earlier: `BuiltTowers`, whose variables the function gets; or None.
         """
         self.created, self.direct, self.owned = [], [], set()
         self._placement = placement
@@ -66,14 +81,13 @@ class NewVariables:
         self._is_open = True
         try:
             with self._scope(scope, reuse), tf.variable_creator_scope(self._create):
-                is_reused = tf.get_variable_scope().reuse
                 yield
         except ValueError as error:
-            text = None if isinstance(error, SharedVariableError) else self._explained(
-                str(error).split('\n', 1)[0], is_reused is True)
-            if text is None:
-                raise
-            raise SharedVariableError(text) from error
+            found = re.match('(?:Variable|Trying to share variable) ([^ ,]+)', str(error))
+            for words, text in _ADVICE.items() if found else ():
+                if words in str(error).split('\n', 1)[0]:
+                    raise SharedVariableError(text % found.group(1)) from error
+            raise
         finally:
             self._is_open = False
 
@@ -119,31 +133,6 @@ class NewVariables:
             return variable
         finally:
             self._by_name -= 1
-
-    def _explained(self, text, is_reused):
-        """The text of an error for TensorFlow's at a `get_variable`; None for any other."""
-        found = re.match(r'(?:Variable|Trying to share variable) ([^ ,]+)', text)
-        name = found.group(1) if found else None
-        if name is None:
-            return None
-        if 'already exists' in text:
-            if any(variable.op.name == name or variable.op.name.startswith(name + '/part_')
-                   for variable in self.created):
-                return ('variable %r is made twice in one call of the model function: where both '
-                        'are to be one, use tf.variable_scope(..., reuse=tf.AUTO_REUSE) inside the '
-                        'model function; else give it another name.' % name)
-            return ('variable %r exists already in this graph: pass reuse=True (or '
-                    'tf.AUTO_REUSE) to share it with the towers, or open a tf.variable_scope in '
-                    'the model function for a second set.' % name)
-        if 'does not exist' in text and is_reused:
-            return ('variable %r does not exist in this graph, and reuse is on, in build_towers or '
-                    'in the variable scope around it: it shares variables that are there already. '
-                    'Leave it out to make new ones, pass tf.AUTO_REUSE to make those that are '
-                    'missing, or make the model that it is to share first, in this graph.' % name)
-        if 'Trying to ' in text:
-            return ('variable %r cannot be shared: %s. Give it the same shape, dtype and '
-                    'partitions as the variable that reuse= found.' % (name, text.rstrip('.')))
-        return None
 
     def _create(self, next_creator, **kwargs):
         if not self._is_open:
@@ -219,19 +208,15 @@ def _is_trainable(kwargs):
     return bool(trainable)
 
 
-def slot_creator(placement, variables, created):
-    """A creator for `tf.variable_creator_scope` around `apply_gradients`.
+@contextlib.contextmanager
+def new_slots(placement, variables):
+    """The context of `apply_gradients`, and the list of the slots that are made in it.
 
     Optimizers of TF colocate their slots with the variable. Those that make them with
     `get_variable` under the variable's name (BERT's: `<variable>/adam_m`) do not say where, and
     are put on the variable's device here.
-
-    Args:
-      placement: the `Placement` of the model's variables.
-      variables: the model's variables.
-      created: list that each slot is appended to.
     """
-    by_name = {variable.op.name: variable for variable in variables}
+    by_name, created = {variable.op.name: variable for variable in variables}, []
 
     def create(next_creator, **kwargs):
         owner = owner_by_name(kwargs.get('name') or '', by_name)
@@ -239,19 +224,15 @@ def slot_creator(placement, variables, created):
             slot = next_creator(**kwargs)
         created.append(slot)
         return slot
-    return create
+    with tf.variable_creator_scope(create):
+        yield created
 
 
 def owner_by_name(name, by_name):
     """The variable whose name a slot's name extends (`dense/kernel` for `dense/kernel/Adam`).
 
-    Args:
-      name: the slot's name.
-      by_name: dict from operation names of variables to the variables.
-
-    Returns:
-      The variable with the longest such name, or None. Scopes around `apply_gradients` may stand
-      before it.
+    It is that of the longest such name, or None; scopes around `apply_gradients` may stand before
+    it. `by_name` is a dict from names to variables.
     """
     parts = name.split('/')
     for start in range(len(parts) - 1):
@@ -277,3 +258,38 @@ def _wanted_shape_and_dtype(kwargs):
 def without_numbers(name):
     """A variable's name without the numbers that make its parts unique: `a_1/b_2` as `a/b`."""
     return re.sub(r'(_\d+)+(?=/|$)', '', name)
+
+
+# ---- variable scopes by their full names ---------------------------------------------------------
+
+def full_scope_name(scope):
+    """The full name of the scope that `tf.variable_scope(scope)` enters; None: the current one."""
+    current = tf.get_variable_scope().name
+    if scope is None:
+        return current
+    if isinstance(scope, tf.VariableScope):
+        return scope.name
+    return '/'.join(part for part in (current, scope) if part)
+
+
+def scope_to_enter(full_name):
+    """The argument by which `tf.variable_scope` enters the scope `full_name` from the current one.
+
+    Initializer, regularizer and custom getter stay those of the current scope.
+    """
+    current = tf.get_variable_scope().name
+    if full_name == current:
+        return None
+    if not current or full_name.startswith(current + '/'):
+        return full_name[len(current):].lstrip('/')
+    return like_current_scope(full_name, tf.get_variable_scope().reuse)
+
+
+def like_current_scope(name, reuse):
+    """A `tf.VariableScope` with this name and reuse flag, otherwise like the current one."""
+    scope = tf.get_variable_scope()
+    return tf.VariableScope(
+        reuse, name, scope.initializer, scope.regularizer, scope.caching_device,
+        scope.partitioner, scope.custom_getter,
+        scope.original_name_scope if name == scope.name else name + '/' if name else '',
+        scope.dtype, scope.use_resource, scope.constraint)

@@ -1,19 +1,29 @@
-"""The order of reads and writes of variables that towers have in common: one rule for each role.
+"""The order of a step's writes after its reads: of the towers' forward passes, and of the update.
 
-`'first'`: of N towers only the first one writes what a model reads, and then writes, in its forward
-pass or by `UPDATE_OPS`; its write waits until all towers have read. What the model says of its own
-order holds in the first tower. Where it says nothing, one device reads before or after the write by
-chance; the first tower then reads before it, as all others do, as far as the loss and the gradients
-are computed from that.
+What a model reads and then writes itself, in its forward pass or by `UPDATE_OPS`, by role:
+
+`'first'`: tower 0 alone writes; its write waits until all towers have read. What the model says of
+its own order holds in tower 0. Where it says nothing, one device reads before or after the write by
+chance; tower 0 then reads before it, as all others do, as far as the loss and the gradients are
+computed from that.
 
 `'every'`: each tower's write waits until all towers have read, and for the tower before.
 
-`'metric'`: a tower takes the counters of a metric when the tower before has updated them, since an
-update may depend on a counter's value (a running maximum, a covariance, a list that grows), and has
-to see what the batch before on one device would have left.
+`'metric'`: see `metric_counters`.
+
+In the update, two kinds of writes do not wait by themselves. An optimizer may write beside the
+gradients: AdamW decays a weight before it applies the gradient, a counter goes up first. TensorFlow
+makes such a write as soon as its inputs are there, while a backward pass may still read: the memory
+of a reference variable, the weights once more in what is recomputed, and on parameter servers all
+that the other workers compute from. And updates such as batch norm's moving averages write, on a
+parameter server, a variable that other workers' forward passes of the same step read; in the step
+in which all data have ended they must not run at all, and in a worker whose own data have ended
+they would see the first batch again. Both are found in the finished step here, whatever way they
+were made, and wait.
 """
 
 import collections
+import functools
 import itertools
 
 import tensorflow.compat.v1 as tf
@@ -21,15 +31,17 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
-from towers.graph.frames import Frames
 from towers.graph.nests import fetches_in
-from towers.graph.op_types import HAND_ON, VARIABLE_OPS
-from towers.graph.variable_access import (Writes, is_variable, read_from, takers_of_memory,
-                                          variable_op)
+from towers.graph.order import Frames, Precedence, gates, hold
+from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
-from towers.tower.objectives import flat
-from towers.tower.outputs import metrics_by_kind
+from towers.tower.objectives import tensors_of
 
+_Write = collections.namedtuple('_Write', 'tower op name is_every')
+"""A write: the number of its tower, its operation, its variable's name, whether every tower's."""
+
+
+# ---- of the towers -------------------------------------------------------------------------------
 
 def write_after_reads(towers, roles):
     """Makes each write of the first tower, or of every tower, wait for all towers' reads.
@@ -42,72 +54,57 @@ def write_after_reads(towers, roles):
     Raises:
       SharedVariableError: a tower reads such a variable after it has written it.
     """
-    finder, writes, operations = Writes(tf.get_default_graph()), [], {}
-    for number, tower in enumerate(towers if roles.names('every') else towers[:1]):
-        step = graph_walk.step_operations(_fetches(tower) + list(tower.updates))
-        operations.update((op.name, op) for op in step)
-        writes += _writes_of(tower, step, finder, roles, number)
-    if not writes:
+    finder, graph = Writes(tf.get_default_graph()), tf.get_default_graph()
+    takers = {name: finder.takers(graph.get_operation_by_name(name), memory=True)
+              for name, role in roles.written.items() if role != 'metric'}
+    if not takers:
         return
-    reading = towers[1:] + [towers[0]._replace(predictions=None)]
-    operations.update((op.name, op) for op in graph_walk.step_operations(
-        sum((_fetches(tower) for tower in reading), [])))
-    operations = list(operations.values())
-    frames, waits_for = Frames(operations), collections.OrderedDict()
-    pairs = _reads_before_writes(towers, reading, writes, frames, finder)
-    precedence = graph_walk.Precedence([gate for _, gate, _ in pairs], operations)
-    after = graph_walk.reachable_from([gate for _, gate, _ in pairs], operations, control=True)
-    # Reads that come after another variable's write are last, since more of them cannot wait.
-    for end, gate, write in sorted(pairs, key=lambda pair: pair[0].name in after):
-        if not precedence.waits_for(end, gate):  # else an operation would wait for itself
-            precedence.add(gate, end)
-            waits_for.setdefault(gate, []).extend(to_wait_for(end, finder))
-        elif write.is_every:
+    writing = list(enumerate(towers if roles.names('every') else towers[:1]))
+    reads = {op.name: op for op in graph_walk.step_operations(sum(
+        map(_fetches, towers[1:] + [towers[0]._replace(predictions=None)]), []))}
+    step = {op.name: op for op in graph_walk.step_operations(sum(
+        (_fetches(tower) + list(tower.updates) for _, tower in writing), []), reads)}
+    writes = [_Write(number, op, name, roles.written[name] == 'every')
+              for name, found in takers.items() for op in found
+              if (op.name in step or op.name in reads) and name in finder.of(op)
+              for number, tower in writing
+              if tower.has(op.name) and (not number or roles.written[name] == 'every')]
+    step.update(reads)
+    pairs = _gates_and_ends(towers, reads, writes, takers, Frames(list(step.values())))
+    every = {gate.name: write for gate, _, write in pairs if write.is_every}
+    for gate, end in hold([pair[:2] for pair in pairs], finder):
+        if gate.name in every:
             raise SharedVariableError(
                 'a tower reads variable %s (operation %s) after its examples have written it '
                 '(operation %s), where one device reads what the whole batch has written: read it '
-                'before.' % (write.variables[0], end.name, gate.name))
-    for before, later in itertools.permutations([each for each in writes if each.is_every], 2):
-        if before.tower + 1 == later.tower and set(before.variables) & set(later.variables):
-            waits_for.setdefault(later.op, []).append(before.op)
-    for gate, waited in waits_for.items():
-        compat.add_control_inputs(gate, list({op.name: op for op in waited}.values()))
+                'before.' % (every[gate.name].name, end.name, gate.name))
+    for former, later in itertools.permutations([each for each in writes if each.is_every], 2):
+        if former.tower + 1 == later.tower and former.name == later.name:
+            compat.add_control_inputs(later.op, [former.op])
 
 
-_Write = collections.namedtuple('_Write', 'tower op variables is_every')
-"""A write: the number of its tower, its operation, names of variables, whether every tower's."""
-
-
-def _writes_of(tower, step, finder, roles, number):
-    """What a tower writes in a step that is to be put in order: a list of `_Write`."""
-    found = []
-    for op in step:
-        if tower.has(op.name) and not graph_walk.is_random(op):
-            names = [name for name in finder.of(op) if roles.written.get(name) != 'metric']
-            mine = [name for name in names if roles.written.get(name) == 'every']
-            if mine or names and not number:
-                found.append(_Write(number, op, mine or names, bool(mine)))
-    return found
-
-
-def _reads_before_writes(towers, reading, writes, frames, finder):
-    """`[(operation after which a variable was read, gate of its write, the write)]`."""
-    written = {name for write in writes for name in write.variables}
-    readers = _readers(reading, written, frames, finder)
-    writing = {write.op.name: write for write in writes}
-    steps, pairs = _steps_of_one_loss(towers[0]), []
+def _gates_and_ends(towers, reads, writes, takers, frames):
+    """`[(gate of a write, operation after which its variable was read, the write)]`; `reads` are
+    the operations that the towers' fetches need, by their names."""
+    writing, steps = {write.op.name: write for write in writes}, _steps_of_one_loss(towers[0])
+    pairs, trains = [], None
     for write in writes:
-        for gate in gates(write.op, write.variables, frames):
-            for name in write.variables:
-                for reader, ends in readers[name]:
-                    other = writing.get(reader.name)
-                    # Writes of every tower are in turn; a step of one loss does not run what only
-                    # another loss writes.
-                    if other is None or reader is not write.op and not (
-                            other.is_every and write.is_every) and not any(
-                                write.op.name in step and reader.name not in step
-                                for step in steps):
-                        pairs += [(end, gate, write) for end in ends]
+        of_write = gates(write.op, [write.name], frames)
+        for reader in takers[write.name] if of_write else ():
+            other = writing.get(reader.name)
+            # Writes of every tower are in turn; a step of one loss does not run what only
+            # another loss writes.
+            if reader.name not in reads or other is not None and (
+                    reader is write.op or other.is_every and write.is_every or any(
+                        write.op.name in step and reader.name not in step for step in steps)):
+                continue
+            ends = frames.ends(reader)
+            if ends != [reader]:
+                # Not operations that only predictions need: a training step does not run them.
+                trains = trains or {op.name for op in graph_walk.step_operations(sum(
+                    (_fetches(tower._replace(predictions=None)) for tower in towers), []))}
+                ends = [end for end in ends if end.name in trains]
+            pairs += [(gate, end, write) for end in ends for gate in of_write]
     return pairs
 
 
@@ -120,78 +117,6 @@ def _steps_of_one_loss(tower):
             for name in tower.loss]
 
 
-def _readers(towers, written, frames, finder):
-    """{name of a variable: [(operation that reads it, [operations after which it has read])]}."""
-    readers, of_memory = collections.defaultdict(list), collections.defaultdict(set)
-    for name in sorted(written):
-        for taker in takers_of_memory(tf.get_default_graph().get_operation_by_name(name),
-                                      lambda op: name in finder.of(op)):
-            of_memory[taker].add(name)
-    for tower in towers:
-        trains = None
-        for op in graph_walk.step_operations(_fetches(tower)):
-            if not tower.has(op.name) or op.type in HAND_ON and is_variable(op.outputs[0]):
-                continue  # the latter hands on a variable itself, to where it is read
-            names = of_memory[op.name].union(written.intersection(
-                source.name for tensor in op.inputs for source in _sources(tensor, tower)))
-            if not names:
-                continue
-            ends = frames.ends(op)
-            if ends != [op]:
-                # Not operations that only predictions need: a training step does not run them.
-                trains = trains or {each.name for each in graph_walk.step_operations(
-                    _fetches(tower._replace(predictions=None)))}
-                ends = [end for end in ends if end.name in trains]
-            for name in names:
-                readers[name].append((op, ends))
-    return readers
-
-
-def _sources(tensor, tower):
-    """The variables that a tensor is, or, from outside of the tower, has the value of."""
-    if not tower.has(tensor.op.name):
-        return read_from(tensor)
-    source = variable_op(tensor) if is_variable(tensor) else None
-    return [] if source is None else [source]
-
-
-def gates(op, names, frames):
-    """The operations that have to wait so that `op` writes its variables later.
-
-    An operation in a loop cannot wait for one outside: there the operations that lead the variable
-    into the loop wait.
-    """
-    if frames.is_outside(op):
-        return [op]
-    found = []
-    for tensor in op.inputs:
-        source = variable_op(tensor) if is_variable(tensor) else None
-        if source is None or source.name not in names:
-            continue
-        while not frames.is_outside(tensor.op):
-            tensor = tensor.op.inputs[0]
-        if tensor.op.type not in VARIABLE_OPS:
-            found.append(tensor.op)
-    return found
-
-
-def to_wait_for(op, finder):
-    """The operations to wait for: `op`, and its values if it calls functions (control flow v2).
-
-    TensorFlow inlines the functions. An operation that waits for an `If` then waits for its
-    condition alone, and for no read or write of its branches (measured on 1.15.5 and 2.21); one
-    that waits for the values of the `If` waits for what they are computed from.
-
-    Args:
-      op: an operation in no loop and no branch of control flow v1.
-    """
-    if not finder.within_function(op):
-        return [op]
-    with tf.control_dependencies(None), only_device(op.device or None), \
-            tf.name_scope(op.name + '_has_run/'):
-        return [op] + [tf.identity(tensor).op for tensor in op.outputs if not is_variable(tensor)]
-
-
 def updates_that_write(towers, names):
     """The operations among the updates of the towers after the first that write some variables.
 
@@ -199,12 +124,11 @@ def updates_that_write(towers, names):
     """
     found, names, finder = {}, set(names), Writes(tf.get_default_graph())
     for tower in towers[1:] if names else ():
-        frames = Frames(graph_walk.step_operations(tower.updates))
-        for update in tower.updates:
-            for op in graph_walk.step_operations([update]):
-                if tower.has(op.name) and names.intersection(finder.of(op)):
-                    for end in frames.ends(op) or [getattr(update, 'op', update)]:
-                        found[end.name] = end
+        step = graph_walk.step_operations(tower.updates)
+        writing = [op for op in step if tower.has(op.name) and names.intersection(finder.of(op))]
+        frames = Frames(step) if writing else None
+        for op in writing:
+            found.update((end.name, end) for end in frames.ends(op) or [op])
     return [found[name] for name in sorted(found)]
 
 
@@ -214,51 +138,123 @@ def _fetches(tower):
                        [gradient for gradient, _ in tower.pairs]])
 
 
-def count_in_turn(towers, weights, roles):
-    """Has each tower take the counters of a metric when the tower before has updated them.
+# ---- of the update -------------------------------------------------------------------------------
 
-    A tower of weight 0. has nothing but padding, and its metrics are not run.
+def hold_update(train_op, gradients, after, computed, waited=()):
+    """Makes the writes of an update wait until everything has been computed from what they change.
+
+    A write of a variable waits for all gradients, unless it waits for that variable's own: then the
+    backward pass is through with the variable; or for any, of a variable that no gradient is
+    computed from, such as a slot. Every write waits for `waited`, see `Machines`.
+
+    Args:
+      train_op: the operation of the update.
+      gradients: list of `(gradient, variable)` before the user's `transform_gradients`, the sums
+        over all towers and machines; `variable` is None for gradients of replicas.
+      after: list of the tensors and operations that the optimizer waits for. What these need is
+        not looked at: updates such as batch norm's wait by `hold_back`.
+      computed: list of the tensors that can be had without a step: they take no wait along.
     """
-    counters = {variable.op.name: variable for variable in tf.global_variables()
-                + tf.local_variables() if roles.written.get(variable.op.name) == 'metric'}
-    towers = [tower for tower, weight in zip(towers, weights)
-              if not (isinstance(weight, float) and weight == 0.)]
-    if len(towers) < 2 or not counters:
-        return
-    finder = Writes(tf.get_default_graph())
-    counting = [_counting(tower, counters, finder) for tower in towers]
-    for tower, before, after in zip(towers[1:], counting, counting[1:]):
-        for (waited, _), (_, takes) in zip(before, after):
-            for op, position, variable in takes if waited else ():
-                if op.inputs[position].op is variable.op:
-                    compat.add_control_inputs(op, waited)
-                else:  # its value, which was read once for all towers
-                    with tf.control_dependencies(waited), tf.name_scope(tower.name_scope), \
-                            only_device(variable.device or None):
-                        compat.replace_input(op, position, variable.read_value())
+    pairs = [(gradient, variable) for gradient, variable in gradients if gradient is not None]
+    sums = [tensor.op for tensor in tensors_of(pairs)]
+    last = [_values(gradient).op for gradient, _ in pairs]
+    ends = {op.name for op in sums} | {getattr(each, 'op', each).name for each in after}
+    operations = graph_walk.step_operations([train_op], ends)
+    finder = Writes(train_op.graph)
+    writes = [(op, names) for op, names in ((op, finder.of(op)) for op in operations
+                                            if op.name not in ends) if names]
+    own = {variable.op.name: op for op, (_, variable) in zip(last, pairs) if variable is not None}
+    read = {op.name for op in graph_walk.step_operations(sums)}
+    order = Precedence(last)
+
+    def waits(op, name):
+        if name in own:
+            return order.waits_for(op, own[name])
+        return (all if name in read else any)(order.waits_for(op, each) for each in last)
+    early = [write for write in writes if not all(waits(write[0], name) for name in write[1])]
+    if early:
+        with tf.control_dependencies(None), only_device('/cpu:0'):
+            _wait(early, [tf.group(*sums, name='all_gradients')], operations, computed)
+    if waited and writes:
+        _wait(writes, waited, operations, computed)
 
 
-def _counting(tower, counters, finder):
-    """How a tower counts: for each metric, update and loss `(operations, takes)`.
+def hold_back(updates, waited, active, computed):
+    """Makes updates wait for other operations, and leaves them out where there is no batch.
 
-    The operations are those after which its counters are updated; the takes are `[(operation,
-    position of an input, counter)]` where it gets a counter, or its value, from outside.
+    What the step computes its results from is left as it is, also where it writes a variable: a
+    write of the forward pass itself, which `loss` or a prediction takes along without a step.
+
+    Args:
+      updates: list of operations or tensors, which nothing waits for yet but other updates, and
+        what `transform_gradients` has made.
+      waited: list of operations to wait for.
+      active: float scalar, 0 in a worker whose own data have ended; or None.
+      computed: list of the tensors that can be had without a step: loss, predictions, metrics.
+
+    Returns:
+      `(updates, redirect)`: a list of tensors or operations, which the optimizer has to wait for in
+      place of `updates`; and, where updates may be left out, a function to be called when more
+      operations have been made: what waits for updates then waits for what runs in any case.
     """
-    fetches = [update for _, update in metrics_by_kind(tower.metrics)[1]] + list(tower.updates) + (
-        [] if tower.data_loss is None else flat(tower.data_loss))
-    operations = graph_walk.step_operations(fetches)
-    inside = {op.name for op in operations if tower.has(op.name)}
-    takes = [(op, position, counters[source.name]) for op in operations if op.name in inside
-             for position, tensor in enumerate(op.inputs)
-             if tensor.op.name not in inside or tensor.op.name in counters
-             for source in read_from(tensor) if source.name in counters]
-    rest = {op.name for op in operations} - graph_walk.reachable_from(
-        [op for op, _, _ in takes], operations, control=True)
-    frames, found = Frames(operations), []
-    for fetch in fetches:
-        mine = {op.name: op for op in graph_walk.step_operations([fetch], rest)}
-        ends = {end.name: end for op in mine.values() if op.name in inside
-                and counters.keys() & finder.of(op) for end in frames.ends(op)}
-        found.append(([each for name in sorted(ends) for each in to_wait_for(ends[name], finder)],
-                      [take for take in takes if take[0].name in mine]))
-    return found
+    if not updates or not waited and active is None:
+        return updates, None
+    waited, skipped = list(waited), None
+    if active is not None:
+        # As in a branch of control flow v1: what waits for the output that is not taken is not run.
+        with only_device('/cpu:0'), tf.name_scope('riding'), tf.control_dependencies(waited):
+            has_batch = tf.identity(active >= .5)
+            switch = tf.raw_ops.Switch(data=has_batch, pred=has_batch)
+            skipped, taken = tf.identity(switch[0]), tf.identity(switch[1])
+        waited = [taken.op]
+    operations, finder = graph_walk.step_operations(updates), Writes(tf.get_default_graph())
+    roots = {getattr(update, 'op', update).name for update in updates}
+    written = [(op, finder.of(op)) for op in operations]
+    held = _wait([(op, names) for op, names in written if op.name in roots or names], waited,
+                 operations, computed)
+    if skipped is None:
+        return updates, None
+    with only_device('/cpu:0'), tf.name_scope('riding'):
+        with tf.control_dependencies(updates):
+            done = tf.identity(taken)
+        merged = tf.raw_ops.Merge(inputs=[done, skipped])[0]
+    left_out = graph_walk.reachable_from(held, operations, control=True)
+    return [merged], functools.partial(_wait_instead, left_out, operations, done.op, merged.op)
+
+
+def _wait_instead(left_out, operations, done, merged):
+    """Makes what waits for operations that may be left out wait for `merged`.
+
+    What waits for an operation that is not run is not run, either: `transform_gradients` may have
+    a read of a moving average after its update, an optimizer, too, and a program may run averages
+    of the weights after all `UPDATE_OPS`.
+
+    Args:
+      left_out: names of operations.
+      operations: the operations of the updates themselves, which go on waiting.
+      done, merged: the operations that run where the updates have, and in either case.
+    """
+    own = {op.name for op in operations}
+    for op in merged.graph.get_operations():
+        if op.name in own or op is done:
+            continue
+        kept = [other for other in op.control_inputs if other.name not in left_out]
+        if len(kept) < len(op.control_inputs):
+            compat.set_control_inputs(op, kept + [merged])
+
+
+def _wait(writes, waited, operations, computed):
+    """Makes `(operation, names of variables)`s wait, but for what can be had without a step; returns
+    the operations that do."""
+    frames = Frames(operations)
+    needed = {op.name for op in graph_walk.step_operations(list(waited) + list(computed))}
+    held = [gate for op, names in writes if op.name not in needed
+            for gate in gates(op, names, frames) if gate.name not in needed]
+    for gate in held:
+        compat.add_control_inputs(gate, waited)
+    return held
+
+
+def _values(gradient):
+    """The tensor of a gradient that the backward pass computes last: not the indices of rows."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

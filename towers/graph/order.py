@@ -1,32 +1,129 @@
-"""Which operations are within a loop or a branch of control flow v1, told from the graph alone.
+"""Which operations of a finished graph wait for which, through loops and branches, and one rule:
+writes wait for reads, except where a read needs the write (`hold`).
 
-TensorFlow's Python objects for control flow are not in a GraphDef, so a copy's operations have
-none.
+Loops and branches of control flow v1 are told from the graph alone, since a copy's operations have
+none of TensorFlow's Python objects for them.
 """
+
+import collections
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.graph.op_types import CONTROL_FLOW
+from towers.graph.op_types import CONTROL_FLOW, VARIABLE_OPS
+from towers.graph.variable_access import is_variable, variable_op
 
 _LOOP, _BRANCH = 'loop', 'branch'
 BACK = ('NextIteration', 'RefNextIteration')  # from one turn of a loop to the next
 
 
+def hold(pairs, finder):
+    """Makes operations wait for others, except where these need them already.
+
+    Args:
+      pairs: list of `(gate, end)`: an operation that is to wait, see `gates`, and another one, in
+        no loop or branch. Of pairs that contradict each other the first one counts; those of ends
+        that wait for a gate already are last, since more operations cannot wait for these.
+      finder: `Writes`.
+
+    Returns:
+      The pairs that were left out, since the end waits for the gate: a list.
+    """
+    precedence = Precedence([gate for gate, _ in pairs])
+    waits_for, left_out = collections.OrderedDict(), []
+    for gate, end in sorted(pairs, key=lambda pair: precedence.waits(pair[1])):
+        if precedence.waits_for(end, gate):  # else an operation would wait for itself
+            left_out.append((gate, end))
+        else:
+            precedence.add(gate, end)
+            waits_for.setdefault(gate, {})[end.name] = end
+    for gate, ends in waits_for.items():
+        compat.add_control_inputs(
+            gate, [each for end in ends.values() for each in to_wait_for(end, finder)])
+    return left_out
+
+
+def gates(op, names, frames):
+    """The operations that have to wait so that `op` writes its variables later.
+
+    An operation in a loop cannot wait for one outside: there the operations that lead the variable
+    into the loop wait.
+    """
+    if frames.is_outside(op):
+        return [op]
+    found = []
+    for tensor in op.inputs:
+        source = variable_op(tensor) if is_variable(tensor) else None
+        if source is None or source.name not in names:
+            continue
+        while not frames.is_outside(tensor.op):
+            tensor = tensor.op.inputs[0]
+        if tensor.op.type not in VARIABLE_OPS:
+            found.append(tensor.op)
+    return found
+
+
+def to_wait_for(op, finder):
+    """The operations to wait for: `op`, and its values if it calls functions (control flow v2).
+
+    TensorFlow inlines the functions. An operation that waits for an `If` then waits for its
+    condition alone, and for no read or write of its branches (measured on 1.15.5 and 2.21); one
+    that waits for the values of the `If` waits for what they are computed from.
+    """
+    if not finder.within_function(op):
+        return [op]
+    with tf.control_dependencies(None), tf.device(None), tf.device(op.device or None), \
+            tf.name_scope(op.name + '_has_run/'):
+        return [op] + [tf.identity(tensor).op for tensor in op.outputs if not is_variable(tensor)]
+
+
+class Precedence:
+    """Which of some operations, the sources, each operation waits for, while edges are added."""
+
+    def __init__(self, sources):
+        self._bit = {op.name: 1 << number for number, op in enumerate(sources)}
+        self._before = dict(self._bit)  # name of an operation -> bits of the sources before it
+        self._added = {}
+        self._spread(sources)
+
+    def waits_for(self, op, source):
+        """Whether an operation is the source, or waits for it."""
+        return bool(self._before.get(op.name, 0) & self._bit[source.name])
+
+    def waits(self, op):
+        """Whether an operation waits for any of the sources."""
+        return op.name in self._before
+
+    def add(self, op, before):
+        """Notes that `op` is to wait for the operation `before`."""
+        self._added.setdefault(before.name, []).append(op)
+        self._spread([before])
+
+    def _spread(self, operations):
+        queue = collections.deque(operations)
+        while queue:
+            op = queue.popleft()
+            bits = self._before.get(op.name, 0)
+            for taker in compat.waiting_for(op) + self._added.get(op.name, []) if bits else ():
+                known = self._before.get(taker.name, 0)
+                if bits & ~known:
+                    self._before[taker.name] = known | bits
+                    queue.append(taker)
+
+
+# ---- loops and branches of control flow v1 -------------------------------------------------------
+
 class Frames:
     """The loops and branches around each of some operations."""
 
     def __init__(self, operations):
-        """
-        Args:
-          operations: list of operations. It holds the `Enter`s and `Switch`es of each loop and
-            branch that an operation in it is in.
+        """`operations` hold the `Enter`s and `Switch`es of each loop and branch that they are in.
         """
         self._around, self._leaves, self._takers = {}, {}, {}
         if not any(op.type in CONTROL_FLOW for op in operations):
             return
         for op in operations:
-            for other in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
+            for other in _inputs(op):
                 self._takers.setdefault(other.name, []).append(op)
         for op in in_order(operations, before):
             self._note(op)
@@ -48,10 +145,7 @@ class Frames:
 
         Where `always_runs(op)`, it is `op` itself. Else these are the operations by which its
         results leave all loops and branches: they run whichever branch is taken, and when a loop
-        has ended.
-
-        Returns:
-          List of operations; empty if nothing outside depends on `op`.
+        has ended. The list is empty if nothing outside depends on `op`.
         """
         stack, seen, found = [op], {op.name}, []
         while stack:
@@ -123,9 +217,7 @@ def waited_instead(control_inputs, left_out):
 def in_order(operations, awaited):
     """Yields operations, each after those that it waits for; none that wait in a circle.
 
-    Args:
-      operations: list of operations.
-      awaited: function from an operation to the names of those that it waits for, among others.
+    `awaited` is a function from an operation to the names of those that it waits for, among others.
     """
     by_name, left, takers = {op.name: op for op in operations}, {}, {}
     for op in operations:
@@ -145,5 +237,8 @@ def in_order(operations, awaited):
 
 def before(op):
     """Names of the operations that an operation waits for, without the back edges of a loop."""
-    return {other.name for other in [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-            if other.type not in BACK}
+    return {other.name for other in _inputs(op) if other.type not in BACK}
+
+
+def _inputs(op):
+    return [tensor.op for tensor in op.inputs] + list(op.control_inputs)
