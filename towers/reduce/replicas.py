@@ -65,7 +65,7 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
           gradients: list of `(gradient, variable)`, of the model's own variables: combined, and
             transformed by the caller's function.
           on_towers: dict from a variable's name to its combined gradient on each tower, see
-            `all_reduce`.
+            `combination.all_reduce`.
         """
         ready = []
         for gradient, variable in gradients:
