@@ -82,9 +82,7 @@ def placements(workload, num_towers):
                 ('first tower', {}),
                 ('CPU beside the towers', {'variable_device': '/cpu:0', 'beside': True}),
                 ('balanced', {'variable_device': 'balanced'}),
-                ('replicated, copy', {'variable_device': 'replicated'}),
-                ('replicated, collective', {'variable_device': 'replicated',
-                                            'all_reduce': 'collective'}))]
+                ('replicated', {'variable_device': 'replicated'}))]
 
 
 def threads(workload, num_towers):

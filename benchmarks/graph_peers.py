@@ -30,7 +30,7 @@ def plain_config(num_devices, intra_op_threads=0, arithmetic=True):
 
 
 def build_with_towers(workload, arrays, num_towers, threads=None, variable_device=None,
-                      all_reduce=None, beside=False, num_stages=1, pipeline=None, **options):
+                      beside=False, num_stages=1, pipeline=None, **options):
     """`build_towers` under `session_config`.
 
     Args:
@@ -38,7 +38,7 @@ def build_with_towers(workload, arrays, num_towers, threads=None, variable_devic
       arrays: the batch.
       num_towers: N.
       threads: intra-op threads, None for what `session_config` says.
-      variable_device, all_reduce: where variables live, see `VariablePlacement`.
+      variable_device: where variables live, see `VariablePlacement`.
       beside: the towers leave the first CPU to the variables.
       num_stages: devices of each tower.
       pipeline: dict of arguments of `Pipeline`; or None.
@@ -52,7 +52,7 @@ def build_with_towers(workload, arrays, num_towers, threads=None, variable_devic
     devices = [names[first:first + num_stages] for first in range(0, len(names), num_stages)]
     built = build_towers(workload.model, batch, workloads.optimizer(workload.learning_rate),
                          devices, reduction='mean',
-                         variables=VariablePlacement(variable_device, all_reduce),
+                         variables=VariablePlacement(variable_device),
                          pipeline=Pipeline(**(pipeline or {})), **options)
     return GraphParts(built.loss, built.train_op, _by_name(built.variables), [start],
                       session_config(built.devices, intra_op_threads=threads), built.towers[0])

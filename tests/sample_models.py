@@ -203,8 +203,8 @@ def one_device(model_fn, arrays, make_optimizer, initial, steps=2, factor=1., pe
 
 def objective(optimizer, options):
     """The optimizer with those of the `options` that are an `Objective`'s, which are taken out."""
-    own = {name: options.pop(name) for name in ('var_list', 'transform_gradients',
-                                                'gradient_options') if name in options}
+    own = {name: options.pop(name) for name in ('var_list', 'transform_gradients')
+           if name in options}
     return towers.Objective(optimizer, **own) if own else optimizer
 
 

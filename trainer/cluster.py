@@ -55,7 +55,7 @@ def counted(built, examples):
 # compares itself.
 _OF_ONE_MACHINE = frozenset([
     'num_towers', 'devices', 'batch_size', 'accumulate', 'micro_batches', 'variable_device',
-    'all_reduce', 'xla', 'cluster', 'synchronous'])
+    'xla', 'cluster', 'synchronous'])
 # Settings by which a run ends: the chief's count, and another value on a worker would be passed
 # over.
 _OF_THE_END = ['train_steps', 'train_epochs', 'stop_at_accuracy', 'stop_after', 'max_minutes']

@@ -144,7 +144,6 @@ _GOES_WITH = [  # a flag or option, and the values of a flag with which it is of
     ('synchronous', 'cluster', ['ps']),
     ('start_timeout', 'cluster', _KINDS), ('dead_after', 'cluster', _KINDS),
     ('cluster', 'mode', ['train']), ('momentum', 'optimizer', ['momentum', 'rmsprop', 'lars']),
-    ('all_reduce', 'variable_device', ['replicated']),
     ('decay_epochs', 'decay', ['exponential', 'cosine']), ('decay_rate', 'decay', ['exponential']),
     ('predictions', 'mode', ['predict']), ('diagnose_seconds', 'mode', ['diagnose']),
     ('background_class', 'dataset', ['tfrecords']),

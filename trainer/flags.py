@@ -158,8 +158,6 @@ OPTIONS = _group(
      'empty'),
     ('copies', 'clone', ['clone', 'reuse'], HARMLESS, 'Towers after the first: copies of its '
      'graph, or a call of the model each'),
-    ('all_reduce', 'copy', ['copy', 'collective'], CHANGES, 'Sum of replicated variables: by '
-     "copies, or by TensorFlow's collective operations"),
     ('loss_scale', 0., (0, MOST_FLOAT), STATE, 'First factor of the loss, halved when a gradient '
      'overflows; 0 for 32768 with fp16, else none'),
     ('xla', False, None, CHANGES, "Compile each tower's passes; takes long to start"),

@@ -184,7 +184,6 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
 
 def _build(setup, batch, devices, learning_rate, cluster):
     """The `BuiltTowers` of the flags."""
-    is_replicated = FLAGS.variable_device == 'replicated'
     return towers.build_towers(
         setup.model.model_fn('train'), batch,
         towers.Objective(make_optimizer(learning_rate),
@@ -192,8 +191,7 @@ def _build(setup, batch, devices, learning_rate, cluster):
         devices, FLAGS.reduction, shares=shares_of_towers(),
         global_step=tf.train.get_global_step(),
         regularization=setup.model.regularization, batch_norm=FLAGS.batch_norm,
-        variables=towers.VariablePlacement(FLAGS.variable_device or None,
-                                           FLAGS.all_reduce if is_replicated else None),
+        variables=towers.VariablePlacement(FLAGS.variable_device or None),
         numerics=towers.Numerics(FLAGS.precision, make_loss_scale(), FLAGS.xla,
                                  FLAGS.check_numerics, stateless_random=True),
         memory=memory_of_tower(),

@@ -4,6 +4,7 @@ import inspect
 
 import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import sgd, slope
@@ -18,8 +19,8 @@ def build(*given, **options):
 
 def test_what_they_say_is_built(graph):
     built = build(numerics=towers.Numerics(check_numerics=True, loss_scale=towers.LossScale(8.)),
-                  variables=towers.VariablePlacement('replicated', 'copy'))
-    assert built.placement.all_reduce == 'copy' and len(built.replicas.variables) == 1
+                  variables=towers.VariablePlacement('replicated'))
+    assert built.placement.has_replicas and len(built.replicas.variables) == 1
     assert built.plan.line('loss scale') and built.scaled_losses is not None
 
 
@@ -59,3 +60,11 @@ def test_who_updates_the_variables(graph, kind, rank, updates_here):
     cluster = kind and towers.Cluster(kind, ['a:1', 'b:1'], ['c:1'] if kind == 'ps' else (),
                                       rank=rank)
     assert build(cluster=cluster).updates_here is updates_here
+
+
+def test_a_rate_of_another_graph(graph):
+    with tf.Graph().as_default():
+        rate = tf.constant(.1)
+    with pytest.raises(towers.InvalidArgumentError, match='belongs to another graph than the '):
+        towers.build_towers(slope, BATCH, tf.train.AdamOptimizer(rate), 2)
+    assert not graph.get_operations()

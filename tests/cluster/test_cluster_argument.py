@@ -113,9 +113,6 @@ def test_the_plan_counts_all_machines():
 
 @pytest.mark.parametrize('cluster, options, expected', [
     (Cluster('ps', [ONE], [TWO], 'ps', 0), {}, 'builds no towers'),
-    (Cluster('ring', [ONE, TWO]),
-     dict(variables=towers.VariablePlacement('replicated', all_reduce='collective')),
-     "use all_reduce='copy'"),
     (Cluster('ps', [ONE, TWO], [THREE]), dict(variables=towers.VariablePlacement('replicated')),
      'leave one out'),
     (Cluster('ring', [ONE, TWO]), dict(optimizer={

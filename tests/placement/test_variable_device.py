@@ -94,16 +94,13 @@ def test_what_belongs_to_no_variable_is_beside_balanced_ones():
         '/device:GPU:0', '/device:GPU:2']
 
 
-@pytest.mark.parametrize('device, all_reduce, text', [
-    (None, 'copy', "all_reduce='copy' goes with device='replicated', and that is None: with one "
-     'set of variables there is no all-reduce.'),
-    ('replicated', 'ring', "all_reduce='ring': expected one of 'copy', 'collective'."),
-    (3, None, "device=3: expected None, a device's name, with a number, or 'balanced', 'repl"),
-    ('replicate', None, "device='replicate': expected None, a device's name, with a number, or"),
-    (lambda op: '/cpu:0', None, 'device=<function ')])
-def test_an_all_reduce_goes_with_replicas(device, all_reduce, text):
+@pytest.mark.parametrize('device, text', [
+    (3, "device=3: expected None, a device's name, with a number, or 'balanced', 'repl"),
+    ('replicate', "device='replicate': expected None, a device's name, with a number, or"),
+    (lambda op: '/cpu:0', 'device=<function ')])
+def test_what_is_no_place_of_variables(device, text):
     with pytest.raises(InvalidArgumentError, match='^' + re.escape(text)):
-        VariablePlacement(device, all_reduce)
+        VariablePlacement(device)
 
 
 @pytest.mark.parametrize('device, num_towers, there', [

@@ -265,9 +265,7 @@ def test_a_block_that_writes_what_it_reads(resource, trainable):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize('gate', [
-    tf.train.Optimizer.GATE_NONE, pytest.param(tf.train.Optimizer.GATE_OP, marks=slow)])
-def test_segments_do_not_wait_for_each_other(gate):
+def test_segments_do_not_wait_for_each_other():
     """A small product of two branches: the gradient of each takes recomputed values of both."""
     def model(images):
         rows = tf.reshape(images, [36, 24])
@@ -278,8 +276,7 @@ def test_segments_do_not_wait_for_each_other(gate):
         product = tf.matmul(branches[0], branches[1], transpose_a=True)
         return tf.reduce_mean(tf.square(product)) + tf.reduce_mean(tf.square(branches[2]))
 
-    options = dict(optimizer=tf.train.GradientDescentOptimizer(.1),
-                   gradient_options={'gate_gradients': gate})
+    options = dict(optimizer=tf.train.GradientDescentOptimizer(.1))
     plain, _ = numbers(model, None, **options)
     again, line = numbers(model, ['one', 'two', 'three'], **options)
     assert line.startswith('5 operations of the forward pass are run again')

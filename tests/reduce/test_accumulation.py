@@ -67,7 +67,7 @@ def at_once():
     (2, 2, {}), (1, 3, dict(remainder='weight', copies='reuse'))] + [
         pytest.param(*case, marks=slow) for case in [
             (2, 2, dict(variables=towers.VariablePlacement('balanced'))),
-            (2, 2, dict(variables=towers.VariablePlacement('replicated', 'collective'))),
+            (2, 2, dict(variables=towers.VariablePlacement('replicated'))),
             (2, 9, dict(remainder='weight'))]])
 def test_the_weights_are_those_of_the_whole_batch(at_once, devices, accumulate, options):
     found = trained(devices, accumulate, **options)
@@ -75,9 +75,8 @@ def test_the_weights_are_those_of_the_whole_batch(at_once, devices, accumulate, 
     assert found[0]['global_step'] == 6
     built = found[2]
     assert len(built.towers) == devices * accumulate and len(built.devices) == devices
-    if built.placement.all_reduce != 'collective':
-        kinds = {v.op.name: type(g) for g, v in built.gradients}
-        assert kinds['rows'] is tf.IndexedSlices and 'unused' not in kinds
+    kinds = {v.op.name: type(g) for g, v in built.gradients}
+    assert kinds['rows'] is tf.IndexedSlices and 'unused' not in kinds
 
 
 def test_a_micro_batch_waits_for_the_sums_of_the_one_before():

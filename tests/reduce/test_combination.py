@@ -5,6 +5,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import combine_gradients, session_config
 from towers.errors import GradientError
+from towers.reduce.combination import all_reduce, buffers_of
 
 CPUS = ['/cpu:1', '/cpu:2', '/cpu:3']  # the towers'; variables are on /cpu:0
 
@@ -178,3 +179,33 @@ def test_variables_of_some_towers_only_are_no_mistake():
     assert [v for _, v in combined] == [shared, one, other]
     # One tower alone has gradients.
     assert combine_gradients([[(None, one)], [(gradient, other)]])[0][1] is other
+
+
+# ---- sums on every tower, for replicated variables ------------------------------------------------
+
+def test_sums_by_hand_on_every_tower():
+    a, b, table, unused = [variable(name, [2]) for name in 'ab'] + [
+        variable('table', [4, 2]), variable('unused', [])]
+    reduced = all_reduce(
+        [[(dense([1., 2.], 0), a), (None, b), (rows([[1., 2.], [3., 4.]], [3, 3]), table)],
+         [(dense([2., 3.], 1), b), (dense([10., 20.], 1), a), (None, unused),
+          (rows([[10., 20.]], [0], tower=1), table)]],
+        [[(dense([100., 100.], 0), a)]], CPUS[:2])  # of no tower
+    assert [v for _, v in reduced.gradients] == [a, b, table]
+    assert [getattr(g, 'values', g).device for g, _ in reduced.gradients] == [
+        '/device:CPU:1', '/device:CPU:2', '/device:CPU:1']  # the one that adds the fewest bytes
+    for gradient, v in reduced.gradients:
+        assert all(each is gradient for each in reduced.on_towers[v.op.name])
+        assert len(reduced.on_towers[v.op.name]) == 2
+    of_a, of_b, of_table = run([gradient for gradient, _ in reduced.gradients])
+    assert of_a.tolist() == [111., 122.] and of_b.tolist() == [2., 3.]
+    assert of_table.indices.tolist() == [3, 3, 0]  # which stay sparse
+
+
+def test_buffers_are_filled_up_and_hold_one_dtype():
+    variables = [variable('a', [5]), variable('b', [2], tf.float64), variable('c', [4]),
+                 variable('d', [1], tf.float64), variable('e', [2]), variable('f', [11]),
+                 variable('g', [4])]
+    buffers = buffers_of([(v, [(0, dense([0.], 0, v.dtype.base_dtype))]) for v in variables], 40)
+    # From the last: g and e and c, 16 + 8 + 16 bytes; f is too large; d and b; a opens another one.
+    assert [''.join(v.op.name for v, _ in each) for each in buffers] == ['gec', 'f', 'db', 'a']

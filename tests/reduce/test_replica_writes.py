@@ -48,10 +48,10 @@ def plain_losses(steps=4, way='collection'):
             return [session.run([loss, train_op])[0] for _ in range(steps)]
 
 
-def build(way, devices=2, optimizer=sgd, model=clipped, all_reduce=None, **options):
+def build(way, devices=2, optimizer=sgd, model=clipped, **options):
     return towers.build_towers(
         model(way), in_float32(VECTORS), optimizer(), devices, 'mean',
-        variables=towers.VariablePlacement('replicated', all_reduce), **options)
+        variables=towers.VariablePlacement('replicated'), **options)
 
 
 def losses_of(built, steps=4, train_op=None):
@@ -68,7 +68,7 @@ def losses_of(built, steps=4, train_op=None):
 @pytest.mark.parametrize('way, options', [
     ('collection', {}), ('collection', {'update_ops': 'all'})] + [
         pytest.param(*case, marks=pytest.mark.slow) for case in [
-            ('collection', {'all_reduce': 'collective'}), ('returned', {})]])
+            ('returned', {})]])
 def test_replicas_get_what_an_update_writes(way, options, kind_of_variables):  # noqa: F811
     built = build(way, **options)
     np.testing.assert_allclose(losses_of(built), plain_losses(), rtol=1e-5)

@@ -43,12 +43,6 @@ def test_an_optimizer_that_changes_gradients_gets_those_of_the_whole_loss():
     np.testing.assert_allclose(weights, 1. - RATE, rtol=1e-12)
 
 
-def test_gates_leave_the_numbers_as_they_are():
-    options = {'gate_gradients': tf.train.Optimizer.GATE_GRAPH}
-    weights = after_a_step(SGD(RATE), gradient_options=options)
-    np.testing.assert_allclose(weights, 1. - RATE * (np.array([3., 4.]) + 3.), rtol=1e-12)
-
-
 def test_a_variable_of_another_graph_is_named():
     with tf.Graph().as_default():
         other = tf.get_variable('other', [])

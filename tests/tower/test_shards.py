@@ -169,10 +169,10 @@ def sparse_rows(count):
     return tf.SparseTensorValue([[i, i % 3] for i in rows], [10. * i + 1 for i in rows], [count, 3])
 
 
-def test_sparse_values_of_a_nest():
-    inputs = {'a': [numbers(4), sparse_rows(4)], 'b': Batch(None, (sparse_rows(4),))}
+def test_sparse_tensors_of_a_nest():
+    sparse = tf.SparseTensor.from_value(sparse_rows(4))
+    inputs = {'a': [numbers(4), sparse], 'b': Batch(None, (sparse,))}
     shards = split_batch(inputs, 2)
-    assert isinstance(inputs['a'][1], tf.SparseTensorValue)  # the caller's nest is as it was
     assert all(type(each['b']) is Batch for each in shards.inputs)
     for leaves in zip(*[(each['a'][1], each['b'].labels[0]) for each in shards.inputs]):
         assert run([tf.sparse.to_dense(leaf) for leaf in leaves])[1].tolist() == [
@@ -239,6 +239,7 @@ def of_itself():
     (lambda: (np.ones(2), [3, 4]), 'inputs[1][0] is a scalar and has no batch dimension to cut: let '
                                    'the model function take it from its closure, or leave it out '
                                    'of inputs; of a Python list of numbers pass np.array(...)'),
+    (lambda: {'x': [sparse_rows(4)]}, "inputs['x'][0] is a SparseTensorValue: pass tf.SparseTens"),
     (of_itself, 'inputs contain themselves, or are nested too deeply'),
     (lambda: (None, None), 'inputs=(None, None) holds no tensor'),
     (lambda: (tf.zeros([4]), foreign()), 'inputs[1] (foreign:0) belongs to another graph than the'),

@@ -126,7 +126,6 @@ def test_paths_are_those_that_a_shell_would_make_of_them(monkeypatch):
     ("precision='fp16': expected", '--precision=fp16: expected'),
     ('devices=5, but', '--num_towers=5, but'),
     ('xla=True: the model has', 'xla=True of --config: the model has'),
-    ('all_reduce=\'collective\' needs', 'all_reduce=collective of --config needs'),
     ("VariablePlacement('replicated'), and", '--variable_device=replicated, and'),
     ('whole: --recover (recover=True) does so.', 'whole: recover of --config does so.'),
     ('with --init_from=a/b (towers.init_from).', 'with --init_from=a/b.'),

@@ -14,20 +14,18 @@ from towers.api.request import checked_request
 from towers.api.train_ops import update_variables
 from towers.errors import InputError
 from towers.placement.variable_device import only_device
-from towers.reduce.all_reduce import all_reduce
-from towers.reduce.combination import Combined, combine
+from towers.reduce.combination import Combined, all_reduce, combine
 from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.micro_batches import add_up_micro_batches, check_order
 from towers.reduce.replicas import check_no_replicas
-from towers.tower.batch_inputs import with_sparse_tensors
+from towers.tower.batch_inputs import (VariablesBehindInputs, check_nothing_is_trained_behind,
+                                       looked_at, variables_behind)
 from towers.tower.metric_counters import count_in_turn, leave_out_padding, weigh_additions
-from towers.tower.cut_inputs import Shards, check_cuts_nothing
+from towers.tower.cut_inputs import Shards
 from towers.tower.build_context import BuildCollections, check_not_nested
 from towers.tower.objectives import map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
-from towers.tower.shards import split_batch, static_batch_size
-from towers.tower.variables_behind_inputs import (VariablesBehindInputs,
-                                                  check_nothing_is_trained_behind)
+from towers.tower.shards import checked_size, cut
 
 
 def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typing.Any,
@@ -117,11 +115,11 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         copies=copies, reuse=reuse)
     graph = tf.get_default_graph()
     check_not_nested(graph)
-    inputs = checked_inputs(request, inputs)
+    check_inputs(request, inputs)
     collections_before = BuildCollections(graph)
     make_towers = call_for_each_tower if request.copies == 'reuse' else call_once_and_copy
     with collections_before.of_build():
-        shards, behind = cut(request, inputs)
+        shards, behind = split(request, inputs)
         scaled_losses = None if request.loss_scale is None else ScaledLosses(
             request.loss_scale, request.name + 's', request.placement)
         tower_set = make_towers(request, shards, behind, scaled_losses)
@@ -167,36 +165,41 @@ def check_build_arguments(*given, **named):
                        if name != 'inputs'})
 
 
-def checked_inputs(request, inputs):
-    """The inputs, with a `tf.SparseTensor` in the place of each `tf.SparseTensorValue`.
+def check_inputs(request, inputs):
+    """Checks the inputs before any operation is made; the graph has no new name then.
 
     Raises:
-      InputError: a batch that cannot be cut as `remainder` says; shards that are computed from a
-        trained variable; the graph has no new name then.
+      InputError: a batch that cannot be cut as `remainder` says; `Shards` with arguments that cut
+        them, or that are computed from a trained variable.
     """
     if isinstance(inputs, Shards):
-        check_cuts_nothing(request)
+        for name, given, default in (('remainder', request.remainder, 'error'),
+                                     ('shares', set(request.shares), {1})):
+            if given != default:
+                raise InputError('the inputs are cut into shards already: leave %s= out.' % name)
+        if request.accumulate > 1:
+            raise InputError('the inputs are cut already, a shard for each tower, and accumulate= '
+                             'or micro_batches= cut each into %d: pass the tensors of a batch '
+                             'instead.' % request.accumulate)
         if request.objectives:
-            check_nothing_is_trained_behind(inputs.tensors())
-        return inputs.check(request)
-    inputs, parts = with_sparse_tensors(inputs), len(request.parts)
-    size = static_batch_size(inputs, (1,), request.remainder, _word_for_parts(request))
+            check_nothing_is_trained_behind(inputs.batches)
+        inputs.check(request.devices)
+        return
+    size, parts = looked_at(inputs).size, len(request.parts)
     if request.schedule is not None and size is not None and size < parts:
         raise InputError('%d examples are fewer than the %d micro-batches of %d tower%s: pass a '
                          'smaller micro_batches=.' % (
                              size, parts, len(request.devices),
                              '' if len(request.devices) == 1 else 's'))
-    static_batch_size(inputs, request.shares, request.remainder, _word_for_parts(request))
-    return inputs
+    checked_size(inputs, request.shares, request.remainder, _word_for_parts(request))
 
 
-def cut(request, inputs):
+def split(request, inputs):
     """The parts of the batch, `CutBatch`; and the `VariablesBehindInputs`."""
-    is_cut = isinstance(inputs, Shards)
-    behind = VariablesBehindInputs(() if is_cut else inputs, bool(request.objectives))
-    return inputs.shards() if is_cut else split_batch(
-        behind.inputs, len(request.parts), request.remainder, called=_word_for_parts(request),
-        shares=request.shares), behind
+    if isinstance(inputs, Shards):
+        return inputs.cut(), VariablesBehindInputs()
+    behind = variables_behind(inputs) if request.objectives else VariablesBehindInputs(inputs)
+    return cut(behind.inputs, request.shares, request.remainder, _word_for_parts(request)), behind
 
 
 def _word_for_parts(request):
@@ -210,7 +213,7 @@ Outputs = collections.namedtuple('Outputs', 'loss predictions metrics')
 def merge_outputs(tower_set, request, shards):
     """Merges losses, predictions and metrics of all towers into the whole batch's: `Outputs`."""
     towers, roles = tower_set.towers, tower_set.roles
-    padded = shards.sizes if request.remainder == 'weight' else None
+    padded = shards.sizes if shards.pads else None
     with only_device(request.placement.main), tf.name_scope(request.name + 's'):
         loss = None
         if towers[0].data_loss is not None:
@@ -244,10 +247,10 @@ def combine_towers(tower_set, request, shards, behind):
                                 for some in (gradients, [each.of_shard for each in towers])]
         further = behind.gradients(of_shards, shards.sizes, tower_set.gradients.trainable)
         with tf.name_scope('combine_gradients'), of_loss(objective.name):
-            if request.placement.all_reduce is None:
+            if not request.placement.has_replicas:
                 check_no_replicas(tower_set.gradients.trainable)
                 return Combined(combine(of_towers + further))
-            return all_reduce(request.placement.all_reduce, of_towers, further, request.devices)
+            return all_reduce(of_towers, further, request.devices)
     return request.objectives.shaped(combined(each) for each in request.objectives)
 
 

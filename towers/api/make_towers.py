@@ -58,8 +58,8 @@ def call_once_and_copy(request, shards, behind, scaled_losses):
     recorded = recorded._replace(variables=[
         each for each in recorded.variables if each.op.name not in names_of_slots])
     cuts = put_on_devices(recorded, request, request.parts[0].device)
-    roles = ownership(recorded, request, shards.sizes[0], taken, None if (
-        request.placement.all_reduce is None) else make_replicas)
+    roles = ownership(recorded, request, shards.sizes[0], taken,
+                      make_replicas if request.placement.has_replicas else None)
     taken = taken + roles.inline_updates.updates
     losses = make_losses(recorded, request, 0)
     gradients = TowerGradients(request, scaled_losses, behind)

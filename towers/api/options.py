@@ -13,13 +13,12 @@ from towers.errors import InvalidArgumentError
 from towers.placement.devices import canonical_device
 from towers.placement.precision import PRECISIONS
 from towers.placement.variable_device import BALANCED, BY_STAGE, REPLICATED
-from towers.reduce.all_reduce import METHODS
 from towers.reduce.loss_scale import LossScale
 from towers.reduce.micro_batches import SCHEDULES
 from towers.tower.objectives import Objectives
 
 
-class VariablePlacement(collections.namedtuple('VariablePlacement', 'device all_reduce')):
+class VariablePlacement(collections.namedtuple('VariablePlacement', 'device')):
     """The devices of the shared variables.
 
     Attributes:
@@ -34,12 +33,10 @@ class VariablePlacement(collections.namedtuple('VariablePlacement', 'device all_
         after the write. An optimizer other than TensorFlow's own may mix variables (a global norm):
         it updates the model's variables once, and their values are sent to the replicas. Without an
         optimizer no replicas are made.
-      all_reduce: for `device='replicated'`: `'copy'` (the default: one of the towers computes each
-        sum and sends it to the others) or `'collective'` (TensorFlow's own); see `all_reduce`.
     """
     __slots__ = ()
 
-    def __new__(cls, device: typing.Any = None, all_reduce: typing.Optional[str] = None):
+    def __new__(cls, device: typing.Any = None):
         ways = (BALANCED, REPLICATED, BY_STAGE)
         if device is not None and not (isinstance(device, str) and device in ways):
             if not isinstance(device, str) or ':' not in device:
@@ -48,13 +45,7 @@ class VariablePlacement(collections.namedtuple('VariablePlacement', 'device all_
                     "'replicated' or 'stage'%s." % (device, ' (not a device function)' if callable(
                         device) else ''))
             canonical_device(device)
-        if all_reduce is not None:
-            check_choice('all_reduce', all_reduce, METHODS)
-            if device != REPLICATED:
-                raise InvalidArgumentError(
-                    "all_reduce=%r goes with device='replicated', and that is %r: with one set of "
-                    'variables there is no all-reduce.' % (all_reduce, device))
-        return super(VariablePlacement, cls).__new__(cls, device, all_reduce)
+        return super(VariablePlacement, cls).__new__(cls, device)
 
 
 class Memory(collections.namedtuple('Memory', 'accumulate recompute')):
@@ -153,7 +144,7 @@ _NAME = re.compile(r'[A-Za-z0-9.][A-Za-z0-9_.\\\-]*')
 
 
 class Objective(collections.namedtuple('Objective', [
-        'optimizer', 'var_list', 'transform_gradients', 'gradient_options', 'name'])):
+        'optimizer', 'var_list', 'transform_gradients', 'name'])):
     """An optimizer with its variables and gradient transformation, for `build_towers`.
 
     >>> towers.build_towers(model_fn, inputs, towers.Objective(
@@ -166,17 +157,12 @@ class Objective(collections.namedtuple('Objective', [
         variables to a list of some; None for all.
       transform_gradients: a function from the combined `(gradient, variable)` pairs to the pairs to
         apply, such as `tf.clip_by_global_norm`. A variable without a gradient has a pair with None.
-      gradient_options: dict of arguments for `optimizer.compute_gradients`, in every tower:
-        `aggregation_method`, `gate_gradients`, `colocate_gradients_with_ops`; or None. Where
-        `colocate_gradients_with_ops` would put a gradient operation on two devices, its tower's and
-        a variable's, it goes to its tower's.
       name: the name of the loss in the dict that the model function returns; None for one loss.
     """
     __slots__ = ()
 
     def __new__(cls, optimizer: typing.Any, var_list: typing.Any = None,
-                transform_gradients: typing.Optional[typing.Callable] = None,
-                gradient_options: typing.Optional[dict] = None):
+                transform_gradients: typing.Optional[typing.Callable] = None):
         check_optimizer(optimizer, or_else='')
         rate = compat.optimizer_learning_rate(optimizer)
         if isinstance(rate, tf.Tensor) and getattr(rate, 'graph', None) is not (
@@ -188,9 +174,7 @@ class Objective(collections.namedtuple('Objective', [
         if transform_gradients is not None:
             check_function('transform_gradients', transform_gradients, 1,
                            'a function from (gradient, variable) pairs to such pairs')
-        check_gradient_options(gradient_options, optimizer)
-        return super(Objective, cls).__new__(cls, optimizer, var_list, transform_gradients,
-                                             gradient_options or {}, None)
+        return super(Objective, cls).__new__(cls, optimizer, var_list, transform_gradients, None)
 
 
 def checked_objectives(optimizer):
@@ -250,31 +234,6 @@ def check_optimizer(optimizer, argument='optimizer', or_else='or None to evaluat
             '%s=%r has no compute_gradients(loss, var_list) and apply_gradients(pairs, '
             'global_step): expected a tf.train.Optimizer (Keras optimizers are none)%s.' % (
                 argument, optimizer, ', ' + or_else if or_else else ''))
-
-
-def check_gradient_options(options, optimizer):
-    """Checks a dict of arguments of `compute_gradients`, or None; raises `InvalidArgumentError`."""
-    if options is None:
-        return
-    check_instance('gradient_options', options, dict, 'a dict of arguments of compute_gradients')
-    kinds, methods = tf.train.Optimizer, tf.AggregationMethod
-    expected = {
-        'aggregation_method': (None, methods.ADD_N, methods.EXPERIMENTAL_TREE,
-                               methods.EXPERIMENTAL_ACCUMULATE_N),
-        'gate_gradients': (kinds.GATE_NONE, kinds.GATE_OP, kinds.GATE_GRAPH),
-        'colocate_gradients_with_ops': (True, False)}
-    parameters = inspect.signature(optimizer.compute_gradients).parameters.values()
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    for option, value in options.items():
-        if option not in expected or not takes_all and option not in [
-                each.name for each in parameters]:
-            raise InvalidArgumentError(
-                'gradient_options has %.80r: expected some of %s, as far as compute_gradients of '
-                '%s takes them. The loss is what the model function returns: multiply it there.' % (
-                    option, ', '.join(sorted(expected)), type(optimizer).__name__))
-        if not any(type(value) is type(each) and value == each for each in expected[option]):
-            raise InvalidArgumentError('gradient_options[%r]=%.80r: expected one of %s.' % (
-                option, value, ', '.join(map(repr, expected[option]))))
 
 
 def check_var_list(var_list):

@@ -14,7 +14,6 @@ from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve
 from towers.placement.precision import rewrite_field
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import Placement
-from towers.reduce.all_reduce import check_all_reduce
 from towers.reduce.micro_batches import kept_at_once
 from towers.tower.build_context import check_no_failed_build
 from towers.tower.shards import checked_shares
@@ -144,7 +143,7 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
     schedule = pipeline.schedule if pipeline.micro_batches > 1 else None
     name, parts = _named_parts(tf.get_default_graph(), devices, accumulate, copies)
     if cluster is not None and objectives:
-        cluster.check_build(objectives[0].optimizer, placement.all_reduce, loss_scale is not None)
+        cluster.check_build(objectives[0].optimizer, placement.has_replicas, loss_scale is not None)
     elif objectives:
         check_alone([each.optimizer for each in objectives], placement.leaves_servers,
                     tf.global_variables())
@@ -182,16 +181,14 @@ def check_model_fn(model_fn):
 
 def _checked_placement(variables, devices, objectives, earlier, cluster):
     """The `Placement` of the variables; checks that their replicas can be kept equal."""
-    placement = Placement(variables.device, devices, variables.all_reduce, bool(objectives),
+    placement = Placement(variables.device, devices, bool(objectives),
                           alone=bool(objectives) and cluster is None,
                           earlier=None if earlier is None or variables.device is not None
                           else earlier.placement)
     if devices.checked and not placement.is_earlier_builds:
         for device in placement.devices():
             check_variable_device(device, devices)
-    if variables.all_reduce is not None:
-        check_all_reduce(variables.all_reduce, devices)
-    if placement.all_reduce is not None and earlier is not None and (
+    if placement.has_replicas and earlier is not None and (
             earlier.train_op is not None and earlier.replicas is None):
         raise InvalidArgumentError(
             "VariablePlacement('replicated'), but reuse= is a build that trains the same variables "
@@ -270,7 +267,7 @@ def _check_micro_batches(devices, objectives, memory, pipeline):
 def _check_together(objectives, placement, loss_scale, copies, pipeline, memory, numerics,
                     global_step):
     """Raises `InvalidArgumentError` for other options that contradict each other."""
-    has_replicas = placement.all_reduce is not None
+    has_replicas = placement.has_replicas
     minimizing = [type(each.optimizer).__name__ for each in objectives
                   if has_own_minimize(each.optimizer)]
     recompute = '%.80r' % (memory.recompute,)

@@ -280,12 +280,12 @@ class Cluster(collections.namedtuple('Cluster', [
         kind = {'ring': RingMachines, 'ps': ServedMachines, 'horovod': HorovodMachines}[self.kind]
         return kind(self, examples, reduction)
 
-    def check_build(self, optimizer, all_reduce, scales_loss):
+    def check_build(self, optimizer, has_replicas, scales_loss):
         """Raises `ClusterError` for a build that this cluster cannot train; makes no operation.
 
         Args:
           optimizer: as for `build_towers`, one.
-          all_reduce: as for `build_towers`, None where there is one set of variables.
+          has_replicas: whether each tower has a replica of every variable.
           scales_loss: whether there is a loss scale.
         """
         if self.job == 'evaluator':
@@ -294,10 +294,7 @@ class Cluster(collections.namedtuple('Cluster', [
         if self.job != 'worker':
             raise ClusterError('this process is %s, which builds no towers: call towers.serve('
                                'cluster) in it.' % self.name)
-        if self.kind == 'ring' and all_reduce == 'collective':
-            raise ClusterError("all_reduce='collective' within a machine and a ring across "
-                               "machines would be one group to TensorFlow: use all_reduce='copy'.")
-        if self.kind == 'ps' and all_reduce is not None:
+        if self.kind == 'ps' and has_replicas:
             raise ClusterError("VariablePlacement('replicated') and parameter servers both say "
                                'where variables live: leave one out.')
         if self.has_local_steps and scales_loss:

@@ -17,7 +17,7 @@ from towers.cluster.session_steps import SessionBegun
 from towers.cluster.shared_state import share_state
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
-from towers.reduce import all_reduce
+from towers.reduce.combination import buffers_of, unpacked
 from towers.reduce.sparse_rows import rows_once, scaled
 
 _CPU = '/cpu:0'
@@ -137,7 +137,7 @@ class RingMachines(Machines):
     def _dense(self, ring, dense, weight, last):
         """Dict from names of variables to reduced gradients."""
         reduced = {}
-        for buffer in all_reduce.buffers_of(dense, ring.buffer_bytes):
+        for buffer in buffers_of(dense, ring.buffer_bytes):
             variables = [variable for variable, _ in buffer]
             added = [present[0][1] for _, present in buffer]
             packed = added[0] if len(added) == 1 else tf.concat(
@@ -145,7 +145,7 @@ class RingMachines(Machines):
             if weight is not None:
                 packed = scaled(packed, weight)
             packed = ring.reduce_gradient(packed, weight is None and self._shares.is_mean, last)
-            pieces = [packed] if len(added) == 1 else all_reduce.unpacked(packed, variables)
+            pieces = [packed] if len(added) == 1 else unpacked(packed, variables)
             reduced.update(zip((variable.op.name for variable in variables), pieces))
         return reduced
 

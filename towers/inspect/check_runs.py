@@ -143,8 +143,7 @@ def _pairs_on_one_device(objective, loss, factor):
                             'none: there is no training to compare.')
     optimizer = tf.train.GradientDescentOptimizer(1.) if has_own_minimize(
         objective.optimizer) else objective.optimizer  # which calls its compute_gradients itself
-    pairs = list(optimizer.compute_gradients(loss, var_list=trainable,
-                                             **objective.gradient_options))
+    pairs = list(optimizer.compute_gradients(loss, var_list=trainable))
     if factor != 1:  # of what an optimizer's own method makes of the mean, too
         pairs = [(None if gradient is None else times(gradient, factor), variable)
                  for gradient, variable in pairs]

@@ -22,13 +22,13 @@ class Placement:
       main: the device for operations that belong to no single variable: the loss over all towers,
         merged predictions; and for statistics where trainable variables are replicated.
       of_weights: the device of the trainable variables, where one device has them all.
-      all_reduce: how replicated variables' gradients are combined; None where none are replicated.
+      has_replicas: whether each tower has a replica of every trainable variable.
       by_stage: whether each variable is on the device of its stage.
       leaves_servers: whether a variable that the program puts on a server is refused.
       is_earlier_builds: whether an earlier build's variables are shared, where it has put them.
     """
 
-    def __init__(self, device, devices, all_reduce=None, trains=True, alone=False, earlier=None):
+    def __init__(self, device, devices, trains=True, alone=False, earlier=None):
         """
         Args:
           device: None (the CPU; the one GPU when there is just one), a device name,
@@ -38,7 +38,6 @@ class Placement:
             trainable variable on every tower, see `replicas`; the model's own variable on the first
             tower's device, and no replicas with one tower or without an optimizer).
           devices: the towers' devices.
-          all_reduce: for `'replicated'`: one of `all_reduce.METHODS`; None for `'copy'`.
           trains: whether there is an optimizer.
           alone: whether no other machines train with this one, so that no variable is to be on
             their servers.
@@ -57,8 +56,7 @@ class Placement:
         self.main = default_variable_device(devices) if device in (
             None, BALANCED, REPLICATED, BY_STAGE) else canonical_device(device)
         self.of_weights = str(devices[0]) if self._replicated else self.main
-        has_replicas = self._replicated and trains and len(devices) > 1
-        self.all_reduce = (all_reduce or 'copy') if has_replicas else None
+        self.has_replicas = self._replicated and trains and len(devices) > 1
         self.is_earlier_builds = earlier is not None
         self.leaves_servers = alone and '/job:ps' not in ' '.join(self.devices())
         if self._replicated and len(stages_of(devices[0])) > 1:
@@ -74,9 +72,8 @@ class Placement:
             return '%s, %s' % ('balanced by size' if self._used is not None else 'on their stage',
                                ', '.join(map(short_name, self._used or stages_of(
                                    self._devices[0]))))
-        if self.all_reduce is not None:
-            return 'every tower (%d replicas), all-reduce by %s' % (
-                len(self._devices), self.all_reduce)
+        if self.has_replicas:
+            return 'every tower (%d replicas)' % len(self._devices)
         return short_name(self.of_weights)
 
     def scope(self, trainable=True):

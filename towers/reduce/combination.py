@@ -7,9 +7,13 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_graph_mode
 from towers.errors import GradientError
+from towers.graph.nests import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce.joined_products import joined_product
 from towers.reduce.sparse_rows import each_row_once, parts_of_lookups
+
+BUFFER_BYTES = 4 << 20
+"""Gradients that travel are packed together up to this; a larger one travels as it is."""
 
 Combined = collections.namedtuple('Combined', 'gradients on_towers', defaults=(None,))
 """One gradient a variable.
@@ -73,6 +77,65 @@ def combine(tower_gradients):
             joined = joined_product(gradients, variable)
             combined.append((add_up(gradients, variable) if joined is None else joined, variable))
     return combined
+
+
+def all_reduce(tower_gradients, further, devices):
+    """Sums the towers' gradients and gives each tower the sums, for replicated variables.
+
+    Each variable's gradients are added on one tower, which sends the sum to the others. The
+    variables are dealt out so that every tower adds about as many bytes.
+
+    Args:
+      tower_gradients: list, one entry a tower, of lists of `(gradient, variable)`; the variables
+        are the model's own in every tower.
+      further: list of further lists of pairs that belong to no tower, see `combine`.
+      devices: the towers' devices.
+
+    Returns:
+      `Combined`.
+
+    Raises:
+      GradientError: as `combine_gradients`.
+    """
+    combined, on_towers, added = [], {}, dict.fromkeys(devices, 0)  # bytes that each one adds
+    for variable, present in align(list(tower_gradients) + list(further)):
+        device = min(devices, key=added.get)
+        added[device] += bytes_of(variable)
+        with only_device(device):
+            total = add_up([gradient for _, gradient in present], variable)
+        combined.append((total, variable))
+        on_towers[variable.op.name] = [total] * len(devices)
+    return Combined(combined, on_towers)
+
+
+def buffers_of(aligned, most=None):
+    """Lists of `(variable, present)` that share a buffer, the variables made last first.
+
+    Args:
+      aligned: list of `(variable, present)`, `present` a list of `(tower, gradient)`.
+      most: bytes of a buffer; None for `BUFFER_BYTES`.
+    """
+    most = most or BUFFER_BYTES
+    buffers, open_ones = [], {}  # dtype -> (the buffer to be filled, bytes in it)
+    for variable, present in reversed(aligned):
+        dtype, size = present[0][1].dtype.base_dtype, bytes_of(variable)
+        if size > most or not variable.get_shape().is_fully_defined():
+            buffers.append([(variable, present)])
+            continue
+        buffer, used = open_ones.get(dtype, (None, 0))
+        if buffer is None or used + size > most:
+            buffer, used = [], 0
+            buffers.append(buffer)
+        buffer.append((variable, present))
+        open_ones[dtype] = (buffer, used + size)
+    return buffers
+
+
+def unpacked(buffer, variables):
+    """The gradients in a buffer [elements], a list, each of the shape of its variable."""
+    shapes = [variable.get_shape().as_list() for variable in variables]
+    pieces = tf.split(buffer, [variable.get_shape().num_elements() for variable in variables])
+    return [tf.reshape(piece, shape) for piece, shape in zip(pieces, shapes)]
 
 
 def align(tower_gradients):

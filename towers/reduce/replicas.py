@@ -60,7 +60,8 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
 
         Args:
           gradients: list of `(gradient, variable)`, combined and transformed.
-          on_towers: {name of a variable: its combined gradient on each tower}, see `all_reduce`.
+          on_towers: dict from a variable's name to its combined gradient on each tower, see
+            `combination.all_reduce`.
         """
         ready = []
         for gradient, variable in gradients:

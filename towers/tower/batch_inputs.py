@@ -1,7 +1,13 @@
-"""The inputs of a build: a nest of tensors, looked at before any operation is made."""
+"""The inputs of a build: a nest of tensors, looked at before any operation is made.
+
+A tower's gradient ends at its shard. A trained variable that the batch itself is computed from, an
+embedding that was looked up before the build, say, gets its gradient once, from those of all towers
+with respect to their shards:
+
+    dL/dv = sum over the inputs x of (dL/dx)^T dx/dv,   dL/dx = the towers' dL_k/dx_k, in order
+"""
 
 import collections
-import copy
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -9,12 +15,13 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_graph_mode
 from towers.errors import InputError, TowersError
+from towers.graph import graph_walk
+from towers.placement.variable_device import only_device
 
-Inputs = collections.namedtuple('Inputs', 'nest leaves size unknown')
+Inputs = collections.namedtuple('Inputs', 'leaves size unknown')
 """Inputs that can be cut by examples.
 
 Fields:
-  nest: the nest, with a `tf.SparseTensor` in the place of each `tf.SparseTensorValue`.
   leaves: list of `(path, leaf)`; the path is for the texts of errors, such as `inputs['x']`.
   size: the first dimension of all leaves; None where it is not static.
   unknown: the paths of the leaves whose first dimension is not static.
@@ -28,15 +35,30 @@ def looked_at(inputs):
       InputError: what cannot be cut by examples.
     """
     check_graph_mode('what split_batch makes')
-    nest = with_sparse_tensors(inputs)
-    leaves = _leaves(nest)
-    return Inputs(nest, leaves, *_static_batch_size(leaves))
+    leaves, sizes, unknown = _leaves(inputs), {}, []
+    for path, leaf in leaves:
+        if leaf is None:
+            continue
+        shape = static_shape(path, leaf)
+        if shape.ndims == 0:
+            raise InputError('%s is a scalar and has no batch dimension to cut: let the model '
+                             'function take it from its closure, or leave it out of inputs; of a '
+                             'Python list of numbers pass np.array(...).' % path)
+        if shape.ndims is not None and shape.as_list()[0] is not None:
+            sizes[path] = shape.as_list()[0]
+        else:
+            unknown.append(path)
+    if len(set(sizes.values())) > 1:
+        raise InputError('the first dimensions of the inputs differ: %s. Every tensor needs the '
+                         'same number of examples.'
+                         % ', '.join('%s has %d' % item for item in sizes.items()))
+    return Inputs(leaves, next(iter(sizes.values()), None), unknown)
 
 
-def tensors_of(inputs):
+def tensors_of_leaves(leaves):
     """The leaves of `Inputs` as tensors: a list, with None for None."""
     tensors = []
-    for path, leaf in inputs.leaves:
+    for path, leaf in leaves:
         try:
             tensors.append(leaf if leaf is None or isinstance(leaf, tf.SparseTensor) else
                            tf.convert_to_tensor(leaf))
@@ -52,15 +74,14 @@ def size_and_guards(inputs, tensors):
 
     Args:
       inputs: `Inputs`.
-      tensors: as `tensors_of` returns them.
+      tensors: as `tensors_of_leaves` returns them.
 
     Returns:
       `(size, guards)`: an int where it is static, else an int32 scalar; and a list of operations.
     """
     sizes = [(path, tf.cast(tensor.dense_shape[0], tf.int32) if isinstance(
         tensor, tf.SparseTensor) else tf.shape(tensor)[0])
-             for tensor, (path, _) in zip(tensors, inputs.leaves)
-             if tensor is not None and (inputs.size is None or path in inputs.unknown)]
+             for tensor, (path, _) in zip(tensors, inputs.leaves) if path in inputs.unknown]
     size, of_whom = inputs.size, 'the others'
     if size is None:
         of_whom, size = sizes.pop(0)
@@ -71,45 +92,22 @@ def size_and_guards(inputs, tensors):
                   for text, (_, other) in zip(texts, sizes)]
 
 
-def with_sparse_tensors(inputs):
-    """The nest with each `tf.SparseTensorValue` made a tensor: `tf.nest` would take it apart.
-
-    Raises:
-      InputError: a list or a dict that contains itself.
-    """
-    def converted(nest):
-        if isinstance(nest, tf.SparseTensorValue):
-            return tf.SparseTensor.from_value(nest)
-        if isinstance(nest, (tuple, list)):
-            parts = list(map(converted, nest))
-            return type(nest)(*parts) if hasattr(nest, '_fields') else type(nest)(parts)
-        if isinstance(nest, dict):
-            changed = copy.copy(nest)
-            changed.update((key, converted(nest[key])) for key in nest)
-            return changed
-        return nest
-    try:
-        return converted(inputs)
-    except RecursionError:
-        raise InputError('inputs contain themselves, or are nested too deeply: expected the '
-                         'tensors of one batch, [batch, ...] each.') from None
-
-
 def _leaves(inputs):
     """[(path for error texts, leaf)]; every leaf is checked as far as is possible without an op."""
     try:
+        paths = _paths(inputs, '')
         flat = tf.nest.flatten(inputs)
     except TypeError as error:
         raise InputError('inputs cannot be taken apart: %s' % error) from None
-    paths = _paths(inputs, '')
+    except RecursionError:
+        raise InputError('inputs contain themselves, or are nested too deeply: expected the '
+                         'tensors of one batch, [batch, ...] each.') from None
     if len(flat) == 1 and not isinstance(inputs, dict):
         paths = ['']
     elif len(paths) != len(flat):  # a nest of a kind that tf.nest alone knows
         paths = ['[%d]' % i for i in range(len(flat))]
     leaves = [('inputs' + path, leaf) for path, leaf in zip(paths, flat)]
     for path, leaf in leaves:
-        if leaf is None:
-            continue
         if isinstance(leaf, compat.DATASET_TYPES + (tf.data.Iterator,)):
             raise InputError('%s is a %s: pass the tensors of one batch, such as '
                              'tf.data.make_one_shot_iterator(dataset).get_next().'
@@ -131,6 +129,9 @@ def _leaves(inputs):
 def _paths(nest, path):
     """How each leaf is got out of a nest, in the order of `tf.nest.flatten`: `['x']`, `[0].labels`.
     """
+    if isinstance(nest, tf.SparseTensorValue):  # which `tf.nest` would take apart
+        raise InputError('inputs%s is a SparseTensorValue: pass tf.SparseTensor.from_value(…) of '
+                         'it.' % path)
     if isinstance(nest, dict):
         parts = [('[%r]' % (key,), nest[key]) for key in sorted(nest)]
     elif isinstance(nest, (tuple, list)):
@@ -161,26 +162,79 @@ def static_shape(path, leaf):
     return tf.TensorShape(array.shape)
 
 
-def _static_batch_size(leaves):
-    """(the first dimension of all leaves, the paths of the leaves whose first one is not static).
+# ---- trained variables behind the batch ---------------------------------------------------------
 
-    The dimension is None where no leaf has a static one.
+def _trained_behind(leaf):
+    """Names of the trainable variables that a leaf of a nest has a gradient to: a sorted list."""
+    if not isinstance(leaf, (tf.Tensor,) + compat.VARIABLE_TYPES) or not leaf.dtype.is_floating:
+        return []
+    return sorted({variable.op.name for variable in tf.trainable_variables()} &
+                  graph_walk.ancestors([leaf], ends=('StopGradient',)))
+
+
+def check_nothing_is_trained_behind(leaves):
+    """Raises `InputError` for tensors that have a gradient to a trainable variable."""
+    for leaf in tf.nest.flatten(leaves, expand_composites=True):
+        for name in _trained_behind(leaf):
+            raise InputError(
+                'the input %s is computed from the trainable variable %s, and the gradient of a '
+                'tower ends at its inputs: compute it in the model function, or pass its '
+                'tf.stop_gradient.' % (leaf.name, name))
+
+
+class VariablesBehindInputs(collections.namedtuple(
+        'VariablesBehindInputs', 'inputs leaves variables', defaults=((), (), ()))):
+    """The trainable variables that the inputs of a build are computed from.
+
+    Attributes:
+      inputs: the nest of inputs, behind which no gradient is taken.
+      leaves: list of its leaves that are computed from such variables; None for the others.
+      variables: list of the variables.
     """
-    sizes, unknown = {}, []
-    for path, leaf in leaves:
-        if leaf is None:
-            continue
-        shape = static_shape(path, leaf)
-        if shape.ndims == 0:
-            raise InputError('%s is a scalar and has no batch dimension to cut: let the model '
-                             'function take it from its closure, or leave it out of inputs; of a '
-                             'Python list of numbers pass np.array(...).' % path)
-        if shape.ndims is not None and shape.as_list()[0] is not None:
-            sizes[path] = shape.as_list()[0]
-        else:
-            unknown.append(path)
-    if len(set(sizes.values())) > 1:
-        raise InputError('the first dimensions of the inputs differ: %s. Every tensor needs the '
-                         'same number of examples.'
-                         % ', '.join('%s has %d' % item for item in sizes.items()))
-    return next(iter(sizes.values())) if sizes else None, unknown
+    __slots__ = ()
+
+    def shard_tensors(self, shard):
+        """The tensors of a shard behind which trained variables are: a list."""
+        return [tensor for tensor, leaf in zip(tf.nest.flatten(shard), self.leaves)
+                if leaf is not None]
+
+    def gradients(self, of_shards, sizes, trained):
+        """`[[(gradient, variable)]]`, as `combine` takes further gradients; [] without any.
+
+        Args:
+          of_shards: for each shard, the gradients with respect to `shard_tensors`; None for an
+            input that the loss does not depend on.
+          sizes: examples in each shard; padding behind them gets no gradient.
+          trained: list of the variables that are trained.
+        """
+        trained = {variable.op.name for variable in trained}
+        variables, ys, grads = [v for v in self.variables if v.op.name in trained], [], []
+        if not variables:
+            return []
+        leaves = [leaf for leaf in self.leaves if leaf is not None]
+        with tf.name_scope('behind_batch'):
+            for leaf, parts in zip(leaves, zip(*of_shards)):
+                if parts[0] is not None:
+                    with only_device(leaf.device or None):
+                        grads.append(tf.concat([tf.convert_to_tensor(part)[:size]
+                                                for part, size in zip(parts, sizes)], 0))
+                        ys.append(leaf[:sum(sizes)])  # a remainder may have been dropped
+            return [list(zip(tf.gradients(ys, variables, grads), variables))] if ys else []
+
+
+def variables_behind(inputs):
+    """The `VariablesBehindInputs` of a nest.
+
+    Raises:
+      InputError: a sparse tensor is computed from a trainable variable.
+    """
+    leaves = tf.nest.flatten(inputs)
+    check_nothing_is_trained_behind([each for each in leaves if isinstance(each, tf.SparseTensor)])
+    names = list(map(_trained_behind, leaves))
+    behind = [tf.convert_to_tensor(leaf) if each else None for leaf, each in zip(leaves, names)]
+    names = set().union(*names)
+    return VariablesBehindInputs(
+        inputs if not names else tf.nest.pack_sequence_as(inputs, [
+            leaf if each is None else tf.stop_gradient(each)
+            for leaf, each in zip(leaves, behind)]),
+        behind, [each for each in tf.trainable_variables() if each.op.name in names])

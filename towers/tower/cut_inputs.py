@@ -13,7 +13,7 @@ from towers.arguments import check_count, check_instance
 from towers.errors import InputError
 from towers.placement.devices import check_one_stage, resolve_devices, short_name
 from towers.placement.variable_device import only_device
-from towers.tower.batch_inputs import looked_at, size_and_guards, static_shape, tensors_of
+from towers.tower.batch_inputs import looked_at, size_and_guards, static_shape, tensors_of_leaves
 from towers.tower.shards import cut_batch, dense_shard, sparse_shard
 
 
@@ -42,54 +42,44 @@ class Shards:
         if not isinstance(batches, (list, tuple)) or not batches:
             raise InputError('Shards(%.80r): expected a list with the inputs of each tower.'
                              % (batches,))
-        self._batches = list(batches)
+        self.batches = list(batches)
 
-    def tensors(self):
-        """A nest of all tensors."""
-        return self._batches
-
-    def check(self, request):
-        """Returns this, if it is what a build with the `Request` takes; makes no operation.
-
-        Raises:
-          InputError: see the class.
-        """
-        if len(self._batches) != len(request.devices):
+    def check(self, devices):
+        """Raises `InputError` for what a build on these devices does not take."""
+        if len(self.batches) != len(devices):
             raise InputError('Shards has the inputs of %d towers, and there are %d devices: pass '
-                             'one nest of tensors for each.' % (len(self._batches),
-                                                                len(request.devices)))
-        _checked(self._batches)
-        return self
+                             'one nest of tensors for each.' % (len(self.batches), len(devices)))
+        self._looks()
 
-    def shards(self):
+    def cut(self):
         """The `CutBatch` for a build; each shard is fed where the caller has made it."""
-        looks = _checked(self._batches)
+        looks = self._looks()
         is_even = self._are_equal or looks[0].size is not None and len(
             {look.size for look in looks}) == 1
         with tf.name_scope('shards'):
-            inputs, sizes = zip(*[_whole(number, look, is_even)
-                                  for number, look in enumerate(looks)])
+            inputs, sizes = zip(*[_whole(number, batch, look, is_even) for number, (batch, look)
+                                  in enumerate(zip(self.batches, looks))])
             with tf.device(None), tf.device('/cpu:0'):
                 return cut_batch(list(inputs), list(sizes), sum(sizes), is_even)
 
-
-def _checked(batches):
-    """The `Inputs` of each shard, of one structure, with the same types and shapes [n, …]."""
-    looks = [looked_at(batch) for batch in batches]
-    for number, look in enumerate(looks):
-        try:
-            tf.nest.assert_same_structure(looks[0].nest, look.nest)
-        except (TypeError, ValueError) as error:
-            raise InputError('shard %d has another structure than shard 0: %s'
-                             % (number, str(error).split('\n', 1)[0])) from None
-        if look.size == 0:
-            raise InputError('shard %d has no example: pass one for each tower at least.' % number)
-        for (path, leaf), (_, other) in zip(look.leaves, looks[0].leaves):
-            if _kind(leaf) != _kind(other) or leaf is not None and not static_shape(
-                    path, leaf)[1:].is_compatible_with(static_shape(path, other)[1:]):
-                raise InputError('%s of shard %d is %s, and of shard 0 %s: expected one type and '
-                                 'shape [n, …].' % (path, number, leaf, other))
-    return looks
+    def _looks(self):
+        """The `Inputs` of each shard, of one structure, with the same types and shapes [n, …]."""
+        looks = [looked_at(batch) for batch in self.batches]
+        for number, look in enumerate(looks):
+            try:
+                tf.nest.assert_same_structure(self.batches[0], self.batches[number])
+            except (TypeError, ValueError) as error:
+                raise InputError('shard %d has another structure than shard 0: %s'
+                                 % (number, str(error).split('\n', 1)[0])) from None
+            if look.size == 0:
+                raise InputError('shard %d has no example: pass one for each tower at least.'
+                                 % number)
+            for (path, leaf), (_, other) in zip(look.leaves, looks[0].leaves):
+                if _kind(leaf) != _kind(other) or leaf is not None and not static_shape(
+                        path, leaf)[1:].is_compatible_with(static_shape(path, other)[1:]):
+                    raise InputError('%s of shard %d is %s, and of shard 0 %s: expected one type '
+                                     'and shape [n, …].' % (path, number, leaf, other))
+        return looks
 
 
 def _kind(leaf):
@@ -97,11 +87,11 @@ def _kind(leaf):
         isinstance(leaf, tf.SparseTensor), tf.as_dtype(leaf.dtype).base_dtype)
 
 
-def _whole(number, look, is_even):
+def _whole(number, batch, look, is_even):
     """(nest of tensors that can be fed, size) of a shard, on the devices of its tensors."""
     with tf.device(None), tf.device(lambda op: (
             op.inputs[0].device if len(op.inputs) else '') or '/cpu:0'):
-        tensors = tensors_of(look)
+        tensors = tensors_of_leaves(look.leaves)
         size, guards = size_and_guards(look, tensors)
         if look.size is None:
             guards.append(tf.Assert(size > 0, [
@@ -110,7 +100,7 @@ def _whole(number, look, is_even):
             fed = [None if tensor is None else sparse_shard(tensor, 0, size)
                    if isinstance(tensor, tf.SparseTensor) else
                    dense_shard(tf.identity(tensor), is_even) for tensor in tensors]
-    return tf.nest.pack_sequence_as(look.nest, fed), size
+    return tf.nest.pack_sequence_as(batch, fed), size
 
 
 class StagedInputs(Shards):
@@ -129,14 +119,13 @@ class StagedInputs(Shards):
         super().__init__(shards)
         self.initializer, self.devices = initializer, devices
 
-    def check(self, request):
-        """Returns this, if a build with the `Request` has its devices; else `InputError`."""
-        if tuple(request.devices) != self.devices:
+    def check(self, devices):
+        """Raises `InputError` for a build on other devices."""
+        if tuple(devices) != self.devices:
             raise InputError('the inputs are staged on %s, and the towers are on %s: pass the same '
                              'devices to towers.staged and to build_towers.' % tuple(
                                  ', '.join(map(short_name, each))
-                                 for each in (self.devices, request.devices)))
-        return self
+                                 for each in (self.devices, devices)))
 
 
 def staged(dataset: typing.Any, devices: typing.Union[None, int, str, typing.Sequence] = None,
@@ -190,15 +179,3 @@ def _cut(tensor, count):
     cut = tf.reshape(tensor, tf.concat([[count, each], tf.shape(tensor)[1:]], 0))
     cut.set_shape([count, None if size is None else size // count] + tensor.shape.as_list()[1:])
     return cut
-
-
-def check_cuts_nothing(request):
-    """Raises `InputError` for arguments that say how a batch is cut, where it is cut already."""
-    for name, given, default in (('remainder', request.remainder, 'error'),
-                                 ('shares', set(request.shares), {1})):
-        if given != default:
-            raise InputError('the inputs are cut into shards already: leave %s= out.' % name)
-    if request.accumulate > 1:
-        raise InputError('the inputs are cut already, a shard for each tower, and accumulate= or '
-                         'micro_batches= cut each into %d: pass the tensors of a batch instead.'
-                         % request.accumulate)

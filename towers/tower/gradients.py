@@ -216,8 +216,7 @@ class TowerGradients:
             data_loss = data_loss * tf.cast(self._factors[objective.name], data_loss.dtype)
         if objective.name in self._factors or has_own_minimize(optimizer):  # called later
             optimizer = _PLAIN
-        pairs = computed(optimizer, data_loss, self._variables_of[objective.name],
-                         objective.gradient_options)
+        pairs = computed(optimizer, data_loss, self._variables_of[objective.name])
         of_shard = list(zip(tf.gradients(data_loss, list(shard)), shard)) if shard else []
         if self.scaled_losses is not None:
             pairs, of_shard = map(self.scaled_losses.unscaled, (pairs, of_shard))

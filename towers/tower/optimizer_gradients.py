@@ -75,7 +75,7 @@ def own_pairs(objective, loss, combined, variables, factor, request):
         with tf.control_dependencies(None):
             surrogate, factors = _loss_with_gradients(loss, combined, checked)
         with graph_walk.Recording(loss.graph) as made:
-            pairs = computed(objective.optimizer, surrogate, variables, objective.gradient_options)
+            pairs = computed(objective.optimizer, surrogate, variables)
             found = tf.cast(_first(factors, called), tf.float64)
             found = found if reduction == 1 else found / reduction
         _free_of_gates(found, {op.name for op in made.operations})
@@ -123,13 +123,13 @@ def _first(taken, called):
     return taken[0]
 
 
-def computed(optimizer, loss, variables, options):
+def computed(optimizer, loss, variables):
     """What an optimizer's `compute_gradients` returns, as a list of pairs.
 
     Raises:
       GradientError: it returned something else, or none.
     """
-    returned = optimizer.compute_gradients(loss, var_list=variables, **options)
+    returned = optimizer.compute_gradients(loss, var_list=variables)
     pairs = listed_pairs(returned)
     if not pairs or any(isinstance(variable, (tf.Tensor, tf.IndexedSlices))
                         for _, variable in pairs):

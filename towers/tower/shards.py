@@ -2,20 +2,32 @@
 
 import collections
 import functools
+import itertools
 import math
 import numbers
 import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_choice, check_count, check_instance
+from towers.arguments import check_choice, check_count
 from towers.errors import InputError, InvalidArgumentError
-from towers.tower.batch_inputs import looked_at, size_and_guards, tensors_of
+from towers.tower.batch_inputs import looked_at, size_and_guards, tensors_of_leaves
 
-REMAINDERS = ('error', 'weight', 'drop')
+Remainder = collections.namedtuple('Remainder', 'needs_all drops pads')
+"""What becomes of a batch that the towers do not divide.
+
+Fields:
+  needs_all: it is an error.
+  drops: its last examples are left out.
+  pads: shards differ by an example, and one without an example holds padding.
+"""
+
+REMAINDERS = {'error': Remainder(True, False, False), 'weight': Remainder(False, False, True),
+              'drop': Remainder(False, True, False)}
 
 
-class CutBatch(collections.namedtuple('CutBatch', 'inputs sizes weights batch_size is_even')):
+class CutBatch(collections.namedtuple('CutBatch', [
+        'inputs', 'sizes', 'weights', 'batch_size', 'is_even', 'pads'])):
     """A batch of `n` examples, cut into N shards.
 
     Attributes:
@@ -26,35 +38,18 @@ class CutBatch(collections.namedtuple('CutBatch', 'inputs sizes weights batch_si
       weights: list of N floats `n_k / n`, or float64 scalars. They sum to one.
       batch_size: `n`, counting only examples that are used: an int or an int32 scalar.
       is_even: whether it is certain that all shards have the same number of examples.
+      pads: whether a shard without an example holds padding.
     """
     __slots__ = ()
 
 
-def cut_batch(inputs, sizes, batch_size, is_even, shares=None):
-    """The `CutBatch` of such inputs and sizes.
-
-    Args:
-      shares: the proportions of the sizes, where these are certain; else None.
-    """
-    count = len(sizes)
-    if is_even:
-        weights = [1. / count] * count
-    elif shares is not None:
-        weights = [share / sum(shares) for share in shares]
-    else:
-        weights = [size / batch_size if isinstance(size, int) else
-                   tf.cast(size, tf.float64) / tf.cast(batch_size, tf.float64) for size in sizes]
-    return CutBatch(inputs, sizes, weights, batch_size, is_even)
-
-
 def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
-                called: str = 'towers',
                 shares: typing.Optional[typing.Sequence[int]] = None) -> CutBatch:
     """Cuts every tensor of a nest along its first dimension, on the CPU.
 
     Args:
       inputs: a nest (tuple, list, dict, namedtuple) of dense or sparse tensors of any dtype, or
-        of arrays or `tf.SparseTensorValue`s, each [n, …]. A None in it stays None in every shard.
+        of arrays, each [n, …]. A None in it stays None in every shard.
       num_shards: N, the number of shards.
       remainder: what to do with a batch that N does not divide. `'error'`: an error, before any
         op is made where n is static, when the step runs where it is not. `'weight'`: the first
@@ -62,7 +57,6 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
         `n mod N` examples are left out. With `'weight'` and n < N a shard without an example holds
         the batch's first one at weight 0, so that no mean over nothing (NaN) ever gets into a
         gradient or a moving average; `sizes` says 0 for it.
-      called: what the errors call the shards: 'towers', or 'micro-batches'.
       shares: the proportions of the shards, N whole numbers: `[3, 1]` cuts 400 examples into 300
         and 100. None: equal parts.
 
@@ -75,30 +69,38 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
       InvalidArgumentError: an unknown `remainder`; no number of shards; `shares` that are not N
         whole numbers.
     """
-    check_choice('remainder', remainder, REMAINDERS)
     check_count('num_shards', num_shards)
-    num_shards = int(num_shards)
-    check_instance('called', called, str, "a word such as 'towers'")
-    shares = checked_shares(shares, num_shards)
-    inputs = _checked(inputs, shares, remainder, called)
+    return cut(inputs, checked_shares(shares, int(num_shards)), remainder)
+
+
+def cut(inputs, shares, remainder, called='towers'):
+    """The `CutBatch` of `split_batch`, whose errors call the parts 'towers', or 'micro-batches'."""
+    look, rule = checked_size(inputs, shares, remainder, called), REMAINDERS[remainder]
     with tf.name_scope('shards'), tf.device(None), tf.device('/cpu:0'):
-        tensors = tensors_of(inputs)
-        size, guards = size_and_guards(inputs, tensors)
-        if inputs.size is None:
-            guards += _size_assertions(size, shares, remainder, called)
-        bounds, used = _bounds(size, shares, remainder)
+        tensors = tensors_of_leaves(look.leaves)
+        size, guards = size_and_guards(look, tensors)
+        if look.size is None:
+            guards += _size_assertions(size, shares, rule, called)
+        sizes, used = _sizes(size, shares, rule)
         with tf.control_dependencies(guards):
-            columns = [[None] * num_shards if tensor is None else
-                       _cut(tensor, bounds, used if remainder == 'drop' else None)
-                       for tensor in tensors]
-    inputs_of_shards = [
-        tf.nest.pack_sequence_as(inputs.nest, [column[k] for column in columns])
-        for k in range(num_shards)]
-    sizes = [count for _, count in bounds]
-    is_even = len(set(shares)) == 1 and remainder != 'weight' or len(sizes) == 1 or (
-        all(isinstance(size, int) for size in sizes) and len(set(sizes)) == 1)
-    return cut_batch(inputs_of_shards, sizes, used, is_even,
-                     None if remainder == 'weight' else shares)
+            columns = [[None] * len(sizes) if tensor is None else _pieces(
+                tensor, sizes, used if rule.drops else None) for tensor in tensors]
+        is_static = all(isinstance(each, int) for each in sizes)
+        is_even = len(set(shares)) == 1 and not rule.pads or len(sizes) == 1 or (
+            is_static and len(set(sizes)) == 1)
+        return cut_batch([tf.nest.pack_sequence_as(inputs, each) for each in zip(*columns)],
+                          sizes, used, is_even, None if rule.pads else shares, rule.pads)
+
+
+def cut_batch(inputs, sizes, batch_size, is_even, shares=None, pads=False):
+    """The `CutBatch`; `shares` are the proportions of the sizes, where these are certain."""
+    shares = (1,) * len(sizes) if is_even else shares
+    if shares is not None:
+        weights = [share / sum(shares) for share in shares]
+    else:
+        weights = [size / batch_size if isinstance(size, int) else
+                   tf.cast(size, tf.float64) / tf.cast(batch_size, tf.float64) for size in sizes]
+    return CutBatch(inputs, sizes, weights, batch_size, is_even, pads)
 
 
 def weighted(value, weight):
@@ -133,30 +135,21 @@ def checked_shares(shares, count, called='shards'):
     return tuple(int(share) // divisor for share in shares)
 
 
-def static_batch_size(inputs, shares, remainder, called):
-    """The batch size, checked as `split_batch` does, before any op is made; None where unknown."""
-    check_choice('remainder', remainder, REMAINDERS)
-    return _checked(inputs, shares, remainder, called).size
-
-
-def _checked(inputs, shares, remainder, called):
-    inputs, unit = looked_at(inputs), sum(shares)
-    size = inputs.size
-    if size is None:
-        return inputs
-    if size == 0 or (remainder == 'drop' and size < unit):
-        # The unit is 1 in the first check, which does not yet know how many towers there are.
-        raise InputError('a batch of %d is too small%s: pass a batch of at least '
-                         '%d.' % (size, ' for ' + _parts_text(shares, called)
-                                  if unit > 1 else '', unit if remainder == 'drop' else 1))
-    if remainder == 'error' and size % unit:
-        # 'drop' leaves nothing of a batch that is smaller than the number of shards.
+def checked_size(inputs, shares, remainder, called):
+    """The `Inputs` of a batch whose static size can be cut so; makes no operation."""
+    check_choice('remainder', remainder, tuple(REMAINDERS))
+    look, unit, rule = looked_at(inputs), sum(shares), REMAINDERS[remainder]
+    size, least = look.size, unit if rule.drops else 1
+    if size is not None and size < least:
+        raise InputError('a batch of %d is too small for %s: pass a batch of at least %d.' % (
+            size, _parts_text(shares, called), least))
+    if rule.needs_all and size is not None and size % unit:
         raise InputError(
             "a batch of %d does not divide among %s: use a batch of %d, or remainder='weight' "
             '(uneven shards, weighted by their size)%s.' % (
                 size, _parts_text(shares, called), unit * max(1, round(size / unit)),
                 " or remainder='drop' (leave %d out)" % (size % unit) if size > unit else ''))
-    return inputs
+    return look
 
 
 def _parts_text(shares, called):
@@ -164,55 +157,51 @@ def _parts_text(shares, called):
                         ' with shares %.60s' % ' : '.join(map(str, shares)))
 
 
-def _size_assertions(size, shares, remainder, called):
+def _size_assertions(size, shares, rule, called):
     """The assertions to run before a batch of a size that is not static is cut."""
     unit, parts = sum(shares), _parts_text(shares, called)
-    at_least = unit if remainder == 'drop' else 1
+    at_least = unit if rule.drops else 1
     assertions = [tf.Assert(tf.greater_equal(size, at_least), [
         'towers: a batch for %s needs at least %d examples and has' % (parts, at_least), size])]
-    if remainder == 'error':
+    if rule.needs_all:
         assertions.append(tf.Assert(tf.equal(size % unit, 0), [
             'towers: the batch does not divide among %s (remainder=weight would take it, and drop '
             'one that has an example for each). Examples in it:' % parts, size]))
     return assertions
 
 
-def _bounds(size, shares, remainder):
-    """([(first example, number of examples)] a shard, number of examples used)."""
-    unit, counts = sum(shares), []
-    rounds = remainder == 'weight' and not (isinstance(size, int) and size % unit == 0)
-    # Shards with the same share have the same tensor: `_cut` tells equal sizes by it.
-    of_share = {share: size * share // unit if rounds else
-                size // unit if share == 1 else size // unit * share for share in set(shares)}
-    floors = [of_share[share] for share in shares]
-    if rounds:
+def _sizes(size, shares, rule):
+    """(numbers of examples of the shards, number of examples used)."""
+    unit = sum(shares)
+    if rule.pads and not (isinstance(size, int) and size % unit == 0):
+        floors = [size * share // unit for share in shares]
         rest = size - sum(floors)
-        counts = [floor + (int(k < rest) if isinstance(rest, int) else
-                           tf.cast(tf.less(k, rest), tf.int32)) for k, floor in enumerate(floors)]
-    bounds, start = [], 0
-    for count in counts or floors:
-        bounds.append((start, count))
-        start += count
-    return bounds, size if rounds else size // unit * unit
+        return [floor + (int(k < rest) if isinstance(rest, int) else
+                         tf.cast(tf.less(k, rest), tf.int32))
+                for k, floor in enumerate(floors)], size
+    each = size // unit
+    return [each if share == 1 else each * share for share in shares], each * unit
 
 
 def sizes_of_shards(size, shares, remainder):
     """How many of `size` examples each shard gets: a list of ints."""
-    return [count for _, count in _bounds(size, shares, remainder)[0]]
+    return _sizes(size, shares, REMAINDERS[remainder])[0]
 
 
-def _cut(tensor, bounds, keep):
+def _pieces(tensor, sizes, used):
+    """A tensor in pieces of these sizes; with `used`, of that many of its first examples."""
+    starts = list(itertools.accumulate([0] + sizes[:-1]))
     if isinstance(tensor, tf.SparseTensor):
-        return [sparse_shard(tensor, start, count) for start, count in bounds]
-    counts = [count for _, count in bounds]
-    if keep is not None:
-        tensor = tensor[:keep]
-    if all(isinstance(count, int) and count > 0 for count in counts):
-        pieces = tf.split(tensor, counts)
-    elif all(count is counts[0] for count in counts):
-        pieces = tf.split(tensor, len(counts))
+        return [sparse_shard(tensor, *each) for each in zip(starts, sizes)]
+    if used is not None:
+        tensor = tensor[:used]
+    if all(isinstance(size, int) and size > 0 for size in sizes):
+        pieces = tf.split(tensor, sizes)
+    elif all(size is sizes[0] for size in sizes):
+        pieces = tf.split(tensor, len(sizes))
     else:
-        pieces = [_dense_shard(tensor, start, count) for start, count in bounds]
+        pieces = [tensor[start:start + size] for start, size in map(
+            _first_example_if_empty, starts, sizes)]
     # Copies of one graph take all shards: where sizes differ, none is known to it.
     is_even = all(piece.shape.is_compatible_with(pieces[0].shape) for piece in pieces)
     return [dense_shard(piece, is_even) for piece in pieces]
@@ -224,11 +213,6 @@ def dense_shard(piece, is_even):
         [None]).concatenate(piece.shape[1:]))
 
 
-def _dense_shard(tensor, start, count):
-    start, count = _first_example_if_empty(start, count)
-    return tensor[start:start + count]
-
-
 def sparse_shard(tensor, start, count):
     """A shard of a sparse tensor that can be fed: the examples from `start` on, `count` of them."""
     start, count = _first_example_if_empty(start, count)
@@ -237,19 +221,14 @@ def sparse_shard(tensor, start, count):
     size = tf.concat([[tf.cast(count, tf.int64)], shape[1:]], 0)
     shard = tf.sparse.slice(tensor, begin, size)
     static = tensor.shape.as_list() if tensor.shape.ndims is not None else None
+    shape = tf.placeholder_with_default(shard.dense_shape, [static and len(static)])
+    if static is not None and any(static[1:]):  # TensorFlow finds the static dimensions in it
+        shape = tf.concat([shape[:1]] + [
+            shape[i:i + 1] if size is None else tf.constant([size], tf.int64)
+            for i, size in enumerate(static) if i], 0)
     return tf.SparseTensor(
         tf.placeholder_with_default(shard.indices, [None, static and len(static)]),
-        tf.placeholder_with_default(shard.values, [None]),
-        _sparse_shape(shard.dense_shape, static))
-
-
-def _sparse_shape(shape, static):
-    """The shape of a sparse shard, in which TensorFlow finds the dimensions that are static."""
-    if static is None or all(size is None for size in static[1:]):
-        return tf.placeholder_with_default(shape, [static and len(static)])
-    return tf.concat([tf.placeholder_with_default(shape[:1], [1])]
-                     + [shape[i:i + 1] if size is None else tf.constant([size], tf.int64)
-                        for i, size in enumerate(static) if i], 0)
+        tf.placeholder_with_default(shard.values, [None]), shape)
 
 
 def _first_example_if_empty(start, count):
