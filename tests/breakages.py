@@ -80,7 +80,7 @@ BREAKAGES = [
     ('towers/reduce/sparse_rows.py', 'rows, place = tf.unique(slices.indices)',
      'rows, place = slices.indices, tf.range(tf.size(slices.indices))',
      'reduce/test_sparse_rows.py'),
-    ('towers/recompute/segments.py', 'return sum(self.crossing[cut] for cut in cuts) + max(',
+    ('towers/recompute/segments.py', 'return sum(crossing[cut] for cut in cuts) + max(',
      'return max(', 'recompute'),
     ('towers/recompute/rewrite.py', '+ [each.name for each in op.control_inputs])', ')',
      'recompute'),

@@ -138,7 +138,6 @@ CALLS = {
         optimizer_or_optimizer_fn=given.optimizer)),
     'ParallelModel': lambda given: (towers.ParallelModel, dict(model=None)),
     'stage': lambda given: (towers.stage, dict(number=0)),
-    'recompute': lambda given: (towers.recompute, dict(block=model_fn)),
     'mend_slim': lambda given: (towers.mend_slim, {}),
     'visible_gpus': lambda given: (towers.visible_gpus, {}),
 }

@@ -38,9 +38,8 @@ from towers.memory.measure import MeasuredMemory, measure_memory
 from towers.memory.report import memory_report
 from towers.nonfinite import NonFiniteError
 from towers.placement.devices import resolve_devices, session_config, visible_gpus
-from towers.placement.precision import PRECISIONS, use_precision
+from towers.placement.numerics import PRECISIONS, use_precision
 from towers.placement.stages import stage
-from towers.recompute.rewrite import recompute
 from towers.reduce.combination import combine_gradients
 from towers.reduce.loss_scale import LossScale
 from towers.run.averages import WeightAverages

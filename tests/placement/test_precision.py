@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers import compat
 from towers.errors import AuditError, PrecisionError
-from towers.placement.precision import converted_operations, rewrite_field, use_precision
+from towers.placement.numerics import converted_operations, rewrite_field, use_precision
 
 CPUS = ('/device:CPU:0', '/device:CPU:1')
 GPUS = ('/device:GPU:0', '/device:GPU:1')

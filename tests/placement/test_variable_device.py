@@ -107,8 +107,7 @@ def test_an_all_reduce_goes_with_replicas(device, all_reduce, text):
 
 
 @pytest.mark.parametrize('device, num_towers, there', [
-    ('/cpu:2', 2, 'the CPU devices /cpu:0 to /cpu:1'),
-    ('/cpu:1', 1, 'the CPU device /cpu:0 alone')])
+    ('/cpu:2', 2, '/cpu:0 to /cpu:1'), ('/cpu:1', 1, '/cpu:0 to /cpu:0')])
 def test_a_variable_device_that_the_session_will_not_have(graph, device, num_towers, there):
     def build(check=True):
         return build_towers(

@@ -7,8 +7,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from sample_models import (assert_equal_runs, l2_of_kernels, momentum, on_towers, one_device,
                            SAMPLES, switched)
-from towers.errors import InvalidArgumentError
-from towers.placement.xla import clusters, describe
+from towers.placement.numerics import clusters, describe_xla
 
 TRACE = tf.RunOptions(output_partition_graphs=True)
 BOTH = {'/device:CPU:0', '/device:CPU:1'}
@@ -57,7 +56,7 @@ def test_each_tower_has_clusters_of_its_own_with_both_passes():
     # The plan and the audit say it.
     assert ("XLA compiles each tower's forward and backward pass, but for random operations; on "
             'CPUs that was slower in every model measured' in ' '.join(str(built.plan).split()))
-    assert describe(['/device:GPU:0', '/device:GPU:1']) == (
+    assert describe_xla(['/device:GPU:0', '/device:GPU:1']) == (
         "each tower's forward and backward pass, but for random operations")
     found = towers.audit(built, metadata)
     counts = clusters(metadata)
@@ -77,12 +76,3 @@ def test_the_numbers_are_those_of_one_device(name):
     plain = one_device(sample.model_fn, sample.data(8), momentum, ours.initial,
                        penalty=l2_of_kernels if sample.decays else None)
     assert_equal_runs(ours, plain)
-
-
-def test_a_loop_that_cannot_be_differentiated_says_what_to_do():
-    sample = SAMPLES['while_loop']
-    with pytest.raises(InvalidArgumentError) as caught:
-        on_towers(sample.model_fn, sample.data(4), momentum, 2, numerics=towers.Numerics(xla=True))
-    assert str(caught.value).startswith('xla=True: the model has a tf.while_loop without '
-                                        'maximum_iterations, ')
-    assert str(caught.value).endswith('Pass maximum_iterations, or leave xla out.')

@@ -12,7 +12,7 @@ from towers.errors import InvalidArgumentError, ModelFunctionError
 from towers.graph.scopes import full_scope_name, scope_to_enter
 from towers.optimizers import check_alone, number_of_slots
 from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve_devices
-from towers.placement.precision import rewrite_field
+from towers.placement.numerics import rewrite_field
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import Placement
 from towers.reduce.all_reduce import check_all_reduce

@@ -11,7 +11,7 @@ from towers.arguments import (check_config, check_feed, check_fetches, check_ins
 from towers.api.built import BuiltTowers
 from towers.errors import InvalidArgumentError, MeasurementError
 from towers.placement.devices import is_gpu, session_config, short_name
-from towers.placement.precision import use_precision
+from towers.placement.numerics import use_precision
 
 
 class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments batch_size')):

@@ -1,4 +1,4 @@
-"""Stages: parts of one model on several devices of a tower."""
+"""Stages: parts of one model on several devices of a tower; and what has to be with loops."""
 
 import contextlib
 import typing
@@ -8,8 +8,9 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_count
 from towers.errors import ModelFunctionError
-from towers.graph.edit import Library, colocate, is_free, names_beside
+from towers.graph.edit import Library, beside, colocate, is_free, names_beside
 from towers.graph.graph_walk import is_control_flow
+from towers.graph.op_types import HAND_ON
 from towers.graph.variable_access import read_from
 from towers.placement.tower_device import StageDevice, TowerDevice, current_tower_device, stages_of
 
@@ -111,27 +112,13 @@ def _stages_of_loops(graph, backward, stages):
 
 
 def check_stages(operations, device):
-    """Raises if a stage takes a tensor of a later stage, for which a pipeline has no order.
-
-    Raises:
-      ModelFunctionError: names one such tensor.
-    """
-    stages = stages_of(device)
-    for op, tensor in _against_the_order(operations, stages):
-        raise ModelFunctionError(
-            'operation %s of stage %d takes %s of stage %d, so that the stages wait for '
-            'each other in a circle: with micro_batches= data goes from a stage to later '
-            'ones only.' % (op.name, stages.index(op.device), tensor.name,
-                            stages.index(tensor.op.device)))
-
-
-def _against_the_order(operations, stages):
-    """Pairs of an operation and a tensor of a later stage that it takes.
+    """Raises `ModelFunctionError` if a stage takes a tensor of a later one: a pipeline has no order
+    then.
 
     What was made outside of the model, such as the tower's part of the batch, is of no stage,
     though it may be on the device of one.
     """
-    names = {op.name for op in operations}
+    stages, names = stages_of(device), {op.name for op in operations}
     for op in operations:
         # TensorFlow keeps some operations with a variable, wherever the variable is.
         for tensor in op.inputs if op.device in stages and is_free(op) else ():
@@ -139,16 +126,11 @@ def _against_the_order(operations, stages):
                     tensor.op.name in names and tensor.op.device in stages) and (
                     stages.index(tensor.op.device) > stages.index(op.device)) and not (
                     read_from(tensor)):
-                yield op, tensor
-
-
-def remark_on_stages(operations, device):
-    """The plan's remark where stages of a tower's forward pass wait for each other; or ''."""
-    stages = stages_of(device)
-    for op, tensor in _against_the_order(operations, stages):
-        return '; stage %d takes %s of stage %d: they wait for each other' % (
-            stages.index(op.device), tensor.op.name, stages.index(tensor.op.device))
-    return ''
+                raise ModelFunctionError(
+                    'operation %s of stage %d takes %s of stage %d, so that the stages wait for '
+                    'each other in a circle: with micro_batches= data goes from a stage to later '
+                    'ones only.' % (op.name, stages.index(op.device), tensor.name,
+                                    stages.index(tensor.op.device)))
 
 
 def place_backward(operations, loss, device):
@@ -191,3 +173,78 @@ def place_backward(operations, loss, device):
             move(op, there, library)
             if groups:  # TensorFlow colocates a gradient with its source, which is a stage later
                 colocate(op, [op.name])
+
+
+# ---- TensorArrays and stacks of loops (v1) -------------------------------------------------------
+#
+# TensorFlow colocates them with values. An array or a stack has to be on the device of the
+# operations that use it: else the session says "Cannot colocate nodes", or "Cannot place the graph
+# because a reference or resource edge connects colocation groups", when it runs.
+
+_FILLS = frozenset(['TensorArrayScatterV3', 'TensorArraySplitV3', 'TensorArrayWriteV3'])
+_READS = frozenset(['TensorArrayReadV3', 'TensorArrayGatherV3', 'TensorArrayConcatV3'])
+_ON_STACK = frozenset(['StackPushV2', 'StackPopV2'])
+
+
+def keep_arrays_with_readers(operations, device):
+    """Puts what fills a TensorArray before a loop (v1) on the stage of the loop, which reads it.
+
+    TensorFlow colocates the filling with the first value that is written. `tf.map_fn`, and
+    `dynamic_rnn(time_major=True)`, fill an array with their input, which may be of the stage
+    before.
+
+    Args:
+      operations: those of the model function's call, on the devices of their stages.
+      device: the tower's device, or `StagedDevices`.
+    """
+    stages = list(stages_of(device))
+    for op in operations if len(stages) > 1 else ():
+        if op.type != 'TensorArrayV3':
+            continue
+        _, users = _users(op.outputs[0])
+        readers = [user for user in users if user.type in _READS and is_free(user)]
+        there = {reader.device for reader in readers}
+        if len(there) != 1 or not there.issubset(stages):
+            continue
+        for user in users:
+            if user.type in _FILLS and not is_free(user) and user.device in [''] + stages and (
+                    user.inputs[0].op is op):  # not within another loop
+                # By name, so that copies follow their own reader.
+                colocate(user, [readers[0].name])
+                compat.set_device(user, readers[0].device)
+
+
+def keep_stacks_with_loops(operations):
+    """Puts the stacks of variables' values on the device of the operations that push and pop.
+
+    TensorFlow colocates a stack, and its size, with the value that it keeps: one that is read from
+    a resource variable is on the variable's device, and the pushes are on the tower's device.
+    """
+    for op in operations:
+        if op.type != 'StackV2':
+            continue
+        handed_on, users = _users(op.outputs[0])
+        users = [user for user in users if user.type in _ON_STACK]
+        devices = {user.device for user in users}
+        if len(devices) != 1 or '' in devices:
+            continue
+        size = [tensor.op for tensor in op.inputs if tensor.op.type == 'Const']
+        for each in [op] + size + handed_on:
+            # TensorFlow moves an operation to the resource that it takes, on whatever device.
+            if any(tensor.dtype == tf.resource for other in beside(each)
+                   for tensor in other.inputs):
+                compat.set_device(each, users[0].device)
+                colocate(each, [each.name])
+
+
+def _users(handle):
+    """What passes an array or a stack into loops and branches, and what uses it: two lists."""
+    handed_on, users, tensors = [], [], [handle]
+    while tensors:
+        for op in tensors.pop().consumers():
+            if op.type in HAND_ON:
+                handed_on.append(op)
+                tensors.extend(op.outputs)
+            else:
+                users.append(op)
+    return handed_on, users

@@ -31,19 +31,12 @@ class Placement:
     def __init__(self, device, devices, all_reduce=None, trains=True, alone=False, earlier=None):
         """
         Args:
-          device: None (the CPU; the one GPU when there is just one), a device name,
-            `'balanced'` (each variable to the tower device that holds the fewest bytes so far),
-            `'stage'` (each variable on the first tower's device for the stage that makes it; None
-            means the same where there is one tower of several devices), or `'replicated'` (each
-            trainable variable on every tower, see `replicas`; the model's own variable on the first
-            tower's device, and no replicas with one tower or without an optimizer).
+          device, all_reduce: as of `VariablePlacement`.
           devices: the towers' devices.
-          all_reduce: for `'replicated'`: one of `all_reduce.METHODS`; None for `'copy'`.
-          trains: whether there is an optimizer.
+          trains: whether there is an optimizer; without one, or with one tower, are no replicas.
           alone: whether no other machines train with this one, so that no variable is to be on
             their servers.
           earlier: `Placement` of an earlier build, whose variables stay where it says; or None.
-            New ones are where this placement says.
 
         Raises:
           DeviceError, InvalidArgumentError: a name that cannot be parsed; replicas for towers of

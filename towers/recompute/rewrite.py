@@ -10,61 +10,17 @@ numbers, writes or counts runs once.
 """
 
 import collections
-import functools
-import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import InvalidArgumentError
-from towers.graph.graph_walk import Recording
 from towers.graph.op_types import SIZES
 from towers.placement.tower_device import current_tower_device, follows_tower
 from towers.recompute import segments as cutting
 
-MARK = '_recomputed_block'
-"""The attribute that marks the operations of a block: the name of the block's first operation.
-TensorFlow ignores attributes whose name begins with an underscore."""
-
-
 Recomputed = collections.namedtuple('Recomputed', 'segments operations')
 """How many segments of a tower's forward pass are recomputed, and how many operations in them."""
-
-
-def recompute(block: typing.Callable) -> typing.Callable:
-    """Wraps `block` so that the backward pass of `build_towers` computes it again.
-
-    Only the block's inputs, and the tensors that other operations take from the block, are kept in
-    memory until the backward pass. Weights, updates, random numbers and results stay the same: see
-    this module. Variables may be new or reused. The wrapper changes nothing outside of
-    a model function of `build_towers`, nor where `recompute=` of the build says for the whole model
-    what to keep.
-
-    >>> for width in widths:
-    ...     images = towers.recompute(residual_block)(images, width)
-
-    Args:
-      block: a function that makes a part of a graph.
-
-    Returns:
-      A function with the same arguments and results.
-
-    Raises:
-      InvalidArgumentError: `block` cannot be called.
-    """
-    if not callable(block):
-        raise InvalidArgumentError('recompute(%.80r): expected a function that makes a part of a '
-                                   'model.' % (block,))
-
-    @functools.wraps(block, assigned=[name for name in functools.WRAPPER_ASSIGNMENTS
-                                      if hasattr(block, name)])
-    def marked(*args, **kwargs):
-        with Recording(tf.get_default_graph()) as made:
-            result = block(*args, **kwargs)
-        for op in made.operations:
-            compat.set_attribute(op, MARK, tf.AttrValue(s=made.operations[0].name.encode()))
-        return result
-    return marked
 
 
 def rewrite(keep, forward, backward, root):
@@ -72,43 +28,30 @@ def rewrite(keep, forward, backward, root):
 
     Args:
       keep: `'auto'`; or list of names of operations and scopes of the model whose results are kept,
-        while the rest is recomputed; None to recompute the blocks that the model marks.
+        while the rest is recomputed; None to keep all.
       forward, backward: lists of operations of the tower, in the order in which they were made.
       root: the tower's name scope.
 
     Raises:
-      InvalidArgumentError: `keep` has a name that no operation or scope of the tower has.
+      InvalidArgumentError: `keep` has a name that no operation or scope of the tower has; or see
+        `repeatable_operations`.
     """
-    blocks = _blocks_among(forward) if keep is None else []
-    if keep is None and not blocks:
+    if keep is None:
         return Recomputed(0, 0)
     takers = _takers(backward, {op.name for op in forward})
     operations = cutting.repeatable_operations(forward, set(takers), keep == 'auto')
-    if keep is None:
-        parts, kept = cutting.segments_of_blocks(blocks, operations, forward)
-    else:
-        line = cutting.Line(operations, set(takers))
-        parts, kept = cutting.segments(
-            line, line.best_cuts() if keep == 'auto' else _cuts_after(keep, line, forward, root))
+    cuts = cutting.best_cuts(operations, set(takers)) if keep == 'auto' else _cuts_after(
+        keep, operations, forward, root)
+    stages = getattr(current_tower_device(forward[0].graph), 'stages', ())
+    parts, kept = cutting.segments(operations, cuts, stages)
     if not parts:
         return Recomputed(0, 0)
-    stages = getattr(current_tower_device(forward[0].graph), 'stages', ())
-    parts = cutting.within_stages(parts, kept, stages)
     order = _Backward(backward)
     scope = forward[0].graph.unique_name('recompute')  # within the tower's scope
     count = sum(_rewrite('%s/segment_%d/' % (scope, number), part, kept, takers, order, root,
                          stages)
                 for number, part in enumerate(parts))
     return Recomputed(len(parts), count)
-
-
-def _blocks_among(forward):
-    """The operations of each marked block: list of lists, in the order of `forward`."""
-    found = collections.OrderedDict()
-    for op in forward:
-        if MARK in op.node_def.attr:
-            found.setdefault(op.get_attr(MARK), []).append(op)
-    return list(found.values())
 
 
 def _takers(backward, forward):
@@ -131,7 +74,7 @@ def _takers(backward, forward):
     return takers
 
 
-def _cuts_after(keep, line, forward, root):
+def _cuts_after(keep, operations, forward, root):
     """The places to cut that keep the results of some names: after the last operation of each."""
     cuts = set()
     for name in keep:
@@ -142,11 +85,11 @@ def _cuts_after(keep, line, forward, root):
                 'recompute=%r has %r, and the model has no operation or scope of this name: '
                 "expected names as in the graph, without the tower's %r, such as %s." % (
                     keep, name, root, ', '.join(list(dict.fromkeys(
-                        repr(op.name[len(root):].split('/')[0]) for op in line.operations or forward
+                        repr(op.name[len(root):].split('/')[0]) for op in operations or forward
                         if op.name.startswith(root)))[:3])))
-        places = [index for index, op in enumerate(line.operations) if op.name in own]
+        places = [index for index, op in enumerate(operations) if op.name in own]
         cuts.update(places[-1:])
-    return sorted(cut for cut in cuts if cut + 1 < len(line.operations))
+    return sorted(cut for cut in cuts if cut + 1 < len(operations))
 
 
 class _Backward:

@@ -1,6 +1,9 @@
-"""Cuts a model's finished forward pass into stages, where the model itself names none."""
+"""Cuts a model's finished forward pass into stages, where the model names none; the plan's lines."""
 
 import collections
+import itertools
+
+import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ModelFunctionError
@@ -8,7 +11,7 @@ from towers.graph.edit import Library, group_of, is_free, names_beside
 from towers.graph.op_types import HAND_ON, VARIABLE_OPS
 from towers.graph.variable_access import read_from
 from towers.placement.devices import short_name
-from towers.placement.stages import move
+from towers.placement.stages import move, says_stages
 from towers.placement.tower_device import StageDevice, TowerDevice, stages_of
 from towers.tower.stage_costs import (StageCost, cut_evenly, kept_bytes, pieces_of,
                                       variable_bytes)
@@ -32,15 +35,6 @@ Fields:
   trains: whether there is a backward pass.
   slots: as of `number_of_slots`; None where stages have no variables that are trained.
 """
-
-
-def describe(cuts, device):
-    """One line for the plan."""
-    (first, *names), (share, *shares) = [short_name(name) for name in stages_of(device)], [
-        '%.0f%%' % (100 * share) for share in cuts.memory]
-    return '%s %s' % (first, share) + ''.join(
-        ', after %s (%.1f MB cross) %s %s' % (operation, size / 1e6, name, share)
-        for name, share, size, operation in zip(names, shares, cuts.crossing, cuts.names))
 
 
 def cut_into_stages(operations, variables, owned, device, movable, cutting):
@@ -127,11 +121,8 @@ def _bring_along(operations, moved, first):
 def _leaders(variables):
     """{variable's name: that of the variable that it is kept with}, such as a moving average's."""
     names = {variable.op.name for variable in variables}
-    leaders = {}
-    for variable in variables:
-        leaders[variable.op.name] = next((name for name in group_of(variable.op) if name in names),
-                                         variable.op.name)
-    return leaders
+    return {variable.op.name: next((name for name in group_of(variable.op) if name in names),
+                                   variable.op.name) for variable in variables}
 
 
 def _first_readers(operations, mine, leaders):
@@ -176,16 +167,11 @@ def _companions(graph):
         beside = set(names_beside(op))
         # An initial value that another variable is read for has parts that are with that one.
         for name in (beside & found.keys()) or set.intersection(
-                *(_scopes_of(each) for each in beside | {op.name})):
+                *(set(itertools.accumulate(each.split('/'), '{}/{}'.format))
+                  for each in beside | {op.name})):
             if name in found:
                 found[name].append(op)
     return found
-
-
-def _scopes_of(name):
-    """The name and those of all scopes around it."""
-    parts = name.split('/')
-    return {'/'.join(parts[:count]) for count in range(1, len(parts) + 1)}
 
 
 def _move_variable(library, companions, name, there, device):
@@ -196,3 +182,53 @@ def _move_variable(library, companions, name, there, device):
     for op in moved:  # a moving average's initial value is with that
         if op.type in VARIABLE_OPS and op.name != name:
             _move_variable(library, companions, op.name, there, device)
+
+
+# ---- the plan's lines ----------------------------------------------------------------------------
+
+def stages_line(towers, cuts):
+    """How the model is spread over the devices of a tower; None for one device."""
+    devices = stages_of(towers[0].device)
+    if len(devices) == 1:
+        return None
+    operations, names = _operations_of_first(towers), list(map(short_name, devices))
+    if cuts is not None and not says_stages(operations):
+        shares = ['%.0f%%' % (100 * share) for share in cuts.memory]
+        return '%s %s' % (names[0], shares[0]) + ''.join(
+            ', after %s (%.1f MB cross) %s %s' % (operation, size / 1e6, name, share)
+            for operation, size, name, share in zip(
+                cuts.names, cuts.crossing, names[1:], shares[1:]))
+    count = collections.Counter(op.device for op in operations)
+    text = ', '.join('%s: %s' % (
+        short_name(name), '%d operations' % count[name] if count[name] else
+        'no stage of the model is there') for name in devices)
+    if cuts is not None:
+        return text + '; only what the model has put in no towers.stage is cut by itself'
+    return text + (" (stages='auto' cuts a model that names no towers.stage)"
+                   if sum(count[name] > 0 for name in devices) == 1 else '')
+
+
+def _operations_of_first(towers):
+    """The operations of the first tower, or of its first micro-batch."""
+    return [op for op in tf.get_default_graph().get_operations() if towers[0].has(op.name)]
+
+
+def accumulation_line(towers, micro_batches, schedule):
+    """How each tower's micro-batches run, and how long a pipeline's stages wait; None for one.
+
+    Stages in which the model has nothing are none of the pipeline's.
+    """
+    if micro_batches == 1:
+        return None
+    sizes = sorted({tower.size for tower in towers if isinstance(tower.size, int)})
+    text = '%d micro-batches%s a tower' % (
+        micro_batches, '' if not sizes else ' of ' + ' or '.join(map(str, sizes[::-1])))
+    if schedule is None:
+        return text + ', one after the other, for one update'
+    stages = len({op.device for op in _operations_of_first(towers)}.intersection(
+        stages_of(towers[0].device)))
+    schedule = schedule.replace('_', ' ')
+    if stages == 1:
+        return '%s through one stage, %s' % (text, schedule)
+    return '%s through %d stages, %s; of equal stages each waits %.0f%% of the time' % (
+        text, stages, schedule, 100 * (stages - 1.) / (micro_batches + stages - 1))
