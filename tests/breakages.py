@@ -125,7 +125,7 @@ BREAKAGES = [
      'memory/test_simulation.py'),
     ('towers/memory/step_graph.py', 'waits[node.number] = found', 'pass',
      'memory/test_simulation.py'),
-    ('towers/memory/kernels.py', '4 * images * places * patch', '4 * places * patch',
+    ('towers/memory/simulation.py', '4 * images * places * patch', '4 * places * patch',
      'memory/test_simulation.py'),
     ('towers/fronts/keras_towers.py', 'weighted_mean(terms, weights)', 'terms[0]',
      'fronts/test_keras_model.py'),

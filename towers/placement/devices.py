@@ -19,8 +19,7 @@ def visible_gpus() -> typing.Tuple[str, ...]:
     """Names of the GPUs that TensorFlow may use, without initialising any of them.
 
     TensorFlow numbers what `CUDA_VISIBLE_DEVICES` leaves from 0, so these are
-    `/device:GPU:0`, `/device:GPU:1`, … without holes. `device_lib.list_local_devices()` would
-    answer the same question by creating every device, memory pools included.
+    `/device:GPU:0`, `/device:GPU:1`, … without holes.
     """
     return tuple('/device:GPU:%d' % index for index in
                  range(len(tf.config.experimental.list_physical_devices('GPU'))))
@@ -209,7 +208,10 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
     has_gpus = any(is_gpu(name) for name in names)
     cpus = [tf.DeviceSpec.from_string(name).device_index for name in names if not is_gpu(name)]
     if intra_op_threads is None:
-        intra_op_threads = _default_intra_op_threads(len(set(cpus)))
+        from_environment = os.environ.get('OMP_NUM_THREADS', '').strip()
+        shared = max(1, (os.cpu_count() or 1) // len(set(cpus))) if len(set(cpus)) > 1 else 0
+        intra_op_threads = int(from_environment) if from_environment.isdigit() and (
+            int(from_environment) > 0) else shared
     config = tf.ConfigProto(
         device_count={'CPU': max(cpus + [0]) + 1},
         allow_soft_placement=has_gpus,
@@ -251,18 +253,8 @@ def config_of_towers(graph=None):
 
 def needs_config(devices):
     """Whether a session without `session_config` lacks some of these devices: virtual CPUs."""
-    specs = map(tf.DeviceSpec.from_string, all_devices(devices))
-    return any(spec.device_type == 'CPU' and spec.device_index and spec.job is None
-               for spec in specs)
-
-
-def _default_intra_op_threads(num_cpu_towers):
-    from_environment = os.environ.get('OMP_NUM_THREADS', '').strip()
-    if from_environment.isdigit() and int(from_environment) > 0:
-        return int(from_environment)
-    if num_cpu_towers < 2:
-        return 0
-    return max(1, (os.cpu_count() or 1) // num_cpu_towers)
+    return any(name.startswith('/device:CPU:') and name != '/device:CPU:0'
+               for name in all_devices(devices))
 
 
 def _first_devices(count, gpus, check):

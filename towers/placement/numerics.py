@@ -67,8 +67,7 @@ def rewrite_field(precision, devices):
             'precision=%r, and the towers are on GPUs and CPUs: TensorFlow rewrites for the one '
             'kind or for the other. Use float32, or devices of one kind.' % precision)
     on_gpus = gpus.pop()
-    known = [descriptor.name for descriptor in
-             tf.ConfigProto().graph_options.rewrite_options.DESCRIPTOR.fields]
+    known = tf.ConfigProto().graph_options.rewrite_options.DESCRIPTOR.fields_by_name
     for field in _FIELDS[precision, on_gpus]:
         if field in known:
             return field
@@ -81,21 +80,14 @@ def rewrite_field(precision, devices):
 def converted_operations(run_metadata, precision):
     """Counts by type of the operations that a step ran in that precision, casts to it included.
 
-    oneDNN's `_MklMatMul` or grappler's `_FusedConv2D` counts as what it computes.
-
-    Args:
-      run_metadata: of a step that was run with `tf.RunOptions(output_partition_graphs=True)`.
-      precision: `'bf16'` or `'fp16'`.
+    oneDNN's `_MklMatMul` or grappler's `_FusedConv2D` counts as what it computes. `run_metadata` is
+    of a step with `tf.RunOptions(output_partition_graphs=True)`.
     """
     code = _DTYPES[precision].as_datatype_enum
     kinds = (compat.computed_operation(node.op) for graph in run_metadata.partition_graphs
-             for node in graph.node if code in _types(node))
+             for node in graph.node if any(  # `in`: reading a missing attribute adds it
+                 name in node.attr and node.attr[name].type == code for name in ('T', 'DstT')))
     return collections.Counter(kind for kind in kinds if kind is not None)
-
-
-def _types(node):
-    # Asked for by `in` first: reading an attribute that is missing adds it to the message.
-    return [node.attr[name].type for name in ('T', 'DstT') if name in node.attr]
 
 
 @contextlib.contextmanager
@@ -126,13 +118,9 @@ def describe_xla(devices):
 
 
 def clusters(run_metadata):
-    """How many clusters XLA compiled for each device.
+    """`Counter` of the clusters that XLA compiled for each device, such as `'/device:CPU:1'`.
 
-    Args:
-      run_metadata: of a step that was run with `tf.RunOptions(output_partition_graphs=True)`.
-
-    Returns:
-      `Counter` from devices such as `'/device:CPU:1'` to numbers; empty where nothing was compiled.
+    `run_metadata` is of a step with `tf.RunOptions(output_partition_graphs=True)`.
     """
     return collections.Counter(
         node.device[node.device.index('/device:'):] for graph in run_metadata.partition_graphs

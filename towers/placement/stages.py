@@ -82,11 +82,8 @@ def place_forward(operations, device):
 
 
 def move(op, device, library):
-    """Puts an operation on the device of another stage.
-
-    Raises:
-      ModelFunctionError: it calls a function whose operations are on a device of their own.
-    """
+    """Puts an operation on the device of another stage; raises `ModelFunctionError` for one that
+    calls a function, whose operations are on a device of their own."""
     if op.device != device:
         for name, function in library.reached_from([op.node_def]).items():
             if any(node.device not in ('', device) for node in function.node_def):
@@ -112,11 +109,9 @@ def _stages_of_loops(graph, backward, stages):
 
 
 def check_stages(operations, device):
-    """Raises `ModelFunctionError` if a stage takes a tensor of a later one: a pipeline has no order
-    then.
+    """Raises `ModelFunctionError` if a stage takes a tensor of a later one.
 
-    What was made outside of the model, such as the tower's part of the batch, is of no stage,
-    though it may be on the device of one.
+    What was made outside of the model, such as the tower's part of the batch, is of no stage.
     """
     stages, names = stages_of(device), {op.name for op in operations}
     for op in operations:
@@ -136,13 +131,8 @@ def check_stages(operations, device):
 def place_backward(operations, loss, device):
     """Puts each gradient operation of a tower with stages on the stage of its forward operation.
 
-    A backward operation that is the gradient of no forward operation (a sum of gradients, say) goes
-    to the first stage among those of its inputs, so that each activation's gradient crosses from
-    stage to stage once.
-
-    Args:
-      operations: the operations that `compute_gradients` has made, in order.
-      loss: the scalar that is differentiated.
+    One that is the gradient of no forward operation (a sum of gradients, say) goes to the first
+    stage among those of its inputs: so each activation's gradient crosses from stage to stage once.
     """
     stages = stages_of(device)
     if len(stages) == 1:
@@ -177,9 +167,8 @@ def place_backward(operations, loss, device):
 
 # ---- TensorArrays and stacks of loops (v1) -------------------------------------------------------
 #
-# TensorFlow colocates them with values. An array or a stack has to be on the device of the
-# operations that use it: else the session says "Cannot colocate nodes", or "Cannot place the graph
-# because a reference or resource edge connects colocation groups", when it runs.
+# They have to be on the device of the operations that use them: else the session says "Cannot
+# colocate nodes", or "Cannot place the graph because a reference or resource edge connects …".
 
 _FILLS = frozenset(['TensorArrayScatterV3', 'TensorArraySplitV3', 'TensorArrayWriteV3'])
 _READS = frozenset(['TensorArrayReadV3', 'TensorArrayGatherV3', 'TensorArrayConcatV3'])
@@ -189,13 +178,8 @@ _ON_STACK = frozenset(['StackPushV2', 'StackPopV2'])
 def keep_arrays_with_readers(operations, device):
     """Puts what fills a TensorArray before a loop (v1) on the stage of the loop, which reads it.
 
-    TensorFlow colocates the filling with the first value that is written. `tf.map_fn`, and
-    `dynamic_rnn(time_major=True)`, fill an array with their input, which may be of the stage
-    before.
-
-    Args:
-      operations: those of the model function's call, on the devices of their stages.
-      device: the tower's device, or `StagedDevices`.
+    `tf.map_fn`, and `dynamic_rnn(time_major=True)`, fill an array with their input, which may be of
+    the stage before; TensorFlow colocates the filling with the first value that is written.
     """
     stages = list(stages_of(device))
     for op in operations if len(stages) > 1 else ():
@@ -217,8 +201,7 @@ def keep_arrays_with_readers(operations, device):
 def keep_stacks_with_loops(operations):
     """Puts the stacks of variables' values on the device of the operations that push and pop.
 
-    TensorFlow colocates a stack, and its size, with the value that it keeps: one that is read from
-    a resource variable is on the variable's device, and the pushes are on the tower's device.
+    TensorFlow colocates a stack, and its size, with the value that it keeps, such as a variable's.
     """
     for op in operations:
         if op.type != 'StackV2':

@@ -19,8 +19,8 @@ class Placement:
     """Names the device of each variable as it is created.
 
     Attributes:
-      main: the device for operations that belong to no single variable: the loss over all towers,
-        merged predictions; and for statistics where trainable variables are replicated.
+      main: the device for operations that belong to no single variable, such as the loss over all
+        towers; and for statistics where trainable variables are replicated.
       of_weights: the device of the trainable variables, where one device has them all.
       all_reduce: how replicated variables' gradients are combined; None where none are replicated.
       by_stage: whether each variable is on the device of its stage.

@@ -131,10 +131,7 @@ class _Backward:
 
 
 def _rewrite(scope, operations, kept, takers, backward, root, stages):
-    """Recomputes the tensors that the backward pass takes of a segment, and gives them to it.
-
-    Returns:
-      The number of recomputed operations.
+    """Recomputes what the backward pass takes of a segment, and gives it that; counts operations.
     """
     graph = operations[0].graph
     wanted = collections.OrderedDict(
@@ -145,9 +142,12 @@ def _rewrite(scope, operations, kept, takers, backward, root, stages):
     taking = {op.name: op for name in wanted for op, _ in takers[name]}
     gradients = backward.gradients_into(list(taking.values()))
     backward.note_waiting(taking.values(), gradients)
-    needed = _needed(wanted.values(), {op.name: op for op in operations}, kept)
-    recomputed = _recomputed(graph, [op for op in operations if op.name in needed], kept, scope,
-                             root, stages)
+    needed, again = set(wanted), collections.deque()
+    for op in reversed(operations):
+        if needed.intersection(tensor.name for tensor in op.outputs):
+            again.appendleft(op)
+            needed.update(tensor.name for tensor in op.inputs if tensor.name not in kept)
+    recomputed = _recomputed(graph, again, kept, scope, root, stages)
     made = {op.name for op in recomputed.values()}
     for again in recomputed.values():
         if not any(tensor.op.name in made for tensor in again.inputs):
@@ -160,24 +160,10 @@ def _rewrite(scope, operations, kept, takers, backward, root, stages):
     return len(recomputed)
 
 
-def _needed(tensors, inside, kept):
-    """Names of the operations of a segment that compute some tensors from kept ones."""
-    stack = [tensor.op.name for tensor in tensors]
-    needed = set(stack)
-    while stack:
-        for tensor in inside[stack.pop()].inputs:
-            name = tensor.op.name
-            if name in inside and name not in needed and tensor.name not in kept:
-                needed.add(name)
-                stack.append(name)
-    return needed
-
-
 def _recomputed(graph, operations, kept, scope, root, stages):
-    """{name of an operation of a segment: its recomputed operation}.
+    """{name of an operation of a segment: its recomputed operation, on the same stage}.
 
-    Recomputed operations read kept tensors, and tensors from outside of the segment. In a tower of
-    several stages each is on the stage of its operation.
+    Recomputed operations read kept tensors, and tensors from outside of the segment.
     """
     graph_def, outside = tf.GraphDef(), {}
     graph_def.versions.CopyFrom(graph.graph_def_versions)

@@ -15,7 +15,6 @@ from towers.graph.variable_access import read_from
 from towers.recompute.segments import crossing_bytes, size_of
 
 _SLACK = 1.07  # what the fullest stage may hold over the best cut, so that less crosses
-_PRECISION = 1e-3
 
 Piece = collections.namedtuple('Piece', 'held kept gradients transient crossing')
 """Neighbouring operations that stay in one stage; all in bytes.
@@ -155,11 +154,14 @@ def cut_evenly(pieces, copies):
     Returns:
       List with the place of the last piece of each stage but the last one.
     """
-    limit, cuts = _least(pieces, copies) * _SLACK, []
+    limit, cuts = _SLACK * _first(
+        0, StageCost(max(copies), pieces).memory,
+        lambda limit: _latest(pieces, copies, limit) is not None), []
     for number in range(len(copies) - 1):
         start = cuts[-1] + 1 if cuts else 0
         last = _latest(pieces[start:], copies[number:], limit)[0] + start
-        first = _earliest(pieces, copies[number + 1:], limit, start, last)
+        first = _first(start, last, lambda place: _latest(
+            pieces[place + 1:], copies[number + 1:], limit) is not None)
         middle = (first + last) / 2.
         cuts.append(min(range(first, last + 1), key=lambda place: (
             # Between layers an activation is kept, and variables come next.
@@ -168,16 +170,12 @@ def cut_evenly(pieces, copies):
     return cuts
 
 
-def _least(pieces, copies):
-    """What the fullest stage holds with the best cut."""
-    low, high = 0., float(StageCost(max(copies), pieces).memory)
-    while high - low > _PRECISION * high:
-        middle = (low + high) / 2
-        if _latest(pieces, copies, middle) is None:
-            low = middle
-        else:
-            high = middle
-    return high
+def _first(low, high, holds):
+    """The first number from `low` to `high` for which something holds, as for all later ones."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low
 
 
 def _latest(pieces, copies, limit):
@@ -195,14 +193,3 @@ def _latest(pieces, copies, limit):
             return None
         cuts.append(place - 1)
     return cuts[:-1] if place == len(pieces) else None
-
-
-def _earliest(pieces, copies, limit, start, last):
-    """The earliest place from `start` to `last` after which the other stages hold a limit."""
-    while start < last:
-        middle = (start + last) // 2
-        if _latest(pieces[middle + 1:], copies, limit) is None:
-            start = middle + 1
-        else:
-            last = middle
-    return last

@@ -1,4 +1,4 @@
-"""Cuts a model's finished forward pass into stages, where the model names none; the plan's lines."""
+"""Cuts a finished forward pass into stages, where the model names none; and the plan's lines."""
 
 import collections
 import itertools
@@ -54,17 +54,21 @@ def cut_into_stages(operations, variables, owned, device, movable, cutting):
       ModelFunctionError: there are too few operations to cut.
     """
     stages = stages_of(device)
-    mine = [op for op in operations if op.name not in owned and _may_move(op, stages)]
+    own = [op for op in operations if op.name not in owned]
+    mine = [op for op in own if _may_move(op, stages)]
+    next_to_move = _next_to_move(own, mine)
     leaders, by_name = _leaders(variables), {each.op.name: each for each in variables}
-    first_reader = _first_readers(
-        [op for op in operations if op.name not in owned], mine, leaders)
-    sizes = collections.defaultdict(list)
+    first_reader = _first_readers(own, mine, next_to_move, leaders)
+    sizes, kept = collections.defaultdict(list), collections.Counter()
     for name, leader in leaders.items():
         sizes[leader].append(variable_bytes(by_name[name], cutting.slots))
-    pieces, ends = pieces_of(
-        mine, _kept(operations, mine, stages[0]) if cutting.trains else {},
-        {reader: [size for name in names for size in sizes[name]]
-         for reader, names in first_reader.items()})
+    if cutting.trains:
+        of_results = kept_bytes(operations)
+        for op in own:
+            kept[next_to_move[op.name]] += of_results[op.name] * (op.device == stages[0])
+    pieces, ends = pieces_of(mine, kept, {
+        reader: [size for name in names for size in sizes[name]]
+        for reader, names in first_reader.items()})
     if len(pieces) < len(stages):
         raise ModelFunctionError(
             "stages='auto', and there are %d devices a tower for %d operations of the model that "
@@ -88,16 +92,20 @@ def cut_into_stages(operations, variables, owned, device, movable, cutting):
                      [mine[ends[cut]].name for cut in cuts])
 
 
-def _kept(operations, mine, first):
-    """`kept_bytes`; those of an operation beside a variable are of the next that may be moved."""
-    kept, movable, waiting = kept_bytes(operations), {op.name for op in mine}, 0
+def _next_to_move(operations, mine):
+    """{operation's name: the operation, itself or a later one, whose stage it is of}.
+
+    What TensorFlow keeps with a variable, such as an embedding's lookup, is of the stage of the next
+    operation that may be put anywhere and computes something.
+    """
+    found, waiting, movable = {}, [], {op.name for op in mine if op.type != 'Const'}
     for op in operations:
+        waiting.append(op.name)
         if op.name in movable:
-            kept[op.name] += waiting
-            waiting = 0
-        elif op.device == first:
-            waiting += kept[op.name]
-    return kept
+            found.update(dict.fromkeys(waiting, op.name))
+            waiting = []
+    found.update(dict.fromkeys(waiting, mine[-1].name if mine else None))
+    return found
 
 
 def _may_move(op, stages):
@@ -125,22 +133,18 @@ def _leaders(variables):
                                    variable.op.name) for variable in variables}
 
 
-def _first_readers(operations, mine, leaders):
-    """Where the variables are read first, each with those that are kept with it.
-
-    What TensorFlow keeps with a variable, such as an embedding's lookup, reads it where the next
-    operation is that may be put anywhere.
+def _first_readers(operations, mine, next_to_move, leaders):
+    """{operation's name: names of the variables that it is the first to read}.
 
     Args:
       operations: all of the model function's call, in order, without the variables' own.
       mine: those that may be put anywhere, in order.
-
-    Returns:
-      {operation's name: names of the variables that it is the first to read}.
+      next_to_move: as `_next_to_move` returns.
+      leaders: as `_leaders` returns; what is kept with another variable is not there.
     """
-    found, seen, waiting = {}, set(), []
+    found, seen = collections.defaultdict(list), set()
     movable = {op.name for op in mine}
-    for op in operations:
+    for op in operations if mine else ():
         moves = op.name in movable
         kept_with = set() if moves else set(names_beside(op))
         for tensor in op.inputs if moves or kept_with else ():
@@ -148,11 +152,7 @@ def _first_readers(operations, mine, leaders):
                 if leaders.get(source.name) == source.name and source.name not in seen and (
                         moves or source.name in kept_with and op.type not in HAND_ON):
                     seen.add(source.name)
-                    waiting.append(source.name)
-        if moves and op.type != 'Const' and waiting:
-            found[op.name], waiting = waiting, []
-    if waiting and mine:
-        found.setdefault(mine[-1].name, []).extend(waiting)
+                    found[next_to_move[op.name]].append(source.name)
     return found
 
 
