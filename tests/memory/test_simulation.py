@@ -134,18 +134,6 @@ def test_a_size_that_is_not_known_is_that_of_the_largest_input_and_named():
     assert step.unknown == ['unique']
 
 
-def test_what_takes_or_awaits_a_constant_waits_for_what_that_waits_for():
-    x = tf.placeholder(tf.float32, [], 'x')
-    with tf.control_dependencies([tf.sqrt(x, name='first')]):
-        constant = tf.constant(2., name='constant')
-    with tf.control_dependencies([tf.negative(constant, name='folded')]):
-        awaits = tf.exp(x, name='awaits')
-    step = StepGraph([awaits, tf.add(constant, x, name='takes')])
-    assert step.by_name['folded'].folded
-    for name in ('awaits', 'takes'):
-        assert [node.name for node in step.by_name[name].controls] == ['first']
-
-
 # ---- kernels -------------------------------------------------------------------------------------
 
 def test_patches_of_as_many_images_as_fill_30_mb(monkeypatch):

@@ -173,14 +173,7 @@ for recompute in None, 'auto':
         built = towers.build_towers(deep, np.ones([4096, 32], np.float32),
                                     tf.train.GradientDescentOptimizer(1e-3), 1,
                                     memory=towers.Memory(recompute=recompute))
-        with tf.Session(config=towers.session_config(built.devices)) as session:
-            session.run(tf.global_variables_initializer())
-            session.run(built.train_op)
-            metadata = tf.RunMetadata()
-            session.run(built.train_op, run_metadata=metadata, options=tf.RunOptions(
-                trace_level=tf.RunOptions.FULL_TRACE))
-        print(max(memory.allocator_bytes_in_use for device in metadata.step_stats.dev_stats
-                  for node in device.node_stats for memory in node.memory))
+        print(towers.measure_memory(built).peak)
 """
 
 

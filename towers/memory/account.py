@@ -4,8 +4,6 @@ import collections
 import os
 import typing
 
-import tensorflow.compat.v1 as tf
-
 from towers import compat
 from towers.arguments import check_count, check_instance
 from towers.api.built import BuiltTowers
@@ -51,10 +49,9 @@ class DeviceAccount(collections.namedtuple('DeviceAccount', 'device kinds moment
       kinds: dict from `KINDS` to bytes at that moment, an int each.
       moment: name of the operation that begins then.
       tensors: list of `HeldTensor`: all tensors in memory then, the largest first.
-      peak: bytes at that moment.
     """
     __slots__ = ()
-    peak = property(lambda self: sum(self.kinds.values()))
+    peak = property(lambda self: sum(self.kinds.values()), doc='Bytes at the worst moment.')
 
 
 class MemoryAccount(collections.namedtuple(
@@ -62,7 +59,6 @@ class MemoryAccount(collections.namedtuple(
     """Where the memory of a step goes; `print(account)` is a table.
 
     Attributes:
-      peak: bytes at the worst moment of the fullest GPU; without GPUs, of all CPUs together.
       batch_size: examples of a step, over all towers; None where it is not known.
       devices: list of `DeviceAccount`, one a device.
       together: `DeviceAccount` of all devices, at the moment that is the worst for their sum. CPUs
@@ -71,7 +67,8 @@ class MemoryAccount(collections.namedtuple(
         size of their largest input is counted.
     """
     __slots__ = ()
-    peak = property(lambda self: self.fullest().peak)
+    peak = property(lambda self: self.fullest().peak, doc='Bytes at the worst moment of the '
+                    'fullest GPU; without GPUs, of all CPUs together.')
 
     def fullest(self):
         """The `DeviceAccount` of the fullest of the `pools`."""

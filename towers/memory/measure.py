@@ -27,10 +27,9 @@ class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments bat
       peaks: dict from an allocator's device ('' for all CPUs of this process) to bytes.
       moments: dict from the same devices to the name of the operation that ran at the peak.
       batch_size: examples of the step, None where it is not known.
-      peak: the largest of the peaks, in bytes, an int.
     """
     __slots__ = ()
-    peak = property(lambda self: max(self.peaks.values()))
+    peak = property(lambda self: max(self.peaks.values()), doc='The largest of the peaks, an int.')
 
     def against(self, account):
         """A line with the peak of a `MemoryAccount`, the measured peak, and the error."""
@@ -127,7 +126,7 @@ def _checked_start(name, start):
 
 
 def peaks_of(metadata):
-    """{device, '' for the CPUs of this process: (bytes, name of the operation)} of a FULL_TRACE run.
+    """{device, '' for all CPUs: (bytes, name of the operation)}, of a FULL_TRACE run.
 
     An operation's record has the bytes in use at its end. While the operation ran, its scratch
     memory was in use, too: the difference of its own peak and the bytes that it left.
@@ -215,7 +214,7 @@ def draw(accounts, path, measured, limit, title):
       measured: list of `(batch size, bytes)`.
       limit: bytes that a step may take; far above all else it is said in the title.
     """
-    figure = figure_class()(figsize=(8.4, 4.8), dpi=110)  # without pyplot, whose state is the program's
+    figure = figure_class()(figsize=(8.4, 4.8), dpi=110)  # pyplot's state is the program's
     axes = figure.add_subplot(111)
     fullest = [account.fullest() for account in accounts]
     batches = [account.batch_size for account in accounts]

@@ -46,7 +46,7 @@ REUSES.update({
     'SoftmaxCrossEntropyWithLogits': {1: (0,)},
     'SparseSoftmaxCrossEntropyWithLogits': {1: (0,)}})
 
-# These write a resource variable in place. (By `AssignVariableOp` it takes over the value's memory.)
+# These write a resource variable in place. (With `AssignVariableOp` it takes the value's memory.)
 _UPDATES = ('ResourceApply', 'AssignAddVariableOp', 'AssignSubVariableOp', 'ResourceScatter',
             'ResourceSparseApply')
 _VARIABLES = ('VarHandleOp', 'VariableV2', 'Variable', 'TemporaryVariable')

@@ -4,7 +4,6 @@ import numbers
 import os
 import typing
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_count, check_flag, check_number
@@ -71,13 +70,12 @@ def _resolved(devices, check, allow_repeated):
     gpus = visible_gpus()
     if devices is None:
         return gpus or ('/device:CPU:0',)
-    if isinstance(devices, (bool, np.bool_)) or not isinstance(
-            devices, (numbers.Integral, str, list, tuple)):
+    if isinstance(devices, numbers.Integral) and not isinstance(devices, bool):
+        return _first_devices(int(devices), gpus, check)
+    if not isinstance(devices, (str, list, tuple)):
         raise InvalidArgumentError(
             'devices=%r: expected None, a number of devices, or device names such as '
             "['/gpu:0', '/gpu:2']." % (devices,))
-    if isinstance(devices, numbers.Integral):
-        return _first_devices(int(devices), gpus, check)
     resolved = tuple(map(_devices_of_tower, devices.split(',') if isinstance(
         devices, str) else devices))
     if len({len(stages_of(device)) for device in resolved}) != 1:
@@ -140,9 +138,8 @@ def check_one_stage(call, devices):
         if len(stages_of(device)) > 1:
             raise DeviceError(
                 '%s: %s is one tower on %d devices: expected one device for each, since this call '
-                'does not know stages: the other devices would stay empty. Give the loss of the '
-                'model to towers.build_towers, which takes such devices.'
-                % (call, short_name(device), len(stages_of(device))))
+                'does not know stages. Give the loss of the model to towers.build_towers, which '
+                'takes such devices.' % (call, short_name(device), len(stages_of(device))))
 
 
 def short_name(device):

@@ -62,23 +62,21 @@ def place_forward(operations, device):
         return
     placed, library = {}, Library(tf.get_default_graph())
     for op in operations:
-        scope = next((each for each in compat.device_scopes(op) if isinstance(each, TowerDevice)),
-                     None)
-        # An operation in a `tf.device` of the model's own, or colocated by TensorFlow, stays.
-        if (scope is None or isinstance(scope, StageDevice) or op.device != stages[0]
-                or compat.device_scopes(op)[0] is not scope or not is_free(op)):
-            if op.device in stages:
-                placed[op.name] = op.device
-            elif not op.device:  # a TensorArray's, which hands on data of the loop that fills it
-                handed_on = [placed[tensor.op.name] for tensor in op.inputs
-                             if tensor.op.name in placed]
-                if handed_on:
-                    placed[op.name] = max(handed_on, key=stages.index)
-            continue
         known = [placed[tensor.op.name] for tensor in op.inputs if tensor.op.name in placed]
-        placed[op.name] = max(known, key=stages.index) if known else stages[0]
-        if known:
+        if may_move(op, stages):
+            placed[op.name] = max(known, key=stages.index) if known else stages[0]
             move(op, placed[op.name], library)
+        elif op.device in stages:
+            placed[op.name] = op.device
+        elif known and not op.device:  # a TensorArray's: it hands on data of the loop that fills it
+            placed[op.name] = max(known, key=stages.index)
+
+
+def may_move(op, stages):
+    """Whether an operation is on the first device because of the tower's scope alone."""
+    scopes = compat.device_scopes(op)
+    return (op.device == stages[0] and bool(scopes) and isinstance(scopes[0], TowerDevice)
+            and not isinstance(scopes[0], StageDevice) and is_free(op))
 
 
 def move(op, device, library):

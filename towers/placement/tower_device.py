@@ -95,25 +95,15 @@ def keep_with_tower(operations, own, device):
     """
     for op in operations:
         names = names_beside(op)
-        inside = [name for name in names if name in own]
-        if not inside:
-            continue
-        kept = [name for name in inside if not _reads_resource_outside(op.graph, name, own)]
-        if len({_device_of(op, name) for name in kept}) > 1:
-            kept = [name for name in kept if _device_of(op, name) == op.device] or kept[:1]
-        if len(kept) < len(names):
-            colocate(op, kept or [op.name])
-            compat.set_device(op, _device_of(op, (kept or inside)[0]) or stages_of(device)[0])
-
-
-def _reads_resource_outside(graph, name, own):
-    """Whether TensorFlow moves an operation to a variable, whatever device it was made for."""
-    return any(tensor.dtype == tf.resource and tensor.op.name not in own
-               for tensor in graph.get_operation_by_name(name).inputs)
-
-
-def _device_of(op, name):
-    return op.graph.get_operation_by_name(name).device
+        inside = [op.graph.get_operation_by_name(name) for name in names if name in own]
+        # TensorFlow moves what reads a resource to that, whatever device it was made for.
+        kept = [other for other in inside if not any(
+            tensor.dtype == tf.resource and tensor.op.name not in own for tensor in other.inputs)]
+        if len({other.device for other in kept}) > 1:
+            kept = [other for other in kept if other.device == op.device] or kept[:1]
+        if inside and len(kept) < len(names):
+            colocate(op, [other.name for other in kept] or [op.name])
+            compat.set_device(op, (kept or inside)[0].device or stages_of(device)[0])
 
 
 def current_tower_device(graph):
@@ -169,23 +159,18 @@ def operation_device(op):
     the operation that it is colocated with, or that takes its resource (a TensorArray before its
     first write), or the constant that it is.
     """
-    decides = _decides_device_of(op, set())
-    return '' if decides is None else resolved(decides.device)
-
-
-def _decides_device_of(op, seen):
-    """The operation whose device `op` has: itself, or one that it has to be with; or None."""
-    if op.device:
-        return op
-    if op.name in seen:
-        return None
-    seen.add(op.name)
-    near = [tensor.op for tensor in op.inputs if tensor.dtype == tf.resource]
-    near += beside(op)
-    near += [taker for tensor in op.outputs if tensor.dtype == tf.resource or op.type == 'Const'
-             for taker in tensor.consumers()]
-    found = (_decides_device_of(other, seen) for other in near)
-    return next((decides for decides in found if decides is not None), None)
+    stack, seen = [op], set()
+    while stack:  # depth first
+        op = stack.pop()
+        if op.device:
+            return resolved(op.device)
+        if op.name not in seen:
+            seen.add(op.name)
+            near = [tensor.op for tensor in op.inputs if tensor.dtype == tf.resource] + beside(op)
+            near += [taker for tensor in op.outputs if tensor.dtype == tf.resource
+                     or op.type == 'Const' for taker in tensor.consumers()]
+            stack.extend(reversed(near))
+    return ''
 
 
 def resolved(device):

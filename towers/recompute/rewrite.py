@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import InvalidArgumentError
+from towers.graph import graph_walk
 from towers.graph.op_types import SIZES
 from towers.placement.tower_device import current_tower_device, follows_tower
 from towers.recompute import segments as cutting
@@ -46,12 +47,12 @@ def rewrite(keep, forward, backward, root):
     parts, kept = cutting.segments(operations, cuts, stages)
     if not parts:
         return Recomputed(0, 0)
-    order = _Backward(backward)
+    by_name, again = {op.name: op for op in backward}, []
     scope = forward[0].graph.unique_name('recompute')  # within the tower's scope
-    count = sum(_rewrite('%s/segment_%d/' % (scope, number), part, kept, takers, order, root,
-                         stages)
-                for number, part in enumerate(parts))
-    return Recomputed(len(parts), count)
+    for number, part in enumerate(parts):
+        again += _rewrite('%s/segment_%d/' % (scope, number), part, kept, takers,
+                          lambda taking: _gradients_into(taking, by_name, again), root, stages)
+    return Recomputed(len(parts), len(again))
 
 
 def _takers(backward, forward):
@@ -63,10 +64,8 @@ def _takers(backward, forward):
     made = {op.name for op in backward}
     takers = collections.defaultdict(list)
     for op in backward:
-        others = [tensor.op.name for tensor in op.inputs]
-        others += [each.name for each in op.control_inputs]
         # What takes only the size of a tensor runs as soon as the tensor is there.
-        if op.type in SIZES or compat.in_control_flow(op) or not made.intersection(others):
+        if op.type in SIZES or compat.in_control_flow(op) or not made & _sources(op):
             continue
         for position, tensor in enumerate(op.inputs):
             if tensor.op.name in forward:
@@ -92,80 +91,61 @@ def _cuts_after(keep, operations, forward, root):
     return sorted(cut for cut in cuts if cut + 1 < len(operations))
 
 
-class _Backward:
-    """The operations of a backward pass, and which of them wait for which."""
-
-    def __init__(self, operations):
-        self._inside = {op.name for op in operations}
-        self._takers = collections.defaultdict(list)
-        for op in operations:
-            for name in self.before(op):
-                self._takers[name].append(op.name)
-
-    def before(self, op):
-        """Names of the operations of the backward pass that an operation takes."""
-        return self._inside.intersection(
-            [tensor.op.name for tensor in op.inputs] + [each.name for each in op.control_inputs])
-
-    def gradients_into(self, operations):
-        """Names of the operations that the first operations among `operations` wait for.
-
-        An operation is a first one if it waits for no other operation of the list: neither
-        directly, nor through the recomputed operations of another segment. Else two segments would
-        wait for each other for ever.
-        """
-        stack = [op.name for op in operations]
-        after = set(stack)
-        while stack:
-            for name in self._takers[stack.pop()]:
-                if name not in after:
-                    after.add(name)
-                    stack.append(name)
-        first = [op for op in operations if after.isdisjoint(self.before(op))]
-        return sorted(set().union(*map(self.before, first)))
-
-    def note_waiting(self, operations, gradients):
-        """Notes that `operations` now wait for `gradients`, through recomputed operations."""
-        for name in gradients:
-            self._takers[name].extend(op.name for op in operations)
+def _sources(op):
+    """Names of the operations that an operation waits for."""
+    return {tensor.op.name for tensor in op.inputs}.union(
+        [each.name for each in op.control_inputs])
 
 
-def _rewrite(scope, operations, kept, takers, backward, root, stages):
-    """Recomputes what the backward pass takes of a segment, and gives it that; counts operations.
+def _gradients_into(taking, backward, again):
+    """The operations of the backward pass that the first operations among `taking` wait for.
+
+    An operation is a first one if it waits for no other operation of the list: neither directly,
+    nor through what is recomputed for another segment (`again`). Else two segments would wait for
+    each other for ever.
     """
-    graph = operations[0].graph
+    after = graph_walk.reachable_from(taking, list(backward.values()) + again, control=True)
+    before = [_sources(op) & backward.keys() for op in taking]
+    return [backward[name] for name in sorted(set().union(
+        *(names for names in before if after.isdisjoint(names))))]
+
+
+def _rewrite(scope, operations, kept, takers, gradients_into, root, stages):
+    """Recomputes what the backward pass takes of a segment, and gives it that.
+
+    Returns:
+      List of the recomputed operations.
+    """
     wanted = collections.OrderedDict(
         (tensor.name, tensor) for op in operations for tensor in op.outputs
         if tensor.name in takers and tensor.name not in kept)
-    if not wanted:
-        return 0
-    taking = {op.name: op for name in wanted for op, _ in takers[name]}
-    gradients = backward.gradients_into(list(taking.values()))
-    backward.note_waiting(taking.values(), gradients)
     needed, again = set(wanted), collections.deque()
     for op in reversed(operations):
         if needed.intersection(tensor.name for tensor in op.outputs):
             again.appendleft(op)
             needed.update(tensor.name for tensor in op.inputs if tensor.name not in kept)
-    recomputed = _recomputed(graph, again, kept, scope, root, stages)
+    if not wanted:
+        return []
+    gradients = gradients_into(list({op.name: op for name in wanted
+                                     for op, _ in takers[name]}.values()))
+    recomputed = _recomputed(again, kept, scope, root, stages)
     made = {op.name for op in recomputed.values()}
-    for again in recomputed.values():
-        if not any(tensor.op.name in made for tensor in again.inputs):
-            compat.add_control_inputs(again, [graph.get_operation_by_name(name)
-                                              for name in gradients])
+    for op in recomputed.values():
+        if not any(tensor.op.name in made for tensor in op.inputs):
+            compat.add_control_inputs(op, gradients)
     for name, tensor in wanted.items():
-        again = recomputed[tensor.op.name].outputs[tensor.value_index]
         for op, position in takers[name]:
-            compat.replace_input(op, position, again)
-    return len(recomputed)
+            compat.replace_input(
+                op, position, recomputed[tensor.op.name].outputs[tensor.value_index])
+    return list(recomputed.values())
 
 
-def _recomputed(graph, operations, kept, scope, root, stages):
+def _recomputed(operations, kept, scope, root, stages):
     """{name of an operation of a segment: its recomputed operation, on the same stage}.
 
     Recomputed operations read kept tensors, and tensors from outside of the segment.
     """
-    graph_def, outside = tf.GraphDef(), {}
+    graph, graph_def, outside = operations[0].graph, tf.GraphDef(), {}
     graph_def.versions.CopyFrom(graph.graph_def_versions)
     names = {op.name: op.name[len(root):] if op.name.startswith(root) else 'outside/' + op.name
              for op in operations}  # a model may leave its scope, by tf.name_scope(None)

@@ -1,12 +1,10 @@
 """Which tensors of a forward pass to keep for the backward pass, and which to compute again.
 
 The operations that can be computed again, in the order in which they were made, are cut into
-segments. At a cut, the tensors that later operations take from earlier ones are kept: few where the
-graph is narrow, such as between two blocks. Within a segment nothing is kept; the backward pass,
-when it gets there, computes the segment again from the tensors kept before it. With n layers of
-equal size and about sqrt(n) segments, the kept tensors and one segment are about sqrt(n) layers
-large each (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"). The backward pass
-begins with the last segment, so all of that segment is kept.
+segments. At a cut, the tensors that later operations take from earlier ones are kept; the backward
+pass computes each segment again from them, but for the last one, with which it begins. With n
+layers of equal size and about sqrt(n) segments, the kept tensors and one segment are about sqrt(n)
+layers large each (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost").
 """
 
 import itertools
@@ -27,11 +25,8 @@ _SMALL = 1024
 
 
 def _may_run_twice(op):
-    """Whether an operation gives the same result when it is run again, and does nothing else.
-
-    Operations that draw numbers, read or write state, are in a loop or a branch, or call a function
-    (loops and branches of control flow v2, `tf.function`s, Python) may not.
-    """
+    """Whether an operation draws no numbers, has no state, is in no loop or branch, and calls no
+    function (loops and branches of control flow v2, `tf.function`s, Python)."""
     return bool(op.inputs) and bool(op.outputs) and not (
         op.op_def.is_stateful or _draws(op) or graph_walk.is_control_flow(op)
         or functions_of(op.node_def) or op.type in _PYTHON
@@ -84,10 +79,8 @@ def repeatable_operations(forward, taken, keeps_small):
 
 
 def _computed_from_references(forward):
-    """Names of what is computed from reference variables, made before the towers on TF 1.
-
-    Their memory may hold another value when it is read again.
-    """
+    """Names of what is computed from reference variables, whose memory may hold another value when
+    it is read again; raises for trained ones, made before the towers on TF 1."""
     names, operations = {op.name for op in forward}, forward[0].graph.get_operations()
     sources = [op for op in operations if op.type in REFERENCE_VARIABLES]
     found = graph_walk.reachable_from(sources, operations) if sources else set()
@@ -140,10 +133,6 @@ def best_cuts(operations, taken):
 
     The cost is the bytes that are kept at the cuts plus the bytes of the largest segment.
 
-    Args:
-      operations: as `repeatable_operations` returns.
-      taken: names of the tensors that the backward pass takes.
-
     Returns:
       List of the places of the last operations of all segments but the last one; [] for no cut.
     """
@@ -180,17 +169,9 @@ def _cuts_at(crossing, weight, largest):
 
 
 def segments(operations, cuts, stages):
-    """The segments to recompute: all but the last one.
+    """The segments to recompute, all but the last one; and the names of the tensors that are kept.
 
     What goes from stage to stage of a tower is kept, so that no stage sends an activation again.
-
-    Args:
-      operations: as `repeatable_operations` returns.
-      cuts: list of the places of the last operations of all segments but the last one.
-      stages: the devices of the tower's stages.
-
-    Returns:
-      `(list of lists of operations, names of the tensors that are kept)`.
     """
     there = None  # what the model has put on another device stays with what was made before it
     for place, op in enumerate(operations):

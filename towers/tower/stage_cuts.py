@@ -7,12 +7,12 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ModelFunctionError
-from towers.graph.edit import Library, group_of, is_free, names_beside
+from towers.graph.edit import Library, group_of, names_beside
 from towers.graph.op_types import HAND_ON, VARIABLE_OPS
 from towers.graph.variable_access import read_from
 from towers.placement.devices import short_name
-from towers.placement.stages import move, says_stages
-from towers.placement.tower_device import StageDevice, TowerDevice, stages_of
+from towers.placement.stages import may_move, move, says_stages
+from towers.placement.tower_device import stages_of
 from towers.tower.stage_costs import (StageCost, cut_evenly, kept_bytes, pieces_of,
                                       variable_bytes)
 
@@ -55,10 +55,10 @@ def cut_into_stages(operations, variables, owned, device, movable, cutting):
     """
     stages = stages_of(device)
     own = [op for op in operations if op.name not in owned]
-    mine = [op for op in own if _may_move(op, stages)]
+    mine = [op for op in own if may_move(op, stages)]
     next_to_move = _next_to_move(own, mine)
     leaders, by_name = _leaders(variables), {each.op.name: each for each in variables}
-    first_reader = _first_readers(own, mine, next_to_move, leaders)
+    first_reader = _first_readers(own, next_to_move, leaders)
     sizes, kept = collections.defaultdict(list), collections.Counter()
     for name, leader in leaders.items():
         sizes[leader].append(variable_bytes(by_name[name], cutting.slots))
@@ -95,8 +95,8 @@ def cut_into_stages(operations, variables, owned, device, movable, cutting):
 def _next_to_move(operations, mine):
     """{operation's name: the operation, itself or a later one, whose stage it is of}.
 
-    What TensorFlow keeps with a variable, such as an embedding's lookup, is of the stage of the next
-    operation that may be put anywhere and computes something.
+    What TensorFlow keeps with a variable, such as an embedding's lookup, is of the stage of the
+    next operation that may be put anywhere and computes something.
     """
     found, waiting, movable = {}, [], {op.name for op in mine if op.type != 'Const'}
     for op in operations:
@@ -106,13 +106,6 @@ def _next_to_move(operations, mine):
             waiting = []
     found.update(dict.fromkeys(waiting, mine[-1].name if mine else None))
     return found
-
-
-def _may_move(op, stages):
-    """Whether an operation is on the first device because of the tower's scope alone."""
-    scopes = compat.device_scopes(op)
-    return (op.device == stages[0] and bool(scopes) and isinstance(scopes[0], TowerDevice)
-            and not isinstance(scopes[0], StageDevice) and is_free(op))
 
 
 def _bring_along(operations, moved, first):
@@ -133,19 +126,12 @@ def _leaders(variables):
                                    variable.op.name) for variable in variables}
 
 
-def _first_readers(operations, mine, next_to_move, leaders):
-    """{operation's name: names of the variables that it is the first to read}.
-
-    Args:
-      operations: all of the model function's call, in order, without the variables' own.
-      mine: those that may be put anywhere, in order.
-      next_to_move: as `_next_to_move` returns.
-      leaders: as `_leaders` returns; what is kept with another variable is not there.
-    """
+def _first_readers(operations, next_to_move, leaders):
+    """{operation's name: names of the variables, without those kept with others, that it is the
+    first to read}."""
     found, seen = collections.defaultdict(list), set()
-    movable = {op.name for op in mine}
-    for op in operations if mine else ():
-        moves = op.name in movable
+    for op in operations:
+        moves = next_to_move[op.name] == op.name
         kept_with = set() if moves else set(names_beside(op))
         for tensor in op.inputs if moves or kept_with else ():
             for source in read_from(tensor):
@@ -158,8 +144,6 @@ def _first_readers(operations, mine, next_to_move, leaders):
 
 def _companions(graph):
     """{variable's name: operations that go where it goes}: it, its parts, those colocated with it.
-
-    Read once for all variables: a large network has thousands of them in 10,000s of operations.
     """
     operations = graph.get_operations()
     found = {op.name: [] for op in operations if op.type in VARIABLE_OPS}
