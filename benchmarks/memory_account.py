@@ -116,7 +116,8 @@ def run_case(name, batch_size, num_towers):
     measured = towers.measure_memory(
         built, {inputs[0]: examples, inputs[1]: np.zeros(batch_size, np.int64)})
     return {'case': name, 'batch': batch_size, 'towers': num_towers,
-            'parameters': account.parameters, 'predicted': account.peak,
+            'parameters': sum(each.get_shape().num_elements() for each in built.variables),
+            'predicted': account.peak,
             'measured': measured.peak, 'kinds': account.together.kinds, 'seconds': seconds,
             'moment': account.together.moment, 'measured moment': measured.moments['']}
 

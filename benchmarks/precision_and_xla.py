@@ -27,9 +27,8 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 
 from models import registry  # noqa: E402
 import towers  # noqa: E402
-from towers.placement.precision import converted_operations  # noqa: E402
+from towers.placement.numerics import clusters, converted_operations  # noqa: E402
 from towers.tower.stateless_random import make_initial_values_stateless  # noqa: E402
-from towers.placement.xla import clusters  # noqa: E402
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list('workloads', ['digits', 'resnet', 'lstm'], 'which of them')

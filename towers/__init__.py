@@ -32,15 +32,13 @@ from towers.fronts.tower_optimizer import TowerOptimizer
 from towers.inspect.audit import Audit, audit
 from towers.inspect.check import TowersReport, check_towers
 from towers.memory.account import MemoryAccount, memory_account
-from towers.memory.fit import (FittedBatch, fit_batch_size, largest_batch,
+from towers.memory.fit import (FittedBatch, fit_batch_size, largest_batch, memory_report,
                                out_of_memory_explained)
 from towers.memory.measure import MeasuredMemory, measure_memory
-from towers.memory.report import memory_report
 from towers.nonfinite import NonFiniteError
 from towers.placement.devices import resolve_devices, session_config, visible_gpus
-from towers.placement.precision import PRECISIONS, use_precision
+from towers.placement.numerics import PRECISIONS, use_precision
 from towers.placement.stages import stage
-from towers.recompute.rewrite import recompute
 from towers.reduce.combination import combine_gradients
 from towers.reduce.loss_scale import LossScale
 from towers.run.averages import WeightAverages

@@ -15,7 +15,7 @@ import time
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.memory.report import count_on_cpus
+from towers.memory.measure import count_on_cpus
 from towers.nonfinite import explained
 from trainer.arguments import memory_limit, session_config
 from trainer.data import naming_failures

@@ -24,9 +24,7 @@ def build(num_towers=1, optimizer=None, **options):
                                num_towers, **options)
 
 
-def account(built, *args, **options):
-    return towers.memory_account(built, *args, **dict(
-        dict(onednn=False), **options))
+account = towers.memory_account
 
 
 def test_kinds_by_hand():
@@ -48,7 +46,6 @@ def test_what_the_allocator_hands_out_beyond(monkeypatch):
     monkeypatch.setenv('TF_CPU_ALLOCATOR_USE_BFC', 'true')
     found = account(built)
     assert found.peak == pytest.approx(1.05 * plain.peak, abs=1)
-    assert found.worst == pytest.approx(1.05 * plain.worst, abs=2)
 
 
 def test_towers_have_activations_and_the_variables_are_on_one():
@@ -58,13 +55,12 @@ def test_towers_have_activations_and_the_variables_are_on_one():
         assert 'parameters' not in each.kinds and 'slots' not in each.kinds
         assert each.kinds['activations'] == BATCH // 4 * WIDTH * 4
     assert found.devices[0].kinds['parameters'] == 2 * WIDTH * WIDTH * 4
-    assert found.together.peak <= found.worst
     assert max(each.peak for each in found.devices) <= found.together.peak
     assert found.peak == found.together.peak  # one memory
     text = str(found)
     assert text.startswith('memory of a step, batch 512, MB at the worst moment of each device')
     for part in ('/cpu:0', '/cpu:3', 'together', 'activations', 'the worst moment: ',
-                 'largest tensors then', 'parameters: 131,072'):
+                 'largest tensors then'):
         assert part in text
 
 
@@ -93,14 +89,3 @@ def test_at_twice_the_batch_gradients_of_weights_are_as_large_as_before():
     for kind in ('parameters', 'slots', 'gradients'):
         assert two.get(kind) == one.get(kind), kind
     assert two['activations'] == 2 * one['activations']
-
-
-def test_counters_of_metrics_are_no_parameters():
-    def counted(features, labels):
-        loss = dense_net(features, labels)
-        return {'loss': loss, 'metrics': {'mean': tf.metrics.mean(features)}}
-    inputs = (tf.placeholder(tf.float32, [BATCH, WIDTH]), tf.placeholder(tf.float32, [BATCH]))
-    built = towers.build_towers(counted, inputs, tf.train.AdamOptimizer(), 1)
-    assert len(built.variables) == 4
-    found = account(built)
-    assert found.parameters == 2 * WIDTH * WIDTH

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.errors import MeasurementError, MissingPackageError
-from towers.memory import measure, report
+from towers.memory import fit, measure
 from towers.memory.measure import MeasuredMemory
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -31,8 +31,7 @@ for num_towers in (1, 4):
         account = towers.memory_account(built)
         found = towers.measure_memory(built, {inputs[0]: np.zeros([4 * BATCH, WIDTH]),
                                               inputs[1]: np.zeros([4 * BATCH])})
-        results.append([num_towers, account.peak, account.worst, found.peak,
-                        found.against(account)])
+        results.append([num_towers, account.peak, found.peak, found.against(account)])
 
 def deep(x):
     for index in range(12):
@@ -45,7 +44,7 @@ for memory in towers.Memory(4), towers.Memory(recompute='auto'):
         built = towers.build_towers(deep, tf.placeholder_with_default(x, x.shape),
                                     tf.train.AdamOptimizer(), 1, memory=memory)
         account, found = towers.memory_account(built), towers.measure_memory(built)
-        results.append([1, account.peak, account.worst, found.peak, found.against(account)])
+        results.append([1, account.peak, found.peak, found.against(account)])
 print(json.dumps(results))
 '''
 
@@ -58,13 +57,13 @@ def test_the_account_is_near_what_is_measured():
         stderr=subprocess.PIPE)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     one, four, *others = json.loads(done.stdout.decode().splitlines()[-1])
-    _, predicted, _, measured, text = one
+    _, predicted, measured, text = one
     assert abs(predicted / measured - 1) < 0.35, text  # chunks of megabytes, of so few of them
-    for _, predicted, _, measured, text in others:
+    for _, predicted, measured, text in others:
         assert abs(predicted / measured - 1) < 0.15, text
     # Four towers take turns at the threads as the machine happens to let them.
-    _, predicted, worst, measured, text = four
-    assert 0.6 * measured < predicted and measured < 1.25 * worst, text
+    _, predicted, measured, text = four
+    assert 0.6 < predicted / measured < 2, text
 
 
 def metadata(*nodes):
@@ -113,7 +112,7 @@ def measured(built, **unused):
 
 
 def test_four_sizes_that_divide_and_the_limit(monkeypatch):
-    monkeypatch.setattr(report, 'measure_memory', measured)
+    monkeypatch.setattr(fit, 'measure_memory', measured)
     lines = []
     with tf.Graph().as_default():
         limit = towers.memory_account(build(20)[0]).peak
@@ -135,7 +134,7 @@ def test_a_picture_without_matplotlib_is_refused_first(monkeypatch):
 def test_the_picture_says_what_it_shows(monkeypatch, tmp_path):
     pytest.importorskip('matplotlib')
     from matplotlib.figure import Figure
-    monkeypatch.setattr(report, 'measure_memory', measured)
+    monkeypatch.setattr(fit, 'measure_memory', measured)
     drawn, path, save = [], tmp_path / 'a.png', Figure.savefig
     monkeypatch.setattr(Figure, 'savefig', lambda figure, *args, **kwargs: (
         drawn.append(figure), save(figure, *args, **kwargs)))
@@ -161,10 +160,6 @@ def test_the_limit_of_cpus(monkeypatch):
     monkeypatch.delenv('TF_CPU_ALLOCATOR_USE_BFC', raising=False)
     plain = measure.device_limit(['/device:CPU:0', '/device:CPU:1'])
     assert 10 ** 8 < plain < 10 ** 14
-    monkeypatch.setenv('TF_CPU_BFC_MEM_LIMIT_IN_MB', '24')
-    assert measure.device_limit(['/device:CPU:0']) == plain
-    monkeypatch.setenv('TF_CPU_ALLOCATOR_USE_BFC', 'true')
-    assert measure.device_limit(['/device:CPU:0']) == 24 << 20
 
 
 @pytest.mark.slow

@@ -33,8 +33,8 @@ def test_it_names_tower_tensor_and_largest_batch():
         with towers.out_of_memory_explained(build(batch=4096), memory_limit=12 * 10 ** 6):
             raise error()
     text = str(caught.value)
-    assert text.startswith('Tower 1 on /cpu:1 ran out of memory in tower_1/MatMul, for a tensor of '
-                           'shape [64, 500] (float, 0.1 MB).')
+    assert text.startswith('Tower 1 on /cpu:1 ran out of memory in tower_1/MatMul: OOM when '
+                           'allocating tensor with shape[64,500] and type float on ')
     assert 'there are 12.0 MB' in text
     # [4096, 1000] floats; then [2048, 500] of each tower.
     assert re.search(

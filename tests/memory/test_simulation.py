@@ -3,8 +3,9 @@
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers.memory import kernels
-from towers.memory.simulation import simulate
+from towers import compat
+from towers.memory import simulation
+from towers.memory.simulation import Run
 from towers.memory.step_graph import StepGraph
 
 KB = 1024
@@ -16,7 +17,7 @@ def vector(name='x'):
 
 
 def peak(fetches):
-    return simulate(StepGraph(fetches)).peaks[None][0]
+    return Run(StepGraph(fetches)).peaks[None][0]
 
 
 def written_over():
@@ -87,7 +88,7 @@ def test_a_tensor_is_copied_to_another_memory_once():
         x = vector()
     with tf.device('/device:GPU:1'):
         taken = [tf.concat([x, x], 0), tf.concat([x, x, x], 0)]
-    run = simulate(StepGraph(taken))
+    run = Run(StepGraph(taken))
     assert [(buffer.device, buffer.size) for buffer in run.buffers
             if buffer.what == 'transfer'] == [('/device:GPU:1', KB)]
     assert run.peaks['/device:GPU:0'][0] == KB
@@ -104,7 +105,7 @@ def test_cpus_of_a_process_share_one_memory():
 def test_everything_that_is_allocated_is_freed_but_variables():
     v = tf.get_variable('v', [256], use_resource=True)
     loss = tf.reduce_sum(tf.square(tf.exp(v) * vector()))
-    run = simulate(StepGraph([tf.train.AdamOptimizer().minimize(loss)]))
+    run = Run(StepGraph([tf.train.AdamOptimizer().minimize(loss)]))
     left = {buffer.variable.name for buffer in run.buffers if buffer.until is None}
     assert left == {'v', 'v/Adam', 'v/Adam_1', 'beta1_power', 'beta2_power'}
 
@@ -133,62 +134,39 @@ def test_a_size_that_is_not_known_is_that_of_the_largest_input_and_named():
     assert step.unknown == ['unique']
 
 
-def test_what_is_only_waited_for_is_idle_but_for_checks_and_writes():
-    x = tf.placeholder(tf.float32, [1000])
-    state, reference = [tf.get_variable(name, [1000], use_resource=name == 'r') for name in 'rf']
-    with tf.control_dependencies([tf.square(x, name='waited'),
-                                  tf.debugging.check_numerics(x, 'bad', name='check'),
-                                  tf.assign_sub(reference, tf.exp(x))]):
-        update = tf.assign_add(state, x)
-    nodes = StepGraph([update.op]).by_name
-    assert nodes['waited'].idle and nodes['waited'].sizes == [0]
-    assert [node.name for node in nodes['waited'].controls] == [x.op.name]
-    assert not any(nodes[name].idle for name in (update.op.name, 'check', 'Exp', 'AssignSub'))
-
-
-def test_what_takes_or_awaits_a_constant_waits_for_what_that_waits_for():
-    x = tf.placeholder(tf.float32, [], 'x')
-    with tf.control_dependencies([tf.sqrt(x, name='first')]):
-        constant = tf.constant(2., name='constant')
-    with tf.control_dependencies([tf.negative(constant, name='folded')]):
-        awaits = tf.exp(x, name='awaits')
-    step = StepGraph([awaits, tf.add(constant, x, name='takes')])
-    assert step.by_name['folded'].folded
-    for name in ('awaits', 'takes'):
-        assert [node.name for node in step.by_name[name].controls] == ['first']
-
-
 # ---- kernels -------------------------------------------------------------------------------------
 
 def test_patches_of_as_many_images_as_fill_30_mb(monkeypatch):
     x = tf.placeholder(tf.float32, [16, 16, 16, 64])
     weights = tf.placeholder(tf.float32, [3, 3, 64, 64])
     y = tf.nn.conv2d(x, weights, [1, 1, 1, 1], 'SAME')
+    monkeypatch.setattr(compat, 'uses_onednn', lambda: False)
     nodes = StepGraph(list(tf.gradients(y, [x, weights]))).nodes
     to_input, to_filter = [next(node for node in nodes if node.type == kind) for kind in (
         'Conv2DBackpropInput', 'Conv2DBackpropFilter')]
     # places 256, patch 9 * 64 = 576: 256 * 64 + 576 * 64 + 256 * 576 = 200,704 floats an image.
     images = 40  # 7,864,320 / 200,704 = 39.2
-    assert kernels.scratch(to_filter) == 4 * images * 256 * 576
+    assert simulation.scratch(to_filter) == 4 * images * 256 * 576
     # Of so few threads each has more than 65,536 floats to do: one image is laid out at a time.
-    monkeypatch.setattr(kernels.os, 'cpu_count', lambda: 2)
-    assert kernels.scratch(to_input) == 4 * 256 * 576
-    monkeypatch.setattr(kernels.os, 'cpu_count', lambda: 4)
-    assert kernels.scratch(to_input) == 4 * images * 256 * 576
-    assert kernels.scratch(to_filter, onednn=True) == 0
+    monkeypatch.setattr(simulation.os, 'cpu_count', lambda: 2)
+    assert simulation.scratch(to_input) == 4 * 256 * 576
+    monkeypatch.setattr(simulation.os, 'cpu_count', lambda: 4)
+    assert simulation.scratch(to_input) == 4 * images * 256 * 576
+    monkeypatch.setattr(compat, 'uses_onednn', lambda: True)
+    assert simulation.scratch(to_filter) == 0
 
 
 def test_pooling_looks_for_its_maxima_again():
     x = tf.placeholder(tf.float32, [2, 8, 8, 3])
     gradient, = tf.gradients(tf.nn.max_pool(x, [1, 2, 2, 1], [1, 2, 2, 1], 'SAME'), [x])
     node = StepGraph([gradient]).by_name[gradient.op.name]
-    assert kernels.scratch(node) == 8 * 2 * 4 * 4 * 3
+    assert simulation.scratch(node) == 8 * 2 * 4 * 4 * 3
 
 
 def test_rows_are_passed_on_and_columns_are_not():
     x = tf.placeholder(tf.float32, [4, 6])
     rows, columns = tf.split(x, 2, 0)[0], tf.split(x, 2, 1)[0]
     nodes = StepGraph([rows, columns, x[1:3], x[:, 1:3]]).by_name
-    assert {name: kernels.passes_on(node) for name, node in nodes.items()
-            if node.type in kernels.CUTS} == {
+    assert {name: simulation.passes_on(node) for name, node in nodes.items()
+            if node.type in simulation.CUTS} == {
                 'split': True, 'split_1': False, 'strided_slice': True, 'strided_slice_1': False}

@@ -8,7 +8,6 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import switched
-from towers import compat
 from towers.placement.tower_device import TowerDevice, device_like, follows_tower
 
 

@@ -104,8 +104,7 @@ def test_what_is_no_place_of_variables(device, text):
 
 
 @pytest.mark.parametrize('device, num_towers, there', [
-    ('/cpu:2', 2, 'the CPU devices /cpu:0 to /cpu:1'),
-    ('/cpu:1', 1, 'the CPU device /cpu:0 alone')])
+    ('/cpu:2', 2, '/cpu:0 to /cpu:1'), ('/cpu:1', 1, '/cpu:0 to /cpu:0')])
 def test_a_variable_device_that_the_session_will_not_have(graph, device, num_towers, there):
     def build(check=True):
         return build_towers(

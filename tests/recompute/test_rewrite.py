@@ -11,7 +11,6 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import objective
-from towers.graph.graph_walk import step_operations
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 X = np.random.RandomState(0).rand(8, 6, 6, 3).astype(np.float32)
@@ -104,44 +103,6 @@ def test_the_numbers_are_the_same_to_the_last_bit(options):
         np.testing.assert_array_equal(one, other)
 
 
-def is_again(op):
-    return 'recompute/segment_' in op.name
-
-
-def block_model(images):
-    block = towers.recompute(lambda images, name: normalized(convolution(
-        convolution(images, 'shared'), name), 'n' + name))
-    images = convolution(images, 'first')
-    for layer in range(3):
-        images = block(images, name='a%d' % layer)
-    return tf.reduce_mean(tf.square(images))
-
-
-def block_model_as_it_is(images):
-    recompute, towers.recompute = towers.recompute, lambda block: block
-    try:
-        return block_model(images)
-    finally:
-        towers.recompute = recompute
-
-
-@pytest.mark.slow
-def test_a_block_that_the_model_marks():
-    def check(built):
-        again = [op for op in step_operations([built.train_op]) if is_again(op)]
-        assert sum(op.type == 'Conv2D' for op in again) == 6
-        assert {op.name.split('recompute/')[1].split('/')[0] for op in again} == {
-            'segment_0', 'segment_1', 'segment_2'}
-    for devices in (1, 2):
-        one, text = numbers(block_model_as_it_is, None, devices=devices)
-        assert text is None
-        other, text = numbers(block_model, None, devices=devices,
-                              check=check if devices == 1 else None)
-        assert text.endswith('in 3 segments')
-        for a, b in zip(one, other):
-            np.testing.assert_array_equal(a, b)
-
-
 @pytest.mark.parametrize('draw, size', [
     (lambda x: tf.image.extract_glimpse(x, [8, 8], tf.ones([8, 2])), 8),  # noise around the image
     (lambda x: tf.nn.fractional_max_pool(x, [1., 1.2, 1.2, 1.])[0], 5),
@@ -151,31 +112,21 @@ def test_a_block_that_the_model_marks():
                          ids=['glimpse', 'max_pool', 'avg_pool', 'python'])
 def test_what_draws_without_saying_so_is_run_once(draw, size):
     """The gradient of the weights is the mean of what they were multiplied by."""
-    nets = []
-
-    def block(images):
+    def model(images):
         drawn = draw(tf.stop_gradient(images * 2.))
         drawn.set_shape([8, size, size, 3])
-        nets.append(tf.sin(drawn))
-        return tf.reduce_mean(tf.reduce_sum(nets[0] * variable('w', [size, size, 3]), [1, 2, 3]))
-
+        net = tf.sin(drawn)
+        product = tf.multiply(net, variable('w', [size, size, 3]), 'product')
+        return {'loss': tf.reduce_mean(tf.reduce_sum(product, [1, 2, 3])) + 0. * tf.reduce_sum(
+            tf.square(product)), 'predictions': net}
     built = towers.build_towers(
-        lambda images: {'loss': towers.recompute(block)(images), 'predictions': nets[0]},
-        tf.constant(X), tf.train.GradientDescentOptimizer(.1), 1)
+        model, tf.constant(X), tf.train.GradientDescentOptimizer(.1), 1,
+        memory=towers.Memory(recompute=['product']))
     assert 'run again' in built.plan.line('recomputation')
     with tf.Session(config=towers.session_config(1)) as session:
         session.run(tf.global_variables_initializer())
         net, (gradient, _) = session.run([built.predictions, built.gradients[0]])
     np.testing.assert_allclose(gradient, net.mean(0), rtol=0, atol=1e-6)
-
-
-def test_a_marked_block_outside_of_towers_is_the_block():
-    with tf.Graph().as_default():
-        loss = block_model(tf.constant(X))
-        gradients = tf.gradients(loss, tf.trainable_variables())
-        assert all(gradient is not None for gradient in gradients)
-    with pytest.raises(towers.InvalidArgumentError, match='expected a function that makes a part'):
-        towers.recompute(3)
 
 
 def of_one_block(images):
@@ -190,10 +141,15 @@ def of_one_block(images):
     (dict(memory=towers.Memory(recompute='auto'), optimizer=None),
      'without a backward pass nothing is kept'),
     (dict(memory=towers.Memory(recompute='auto'), numerics=towers.Numerics(xla=True)),
-     'XLA decides by itself')])
+     'XLA decides by itself'),
+    (dict(memory=towers.Memory(recompute='auto'), before=True),
+     'recompute=, and the model computes with the reference variable first/kernel, which may')])
 def test_errors(options, text):
     options = dict(dict(optimizer=tf.train.GradientDescentOptimizer(.1)), **options)
     with tf.Graph().as_default(), pytest.raises(towers.InvalidArgumentError) as error:
+        if options.pop('before', False):
+            with tf.variable_scope('', reuse=tf.AUTO_REUSE, use_resource=False):
+                convolution(tf.constant(X), 'first')
         towers.build_towers(of_one_block, tf.constant(X), devices=1, **options)
     assert text in str(error.value)
 
@@ -217,14 +173,7 @@ for recompute in None, 'auto':
         built = towers.build_towers(deep, np.ones([4096, 32], np.float32),
                                     tf.train.GradientDescentOptimizer(1e-3), 1,
                                     memory=towers.Memory(recompute=recompute))
-        with tf.Session(config=towers.session_config(built.devices)) as session:
-            session.run(tf.global_variables_initializer())
-            session.run(built.train_op)
-            metadata = tf.RunMetadata()
-            session.run(built.train_op, run_metadata=metadata, options=tf.RunOptions(
-                trace_level=tf.RunOptions.FULL_TRACE))
-        print(max(memory.allocator_bytes_in_use for device in metadata.step_stats.dev_stats
-                  for node in device.node_stats for memory in node.memory))
+        print(towers.measure_memory(built).peak)
 """
 
 
@@ -242,25 +191,20 @@ def test_memory_grows_as_the_root_of_the_depth():
     assert deep_[1] < 2.6 * shallow[1]
 
 
-@pytest.mark.parametrize('resource, trainable', [
-    (True, False), pytest.param(False, True, marks=slow)])
-def test_a_block_that_writes_what_it_reads(resource, trainable):
-    """Spectral norm: the memory that was read holds something else when the block is run again."""
-    def model(images, recompute=towers.recompute):
-        def block(x):
-            w = variable('w', [48, 300])
-            u = tf.get_variable('u', [1, 48], initializer=tf.ones_initializer(),
-                                trainable=trainable)
-            v = tf.stop_gradient(tf.nn.l2_normalize(tf.matmul(u, w)))
-            after = tf.stop_gradient(tf.nn.l2_normalize(tf.matmul(v, w, transpose_b=True)))
-            sigma = tf.reduce_sum(tf.matmul(v, w, transpose_b=True) * after)
-            with tf.control_dependencies([tf.assign(u, after)]):
-                return tf.tanh(tf.matmul(x, w / sigma))
+def test_a_model_that_writes_what_it_reads():
+    """Spectral norm: the memory that was read holds something else when it is run again."""
+    def model(images):
         x = tf.reshape(images, [-1, 108])[:, :48]
-        return tf.reduce_mean(tf.square(recompute(block)(x)))
-    wanted, _ = numbers(lambda images: model(images, lambda block: block), None, resource)
-    found, text = numbers(model, None, resource)
-    assert text is not None or not resource
+        w = variable('w', [48, 300])
+        u = tf.get_variable('u', [1, 48], initializer=tf.ones_initializer(), trainable=False)
+        v = tf.stop_gradient(tf.nn.l2_normalize(tf.matmul(u, w)))
+        after = tf.stop_gradient(tf.nn.l2_normalize(tf.matmul(v, w, transpose_b=True)))
+        sigma = tf.reduce_sum(tf.matmul(v, w, transpose_b=True) * after)
+        with tf.control_dependencies([tf.assign(u, after)]):
+            return tf.reduce_mean(tf.square(tf.sin(tf.tanh(tf.matmul(x, w / sigma), 'kept'))))
+    wanted, _ = numbers(model, None, resource=True)
+    found, text = numbers(model, ['kept'], resource=True)
+    assert 'run again' in text
     for one, other in zip(wanted, found):
         np.testing.assert_array_equal(one, other)
 
@@ -286,25 +230,19 @@ def test_segments_do_not_wait_for_each_other():
 
 @pytest.mark.parametrize('options', [
     dict(pipeline=towers.Pipeline(stages='auto'), memory=towers.Memory(recompute='auto')),
-    dict(marked=True),
     pytest.param(dict(memory=towers.Memory(recompute=['layer5'])), marks=slow),
     pytest.param(dict(memory=towers.Memory(recompute='auto'),
                       pipeline=towers.Pipeline(micro_batches=2)), marks=slow)])
 def test_each_operation_is_run_again_on_its_stage(options):
     """And no activation crosses a second time, though a segment reaches over two stages."""
     options = dict(options)
-    marked, by_hand = options.pop('marked', False), getattr(
-        options.get('pipeline'), 'stages', None) is None
+    by_hand = getattr(options.get('pipeline'), 'stages', None) is None
 
     def model(x):
-        def pair_of_layers(x, pair):
-            for layer in (2 * pair, 2 * pair + 1):
-                with tf.variable_scope('layer%d' % layer), (
-                        towers.stage(layer // 4) if by_hand else contextlib.nullcontext()):
-                    x = tf.tanh(tf.matmul(x, variable('w', [16, 16])))
-            return x
-        for pair in range(4):
-            x = (towers.recompute(pair_of_layers) if marked else pair_of_layers)(x, pair)
+        for layer in range(8):
+            with tf.variable_scope('layer%d' % layer), (
+                    towers.stage(layer // 4) if by_hand else contextlib.nullcontext()):
+                x = tf.tanh(tf.matmul(x, variable('w', [16, 16])))
         return tf.reduce_mean(tf.square(x))
     built = towers.build_towers(
         model, np.random.RandomState(1).rand(128, 16).astype(np.float32),
@@ -314,8 +252,6 @@ def test_each_operation_is_run_again_on_its_stage(options):
         again = [op for op in graph.get_operations()
                  if op.name.startswith(tower.name_scope + 'recompute/') and op.type == 'Tanh']
         assert again
-        if marked:
-            assert {op.device for op in again} == set(tower.device.stages)
         for op in again:
             origin = tower.name_scope + op.name.split('/segment_')[1].split('/', 1)[1]
             assert op.device == graph.get_operation_by_name(origin).device, op.name

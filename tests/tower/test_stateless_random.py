@@ -225,7 +225,7 @@ def test_a_block_that_the_backward_pass_computes_again_is_refused():
             w + 0. * x[0, 0]))
     tf.get_variable_scope().set_use_resource(True)
     with pytest.raises(towers.GradientError, match='^stateless_random=True, and the backward pass '
-                                                   'draws random numbers .*: use towers.recompute'):
+                                                   'draws random numbers .*: use towers.Memory'):
         towers.build_towers(
             model_fn, tf.ones([2, 1]), tf.train.GradientDescentOptimizer(0.), 2,
             global_step=tf.train.get_or_create_global_step(),

@@ -7,15 +7,15 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.api.plan import Plan, PlannedTower, briefly
-from towers.api.stage_plan import accumulation_line, stages_line
 from towers.graph import graph_walk
 from towers.graph.nests import bytes_of, leaves_of
 from towers.graph.variable_access import metric_variables
 from towers.optimizers import effect_of_factor, is_repeatable
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
-from towers.placement.xla import describe as describe_xla
+from towers.placement.numerics import describe_xla
 from towers.tower.losses import whole_batch_line
 from towers.tower.objectives import GradientsOfModel, all_pairs
+from towers.tower.stage_cuts import accumulation_line, stages_line
 from towers.tower.write_order import updates_that_write
 
 
@@ -45,7 +45,7 @@ def describe(tower_set, shards, request, update, num_before):
     if request.objectives:
         lines += _of_training(tower_set, request, update)
     lines += [
-        ('stages', stages_line(tower_set)),
+        ('stages', stages_line(tower_set.towers, tower_set.cuts)),
         ('precision', request.precision_text),
         ('XLA compiles', describe_xla(request.devices) if request.numerics.xla else None),
         ('regularization', tower_set.losses.description),

@@ -11,7 +11,7 @@ from towers import compat
 from towers.arguments import check_choice, check_count, check_flag, check_function, check_instance
 from towers.errors import InvalidArgumentError
 from towers.placement.devices import canonical_device
-from towers.placement.precision import PRECISIONS
+from towers.placement.numerics import PRECISIONS
 from towers.placement.variable_device import BALANCED, BY_STAGE, REPLICATED
 from towers.reduce.loss_scale import LossScale
 from towers.reduce.micro_batches import SCHEDULES

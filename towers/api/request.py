@@ -11,7 +11,7 @@ from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement, ch
 from towers.errors import InvalidArgumentError, ModelFunctionError
 from towers.optimizers import check_alone, number_of_slots
 from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve_devices
-from towers.placement.precision import rewrite_field
+from towers.placement.numerics import rewrite_field
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import Placement
 from towers.reduce.micro_batches import kept_at_once

@@ -14,7 +14,7 @@ from towers.fronts.keras_towers import (MERGED_ON, KerasTowers, gradient_devices
 from towers.graph.graph_walk import Recording
 from towers.placement.devices import (check_one_stage, needs_config, resolve_devices,
                                       short_name)
-from towers.placement.loop_state_devices import keep_stacks_with_loops
+from towers.placement.stages import keep_stacks_with_loops
 from towers.tower.build_context import check_not_nested
 
 

@@ -12,9 +12,8 @@ from towers.graph.edit import beside
 from towers.graph.graph_walk import operation_named, step_operations
 from towers.graph.nests import leaves_of
 from towers.placement.devices import is_gpu, short_name
-from towers.placement.precision import converted_operations
+from towers.placement.numerics import clusters, converted_operations
 from towers.placement.tower_device import operation_device, resolved, stages_of, was_chosen
-from towers.placement.xla import clusters
 from towers.tower.objectives import flat
 from towers.tower.variables import owner_by_name
 

@@ -4,35 +4,32 @@ import collections
 import os
 import typing
 
-import tensorflow.compat.v1 as tf
-
 from towers import compat
-from towers.arguments import check_count, check_flag, check_instance
+from towers.arguments import check_count, check_instance
 from towers.api.built import BuiltTowers
 from towers.graph import graph_walk
-from towers.memory import kernels
-from towers.memory.batch_size import (forward_pass, gradients_in, shard_operations, shard_sizes,
-                                      step_of)
-from towers.memory.simulation import simulate
-from towers.memory.step_graph import StepGraph
+from towers.memory.simulation import FED, Run, passes_on
+from towers.memory.step_graph import (StepGraph, forward_pass, gradients_in, shard_operations,
+                                      shard_sizes, step_of)
 from towers.placement.devices import is_gpu, short_name
 
+# The uses of memory, in the order in which they are shown, with colours of Okabe and Ito and their
+# tints, which the colour-blind can tell apart as neighbours.
 KINDS = collections.OrderedDict([
-    ('parameters', "the model's variables"),
-    ('slots', "the optimizer's variables"),
-    ('other variables', 'counters and the like'),
-    ('initial values', 'constants that variables were initialized from, kept by the session'),
-    ('constants', 'of the graph'),
-    ('input', 'the batch and its shards'),
-    ('activations', 'results of the forward pass that the backward pass still needs'),
-    ('forward', 'other results of the forward pass'),
-    ('gradients', "of the parameters: the towers' and the combined ones"),
-    ('backward', 'other results of the backward pass'),
-    ('updates', 'new memory of variables whose old values are still being read'),
-    ('scratch', 'what a kernel takes for itself while it runs'),
-    ('copies', 'of tensors of another device'),
-    ('allocator', 'handed out beyond what was asked for')])
-"""The uses of memory, in the order in which they are shown."""
+    ('parameters', '#0072B2'),  # the model's variables
+    ('slots', '#56B4E9'),  # the optimizer's variables
+    ('other variables', '#9ad0ee'),  # counters and the like
+    ('initial values', '#cce5f5'),  # constants that the session keeps, see `_kept_initial_values`
+    ('constants', '#dddddd'),  # of the graph
+    ('input', '#000000'),  # the batch and its shards
+    ('activations', '#E69F00'),  # results of the forward pass that the backward pass still needs
+    ('forward', '#f5cf7a'),  # other results of the forward pass
+    ('gradients', '#009E73'),  # of the parameters: the towers' and the combined ones
+    ('backward', '#7fceb9'),  # other results of the backward pass
+    ('updates', '#CC79A7'),  # new memory of variables whose old values are still being read
+    ('scratch', '#D55E00'),  # what a kernel takes for itself while it runs
+    ('copies', '#F0E442'),  # of tensors of another device
+    ('allocator', '#999999')])  # handed out beyond what was asked for
 
 # TensorFlow's best-fit allocator cuts no chunk that is less than twice as large as the request:
 # what it hands out beyond requests was 1 to 6 % of a step, in five networks on TF 1.15 and 2.21.
@@ -40,15 +37,8 @@ _HANDED_OUT_BEYOND = 0.05
 _LEAST_KEPT = 4096  # bytes; smaller constants are many, and take no memory to speak of
 
 
-class HeldTensor(collections.namedtuple('HeldTensor', 'name kind bytes')):
-    """A tensor that is in memory at the worst moment.
-
-    Attributes:
-      name: name of the operation that made it, or of the variable.
-      kind: one of `KINDS`.
-      bytes: an int.
-    """
-    __slots__ = ()
+HeldTensor = collections.namedtuple('HeldTensor', 'name kind bytes device')
+"""A tensor in memory at the worst moment, of an operation or a variable; one of the `KINDS`."""
 
 
 class DeviceAccount(collections.namedtuple('DeviceAccount', 'device kinds moment tensors')):
@@ -61,15 +51,11 @@ class DeviceAccount(collections.namedtuple('DeviceAccount', 'device kinds moment
       tensors: list of `HeldTensor`: all tensors in memory then, the largest first.
     """
     __slots__ = ()
-
-    @property
-    def peak(self):
-        """Bytes at the worst moment, an int."""
-        return sum(self.kinds.values())
+    peak = property(lambda self: sum(self.kinds.values()), doc='Bytes at the worst moment.')
 
 
-class MemoryAccount(collections.namedtuple('MemoryAccount', [
-        'batch_size', 'devices', 'together', 'parameters', 'unknown'])):
+class MemoryAccount(collections.namedtuple(
+        'MemoryAccount', 'batch_size devices together unknown')):
     """Where the memory of a step goes; `print(account)` is a table.
 
     Attributes:
@@ -77,25 +63,16 @@ class MemoryAccount(collections.namedtuple('MemoryAccount', [
       devices: list of `DeviceAccount`, one a device.
       together: `DeviceAccount` of all devices, at the moment that is the worst for their sum. CPUs
         of one process share one memory, so that this is what counts there.
-      parameters: elements of the model's variables, an int.
       unknown: names of operations whose output has a size that is not known before they run; the
         size of their largest input is counted.
     """
     __slots__ = ()
+    peak = property(lambda self: self.fullest().peak, doc='Bytes at the worst moment of the '
+                    'fullest GPU; without GPUs, of all CPUs together.')
 
-    @property
-    def worst(self):
-        """Bytes of all devices if each is at its worst moment at the same time, an int.
-
-        Towers on CPUs take turns at the threads, so that this is rare; `together` is the worst
-        moment in the executor's order.
-        """
-        return max(self.together.peak, sum(each.peak for each in self.devices))
-
-    @property
-    def peak(self):
-        """Bytes at the worst moment of the fullest GPU; without GPUs, of all CPUs together."""
-        return max(each.peak for each in self.pools())
+    def fullest(self):
+        """The `DeviceAccount` of the fullest of the `pools`."""
+        return max(self.pools(), key=lambda each: each.peak)
 
     def pools(self):
         """List of `DeviceAccount`, one for each memory that may be short.
@@ -107,9 +84,8 @@ class MemoryAccount(collections.namedtuple('MemoryAccount', [
 
     def largest(self):
         """The three largest tensors of the fullest memory, as a text."""
-        fullest = max(self.pools(), key=lambda each: each.peak)
         return '; '.join('%s, %.1f MB (%s)' % (tensor.name, tensor.bytes / 1e6, tensor.kind)
-                         for tensor in fullest.tensors[:3])
+                         for tensor in self.fullest().tensors[:3])
 
     def __str__(self):
         columns = self.devices + ([self.together] if len(self.devices) > 1 else [])
@@ -125,35 +101,29 @@ class MemoryAccount(collections.namedtuple('MemoryAccount', [
         lines.append('  %-16s' % 'peak' + ''.join('%13.1f' % (each.peak / 1e6) for each in shown))
         if len(shown) < len(columns):
             lines.append('  and %d devices more' % (len(columns) - len(shown)))
-        fullest = max(self.pools(), key=lambda each: each.peak)
-        lines.append('  the worst moment: %s' % fullest.moment)
-        if len(self.devices) > 1:
-            lines.append('  if the worst moments of all came at once: %.1f' % (self.worst / 1e6))
+        lines.append('  the worst moment: %s' % self.fullest().moment)
         lines.append('largest tensors then')
-        for tensor in fullest.tensors[:8]:
+        for tensor in self.fullest().tensors[:8]:
             lines.append('  %9.1f MB  %-12s %s' % (tensor.bytes / 1e6, tensor.kind, tensor.name))
-        lines.append('parameters: {:,}'.format(self.parameters))
         if self.unknown:
             lines.append('sizes not known before they run, counted as their largest input: %d, '
                          'such as %s' % (len(self.unknown), self.unknown[0]))
         return '\n'.join(lines)
 
 
-def memory_account(built: BuiltTowers, batch_size: typing.Optional[int] = None, *,
-                   onednn: typing.Optional[bool] = None) -> MemoryAccount:
+def memory_account(built: BuiltTowers,
+                   batch_size: typing.Optional[int] = None) -> MemoryAccount:
     """Says where the memory of a training step goes, from its graph alone.
 
     The step is simulated as TensorFlow's executor runs it: a tensor is freed when the last
-    operation that takes it has run, and is written over where kernels do that; see `simulation` and
-    `kernels`. The account of a device is of the device's worst moment.
+    operation that takes it has run, and is written over where kernels do that; see `simulation`.
+    The account of a device is of the device's worst moment.
 
     Args:
       built: what `build_towers` returned.
       batch_size: examples of a step, over all towers: any size; None for that which the towers were
         built with. For another size than a static one, all that is computed from the batch is
         scaled but gradients of variables; a build at that size differs by some percent.
-      onednn: whether oneDNN's kernels run on CPUs, which take no memory for patches of images;
-        None: whether this TensorFlow uses them on this machine.
 
     Returns:
       `MemoryAccount`. Not counted: cuDNN's workspace, weights that oneDNN keeps reordered, input
@@ -161,42 +131,21 @@ def memory_account(built: BuiltTowers, batch_size: typing.Optional[int] = None, 
 
     Raises:
       InvalidArgumentError: not what `build_towers` returned; a batch that does not divide among
-        the towers; a batch of unknown size, and none given.
+        the towers; a batch of unknown size, and none given, or a sparse one.
     """
     check_instance('built', built, BuiltTowers, 'what build_towers returned')
     if batch_size is not None:
         check_count('batch_size', batch_size)
         shard_sizes(built, batch_size)
-    if onednn is not None:
-        check_flag('onednn', onednn, 'True, False or None')
     step = step_of(built, batch_size)
-    run = simulate(step, compat.uses_onednn() if onednn is None else onednn)
+    run = Run(step)
     reader = _Reader(built, step)
     kept = _kept_constants(step) + _kept_initial_values(built)
     places = sorted({buffer.device for buffer in run.buffers} | {each.device for each in kept},
                     key=lambda device: (device not in built.devices, built.devices.index(device)
                                         if device in built.devices else 0, device))
-    *accounts, together = [reader.account(run, place, [
-        each for each in kept if place in (None, each.device)]) for place in places + [None]]
-    return MemoryAccount(batch_size or built.plan.batch_size, accounts, together,
-                         _parameters(built), step.unknown)
-
-
-def _parameters(built):
-    """Elements of the model's variables, without the counters of metrics."""
-    local = {variable.op.name for variable in built.variables[0].graph.get_collection(
-        tf.GraphKeys.LOCAL_VARIABLES)} if built.variables else ()
-    return sum(variable.get_shape().num_elements() or 0 for variable in built.variables
-               if variable.op.name not in local)
-
-
-def _hands_out_more(device):
-    """Whether the best-fit allocator serves a device, or all devices (None) for the CPUs' sake."""
-    return is_gpu(device or '') or os.environ.get(
-        'TF_CPU_ALLOCATOR_USE_BFC', '').lower() in ('1', 'true')
-
-
-_Kept = collections.namedtuple('_Kept', 'device name kind bytes')
+    *accounts, together = [reader.account(run, place, kept) for place in places + [None]]
+    return MemoryAccount(batch_size or built.plan.batch_size, accounts, together, step.unknown)
 
 
 def _kept_constants(step):
@@ -205,32 +154,28 @@ def _kept_constants(step):
         if not node.folded:
             for other, index in node.inputs:
                 if other.folded and other.sizes[index]:
-                    used[other.name, index] = _Kept(other.device, other.name, 'constants',
-                                                    other.sizes[index])
+                    used[other.name, index] = HeldTensor(other.name, 'constants',
+                                                         other.sizes[index], other.device)
     return list(used.values())
 
 
 def _kept_initial_values(built):
     """The constants that resource variables take their first values from.
 
-    The variable and the constant share memory at first. The first update of the variable takes new
-    memory, and the session keeps the constant. A reference variable gets a copy of the constant.
+    They share memory until the variable's first update; the session keeps the constant.
     """
-    variables = {variable.op.name: variable for variable in
-                 list(built.variables) + list(built.slots)}
-    initializers = {name: compat.initializer_of(variable) for name, variable in variables.items()
-                    if variable.op.type == 'VarHandleOp'}
-    values = {name: op.inputs[1] for name, op in initializers.items()
-              if op is not None and len(op.inputs) > 1}
-    if not values:
-        return []
-    made = StepGraph([value.op for value in values.values()]).by_name
+    values = {}
+    for variable in list(built.variables) + list(built.slots):
+        op = compat.initializer_of(variable) if variable.op.type == 'VarHandleOp' else None
+        if op is not None and len(op.inputs) > 1:
+            values[variable.op] = op.inputs[1]
+    made = StepGraph([value.op for value in values.values()]).by_name if values else {}
     kept = []
-    for name, value in values.items():
+    for variable, value in values.items():
         node, size = made[value.op.name], made[value.op.name].sizes[value.value_index]
         if node.folded and size >= _LEAST_KEPT:
-            kept.append(_Kept(variables[name].op.device or '/device:CPU:0', name,
-                              'initial values', size))
+            kept.append(HeldTensor(variable.name, 'initial values', size,
+                                   variable.device or '/device:CPU:0'))
     return kept
 
 
@@ -251,15 +196,17 @@ class _Reader:
 
     def account(self, run, device, kept):
         """The `DeviceAccount` of a device; with `device=None`, of all devices together."""
-        tensors = [HeldTensor(each.name, each.kind, each.bytes) for each in kept]
+        tensors = [each for each in kept if device in (None, each.device)]
         _, event, node = run.peaks.get(device, (0, 0, None))
         for buffer in run.alive(event, device):
-            owner, output = buffer.owner(event) if buffer.variable is None else (buffer.variable, 0)
-            tensors.append(HeldTensor(owner.name, self._kind(buffer, owner, output), buffer.size))
+            owner, output = buffer.owner(event)
+            tensors.append(HeldTensor(owner.name, self._kind(buffer, owner, output), buffer.size,
+                                      buffer.device))
         kinds = collections.Counter()
         for tensor in tensors:
             kinds[tensor.kind] += tensor.bytes
-        if _hands_out_more(device):
+        if is_gpu(device or '') or os.environ.get(  # the best-fit allocator serves it
+                'TF_CPU_ALLOCATOR_USE_BFC', '').lower() in ('1', 'true'):
             kinds['allocator'] = int(_HANDED_OUT_BEYOND * sum(kinds.values()))
         tensors.sort(key=lambda tensor: -tensor.bytes)
         return DeviceAccount(device or '', {kind: kinds[kind] for kind in KINDS if kinds[kind]},
@@ -274,7 +221,7 @@ class _Reader:
             return 'slots' if owner.name in self._slots else 'other variables'
         if buffer.what in ('scratch', 'transfer'):
             return {'scratch': 'scratch', 'transfer': 'copies'}[buffer.what]
-        if owner.name in self._input or kernels.is_fed(owner.type):
+        if owner.name in self._input or owner.type in FED:
             return 'input'
         if (owner.name, output) in self._gradients:
             return 'gradients'
@@ -287,7 +234,7 @@ class _Reader:
         if node.number not in self._kept:
             self._kept[node.number] = any(
                 taker.name not in self._forward and not taker.folded
-                or kernels.passes_on(taker) and self._is_kept(taker)
+                or passes_on(taker) and self._is_kept(taker)
                 for taker in self._takers[node.number] if taker.number > node.number or
                 taker.type not in ('Merge', 'NextIteration'))
         return self._kept[node.number]

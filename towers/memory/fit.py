@@ -1,4 +1,4 @@
-"""The largest batch whose step fits into memory, and what is said where one does not fit."""
+"""The account beside the measurement, the largest batch that fits, and advice where none does."""
 
 import collections
 import contextlib
@@ -7,12 +7,12 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import (check_count, check_function, check_instance, check_say,
-                              directory_name)
 from towers.api.built import BuiltTowers
+from towers.arguments import check_count, check_instance, check_say, directory_name
 from towers.errors import InvalidArgumentError, MeasurementError, OutOfMemoryError
 from towers.memory.account import memory_account
-from towers.memory.measure import checked_start, device_limit, measure_memory
+from towers.memory.measure import (called_build, check_build, device_limit, draw, figure_class,
+                                   is_out_of_memory, measure_memory)
 from towers.placement.devices import is_gpu, short_name
 
 MOST_PER_TOWER = 1 << 16  # examples, the end of the search
@@ -43,7 +43,7 @@ class FittedBatch(collections.namedtuple('FittedBatch', 'batch_size per_tower li
 
 
 def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[int] = None,
-                  most: typing.Optional[int] = None, **options) -> FittedBatch:
+                  most: typing.Optional[int] = None) -> FittedBatch:
     """The largest batch that fits by the account: nothing is run.
 
     Args:
@@ -51,7 +51,6 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[int] = None,
       memory_limit: bytes that a step may take of each memory (of a GPU's, or of the one memory that
         all CPUs of the process share); None: all that the devices have.
       most: the largest batch to consider (the size of the data set, say), or None.
-      **options: further arguments of `memory_account`.
 
     Returns:
       `FittedBatch`: a multiple of the sum of the build's `shares`, of equal shards without them.
@@ -61,19 +60,16 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[int] = None,
       InvalidArgumentError: `most` is less than one example a tower, or a micro-batch.
     """
     check_instance('built', built, BuiltTowers, 'what build_towers returned')
-    limit = _limit(memory_limit, built)
-    # A tower with micro-batches has several parts of a batch.
+    _check_counts(memory_limit=memory_limit, most=most)
+    limit = memory_limit or device_limit(built.devices)
     count = sum(built.plan.shares)
     micro_batches = 1 + max(tower.micro_batch for tower in built.towers)
     part = 'tower' if micro_batches == 1 else 'micro-batch'
-    most_of_each = MOST_PER_TOWER
-    if most is not None:
-        check_count('most', most)
-        if most < count:
-            raise InvalidArgumentError('most=%d examples leave some of %d %s without one.' % (
-                most, count, 'towers' if micro_batches == 1 else 'micro-batches'))
-        most_of_each = min(most // count, MOST_PER_TOWER)
-    account = memory_account(built, count, **options)
+    if most is not None and most < count:
+        raise InvalidArgumentError('most=%d examples leave some of %d %ss without one.' % (
+            most, count, part))
+    most_of_each = min((most or count * MOST_PER_TOWER) // count, MOST_PER_TOWER)
+    account = memory_account(built, count)
     if account.peak > limit:
         raise OutOfMemoryError(
             'not one example a %s fits: a step of %d takes %.1f MB by the account, and there '
@@ -82,7 +78,7 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[int] = None,
     good, too_many = 1, most_of_each + 1
     while too_many - good > max(1, good // 64):
         guess = min(2 * good, (good + too_many) // 2)
-        guessed = memory_account(built, guess * count, **options)
+        guessed = memory_account(built, guess * count)
         if guessed.peak <= limit:
             good, account = guess, guessed
         else:
@@ -94,7 +90,7 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[int] = None,
 def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Optional[int] = None,
                    say: typing.Optional[typing.Callable] = None,
                    config: typing.Optional[typing.Callable] = None,
-                   most: typing.Optional[int] = None, **options) -> FittedBatch:
+                   most: typing.Optional[int] = None) -> FittedBatch:
     """The largest batch that fits, found by the account and confirmed by running a step.
 
     Args:
@@ -107,7 +103,6 @@ def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Opti
       config: function from `built` to the `tf.ConfigProto` of a session; None for
         `session_config`'s.
       most: see `largest_batch`.
-      **options: further arguments of `memory_account`.
 
     Returns:
       `FittedBatch`; `measured` is None where TensorFlow's allocator does not count: all that is
@@ -119,16 +114,14 @@ def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Opti
     """
     check_build(build, config)
     check_count('first', first)
-    for name, value in (('memory_limit', memory_limit), ('most', most)):
-        if value is not None:
-            check_count(name, value)
+    _check_counts(memory_limit=memory_limit, most=most)
     check_say(say, optional=True)
     say = say or (lambda line: None)
     with tf.Graph().as_default():
         built, _ = called_build(build, first)
-        goal = limit = _limit(memory_limit, built)
+        goal = limit = memory_limit or device_limit(built.devices)
         for _ in range(_TRIES):
-            fitted = largest_batch(built, goal, most, **options)._replace(limit=limit)
+            fitted = largest_batch(built, goal, most)._replace(limit=limit)
             try:
                 fitted = fitted._replace(measured=_run(build, fitted.batch_size, config))
             except tf.errors.ResourceExhaustedError as error:
@@ -149,33 +142,6 @@ def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Opti
         'batch size, or more memory.' % (limit / 1e6, _TRIES, fitted.batch_size))
 
 
-def check_build(build, config):
-    """Raises `InvalidArgumentError` for functions that `fit_batch_size` cannot call."""
-    check_function('build', build, 1, 'a function from a batch size to (built, start)')
-    if config is not None:
-        check_function('config', config, 1, 'a function from built to a tf.ConfigProto, or None')
-
-
-def called_build(build, batch_size):
-    """`(built, start)` of a `build` function as `fit_batch_size` takes it.
-
-    Raises:
-      InvalidArgumentError: it returned something else.
-    """
-    made = build(batch_size)
-    if not (type(made) in (list, tuple) and len(made) == 2 and isinstance(made[0], BuiltTowers)):
-        raise InvalidArgumentError(
-            'build(%d) returned %.80r of type %s: expected (built, start), what build_towers '
-            'returned and a list of operations to be run once, such as [iterator.initializer].' % (
-                batch_size, made, type(made).__name__))
-    return made[0], checked_start('start of build(%d)' % batch_size, made[1])
-
-
-def is_out_of_memory(error):
-    """Whether a `ResourceExhaustedError` is about memory, and not, say, about a full disk."""
-    return re.search('OOM|out of memory|allocat', str(error), re.IGNORECASE) is not None
-
-
 def _run(build, batch_size, config):
     with tf.Graph().as_default():
         built, start = called_build(build, batch_size)
@@ -185,16 +151,81 @@ def _run(build, batch_size, config):
             return None
 
 
-def _limit(memory_limit, built):
-    if memory_limit is None:
-        return device_limit(built.devices)
-    check_count('memory_limit', memory_limit)
-    return int(memory_limit)
+def _check_counts(**given):
+    for name, value in given.items():
+        if value is not None:
+            check_count(name, value)
+
+
+def memory_report(build: typing.Callable, batch_size: int,
+                  memory_limit: typing.Optional[int] = None, path: typing.Optional[str] = None,
+                  config: typing.Optional[typing.Callable] = None,
+                  say: typing.Callable = print) -> None:
+    """Predicts and measures a step's memory at 1/4, 1/2, 1 and 2 times a batch size.
+
+    Args:
+      build: as for `fit_batch_size`.
+      batch_size: examples.
+      memory_limit: bytes that a step may take; None: all that the devices have.
+      path: name of the PNG to write, or None.
+      config: function from `built` to the `tf.ConfigProto` of a session; None for
+        `session_config`'s.
+      say: called with each text: plan, account, a line for each batch size.
+
+    Raises:
+      MissingPackageError: a picture is wanted and matplotlib is not installed; nothing has been
+        run by then.
+      LogFileError: the picture cannot be written.
+      InvalidArgumentError: an argument of another kind; `build` returns something else.
+    """
+    if path is not None:
+        path = directory_name('path', path, 'the name of a file, or None')
+        figure_class()
+    check_build(build, config)
+    check_count('batch_size', batch_size)
+    _check_counts(memory_limit=memory_limit)
+    check_say(say)
+    with tf.Graph().as_default():
+        built, _ = called_build(build, batch_size)
+        say(str(built.plan))
+        limit = memory_limit or device_limit(built.devices, config(built) if config else None)
+        say(str(memory_account(built, batch_size)))
+    unit = sum(built.plan.shares)
+    accounts, measured = [], []
+    for size in sorted({max(1, int(batch_size * factor) // unit) * unit
+                        for factor in (0.25, 0.5, 1, 2)}):
+        account, peak, text = _of_size(build, size, limit, config)
+        accounts.append(account)
+        if peak is not None:
+            measured.append((size, peak))
+        say(text)
+    if path is not None:
+        draw(accounts, path, measured, limit, 'memory of a step, %d tower%s' % (
+            len(built.towers), '' if len(built.towers) == 1 else 's'))
+        say('picture: %s' % path)
+
+
+def _of_size(build, size, limit, config):
+    """`(MemoryAccount, measured bytes or None, text)` of a step at a batch size."""
+    with tf.Graph().as_default():
+        built, start = called_build(build, size)
+        account = memory_account(built, size)
+        text = 'batch %d: predicted %.1f MB, ' % (size, account.peak / 1e6)
+        if account.peak > limit:
+            return account, None, text + 'more than the limit, %.1f MB: not run' % (limit / 1e6)
+        try:
+            found = measure_memory(built, start=start, config=config(built) if config else None)
+        except tf.errors.ResourceExhaustedError as error:
+            if not is_out_of_memory(error):
+                raise
+            return account, None, text + 'and it ran out of memory'
+        except MeasurementError as error:
+            return account, None, text + 'not measured: %s' % error
+        return account, found.peak, found.against(account)
 
 
 # ---- a step that runs out of memory --------------------------------------------------------------
 
-_TENSOR = re.compile(r'shape\[([\d,]*)\](?: and type (\w+))?(?: on (\S+))?')
 _NODE = re.compile(r'\{\{node ([^}]+)\}\}|\[\[(?:node )?([^\s\]{]+)')
 
 
@@ -220,15 +251,13 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
     check_instance('built', built, BuiltTowers, 'what build_towers returned')
     if directory is not None:
         directory_name('directory', directory, 'the name of a directory, or None')
-    for name, value in (('memory_limit', memory_limit), ('batch_size', batch_size)):
-        if value is not None:
-            check_count(name, value)
+    _check_counts(memory_limit=memory_limit, batch_size=batch_size)
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:
         if not is_out_of_memory(error):
             raise
-        lines = _request(error, built)
+        lines = [_request(error, built)]
         if batch_size is not None or built.plan.batch_size is not None:
             lines += _advice(built, batch_size, memory_limit or device_limit(built.devices))
         checkpoint = tf.train.latest_checkpoint(directory) if directory else None
@@ -238,28 +267,25 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
 
 
 def _request(error, built):
-    """A sentence in a list: what asked for how much."""
-    op, found = getattr(error, 'op', None), _NODE.search(str(error))
-    name = op.name if op is not None else found and (found.group(1) or found.group(2))
-    who = 'The step, outside of the towers,' if name else 'The step'
-    for tower in built.towers if name else ():
-        if tower.has(name):
-            who = 'Tower %d on %s' % (tower.index, short_name(tower.device))
-    wanted, found = '', _TENSOR.search(str(error))
-    if found is not None:
-        shape = [int(side) for side in found.group(1).split(',') if side]
-        size = tf.as_dtype(found.group(2) or 'float').size * tf.TensorShape(shape).num_elements()
-        wanted = ', for a tensor of shape %s (%s, %s)' % (
-            shape, found.group(2) or 'float', _megabytes(size))
-    return ['%s ran out of memory%s%s.' % (who, ' in %s' % name if name else '', wanted)]
+    """Where memory ran out, and what TensorFlow says of it: a text."""
+    message = ' '.join(str(error.message).split('\n')[0].split())
+    found = _NODE.search(str(error))
+    name = getattr(getattr(error, 'op', None), 'name', None) or found and (
+        found.group(1) or found.group(2))
+    who = next(('Tower %d on %s' % (tower.index, short_name(tower.device))
+                for tower in built.towers if name and tower.has(name)), 'The step')
+    return '%s ran out of memory%s: %s.' % (who, ' in %s' % name if name else '', message)
 
 
 def _advice(built, batch_size, limit):
     """Sentences: what a step takes, the largest batch that should fit, and what to do."""
-    account = memory_account(built, batch_size)
-    lines = ['A step of batch %d takes %s at its worst moment, by the account; there are %s. The '
-             'largest of it: %s.' % (account.batch_size, _megabytes(account.peak),
-                                     _megabytes(limit), account.largest())]
+    try:
+        account = memory_account(built, batch_size)
+    except InvalidArgumentError as error:  # a sparse batch
+        return [str(error)]
+    lines = ['A step of batch %d takes %.1f MB at its worst moment, by the account; there are %.1f '
+             'MB. The largest of it: %s.' % (
+                 account.batch_size, account.peak / 1e6, limit / 1e6, account.largest())]
     try:
         fitted = largest_batch(built, limit)
     except OutOfMemoryError:
@@ -272,7 +298,3 @@ def _advice(built, batch_size, limit):
         "Memory(recompute='auto')%s." % (
             pieces, '; more devices, as towers or as stages of one' if any(
                 map(is_gpu, built.devices)) else ' (CPUs share one memory)')]
-
-
-def _megabytes(count):
-    return '{:,.1f} MB'.format(count / 1e6)

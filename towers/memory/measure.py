@@ -1,17 +1,23 @@
-"""The peak of a step's memory, as TensorFlow's own allocators saw it, and what devices have."""
+"""The peak of a step's memory as TensorFlow's own allocators saw it, beside the account."""
 
 import collections
 import contextlib
 import os
+import re
 import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import (check_config, check_feed, check_fetches, check_instance)
 from towers.api.built import BuiltTowers
-from towers.errors import InvalidArgumentError, MeasurementError
+from towers.arguments import (check_config, check_feed, check_function, check_instance)
+from towers.errors import InvalidArgumentError, MeasurementError, MissingPackageError
+from towers.memory.account import KINDS
 from towers.placement.devices import is_gpu, session_config, short_name
-from towers.placement.precision import use_precision
+from towers.placement.numerics import use_precision
+from towers.safe_files import written_whole
+
+_SECONDS_TO_STOP = 2
+_CGROUPS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
 
 
 class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments batch_size')):
@@ -23,11 +29,7 @@ class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments bat
       batch_size: examples of the step, None where it is not known.
     """
     __slots__ = ()
-
-    @property
-    def peak(self):
-        """The largest of the peaks, in bytes, an int."""
-        return max(self.peaks.values())
+    peak = property(lambda self: max(self.peaks.values()), doc='The largest of the peaks, an int.')
 
     def against(self, account):
         """A line with the peak of a `MemoryAccount`, the measured peak, and the error."""
@@ -67,7 +69,7 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
     if session is not None and (isinstance(session, type) or not hasattr(session, 'run')):
         raise InvalidArgumentError('session=%.80r of type %s: expected a tf.Session, or None.' % (
             session, type(session).__name__))
-    start = checked_start('start', start)
+    start = _checked_start('start', start)
     step = built.train_op if built.train_op is not None else built.loss
     peaks, moments = {}, {}
     with contextlib.ExitStack() as stack:
@@ -94,13 +96,7 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
 
 @contextlib.contextmanager
 def _initialized_session(graph, config, start):
-    """A session of a graph, initialized, with queues that are filled; closed at the end.
-
-    Args:
-      graph: `tf.Graph`.
-      config: `tf.ConfigProto`.
-      start: operations that it runs after the initializers.
-    """
+    """A session that has run the initializers and `start`, with queues that are filled."""
     with tf.Session(graph=graph, config=config) as session:
         with graph.as_default():
             begin = [tf.global_variables_initializer(), tf.local_variables_initializer(),
@@ -119,35 +115,21 @@ def _initialized_session(graph, config, start):
                 thread.join(_SECONDS_TO_STOP)
 
 
-_SECONDS_TO_STOP = 2
-
-
-def checked_start(name, start):
-    """A list of operations that a session runs once, after the initializers.
-
-    Raises:
-      InvalidArgumentError: `start` is no list of operations.
-    """
-    if not isinstance(start, (list, tuple)):
+def _checked_start(name, start):
+    """`start` as a list of operations; raises `InvalidArgumentError`."""
+    if not isinstance(start, (list, tuple)) or not all(
+            isinstance(each, (tf.Operation, tf.Tensor)) for each in start):
         raise InvalidArgumentError('%s=%.80r of type %s: expected a list of operations, even for '
                                    'one: [iterator.initializer].' % (
                                        name, start, type(start).__name__))
-    if start:
-        check_fetches(name, start, 'a list of operations, such as [iterator.initializer]')
     return list(start)
 
 
 def peaks_of(metadata):
-    """The most that each allocator had in use in a step.
+    """{device, '' for all CPUs: (bytes, name of the operation)}, of a FULL_TRACE run.
 
     An operation's record has the bytes in use at its end. While the operation ran, its scratch
     memory was in use, too: the difference of its own peak and the bytes that it left.
-
-    Args:
-      metadata: `tf.RunMetadata` of a run with FULL_TRACE.
-
-    Returns:
-      dict from the device, '' for the CPUs of this process, to `(bytes, name of the operation)`.
     """
     found = {}
     for device in metadata.step_stats.dev_stats:
@@ -166,29 +148,18 @@ def peaks_of(metadata):
 
 def _short(device):
     """'/job:localhost/replica:0/task:0/device:GPU:0' and its streams as '/device:GPU:0'."""
-    index = device.upper().find('/DEVICE:')
-    if index < 0:
-        return '/device:CPU:0'
-    kind, number = device[index + len('/device:'):].split('/')[0].split(':')[:2]
-    return '/device:%s:%s' % (kind.upper(), number)
-
-
-_CGROUPS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
+    found = re.search(r'/device:(\w+):(\d+)', device, re.IGNORECASE)
+    return '/device:%s:%s' % (found.group(1).upper(), found.group(2)) if found else '/device:CPU:0'
 
 
 def device_limit(devices, config=None):
     """Bytes that TensorFlow may use on the device with the least memory; all CPUs share theirs.
 
-    GPUs among the devices are initialised, as by a session.
-
-    Args:
-      devices: list of canonical names.
-      config: `tf.ConfigProto` of the session to run on the devices; None for `session_config`'s.
+    GPUs are initialised by a session with this `config`; None for `session_config`'s.
     """
-    limits = []
-    if any(not is_gpu(device) for device in devices):
+    limits, gpus = [], [device for device in devices if is_gpu(device)]
+    if len(gpus) < len(devices):
         limits.append(_of_cpus())
-    gpus = [device for device in devices if is_gpu(device)]
     if gpus:
         with tf.Session(graph=tf.Graph(), config=config or session_config(gpus)) as session:
             limits += [device.memory_limit_bytes for device in session.list_devices()
@@ -204,8 +175,83 @@ def _of_cpus():
                 limits.append(int(opened.read()))
         except (OSError, ValueError):  # another kind of control group, or 'max'
             continue
-    if os.environ.get('TF_CPU_ALLOCATOR_USE_BFC', '').lower() in ('1', 'true'):
-        pool = os.environ.get('TF_CPU_BFC_MEM_LIMIT_IN_MB', '')
-        if pool.isdigit():
-            limits.append(int(pool) << 20)
     return min(limits)
+
+
+def check_build(build, config):
+    """Raises `InvalidArgumentError` for functions that `fit_batch_size` cannot call."""
+    check_function('build', build, 1, 'a function from a batch size to (built, start)')
+    if config is not None:
+        check_function('config', config, 1, 'a function from built to a tf.ConfigProto, or None')
+
+
+def called_build(build, batch_size):
+    """`(built, start)` of a `build` function as `fit_batch_size` takes it; or raises."""
+    made = build(batch_size)
+    if not (type(made) in (list, tuple) and len(made) == 2 and isinstance(made[0], BuiltTowers)):
+        raise InvalidArgumentError(
+            'build(%d) returned %.80r of type %s: expected (built, start), what build_towers '
+            'returned and a list of operations to be run once, such as [iterator.initializer].' % (
+                batch_size, made, type(made).__name__))
+    return made[0], _checked_start('start of build(%d)' % batch_size, made[1])
+
+
+def is_out_of_memory(error):
+    """Whether a `ResourceExhaustedError` is about memory, and not, say, about a full disk."""
+    return re.search('OOM|out of memory|allocat', str(error), re.IGNORECASE) is not None
+
+
+def count_on_cpus():
+    """Makes TensorFlow's allocator on CPUs count; to be called before the first session."""
+    os.environ.setdefault('TF_CPU_ALLOCATOR_USE_BFC', 'true')
+
+
+def draw(accounts, path, measured, limit, title):
+    """Writes a PNG: the kinds of memory stacked, measured peaks as points, the limit as a line.
+
+    Args:
+      accounts: list of `MemoryAccount`, by their batch sizes.
+      measured: list of `(batch size, bytes)`.
+      limit: bytes that a step may take; far above all else it is said in the title.
+    """
+    figure = figure_class()(figsize=(8.4, 4.8), dpi=110)  # pyplot's state is the program's
+    axes = figure.add_subplot(111)
+    fullest = [account.fullest() for account in accounts]
+    batches = [account.batch_size for account in accounts]
+    highest = max([each.peak for each in fullest] + [bytes_ for _, bytes_ in measured])
+    unit, name = (1e9, 'GB') if highest >= 2e9 else (1e6, 'MB')
+    kinds = [kind for kind in KINDS if any(each.kinds.get(kind) for each in fullest)]
+    rows = [[each.kinds.get(kind, 0) / unit for each in fullest] for kind in kinds]
+    axes.stackplot(batches, rows, labels=kinds, colors=map(KINDS.get, kinds), linewidth=0)
+    axes.set_xlim(min(batches), max(batches))
+    axes.plot(batches, [each.peak / unit for each in fullest], color='#333333', label='predicted')
+    if measured:
+        axes.plot([batch for batch, _ in measured], [bytes_ / unit for _, bytes_ in measured], 'o',
+                  color='white', markeredgecolor='black', clip_on=False, zorder=5, label='measured')
+    if limit < 3 * highest:
+        axes.axhline(limit / unit, color='#cc0000', linestyle='--',
+                     label='limit, %.3g %s' % (limit / unit, name))
+        highest = max(highest, limit)
+    else:
+        title += ' (the limit, {:,.0f} {}, is far above)'.format(limit / unit, name)
+    axes.set_ylim(0, highest / unit * 1.08)
+    axes.set_xticks(batches)
+    axes.set_xlabel('batch size, examples of a step over all towers')
+    axes.set_ylabel('memory at the worst moment, %s' % name)
+    axes.set_title(title, fontsize=11, loc='left')
+    handles, names = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], names[::-1], loc='center left', bbox_to_anchor=(1.01, 0.5),
+                frameon=False, fontsize=9)
+    with written_whole(path, 'wb') as picture:
+        figure.savefig(picture, bbox_inches='tight', format='png')
+
+
+def figure_class():
+    """The class of matplotlib's figures."""
+    try:
+        import matplotlib  # noqa: F401 pylint: disable=import-outside-toplevel,unused-import
+        from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel
+    except ImportError:
+        raise MissingPackageError(
+            'Plots need matplotlib: pip install matplotlib (the extra plots).') from None
+    return Figure

@@ -4,7 +4,6 @@ import numbers
 import os
 import typing
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_count, check_flag, check_number
@@ -19,19 +18,14 @@ def visible_gpus() -> typing.Tuple[str, ...]:
     """Names of the GPUs that TensorFlow may use, without initialising any of them.
 
     TensorFlow numbers what `CUDA_VISIBLE_DEVICES` leaves from 0, so these are
-    `/device:GPU:0`, `/device:GPU:1`, … without holes. `device_lib.list_local_devices()` would
-    answer the same question by creating every device, memory pools included.
+    `/device:GPU:0`, `/device:GPU:1`, … without holes.
     """
     return tuple('/device:GPU:%d' % index for index in
                  range(len(tf.config.experimental.list_physical_devices('GPU'))))
 
 
 class Devices(tuple):
-    """The devices of the towers, as `resolve_devices` returns them, and whether they are checked.
-
-    Attributes:
-      checked: whether the devices are known to be there.
-    """
+    """The devices of the towers, and whether they are known to be there (`checked`)."""
 
     def __new__(cls, names, checked):
         devices = super(Devices, cls).__new__(cls, names)
@@ -76,50 +70,38 @@ def _resolved(devices, check, allow_repeated):
     gpus = visible_gpus()
     if devices is None:
         return gpus or ('/device:CPU:0',)
-    if isinstance(devices, (bool, np.bool_)) or not isinstance(
-            devices, (numbers.Integral, str, list, tuple)):
+    if isinstance(devices, numbers.Integral) and not isinstance(devices, bool):
+        return _first_devices(int(devices), gpus, check)
+    if not isinstance(devices, (str, list, tuple)):
         raise InvalidArgumentError(
             'devices=%r: expected None, a number of devices, or device names such as '
             "['/gpu:0', '/gpu:2']." % (devices,))
-    if isinstance(devices, numbers.Integral):
-        if devices > MOST_TOWERS:
-            raise InvalidArgumentError('devices=%d: expected %d at most.' % (devices, MOST_TOWERS))
-        return _first_devices(int(devices), gpus, check)
-    names = devices.split(',') if isinstance(devices, str) else devices
-    resolved = tuple(_devices_of_tower(entry, devices) for entry in names)
-    if len({len(stages_of(device)) for device in resolved}) > 1:
-        raise DeviceError('devices=%r: expected as many devices for each tower, since all have the '
-                          'same stages.' % (devices,))
-    if not resolved:
-        raise DeviceError('devices=%r names no device: name at least one, or pass None for every '
-                          'visible GPU (one CPU where there is none).' % (devices,))
+    resolved = tuple(map(_devices_of_tower, devices.split(',') if isinstance(
+        devices, str) else devices))
+    if len({len(stages_of(device)) for device in resolved}) != 1:
+        raise DeviceError('devices=%r: expected one device or more (None for every visible GPU), '
+                          'and as many devices for each tower.' % (devices,))
     every = [name for device in resolved for name in stages_of(device)]
     repeated = sorted(name for name in set(every) if every.count(name) > 1)
-    if repeated and not allow_repeated:
+    if repeated and not (allow_repeated and all(
+            len(set(stages_of(device))) == len(stages_of(device)) for device in resolved)):
         raise DeviceError('%s is named %d times in devices=%r: give each tower a device of its '
                           'own, or pass resolve_devices(…, allow_repeated=True) to put several on '
                           'one.' % (short_name(repeated[0]), every.count(repeated[0]), devices))
-    if check:
-        for name in every:
-            _check_exists(name, gpus)
+    for name in every if check else ():
+        _check_exists(name, gpus)
     return resolved
 
 
-def _devices_of_tower(entry, devices):
+def _devices_of_tower(entry):
     """The canonical name of a tower's device; or its `StagedDevices`."""
     if hasattr(entry, 'stages'):
-        entry = list(stages_of(entry))
-    elif isinstance(entry, str) and '+' in entry:
+        entry = entry.stages
+    elif isinstance(entry, str):
         entry = entry.split('+')
-    if not isinstance(entry, (list, tuple)):
+    elif not entry or not isinstance(entry, (list, tuple)):
         return canonical_device(entry)
-    if '' in [name.strip() for name in entry if isinstance(name, str)]:
-        raise DeviceError("%r names no device beside a '+': expected '/gpu:0+/gpu:1', one for each "
-                          'stage of a tower.' % '+'.join(map(str, entry)))
     names = [canonical_device(name) for name in entry]
-    if not names or len(set(names)) < len(names):
-        raise DeviceError('devices=%r: %s: expected a device of its own for each stage of a tower.'
-                          % (devices, 'a tower has none' if not names else 'a tower has one twice'))
     return names[0] if len(names) == 1 else StagedDevices(names)
 
 
@@ -133,49 +115,31 @@ def canonical_device(name):
             or spec.device_index < 0):
         raise DeviceError("%r is not the name of one device: expected '/gpu:0', '/cpu:1' or "
                           "'/job:worker/task:0/gpu:0', with a number." % (name,))
-    # How TF names this machine's devices where it lists them.
     if spec.job == 'localhost' and not spec.task and not spec.replica:
         spec = tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
     return spec.to_string()
 
 
 def check_variable_device(name, devices):
-    """Raises `DeviceError` for a device that the towers' session will not have.
-
-    Args:
-      name: the device's name.
-      devices: the towers' devices. `session_config(devices)` makes the CPU devices up to the last
-        one of a tower.
-    """
+    """Raises `DeviceError` for a device that a session of the towers on `devices` will not have."""
     _check_exists(name, visible_gpus())
     spec = tf.DeviceSpec.from_string(name)
-    if spec.device_type != 'CPU' or spec.job is not None:
-        return
-    last = max([0] + [each.device_index for each in map(tf.DeviceSpec.from_string,
-                                                        all_devices(devices))
-                      if each.device_type == 'CPU' and each.job is None])
-    if spec.device_index > last:
+    count = session_config(devices).device_count['CPU']
+    if spec.device_type == 'CPU' and spec.device_index >= count:
         raise DeviceError(
-            'VariablePlacement(%r): the session of these towers has %s. Name one of them; or pass '
-            'resolve_devices(…, check=False) and a config with device_count={%r: %d}.' % (
-                short_name(name), 'the CPU device /cpu:0 alone' if not last else
-                'the CPU devices /cpu:0 to /cpu:%d' % last, 'CPU', spec.device_index + 1))
+            'VariablePlacement(%r): the session of these towers has /cpu:0 to /cpu:%d. Name one of '
+            'them; or pass resolve_devices(…, check=False) and a config with '
+            "device_count={'CPU': %d}." % (short_name(name), count - 1, spec.device_index + 1))
 
 
 def check_one_stage(call, devices):
-    """Raises `DeviceError` for towers of several devices, in a call that has no stages.
-
-    Args:
-      call: the call's name, for the text.
-      devices: what `resolve_devices` returned.
-    """
+    """Raises `DeviceError` for towers of several devices, in a call that has no stages."""
     for device in devices:
         if len(stages_of(device)) > 1:
             raise DeviceError(
                 '%s: %s is one tower on %d devices: expected one device for each, since this call '
-                'does not know stages: the other devices would stay empty. Give the loss of the '
-                'model to towers.build_towers, which takes such devices.'
-                % (call, short_name(device), len(stages_of(device))))
+                'does not know stages. Give the loss of the model to towers.build_towers, which '
+                'takes such devices.' % (call, short_name(device), len(stages_of(device))))
 
 
 def short_name(device):
@@ -192,8 +156,7 @@ def is_gpu(device):
 def default_variable_device(devices):
     """Where variables live unless the caller says: the CPU, or the GPU when there is just one.
 
-    A single GPU that holds its own variables saves a transfer of every parameter and gradient over
-    the bus; with more devices the CPU is the one place that all of them reach.
+    The CPU is the one place that several GPUs reach; one GPU saves each variable's transfer.
     """
     if len(devices) == 1:
         return str(devices[0])
@@ -209,10 +172,9 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
     """The `ConfigProto` for sessions of a graph with towers on these devices.
 
     With GPUs TF may move an op that has no kernel for its device (integers, strings); with CPUs
-    alone a misplaced op is an error instead of a silent move. With CPUs alone the graph is
-    optimised once instead of twice, and without the memory optimizer, whose time grows faster than
-    the number of towers: that halves the time of the first run of 8 InceptionResNet-v2 towers and
-    costs no speed and no memory; with GPUs that was not measured.
+    alone a misplaced op is an error. With CPUs alone the graph is optimised once instead of twice,
+    and without the memory optimizer, whose time grows faster than the number of towers: that halves
+    the time of the first run of 8 InceptionResNet-v2 towers and costs no speed and no memory.
 
     Args:
       devices: as for `build_towers`; or the `devices` of what it returned.
@@ -243,7 +205,10 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
     has_gpus = any(is_gpu(name) for name in names)
     cpus = [tf.DeviceSpec.from_string(name).device_index for name in names if not is_gpu(name)]
     if intra_op_threads is None:
-        intra_op_threads = _default_intra_op_threads(len(set(cpus)))
+        from_environment = os.environ.get('OMP_NUM_THREADS', '').strip()
+        shared = max(1, (os.cpu_count() or 1) // len(set(cpus))) if len(set(cpus)) > 1 else 0
+        intra_op_threads = int(from_environment) if from_environment.isdigit() and (
+            int(from_environment) > 0) else shared
     config = tf.ConfigProto(
         device_count={'CPU': max(cpus + [0]) + 1},
         allow_soft_placement=has_gpus,
@@ -260,12 +225,7 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
 
 
 def describe_config(config, devices):
-    """A session config's threads and memory, in one line.
-
-    Args:
-      config: `tf.ConfigProto`.
-      devices: of the towers; GPUs' settings are named where there are GPUs.
-    """
+    """The threads of a session's config, and its GPU memory where there are GPUs, in one line."""
     def threads(count):
         return str(count) if count else "TensorFlow's choice of"
     parts = ['%s intra-op and %s inter-op threads' % (
@@ -280,11 +240,7 @@ def describe_config(config, devices):
 
 
 def config_of_towers(graph=None):
-    """As `session_config` for the devices that a graph names; None where that is `/cpu:0` alone.
-
-    Args:
-      graph: a `tf.Graph`; None for the default one.
-    """
+    """As `session_config` for the devices that a graph names; None where that is `/cpu:0` alone."""
     operations = (graph or tf.get_default_graph()).get_operations()
     specs = map(tf.DeviceSpec.from_string, {op.device for op in operations} - {''})
     names = sorted({'/device:%s:%d' % (spec.device_type, spec.device_index) for spec in specs
@@ -294,52 +250,39 @@ def config_of_towers(graph=None):
 
 def needs_config(devices):
     """Whether a session without `session_config` lacks some of these devices: virtual CPUs."""
-    specs = map(tf.DeviceSpec.from_string, all_devices(devices))
-    return any(spec.device_type == 'CPU' and spec.device_index and spec.job is None
-               for spec in specs)
-
-
-def _default_intra_op_threads(num_cpu_towers):
-    from_environment = os.environ.get('OMP_NUM_THREADS', '').strip()
-    if from_environment.isdigit() and int(from_environment) > 0:
-        return int(from_environment)
-    if num_cpu_towers < 2:
-        return 0
-    return max(1, (os.cpu_count() or 1) // num_cpu_towers)
+    return any(name.startswith('/device:CPU:') and name != '/device:CPU:0'
+               for name in all_devices(devices))
 
 
 def _first_devices(count, gpus, check):
-    if count < 1:
-        raise InvalidArgumentError('devices=%d: expected at least one device.' % count)
+    if not 0 < count <= MOST_TOWERS:
+        raise InvalidArgumentError('devices=%d: expected at least one device, and at most %d.' % (
+            count, MOST_TOWERS))
     if not gpus:
         return tuple('/device:CPU:%d' % index for index in range(count))
     if check and count > len(gpus):
         raise DeviceError('devices=%d, but %s: ask for fewer, or name the devices (CPUs too).'
-                          % (count, _what_there_is('GPU', gpus)))
+                          % (count, _what_there_is(gpus)))
     return tuple('/device:GPU:%d' % index for index in range(count))
 
 
 def _check_exists(name, gpus):
     spec = tf.DeviceSpec.from_string(name)
     if spec.job is not None or spec.task or spec.replica:
-        exists, there = False, 'without a cluster the one job of this program is localhost'
-    elif spec.device_type == 'CPU':
+        there = 'without a cluster the one job of this program is localhost'
+    elif spec.device_type == 'CPU' or name in gpus or not is_gpu(
+            name) and spec.device_index < len(
+                tf.config.experimental.list_physical_devices(spec.device_type)):
         return
     else:
-        exists = name in gpus if is_gpu(name) else spec.device_index < len(
-            tf.config.experimental.list_physical_devices(spec.device_type))
-        there = _what_there_is(spec.device_type, gpus)
-    if not exists:
-        raise DeviceError(
-            '%s does not exist: %s. Name another device, or pass resolve_devices(…, check=False) '
-            'to build the graph for another machine.' % (short_name(name), there))
+        there = _what_there_is(gpus)
+    raise DeviceError(
+        '%s does not exist: %s. Name another device, or pass resolve_devices(…, check=False) '
+        'to build the graph for another machine.' % (short_name(name), there))
 
 
-def _what_there_is(kind, gpus):
-    if kind != 'GPU':
-        return 'TensorFlow sees no %s of that number here' % kind
+def _what_there_is(gpus):
     limit = os.environ.get('CUDA_VISIBLE_DEVICES')
-    because = '' if limit is None else ' (CUDA_VISIBLE_DEVICES=%s)' % limit
-    if not gpus:
-        return 'TensorFlow sees no GPU here' + because
-    return 'TensorFlow sees %s here%s' % (', '.join(short_name(gpu) for gpu in gpus), because)
+    return 'TensorFlow sees %s here%s' % (
+        ', '.join(map(short_name, gpus)) or 'no GPU',
+        '' if limit is None else ' (CUDA_VISIBLE_DEVICES=%s)' % limit)

@@ -1,4 +1,4 @@
-"""Stages: parts of one model on several devices of a tower."""
+"""Stages: parts of one model on several devices of a tower; and what has to be with loops."""
 
 import contextlib
 import typing
@@ -8,8 +8,9 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_count
 from towers.errors import ModelFunctionError
-from towers.graph.edit import Library, colocate, is_free, names_beside
+from towers.graph.edit import Library, beside, colocate, is_free, names_beside
 from towers.graph.graph_walk import is_control_flow
+from towers.graph.op_types import HAND_ON
 from towers.graph.variable_access import read_from
 from towers.placement.tower_device import StageDevice, TowerDevice, current_tower_device, stages_of
 
@@ -61,31 +62,26 @@ def place_forward(operations, device):
         return
     placed, library = {}, Library(tf.get_default_graph())
     for op in operations:
-        scope = next((each for each in compat.device_scopes(op) if isinstance(each, TowerDevice)),
-                     None)
-        # An operation in a `tf.device` of the model's own, or colocated by TensorFlow, stays.
-        if (scope is None or isinstance(scope, StageDevice) or op.device != stages[0]
-                or compat.device_scopes(op)[0] is not scope or not is_free(op)):
-            if op.device in stages:
-                placed[op.name] = op.device
-            elif not op.device:  # a TensorArray's, which hands on data of the loop that fills it
-                handed_on = [placed[tensor.op.name] for tensor in op.inputs
-                             if tensor.op.name in placed]
-                if handed_on:
-                    placed[op.name] = max(handed_on, key=stages.index)
-            continue
         known = [placed[tensor.op.name] for tensor in op.inputs if tensor.op.name in placed]
-        placed[op.name] = max(known, key=stages.index) if known else stages[0]
-        if known:
+        if may_move(op, stages):
+            placed[op.name] = max(known, key=stages.index) if known else stages[0]
             move(op, placed[op.name], library)
+        elif op.device in stages:
+            placed[op.name] = op.device
+        elif known and not op.device:  # a TensorArray's: it hands on data of the loop that fills it
+            placed[op.name] = max(known, key=stages.index)
+
+
+def may_move(op, stages):
+    """Whether an operation is on the first device because of the tower's scope alone."""
+    scopes = compat.device_scopes(op)
+    return (op.device == stages[0] and bool(scopes) and isinstance(scopes[0], TowerDevice)
+            and not isinstance(scopes[0], StageDevice) and is_free(op))
 
 
 def move(op, device, library):
-    """Puts an operation on the device of another stage.
-
-    Raises:
-      ModelFunctionError: it calls a function whose operations are on a device of their own.
-    """
+    """Puts an operation on the device of another stage; raises `ModelFunctionError` for one that
+    calls a function, whose operations are on a device of their own."""
     if op.device != device:
         for name, function in library.reached_from([op.node_def]).items():
             if any(node.device not in ('', device) for node in function.node_def):
@@ -111,27 +107,11 @@ def _stages_of_loops(graph, backward, stages):
 
 
 def check_stages(operations, device):
-    """Raises if a stage takes a tensor of a later stage, for which a pipeline has no order.
+    """Raises `ModelFunctionError` if a stage takes a tensor of a later one.
 
-    Raises:
-      ModelFunctionError: names one such tensor.
+    What was made outside of the model, such as the tower's part of the batch, is of no stage.
     """
-    stages = stages_of(device)
-    for op, tensor in _against_the_order(operations, stages):
-        raise ModelFunctionError(
-            'operation %s of stage %d takes %s of stage %d, so that the stages wait for '
-            'each other in a circle: with micro_batches= data goes from a stage to later '
-            'ones only.' % (op.name, stages.index(op.device), tensor.name,
-                            stages.index(tensor.op.device)))
-
-
-def _against_the_order(operations, stages):
-    """Pairs of an operation and a tensor of a later stage that it takes.
-
-    What was made outside of the model, such as the tower's part of the batch, is of no stage,
-    though it may be on the device of one.
-    """
-    names = {op.name for op in operations}
+    stages, names = stages_of(device), {op.name for op in operations}
     for op in operations:
         # TensorFlow keeps some operations with a variable, wherever the variable is.
         for tensor in op.inputs if op.device in stages and is_free(op) else ():
@@ -139,28 +119,18 @@ def _against_the_order(operations, stages):
                     tensor.op.name in names and tensor.op.device in stages) and (
                     stages.index(tensor.op.device) > stages.index(op.device)) and not (
                     read_from(tensor)):
-                yield op, tensor
-
-
-def remark_on_stages(operations, device):
-    """The plan's remark where stages of a tower's forward pass wait for each other; or ''."""
-    stages = stages_of(device)
-    for op, tensor in _against_the_order(operations, stages):
-        return '; stage %d takes %s of stage %d: they wait for each other' % (
-            stages.index(op.device), tensor.op.name, stages.index(tensor.op.device))
-    return ''
+                raise ModelFunctionError(
+                    'operation %s of stage %d takes %s of stage %d, so that the stages wait for '
+                    'each other in a circle: with micro_batches= data goes from a stage to later '
+                    'ones only.' % (op.name, stages.index(op.device), tensor.name,
+                                    stages.index(tensor.op.device)))
 
 
 def place_backward(operations, loss, device):
     """Puts each gradient operation of a tower with stages on the stage of its forward operation.
 
-    A backward operation that is the gradient of no forward operation (a sum of gradients, say) goes
-    to the first stage among those of its inputs, so that each activation's gradient crosses from
-    stage to stage once.
-
-    Args:
-      operations: the operations that `compute_gradients` has made, in order.
-      loss: the scalar that is differentiated.
+    One that is the gradient of no forward operation (a sum of gradients, say) goes to the first
+    stage among those of its inputs: so each activation's gradient crosses from stage to stage once.
     """
     stages = stages_of(device)
     if len(stages) == 1:
@@ -191,3 +161,71 @@ def place_backward(operations, loss, device):
             move(op, there, library)
             if groups:  # TensorFlow colocates a gradient with its source, which is a stage later
                 colocate(op, [op.name])
+
+
+# ---- TensorArrays and stacks of loops (v1) -------------------------------------------------------
+#
+# They have to be on the device of the operations that use them: else the session says "Cannot
+# colocate nodes", or "Cannot place the graph because a reference or resource edge connects …".
+
+_FILLS = frozenset(['TensorArrayScatterV3', 'TensorArraySplitV3', 'TensorArrayWriteV3'])
+_READS = frozenset(['TensorArrayReadV3', 'TensorArrayGatherV3', 'TensorArrayConcatV3'])
+_ON_STACK = frozenset(['StackPushV2', 'StackPopV2'])
+
+
+def keep_arrays_with_readers(operations, device):
+    """Puts what fills a TensorArray before a loop (v1) on the stage of the loop, which reads it.
+
+    `tf.map_fn`, and `dynamic_rnn(time_major=True)`, fill an array with their input, which may be of
+    the stage before; TensorFlow colocates the filling with the first value that is written.
+    """
+    stages = list(stages_of(device))
+    for op in operations if len(stages) > 1 else ():
+        if op.type != 'TensorArrayV3':
+            continue
+        _, users = _users(op.outputs[0])
+        readers = [user for user in users if user.type in _READS and is_free(user)]
+        there = {reader.device for reader in readers}
+        if len(there) != 1 or not there.issubset(stages):
+            continue
+        for user in users:
+            if user.type in _FILLS and not is_free(user) and user.device in [''] + stages and (
+                    user.inputs[0].op is op):  # not within another loop
+                # By name, so that copies follow their own reader.
+                colocate(user, [readers[0].name])
+                compat.set_device(user, readers[0].device)
+
+
+def keep_stacks_with_loops(operations):
+    """Puts the stacks of variables' values on the device of the operations that push and pop.
+
+    TensorFlow colocates a stack, and its size, with the value that it keeps, such as a variable's.
+    """
+    for op in operations:
+        if op.type != 'StackV2':
+            continue
+        handed_on, users = _users(op.outputs[0])
+        users = [user for user in users if user.type in _ON_STACK]
+        devices = {user.device for user in users}
+        if len(devices) != 1 or '' in devices:
+            continue
+        size = [tensor.op for tensor in op.inputs if tensor.op.type == 'Const']
+        for each in [op] + size + handed_on:
+            # TensorFlow moves an operation to the resource that it takes, on whatever device.
+            if any(tensor.dtype == tf.resource for other in beside(each)
+                   for tensor in other.inputs):
+                compat.set_device(each, users[0].device)
+                colocate(each, [each.name])
+
+
+def _users(handle):
+    """What passes an array or a stack into loops and branches, and what uses it: two lists."""
+    handed_on, users, tensors = [], [], [handle]
+    while tensors:
+        for op in tensors.pop().consumers():
+            if op.type in HAND_ON:
+                handed_on.append(op)
+                tensors.extend(op.outputs)
+            else:
+                users.append(op)
+    return handed_on, users

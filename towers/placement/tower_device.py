@@ -17,9 +17,6 @@ from towers.graph.variable_access import variable_op
 
 class StagedDevices(str):
     """The devices of one tower: a string with the first device's name, and all names in `stages`.
-
-    Attributes:
-      stages: tuple of the names, stage by stage.
     """
 
     def __new__(cls, stages):
@@ -42,11 +39,7 @@ def all_devices(devices):
 
 
 class TowerDevice(str):
-    """The name of a tower's device, for `tf.device`; a string like any other but for its type.
-
-    Attributes:
-      stages: as of `StagedDevices`.
-    """
+    """The name of a tower's device, for `tf.device`, with all its `stages`."""
 
     def __new__(cls, device, stages=None):
         name = super().__new__(cls, device)
@@ -62,13 +55,10 @@ class StageDevice(TowerDevice):
 
 
 def follows_tower(op):
-    """Whether an operation would be on another device in another tower.
+    """Whether an operation would be on another device in another tower: True or False.
 
-    False for operations that are colocated with others, and so have the device of those.
-
-    Returns:
-      True; False; or None where it cannot be told: under a device function, or under
-      `tf.device(other_op.device)`.
+    None where it cannot be told: under a device function, or under `tf.device(other_op.device)`.
+    Operations that are colocated with others have the device of those: False.
     """
     for scope in compat.device_scopes(op):
         if isinstance(scope, TowerDevice):
@@ -93,39 +83,27 @@ def device_like(op):
 def keep_with_tower(operations, own, device):
     """Keeps gradient operations that are colocated with a variable, too, on their tower.
 
-    `colocate_gradients_with_ops` puts a gradient operation with its forward operation, and some
-    gradients (of a gather) are also colocated with the variable, or with the operation that gathers
-    from it, which TensorFlow moves to the variable. That may be on another device: TensorFlow then
-    says "Cannot colocate nodes" when the session runs.
+    Some gradients (of a gather) are colocated with the variable, or with the operation that gathers
+    from it, which TensorFlow moves to the variable. That may be on another device: the session
+    would say "Cannot colocate nodes".
 
     Args:
       operations: the operations of a tower's backward pass.
       own: names of the tower's operations. Colocations with them are kept; where these are on
         several devices, only the colocations with operations on the operation's own device.
-      device: the tower's device. An operation that has none by these rules, as the sum over the
-        turns of a loop that reads a resource variable, is on its first stage.
+      device: the tower's device, whose first stage takes operations that have no other one.
     """
     for op in operations:
         names = names_beside(op)
-        inside = [name for name in names if name in own]
-        if not inside:
-            continue
-        kept = [name for name in inside if not _reads_resource_outside(op.graph, name, own)]
-        if len({_device_of(op, name) for name in kept}) > 1:
-            kept = [name for name in kept if _device_of(op, name) == op.device] or kept[:1]
-        if len(kept) < len(names):
-            colocate(op, kept or [op.name])
-            compat.set_device(op, _device_of(op, (kept or inside)[0]) or stages_of(device)[0])
-
-
-def _reads_resource_outside(graph, name, own):
-    """Whether TensorFlow moves an operation to a variable, whatever device it was made for."""
-    return any(tensor.dtype == tf.resource and tensor.op.name not in own
-               for tensor in graph.get_operation_by_name(name).inputs)
-
-
-def _device_of(op, name):
-    return op.graph.get_operation_by_name(name).device
+        inside = [op.graph.get_operation_by_name(name) for name in names if name in own]
+        # TensorFlow moves what reads a resource to that, whatever device it was made for.
+        kept = [other for other in inside if not any(
+            tensor.dtype == tf.resource and tensor.op.name not in own for tensor in other.inputs)]
+        if len({other.device for other in kept}) > 1:
+            kept = [other for other in kept if other.device == op.device] or kept[:1]
+        if inside and len(kept) < len(names):
+            colocate(op, [other.name for other in kept] or [op.name])
+            compat.set_device(op, (kept or inside)[0].device or stages_of(device)[0])
 
 
 def current_tower_device(graph):
@@ -135,9 +113,7 @@ def current_tower_device(graph):
 
 
 def moved(device, source, target):
-    """A device in which the part of tower device `source` is exchanged for that of `target`.
-
-    In towers with several devices, the device of a stage is exchanged for the same stage's.
+    """A device with `target` in place of tower device `source`, stage by stage.
 
     >>> moved('/job:a/device:CPU:0', '/device:CPU:0', '/device:GPU:1')
     '/job:a/device:GPU:1'
@@ -160,18 +136,10 @@ def overlaps(device, tower_device):
 
 
 def check_reads_in_loops(operations, devices):
-    """Refuses operations within a loop (v1) that take a reference variable itself.
+    """Refuses operations within a loop (v1) that take a reference variable of another device.
 
-    `v.read_value()` in a loop takes the variable from a `RefEnter`. On another device than the
-    variable's it would wait for ever: in a loop a value is sent from device to device, a reference
-    is not.
-
-    Args:
-      operations: the operations that a model function made.
-      devices: the towers' devices.
-
-    Raises:
-      SharedVariableError: names the operation and the variable.
+    Such as `v.read_value()`, which would wait for ever: a reference is never sent from device to
+    device. Raises `SharedVariableError`.
     """
     for op in operations:
         for tensor in op.inputs if not op.type.startswith('Ref') else ():
@@ -187,28 +155,22 @@ def check_reads_in_loops(operations, devices):
 def operation_device(op):
     """The canonical device that an operation asks for.
 
-    An operation that asks for none goes where the runtime has to put it: to the resource that it
-    reads; to the operation that it is colocated with; to the operation that takes its resource (a
-    TensorArray of an RNN, which TF leaves without a device until the first write); a constant, to
-    the operation that takes it.
+    One that asks for none goes where the runtime has to put it: to the resource that it reads, to
+    the operation that it is colocated with, or that takes its resource (a TensorArray before its
+    first write), or the constant that it is.
     """
-    decides = _decides_device_of(op, set())
-    return '' if decides is None else resolved(decides.device)
-
-
-def _decides_device_of(op, seen):
-    """The operation whose device `op` has: itself, or one that it has to be with; or None."""
-    if op.device:
-        return op
-    if op.name in seen:
-        return None
-    seen.add(op.name)
-    near = [tensor.op for tensor in op.inputs if tensor.dtype == tf.resource]
-    near += beside(op)
-    near += [taker for tensor in op.outputs if tensor.dtype == tf.resource or op.type == 'Const'
-             for taker in tensor.consumers()]
-    found = (_decides_device_of(other, seen) for other in near)
-    return next((decides for decides in found if decides is not None), None)
+    stack, seen = [op], set()
+    while stack:  # depth first
+        op = stack.pop()
+        if op.device:
+            return resolved(op.device)
+        if op.name not in seen:
+            seen.add(op.name)
+            near = [tensor.op for tensor in op.inputs if tensor.dtype == tf.resource] + beside(op)
+            near += [taker for tensor in op.outputs if tensor.dtype == tf.resource
+                     or op.type == 'Const' for taker in tensor.consumers()]
+            stack.extend(reversed(near))
+    return ''
 
 
 def resolved(device):
@@ -224,10 +186,7 @@ def resolved(device):
 def was_chosen(op, tower, first):
     """Whether the program's own `tf.device`, or a colocation, has put a tower's operation there.
 
-    Args:
-      op: the operation.
-      tower: its `Tower`.
-      first: the `Tower` of which the others are copies.
+    Other towers than `first` are copies of that.
     """
     original = op if tower is first else operation_named(
         op.graph, first.name_scope + op.name[len(tower.name_scope):])

@@ -19,8 +19,8 @@ class Placement:
     """Names the device of each variable as it is created.
 
     Attributes:
-      main: the device for operations that belong to no single variable: the loss over all towers,
-        merged predictions; and for statistics where trainable variables are replicated.
+      main: the device for operations that belong to no single variable, such as the loss over all
+        towers; and for statistics where trainable variables are replicated.
       of_weights: the device of the trainable variables, where one device has them all.
       has_replicas: whether each tower has a replica of every trainable variable.
       by_stage: whether each variable is on the device of its stage.
@@ -31,18 +31,12 @@ class Placement:
     def __init__(self, device, devices, trains=True, alone=False, earlier=None):
         """
         Args:
-          device: None (the CPU; the one GPU when there is just one), a device name,
-            `'balanced'` (each variable to the tower device that holds the fewest bytes so far),
-            `'stage'` (each variable on the first tower's device for the stage that makes it; None
-            means the same where there is one tower of several devices), or `'replicated'` (each
-            trainable variable on every tower, see `replicas`; the model's own variable on the first
-            tower's device, and no replicas with one tower or without an optimizer).
+          device: as of `VariablePlacement`.
           devices: the towers' devices.
-          trains: whether there is an optimizer.
+          trains: whether there is an optimizer; without one, or with one tower, are no replicas.
           alone: whether no other machines train with this one, so that no variable is to be on
             their servers.
           earlier: `Placement` of an earlier build, whose variables stay where it says; or None.
-            New ones are where this placement says.
 
         Raises:
           DeviceError, InvalidArgumentError: a name that cannot be parsed; replicas for towers of

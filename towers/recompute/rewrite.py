@@ -10,61 +10,18 @@ numbers, writes or counts runs once.
 """
 
 import collections
-import functools
-import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import InvalidArgumentError
-from towers.graph.graph_walk import Recording
+from towers.graph import graph_walk
 from towers.graph.op_types import SIZES
 from towers.placement.tower_device import current_tower_device, follows_tower
 from towers.recompute import segments as cutting
 
-MARK = '_recomputed_block'
-"""The attribute that marks the operations of a block: the name of the block's first operation.
-TensorFlow ignores attributes whose name begins with an underscore."""
-
-
 Recomputed = collections.namedtuple('Recomputed', 'segments operations')
 """How many segments of a tower's forward pass are recomputed, and how many operations in them."""
-
-
-def recompute(block: typing.Callable) -> typing.Callable:
-    """Wraps `block` so that the backward pass of `build_towers` computes it again.
-
-    Only the block's inputs, and the tensors that other operations take from the block, are kept in
-    memory until the backward pass. Weights, updates, random numbers and results stay the same: see
-    this module. Variables may be new or reused. The wrapper changes nothing outside of
-    a model function of `build_towers`, nor where `recompute=` of the build says for the whole model
-    what to keep.
-
-    >>> for width in widths:
-    ...     images = towers.recompute(residual_block)(images, width)
-
-    Args:
-      block: a function that makes a part of a graph.
-
-    Returns:
-      A function with the same arguments and results.
-
-    Raises:
-      InvalidArgumentError: `block` cannot be called.
-    """
-    if not callable(block):
-        raise InvalidArgumentError('recompute(%.80r): expected a function that makes a part of a '
-                                   'model.' % (block,))
-
-    @functools.wraps(block, assigned=[name for name in functools.WRAPPER_ASSIGNMENTS
-                                      if hasattr(block, name)])
-    def marked(*args, **kwargs):
-        with Recording(tf.get_default_graph()) as made:
-            result = block(*args, **kwargs)
-        for op in made.operations:
-            compat.set_attribute(op, MARK, tf.AttrValue(s=made.operations[0].name.encode()))
-        return result
-    return marked
 
 
 def rewrite(keep, forward, backward, root):
@@ -72,43 +29,30 @@ def rewrite(keep, forward, backward, root):
 
     Args:
       keep: `'auto'`; or list of names of operations and scopes of the model whose results are kept,
-        while the rest is recomputed; None to recompute the blocks that the model marks.
+        while the rest is recomputed; None to keep all.
       forward, backward: lists of operations of the tower, in the order in which they were made.
       root: the tower's name scope.
 
     Raises:
-      InvalidArgumentError: `keep` has a name that no operation or scope of the tower has.
+      InvalidArgumentError: `keep` has a name that no operation or scope of the tower has; or see
+        `repeatable_operations`.
     """
-    blocks = _blocks_among(forward) if keep is None else []
-    if keep is None and not blocks:
+    if keep is None:
         return Recomputed(0, 0)
     takers = _takers(backward, {op.name for op in forward})
     operations = cutting.repeatable_operations(forward, set(takers), keep == 'auto')
-    if keep is None:
-        parts, kept = cutting.segments_of_blocks(blocks, operations, forward)
-    else:
-        line = cutting.Line(operations, set(takers))
-        parts, kept = cutting.segments(
-            line, line.best_cuts() if keep == 'auto' else _cuts_after(keep, line, forward, root))
+    cuts = cutting.best_cuts(operations, set(takers)) if keep == 'auto' else _cuts_after(
+        keep, operations, forward, root)
+    stages = getattr(current_tower_device(forward[0].graph), 'stages', ())
+    parts, kept = cutting.segments(operations, cuts, stages)
     if not parts:
         return Recomputed(0, 0)
-    stages = getattr(current_tower_device(forward[0].graph), 'stages', ())
-    parts = cutting.within_stages(parts, kept, stages)
-    order = _Backward(backward)
+    by_name, again = {op.name: op for op in backward}, []
     scope = forward[0].graph.unique_name('recompute')  # within the tower's scope
-    count = sum(_rewrite('%s/segment_%d/' % (scope, number), part, kept, takers, order, root,
-                         stages)
-                for number, part in enumerate(parts))
-    return Recomputed(len(parts), count)
-
-
-def _blocks_among(forward):
-    """The operations of each marked block: list of lists, in the order of `forward`."""
-    found = collections.OrderedDict()
-    for op in forward:
-        if MARK in op.node_def.attr:
-            found.setdefault(op.get_attr(MARK), []).append(op)
-    return list(found.values())
+    for number, part in enumerate(parts):
+        again += _rewrite('%s/segment_%d/' % (scope, number), part, kept, takers,
+                          lambda taking: _gradients_into(taking, by_name, again), root, stages)
+    return Recomputed(len(parts), len(again))
 
 
 def _takers(backward, forward):
@@ -120,10 +64,8 @@ def _takers(backward, forward):
     made = {op.name for op in backward}
     takers = collections.defaultdict(list)
     for op in backward:
-        others = [tensor.op.name for tensor in op.inputs]
-        others += [each.name for each in op.control_inputs]
         # What takes only the size of a tensor runs as soon as the tensor is there.
-        if op.type in SIZES or compat.in_control_flow(op) or not made.intersection(others):
+        if op.type in SIZES or compat.in_control_flow(op) or not made & _sources(op):
             continue
         for position, tensor in enumerate(op.inputs):
             if tensor.op.name in forward:
@@ -131,7 +73,7 @@ def _takers(backward, forward):
     return takers
 
 
-def _cuts_after(keep, line, forward, root):
+def _cuts_after(keep, operations, forward, root):
     """The places to cut that keep the results of some names: after the last operation of each."""
     cuts = set()
     for name in keep:
@@ -142,101 +84,68 @@ def _cuts_after(keep, line, forward, root):
                 'recompute=%r has %r, and the model has no operation or scope of this name: '
                 "expected names as in the graph, without the tower's %r, such as %s." % (
                     keep, name, root, ', '.join(list(dict.fromkeys(
-                        repr(op.name[len(root):].split('/')[0]) for op in line.operations or forward
+                        repr(op.name[len(root):].split('/')[0]) for op in operations or forward
                         if op.name.startswith(root)))[:3])))
-        places = [index for index, op in enumerate(line.operations) if op.name in own]
+        places = [index for index, op in enumerate(operations) if op.name in own]
         cuts.update(places[-1:])
-    return sorted(cut for cut in cuts if cut + 1 < len(line.operations))
+    return sorted(cut for cut in cuts if cut + 1 < len(operations))
 
 
-class _Backward:
-    """The operations of a backward pass, and which of them wait for which."""
-
-    def __init__(self, operations):
-        self._inside = {op.name for op in operations}
-        self._takers = collections.defaultdict(list)
-        for op in operations:
-            for name in self.before(op):
-                self._takers[name].append(op.name)
-
-    def before(self, op):
-        """Names of the operations of the backward pass that an operation takes."""
-        return self._inside.intersection(
-            [tensor.op.name for tensor in op.inputs] + [each.name for each in op.control_inputs])
-
-    def gradients_into(self, operations):
-        """Names of the operations that the first operations among `operations` wait for.
-
-        An operation is a first one if it waits for no other operation of the list: neither
-        directly, nor through the recomputed operations of another segment. Else two segments would
-        wait for each other for ever.
-        """
-        stack = [op.name for op in operations]
-        after = set(stack)
-        while stack:
-            for name in self._takers[stack.pop()]:
-                if name not in after:
-                    after.add(name)
-                    stack.append(name)
-        first = [op for op in operations if after.isdisjoint(self.before(op))]
-        return sorted(set().union(*map(self.before, first)))
-
-    def note_waiting(self, operations, gradients):
-        """Notes that `operations` now wait for `gradients`, through recomputed operations."""
-        for name in gradients:
-            self._takers[name].extend(op.name for op in operations)
+def _sources(op):
+    """Names of the operations that an operation waits for."""
+    return {tensor.op.name for tensor in op.inputs}.union(
+        [each.name for each in op.control_inputs])
 
 
-def _rewrite(scope, operations, kept, takers, backward, root, stages):
-    """Recomputes the tensors that the backward pass takes of a segment, and gives them to it.
+def _gradients_into(taking, backward, again):
+    """The operations of the backward pass that the first operations among `taking` wait for.
+
+    An operation is a first one if it waits for no other operation of the list: neither directly,
+    nor through what is recomputed for another segment (`again`). Else two segments would wait for
+    each other for ever.
+    """
+    after = graph_walk.reachable_from(taking, list(backward.values()) + again, control=True)
+    before = [_sources(op) & backward.keys() for op in taking]
+    return [backward[name] for name in sorted(set().union(
+        *(names for names in before if after.isdisjoint(names))))]
+
+
+def _rewrite(scope, operations, kept, takers, gradients_into, root, stages):
+    """Recomputes what the backward pass takes of a segment, and gives it that.
 
     Returns:
-      The number of recomputed operations.
+      List of the recomputed operations.
     """
-    graph = operations[0].graph
     wanted = collections.OrderedDict(
         (tensor.name, tensor) for op in operations for tensor in op.outputs
         if tensor.name in takers and tensor.name not in kept)
+    needed, again = set(wanted), collections.deque()
+    for op in reversed(operations):
+        if needed.intersection(tensor.name for tensor in op.outputs):
+            again.appendleft(op)
+            needed.update(tensor.name for tensor in op.inputs if tensor.name not in kept)
     if not wanted:
-        return 0
-    taking = {op.name: op for name in wanted for op, _ in takers[name]}
-    gradients = backward.gradients_into(list(taking.values()))
-    backward.note_waiting(taking.values(), gradients)
-    needed = _needed(wanted.values(), {op.name: op for op in operations}, kept)
-    recomputed = _recomputed(graph, [op for op in operations if op.name in needed], kept, scope,
-                             root, stages)
+        return []
+    gradients = gradients_into(list({op.name: op for name in wanted
+                                     for op, _ in takers[name]}.values()))
+    recomputed = _recomputed(again, kept, scope, root, stages)
     made = {op.name for op in recomputed.values()}
-    for again in recomputed.values():
-        if not any(tensor.op.name in made for tensor in again.inputs):
-            compat.add_control_inputs(again, [graph.get_operation_by_name(name)
-                                              for name in gradients])
+    for op in recomputed.values():
+        if not any(tensor.op.name in made for tensor in op.inputs):
+            compat.add_control_inputs(op, gradients)
     for name, tensor in wanted.items():
-        again = recomputed[tensor.op.name].outputs[tensor.value_index]
         for op, position in takers[name]:
-            compat.replace_input(op, position, again)
-    return len(recomputed)
+            compat.replace_input(
+                op, position, recomputed[tensor.op.name].outputs[tensor.value_index])
+    return list(recomputed.values())
 
 
-def _needed(tensors, inside, kept):
-    """Names of the operations of a segment that compute some tensors from kept ones."""
-    stack = [tensor.op.name for tensor in tensors]
-    needed = set(stack)
-    while stack:
-        for tensor in inside[stack.pop()].inputs:
-            name = tensor.op.name
-            if name in inside and name not in needed and tensor.name not in kept:
-                needed.add(name)
-                stack.append(name)
-    return needed
+def _recomputed(operations, kept, scope, root, stages):
+    """{name of an operation of a segment: its recomputed operation, on the same stage}.
 
-
-def _recomputed(graph, operations, kept, scope, root, stages):
-    """{name of an operation of a segment: its recomputed operation}.
-
-    Recomputed operations read kept tensors, and tensors from outside of the segment. In a tower of
-    several stages each is on the stage of its operation.
+    Recomputed operations read kept tensors, and tensors from outside of the segment.
     """
-    graph_def, outside = tf.GraphDef(), {}
+    graph, graph_def, outside = operations[0].graph, tf.GraphDef(), {}
     graph_def.versions.CopyFrom(graph.graph_def_versions)
     names = {op.name: op.name[len(root):] if op.name.startswith(root) else 'outside/' + op.name
              for op in operations}  # a model may leave its scope, by tf.name_scope(None)

@@ -8,11 +8,9 @@ from towers import compat
 from towers.errors import GradientError, InvalidArgumentError
 from towers.graph import graph_walk
 from towers.nonfinite import checked_gradients
-from towers.placement.loop_state_devices import keep_stacks_with_loops
-from towers.placement.stages import place_backward
+from towers.placement.stages import keep_stacks_with_loops, place_backward
 from towers.placement.tower_device import TowerDevice, keep_with_tower
 from towers.placement.variable_device import only_device
-from towers.placement.xla import explained
 from towers.recompute.rewrite import rewrite
 from towers.tower.objectives import all_pairs, tensors_of
 from towers.tower.optimizer_gradients import computed, has_own, has_own_minimize, own_pairs
@@ -50,7 +48,7 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
     gradients, of_shard, by_loss, recomputed = [], [], [], []
     start = len(graph.get_operations())
     if request.objectives:
-        with tf.device(TowerDevice(device)), explained(request.numerics.xla):
+        with tf.device(TowerDevice(device)):
             gradients, of_shard, by_loss = gradients_of.of_tower(
                 number, losses.data_loss, scale, shards.inputs[number])
     backward = sum(by_loss, [])

@@ -10,10 +10,10 @@ from towers.errors import ModelFunctionError, TowersError
 from towers.graph import graph_walk
 from towers.graph.nests import leaves_of, map_leaves
 from towers.graph.variable_access import variables_read
-from towers.placement.loop_state_devices import keep_arrays_with_readers, keep_stacks_with_loops
-from towers.placement.stages import place_forward, says_stages
+from towers.placement.stages import (keep_arrays_with_readers, keep_stacks_with_loops,
+                                      place_forward, says_stages)
 from towers.placement.tower_device import TowerDevice, check_reads_in_loops, stages_of
-from towers.placement.xla import compiled
+from towers.placement.numerics import compiled
 from towers.tower.batch_values import is_batch_value
 from towers.tower.keras_calls import record_keras_calls, unique
 from towers.tower.losses import registered_losses

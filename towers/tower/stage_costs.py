@@ -5,18 +5,16 @@ takes the inputs of its operation, its outputs, or neither.
 """
 
 import collections
-import itertools
 
 import tensorflow.compat.v1 as tf
 
-from towers.graph.graph_walk import is_control_flow, reachable_from
+from towers.graph.graph_walk import behind, is_control_flow, reachable_from
 from towers.graph.nests import bytes_of
 from towers.graph.op_types import RESHAPES, SIZES
 from towers.graph.variable_access import read_from
-from towers.recompute.segments import size_of
+from towers.recompute.segments import crossing_bytes, size_of
 
 _SLACK = 1.07  # what the fullest stage may hold over the best cut, so that less crosses
-_PRECISION = 1e-3
 
 Piece = collections.namedtuple('Piece', 'held kept gradients transient crossing')
 """Neighbouring operations that stay in one stage; all in bytes.
@@ -49,8 +47,7 @@ _PRODUCTS = frozenset([
 def variable_bytes(variable, slots):
     """`(held, gradient)`: bytes of a variable with its slots; and of its gradient.
 
-    Args:
-      slots: as of `number_of_slots`; None where its slots and its gradient are elsewhere.
+    With `slots=None` slots and gradient are elsewhere.
     """
     size = bytes_of(variable)
     if slots is None or not getattr(variable, 'trainable', True):
@@ -59,8 +56,7 @@ def variable_bytes(variable, slots):
 
 
 def kept_bytes(operations):
-    """How many bytes of each operation's results the backward pass needs: a `Counter` by its name.
-    """
+    """Bytes of each operation's results that the backward pass needs: a `Counter` by its name."""
     trained = reachable_from([op for op in operations if any(map(read_from, op.inputs))],
                              operations)
     taken = {}
@@ -72,34 +68,14 @@ def kept_bytes(operations):
                                 for tensor in op.inputs]
                 found = [tensor for place, tensor in enumerate(op.inputs) if any(
                     has_gradient[:place] + has_gradient[place + 1:])]
-            for tensor in map(_original, found):
+            for tensor in found:
+                tensor = behind(tensor, RESHAPES)  # whose memory it is
                 taken[tensor.name] = tensor
     kept = collections.Counter()
     for tensor in taken.values():
         if tensor.dtype != tf.resource and tensor.op.type != 'Const' and not read_from(tensor):
             kept[tensor.op.name] += size_of(tensor)
     return kept
-
-
-def crossing_bytes(operations):
-    """For each operation, bytes of the tensors made up to it that later operations take.
-
-    What others make (the input, a variable's value) counts from the first operation that takes it.
-    """
-    place = {op.name: index for index, op in enumerate(operations)}
-    made, last, tensors = {}, {}, {}
-    for index, op in enumerate(operations):
-        for tensor in op.inputs:
-            if tensor.op.type != 'Const' and tensor.dtype != tf.resource:
-                tensors[tensor.name] = tensor
-                made.setdefault(tensor.name, place.get(tensor.op.name, index))
-                last[tensor.name] = index
-    change = [0] * (len(operations) + 1)
-    for name, tensor in tensors.items():
-        if last[name] > made[name]:
-            change[made[name]] += size_of(tensor)
-            change[last[name]] -= size_of(tensor)
-    return list(itertools.accumulate(change[:-1]))
 
 
 def pieces_of(mine, kept, variables_of):
@@ -115,7 +91,7 @@ def pieces_of(mine, kept, variables_of):
     Returns:
       `(pieces, ends)`: list of `Piece`, and the place of the last operation of each.
     """
-    crossing, pieces, begin = crossing_bytes(mine), [], 0
+    crossing, pieces, begin = crossing_bytes(mine, others=True), [], 0
     computing = [place for place, op in enumerate(mine) if op.type != 'Const']
     ends = [place for place in computing[:-1] if not all(
         map(is_control_flow, mine[place:place + 2]))] + [len(mine) - 1] * bool(computing)
@@ -136,13 +112,6 @@ def _transient(op):
         if tensor.dtype.is_floating)
 
 
-def _original(tensor):
-    """The tensor whose memory a tensor is."""
-    while tensor.op.type in RESHAPES and tensor.op.inputs:
-        tensor = tensor.op.inputs[0]
-    return tensor
-
-
 class StageCost:
     """What neighbouring pieces cost as one stage.
 
@@ -150,14 +119,11 @@ class StageCost:
     from j on are there. So the memory of a stage is
 
         sum held + max_j (copies * sum_{i <= j} kept_i + transient_j + sum_{i >= j} gradients_i)
+    with `copies` micro-batches whose activations are kept at the same time.
     """
     __slots__ = ('_held', '_copies', '_kept', '_gradients', '_worst')
 
     def __init__(self, copies, pieces=()):
-        """
-        Args:
-          copies: micro-batches whose activations the stage keeps at the same time.
-        """
         self._copies = copies
         self._held = self._kept = self._gradients = self._worst = 0
         for piece in pieces:
@@ -188,33 +154,28 @@ def cut_evenly(pieces, copies):
     Returns:
       List with the place of the last piece of each stage but the last one.
     """
-    limit, cuts = _least(pieces, copies) * _SLACK, []
+    limit, cuts = _SLACK * _first(
+        0, StageCost(max(copies), pieces).memory,
+        lambda limit: _latest(pieces, copies, limit) is not None), []
     for number in range(len(copies) - 1):
         start = cuts[-1] + 1 if cuts else 0
         last = _latest(pieces[start:], copies[number:], limit)[0] + start
-        first = _earliest(pieces, copies[number + 1:], limit, start, last)
+        first = _first(start, last, lambda place: _latest(
+            pieces[place + 1:], copies[number + 1:], limit) is not None)
         middle = (first + last) / 2.
         cuts.append(min(range(first, last + 1), key=lambda place: (
-            pieces[place].crossing, not _between_layers(*pieces[place:place + 2]),
+            # Between layers an activation is kept, and variables come next.
+            pieces[place].crossing, not (pieces[place].kept and pieces[place + 1].held),
             abs(place - middle))))
     return cuts
 
 
-def _least(pieces, copies):
-    """What the fullest stage holds with the best cut."""
-    low, high = 0., float(StageCost(max(copies), pieces).memory)
-    while high - low > _PRECISION * high:
-        middle = (low + high) / 2
-        if _latest(pieces, copies, middle) is None:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def _between_layers(before, after):
-    """Whether an activation is kept, and variables come next: TensorFlow fuses what lies within."""
-    return bool(before.kept and after.held)
+def _first(low, high, holds):
+    """The first number from `low` to `high` for which something holds, as for all later ones."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low
 
 
 def _latest(pieces, copies, limit):
@@ -232,14 +193,3 @@ def _latest(pieces, copies, limit):
             return None
         cuts.append(place - 1)
     return cuts[:-1] if place == len(pieces) else None
-
-
-def _earliest(pieces, copies, limit, start, last):
-    """The earliest place from `start` to `last` after which the other stages hold a limit."""
-    while start < last:
-        middle = (start + last) // 2
-        if _latest(pieces[middle + 1:], copies, limit) is None:
-            start = middle + 1
-        else:
-            last = middle
-    return last

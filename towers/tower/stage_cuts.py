@@ -1,15 +1,18 @@
-"""Cuts a model's finished forward pass into stages, where the model itself names none."""
+"""Cuts a finished forward pass into stages, where the model names none; and the plan's lines."""
 
 import collections
+import itertools
+
+import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ModelFunctionError
-from towers.graph.edit import Library, group_of, is_free, names_beside
+from towers.graph.edit import Library, group_of, names_beside
 from towers.graph.op_types import HAND_ON, VARIABLE_OPS
 from towers.graph.variable_access import read_from
 from towers.placement.devices import short_name
-from towers.placement.stages import move
-from towers.placement.tower_device import StageDevice, TowerDevice, stages_of
+from towers.placement.stages import may_move, move, says_stages
+from towers.placement.tower_device import stages_of
 from towers.tower.stage_costs import (StageCost, cut_evenly, kept_bytes, pieces_of,
                                       variable_bytes)
 
@@ -34,15 +37,6 @@ Fields:
 """
 
 
-def describe(cuts, device):
-    """One line for the plan."""
-    (first, *names), (share, *shares) = [short_name(name) for name in stages_of(device)], [
-        '%.0f%%' % (100 * share) for share in cuts.memory]
-    return '%s %s' % (first, share) + ''.join(
-        ', after %s (%.1f MB cross) %s %s' % (operation, size / 1e6, name, share)
-        for name, share, size, operation in zip(names, shares, cuts.crossing, cuts.names))
-
-
 def cut_into_stages(operations, variables, owned, device, movable, cutting):
     """Puts the operations of a forward pass, made for one device, on the devices of their tower.
 
@@ -60,17 +54,21 @@ def cut_into_stages(operations, variables, owned, device, movable, cutting):
       ModelFunctionError: there are too few operations to cut.
     """
     stages = stages_of(device)
-    mine = [op for op in operations if op.name not in owned and _may_move(op, stages)]
+    own = [op for op in operations if op.name not in owned]
+    mine = [op for op in own if may_move(op, stages)]
+    next_to_move = _next_to_move(own, mine)
     leaders, by_name = _leaders(variables), {each.op.name: each for each in variables}
-    first_reader = _first_readers(
-        [op for op in operations if op.name not in owned], mine, leaders)
-    sizes = collections.defaultdict(list)
+    first_reader = _first_readers(own, next_to_move, leaders)
+    sizes, kept = collections.defaultdict(list), collections.Counter()
     for name, leader in leaders.items():
         sizes[leader].append(variable_bytes(by_name[name], cutting.slots))
-    pieces, ends = pieces_of(
-        mine, _kept(operations, mine, stages[0]) if cutting.trains else {},
-        {reader: [size for name in names for size in sizes[name]]
-         for reader, names in first_reader.items()})
+    if cutting.trains:
+        of_results = kept_bytes(operations)
+        for op in own:
+            kept[next_to_move[op.name]] += of_results[op.name] * (op.device == stages[0])
+    pieces, ends = pieces_of(mine, kept, {
+        reader: [size for name in names for size in sizes[name]]
+        for reader, names in first_reader.items()})
     if len(pieces) < len(stages):
         raise ModelFunctionError(
             "stages='auto', and there are %d devices a tower for %d operations of the model that "
@@ -94,23 +92,20 @@ def cut_into_stages(operations, variables, owned, device, movable, cutting):
                      [mine[ends[cut]].name for cut in cuts])
 
 
-def _kept(operations, mine, first):
-    """`kept_bytes`; those of an operation beside a variable are of the next that may be moved."""
-    kept, movable, waiting = kept_bytes(operations), {op.name for op in mine}, 0
+def _next_to_move(operations, mine):
+    """{operation's name: the operation, itself or a later one, whose stage it is of}.
+
+    What TensorFlow keeps with a variable, such as an embedding's lookup, is of the stage of the
+    next operation that may be put anywhere and computes something.
+    """
+    found, waiting, movable = {}, [], {op.name for op in mine if op.type != 'Const'}
     for op in operations:
+        waiting.append(op.name)
         if op.name in movable:
-            kept[op.name] += waiting
-            waiting = 0
-        elif op.device == first:
-            waiting += kept[op.name]
-    return kept
-
-
-def _may_move(op, stages):
-    """Whether an operation is on the first device because of the tower's scope alone."""
-    scopes = compat.device_scopes(op)
-    return (op.device == stages[0] and bool(scopes) and isinstance(scopes[0], TowerDevice)
-            and not isinstance(scopes[0], StageDevice) and is_free(op))
+            found.update(dict.fromkeys(waiting, op.name))
+            waiting = []
+    found.update(dict.fromkeys(waiting, mine[-1].name if mine else None))
+    return found
 
 
 def _bring_along(operations, moved, first):
@@ -127,48 +122,28 @@ def _bring_along(operations, moved, first):
 def _leaders(variables):
     """{variable's name: that of the variable that it is kept with}, such as a moving average's."""
     names = {variable.op.name for variable in variables}
-    leaders = {}
-    for variable in variables:
-        leaders[variable.op.name] = next((name for name in group_of(variable.op) if name in names),
-                                         variable.op.name)
-    return leaders
+    return {variable.op.name: next((name for name in group_of(variable.op) if name in names),
+                                   variable.op.name) for variable in variables}
 
 
-def _first_readers(operations, mine, leaders):
-    """Where the variables are read first, each with those that are kept with it.
-
-    What TensorFlow keeps with a variable, such as an embedding's lookup, reads it where the next
-    operation is that may be put anywhere.
-
-    Args:
-      operations: all of the model function's call, in order, without the variables' own.
-      mine: those that may be put anywhere, in order.
-
-    Returns:
-      {operation's name: names of the variables that it is the first to read}.
-    """
-    found, seen, waiting = {}, set(), []
-    movable = {op.name for op in mine}
+def _first_readers(operations, next_to_move, leaders):
+    """{operation's name: names of the variables, without those kept with others, that it is the
+    first to read}."""
+    found, seen = collections.defaultdict(list), set()
     for op in operations:
-        moves = op.name in movable
+        moves = next_to_move[op.name] == op.name
         kept_with = set() if moves else set(names_beside(op))
         for tensor in op.inputs if moves or kept_with else ():
             for source in read_from(tensor):
                 if leaders.get(source.name) == source.name and source.name not in seen and (
                         moves or source.name in kept_with and op.type not in HAND_ON):
                     seen.add(source.name)
-                    waiting.append(source.name)
-        if moves and op.type != 'Const' and waiting:
-            found[op.name], waiting = waiting, []
-    if waiting and mine:
-        found.setdefault(mine[-1].name, []).extend(waiting)
+                    found[next_to_move[op.name]].append(source.name)
     return found
 
 
 def _companions(graph):
     """{variable's name: operations that go where it goes}: it, its parts, those colocated with it.
-
-    Read once for all variables: a large network has thousands of them in 10,000s of operations.
     """
     operations = graph.get_operations()
     found = {op.name: [] for op in operations if op.type in VARIABLE_OPS}
@@ -176,16 +151,11 @@ def _companions(graph):
         beside = set(names_beside(op))
         # An initial value that another variable is read for has parts that are with that one.
         for name in (beside & found.keys()) or set.intersection(
-                *(_scopes_of(each) for each in beside | {op.name})):
+                *(set(itertools.accumulate(each.split('/'), '{}/{}'.format))
+                  for each in beside | {op.name})):
             if name in found:
                 found[name].append(op)
     return found
-
-
-def _scopes_of(name):
-    """The name and those of all scopes around it."""
-    parts = name.split('/')
-    return {'/'.join(parts[:count]) for count in range(1, len(parts) + 1)}
 
 
 def _move_variable(library, companions, name, there, device):
@@ -196,3 +166,53 @@ def _move_variable(library, companions, name, there, device):
     for op in moved:  # a moving average's initial value is with that
         if op.type in VARIABLE_OPS and op.name != name:
             _move_variable(library, companions, op.name, there, device)
+
+
+# ---- the plan's lines ----------------------------------------------------------------------------
+
+def stages_line(towers, cuts):
+    """How the model is spread over the devices of a tower; None for one device."""
+    devices = stages_of(towers[0].device)
+    if len(devices) == 1:
+        return None
+    operations, names = _operations_of_first(towers), list(map(short_name, devices))
+    if cuts is not None and not says_stages(operations):
+        shares = ['%.0f%%' % (100 * share) for share in cuts.memory]
+        return '%s %s' % (names[0], shares[0]) + ''.join(
+            ', after %s (%.1f MB cross) %s %s' % (operation, size / 1e6, name, share)
+            for operation, size, name, share in zip(
+                cuts.names, cuts.crossing, names[1:], shares[1:]))
+    count = collections.Counter(op.device for op in operations)
+    text = ', '.join('%s: %s' % (
+        short_name(name), '%d operations' % count[name] if count[name] else
+        'no stage of the model is there') for name in devices)
+    if cuts is not None:
+        return text + '; only what the model has put in no towers.stage is cut by itself'
+    return text + (" (stages='auto' cuts a model that names no towers.stage)"
+                   if sum(count[name] > 0 for name in devices) == 1 else '')
+
+
+def _operations_of_first(towers):
+    """The operations of the first tower, or of its first micro-batch."""
+    return [op for op in tf.get_default_graph().get_operations() if towers[0].has(op.name)]
+
+
+def accumulation_line(towers, micro_batches, schedule):
+    """How each tower's micro-batches run, and how long a pipeline's stages wait; None for one.
+
+    Stages in which the model has nothing are none of the pipeline's.
+    """
+    if micro_batches == 1:
+        return None
+    sizes = sorted({tower.size for tower in towers if isinstance(tower.size, int)})
+    text = '%d micro-batches%s a tower' % (
+        micro_batches, '' if not sizes else ' of ' + ' or '.join(map(str, sizes[::-1])))
+    if schedule is None:
+        return text + ', one after the other, for one update'
+    stages = len({op.device for op in _operations_of_first(towers)}.intersection(
+        stages_of(towers[0].device)))
+    schedule = schedule.replace('_', ' ')
+    if stages == 1:
+        return '%s through one stage, %s' % (text, schedule)
+    return '%s through %d stages, %s; of equal stages each waits %.0f%% of the time' % (
+        text, stages, schedule, 100 * (stages - 1.) / (micro_batches + stages - 1))

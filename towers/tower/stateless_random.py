@@ -78,8 +78,8 @@ def check_draws_nothing(backward):
         if graph_walk.is_random(op) or graph_walk.seed_position(op) is not None:
             raise GradientError(
                 'stateless_random=True, and the backward pass draws random numbers (operation %s), '
-                'which tf.recompute_grad does of a block with a dropout: use towers.recompute, '
-                'which keeps what was drawn.' % op.name)
+                'which tf.recompute_grad does of a block with a dropout: use '
+                'towers.Memory(recompute=…), which keeps what was drawn.' % op.name)
 
 
 def give_own_seeds(operations, part, graph_seed, step=None):

@@ -1,4 +1,4 @@
-"""towers.precision: what the rewrite really does on this machine is what it says it does."""
+"""What half precision and XLA really do on this machine is what they say they do."""
 
 import json
 import os
@@ -10,9 +10,12 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from sample_models import (assert_equal_runs, l2_of_kernels, momentum, on_towers, one_device,
+                           SAMPLES, switched)
 from towers import compat
 from towers.errors import AuditError, PrecisionError
-from towers.placement.precision import converted_operations, rewrite_field, use_precision
+from towers.placement.numerics import (clusters, converted_operations, describe_xla, rewrite_field,
+                                       use_precision)
 
 CPUS = ('/device:CPU:0', '/device:CPU:1')
 GPUS = ('/device:GPU:0', '/device:GPU:1')
@@ -98,8 +101,8 @@ def test_what_ran_in_half_precision_is_counted():
     assert not converted_operations(metadata, 'bf16')
 
 
-def audit_of_a_step(built, config):
-    metadata = tf.RunMetadata()
+def audit_of_a_step(built, config, metadata=None):
+    metadata = tf.RunMetadata() if metadata is None else metadata
     with tf.Session(config=config) as session:
         session.run(tf.global_variables_initializer())
         session.run(built.train_op, options=tf.RunOptions(output_partition_graphs=True),
@@ -116,6 +119,56 @@ def test_a_session_that_does_not_rewrite_breaks_the_promise():
             'built.devices)? bf16 on CPUs needs TF_ENABLE_ONEDNN_OPTS=1') in str(caught.value)
 
 
+# ---- XLA -----------------------------------------------------------------------------------------
+
+@pytest.fixture
+def control_flow_v1(graph):
+    with switched('control_flow_v2', False):
+        yield
+
+
+@pytest.mark.usefixtures('control_flow_v1')
+def test_each_tower_has_clusters_of_its_own_with_both_passes():
+    built, metadata = build(numerics=towers.Numerics(xla=True)), tf.RunMetadata()
+    found = audit_of_a_step(built, towers.session_config(built.devices), metadata)
+    assert set(clusters(metadata)) == set(CPUS)
+    compiled = {op.name: op.type for op in tf.get_default_graph().get_operations()
+                if '_XlaCompile' in op.node_def.attr and op.get_attr('_XlaCompile')}
+    scopes_of_all = set()
+    for tower in built.towers:
+        kinds = [kind for name, kind in compiled.items() if tower.has(name)]
+        assert kinds.count('MatMul') >= 4 and 'ReluGrad' in kinds  # half of them gradients
+        scopes = {op.get_attr('_XlaScope') for op in tf.get_default_graph().get_operations()
+                  if op.name in compiled and tower.has(op.name)}
+        assert len(scopes) == 1
+        scopes_of_all |= scopes
+    assert len(scopes_of_all) == 2
+    assert all(any(tower.has(name) for tower in built.towers) for name in compiled)
+    # The plan and the audit say it.
+    assert ("XLA compiles each tower's forward and backward pass, but for random operations; on "
+            'CPUs that was slower in every model measured' in ' '.join(str(built.plan).split()))
+    assert describe_xla(['/device:GPU:0', '/device:GPU:1']) == (
+        "each tower's forward and backward pass, but for random operations")
+    counts = clusters(metadata)
+    assert not found.broken
+    assert 'XLA compiled %d clusters for /cpu:0, %d clusters for /cpu:1' % (
+        counts['/device:CPU:0'], counts['/device:CPU:1']) in found.notes
+
+
+@pytest.mark.usefixtures('control_flow_v1')
+@pytest.mark.parametrize('name', [
+    name if name == 'tf.Variable' else pytest.param(name, marks=pytest.mark.slow)
+    for name in sorted(set(SAMPLES) - {'while_loop'})])
+def test_the_numbers_are_those_of_one_device(name):
+    sample = SAMPLES[name]
+    ours = on_towers(sample.model_fn, sample.data(8), momentum, 2,
+                     numerics=towers.Numerics(xla=True),
+                     reduction='mean', regularization='add')
+    plain = one_device(sample.model_fn, sample.data(8), momentum, ours.initial,
+                       penalty=l2_of_kernels if sample.decays else None)
+    assert_equal_runs(ours, plain)
+
+
 # ---- what TensorFlow really does, in processes with oneDNN on and off ----------------------------
 
 PROGRAM = '''
@@ -124,7 +177,7 @@ import tensorflow.compat.v1 as tf
 sys.path[:0] = %r
 tf.disable_eager_execution()
 import towers
-import test_precision as t
+import test_numerics as t
 result = {}
 built = t.build(numerics=towers.Numerics('bf16'))
 config = towers.use_precision(towers.session_config(2), 'bf16', built.devices)

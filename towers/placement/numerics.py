@@ -1,11 +1,14 @@
-"""Half precision by TensorFlow's own graph rewrite: which devices have it, and whether it acted.
+"""What TensorFlow compiles a tower's operations to: half precision, and XLA; whether it did.
 
-The rewrite is a pass of grappler, which the session's config switches on: it casts what goes into
-convolutions and matrix products, and leaves variables, sums and losses in float32. Where it changes
-nothing, only TF's log says so, if anything; the audit of a step does, see `converted_operations`.
+Half precision is a pass of grappler, which the session's config switches on: it casts what goes
+into convolutions and matrix products, and leaves variables, sums and losses in float32. Where it
+changes nothing, only TF's log says so, if anything; the audit of a step does.
+
+XLA compiles each tower's forward and backward pass for its own device.
 """
 
 import collections
+import contextlib
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -13,6 +16,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_choice, check_instance
 from towers.errors import PrecisionError
+from towers.graph.graph_walk import is_random
 from towers.placement.devices import is_gpu, resolve_devices
 
 PRECISIONS = ('float32', 'bf16', 'fp16')
@@ -56,15 +60,14 @@ def use_precision(config: tf.ConfigProto, precision: str, devices: typing.Any) -
 
 
 def rewrite_field(precision, devices):
-    """The field of `RewriterConfig` that rewrites for these devices; see `use_precision`."""
+    """The field of `RewriterConfig` that rewrites for these devices; raises `PrecisionError`."""
     gpus = {is_gpu(device) for device in devices}
     if len(gpus) > 1:
         raise PrecisionError(
             'precision=%r, and the towers are on GPUs and CPUs: TensorFlow rewrites for the one '
             'kind or for the other. Use float32, or devices of one kind.' % precision)
     on_gpus = gpus.pop()
-    known = [descriptor.name for descriptor in
-             tf.ConfigProto().graph_options.rewrite_options.DESCRIPTOR.fields]
+    known = tf.ConfigProto().graph_options.rewrite_options.DESCRIPTOR.fields_by_name
     for field in _FIELDS[precision, on_gpus]:
         if field in known:
             return field
@@ -77,20 +80,57 @@ def rewrite_field(precision, devices):
 def converted_operations(run_metadata, precision):
     """Counts by type of the operations that a step ran in that precision, casts to it included.
 
-    An operation that the runtime exchanged for one of its own (oneDNN's `_MklMatMul`, grappler's
-    `_FusedConv2D`) counts as what it computes: `MatMul`, `Conv2D`. So the counts do not depend on
-    the instructions that the CPU has.
-
-    Args:
-      run_metadata: of a step that was run with `tf.RunOptions(output_partition_graphs=True)`.
-      precision: `'bf16'` or `'fp16'`.
+    oneDNN's `_MklMatMul` or grappler's `_FusedConv2D` counts as what it computes. `run_metadata` is
+    of a step with `tf.RunOptions(output_partition_graphs=True)`.
     """
     code = _DTYPES[precision].as_datatype_enum
     kinds = (compat.computed_operation(node.op) for graph in run_metadata.partition_graphs
-             for node in graph.node if code in _types(node))
+             for node in graph.node if any(  # `in`: reading a missing attribute adds it
+                 name in node.attr and node.attr[name].type == code for name in ('T', 'DstT')))
     return collections.Counter(kind for kind in kinds if kind is not None)
 
 
-def _types(node):
-    # Asked for by `in` first: reading an attribute that is missing adds it to the message.
-    return [node.attr[name].type for name in ('T', 'DstT') if name in node.attr]
+@contextlib.contextmanager
+def compiled(enabled):
+    """A scope whose operations, and the gradients taken of them, XLA compiles, one tower a scope.
+
+    This is `tf.xla.experimental.jit_scope`. The session-wide `global_jit_level` needs TF_XLA_FLAGS
+    on CPUs, and on TF 2.15 and later puts operations of several virtual CPUs into one cluster,
+    which then fails ("Multiple CPU devices").
+
+    Left out are random operations, for which XLA draws other numbers; initial values, which are
+    computed once; and reads and writes of variables, which stay on the variables' devices.
+    """
+    if not enabled:
+        yield
+        return
+    with tf.xla.experimental.jit_scope(_is_to_be_compiled):
+        yield
+
+
+def describe_xla(devices):
+    """The plan's line about XLA for towers on these devices."""
+    text = "each tower's forward and backward pass, but for random operations"
+    if not all(is_gpu(device) for device in devices):
+        # benchmarks/precision_and_xla.py: 1.4 to 6 times the step, with oneDNN's kernels beside it.
+        text += '; on CPUs that was slower in every model measured'
+    return text
+
+
+def clusters(run_metadata):
+    """`Counter` of the clusters that XLA compiled for each device, such as `'/device:CPU:1'`.
+
+    `run_metadata` is of a step with `tf.RunOptions(output_partition_graphs=True)`.
+    """
+    return collections.Counter(
+        node.device[node.device.index('/device:'):] for graph in run_metadata.partition_graphs
+        for node in graph.node if node.op == '_XlaRun')
+
+
+def _is_to_be_compiled(node):
+    return not (is_random(_Operation(node.op)) or node.op.startswith(_LEFT_OUT)
+                or '/Initializer/' in node.name or '/initial_value' in node.name)
+
+
+_LEFT_OUT = ('Stateless', 'Var', 'ReadVariable', 'Assign', 'Resource')
+_Operation = collections.namedtuple('_Operation', 'type')  # what `is_random` looks at
