@@ -20,14 +20,14 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.cluster import data_end
 from towers.cluster.machines import Machines, Shares, without_gradient
-from towers.cluster.server_placement import tasks_by_size
+from towers.cluster.server_placement import server, tasks_by_size
 from towers.cluster.session_steps import COLLECTIONS, SessionBegun
 from towers.graph.nests import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once, rows_once, scaled
 from towers.tower.objectives import tensors_of
 
-FIRST_SERVER = '/job:ps/task:0/device:CPU:0'
+FIRST_SERVER = server(0)
 
 _SCOPE = 'served/'
 """The name scope of what workers find by its name on the servers. It stands at the root of the
@@ -82,7 +82,7 @@ class ServedMachines(Machines):
         weight = shares.own_examples() if shares.are_weighted else None
         factor = shares.constant() if weight is None else weight
         tasks = tasks_by_size({variable.op.name: bytes_of(variable)
-                               for _, variable in gradients}, [0] * len(cluster.ps))
+                               for _, variable in gradients}, len(cluster.ps))
         to_sum = [] if weight is None else [(weight, [], _SCOPE + 'examples', FIRST_SERVER)]
         for gradient, variable in gradients:
             with only_device('/cpu:0'):
@@ -90,7 +90,7 @@ class ServedMachines(Machines):
                 if isinstance(gradient, tf.IndexedSlices):
                     gradient = each_row_once(gradient)
             to_sum.append((gradient, variable.get_shape(), _SCOPE + 'sums/' + variable.op.name,
-                           '/job:ps/task:%d/device:CPU:0' % tasks[variable.op.name]))
+                           server(tasks[variable.op.name])))
         return to_sum
 
     def _for_update(self, gradients, sums):
