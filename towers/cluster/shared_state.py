@@ -8,9 +8,9 @@ batch. So, in each step, worker 0's value goes to the others
     after all of the model's writes, and before the update, whose own reads wait for it.
 
 The forward passes of the next step read it, too. An update that takes a value which was read
-elsewhere is refused, unless the model's write waits for that read. State that training only
-writes, such as the moving averages of batch norm, needs no message: worker 0 saves its own. Nor
-does what the update writes: it is the same on all workers, see `member_hooks`.
+elsewhere is refused. State that training only writes, such as the moving averages of batch norm,
+needs no message: worker 0 saves its own. Nor does what the update writes: it is the same on all
+workers, see `member_hooks`.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from towers.tower.objectives import tensors_of
 from towers.tower.write_order import to_wait_for
 
 
-def share_state(update, before, own, combined, broadcast, replicated=()):
+def share_state(update, before, own, combined, broadcast, replicated):
     """Gives worker 0's state to the other workers.
 
     Args:
@@ -107,37 +107,25 @@ def _check_trained(writes, trained, replicated, gradients):
                     "'updates'." % (name, op.name))
 
 
-def _is_from_before(tensor, before_write, writes):
-    """Whether a value of a variable is a copy that was made before all of the model's writes.
-
-    TensorFlow makes no copy of what is read from a reference variable.
-    """
-    step = {op.name for op in step_operations([tensor])}
-    return (tensor.op.name in before_write and step.isdisjoint(op.name for op in writes)
-            and all(source.type == 'VarHandleOp' for source in read_from(tensor)))
-
-
 def _check_reads(writes, model, of_update, own):
     """Raises for a value of the state that the update takes, and that may be this worker's own."""
     gradients = {tensor.op.name for tensor in tensors_of(own)}
+    # What was made before the gradients the program may run at any time.
     first = {op.name for op in itertools.takewhile(
         lambda op: op.name not in gradients, tf.get_default_graph().get_operations())}
     frames = Frames(of_update)
-    before_write = {name: {op.name for op in step_operations(each)}
-                    for name, each in writes.items()}
     for op in of_update:
+        is_late = op.name not in first and frames.is_outside(op)
         for tensor in op.inputs:
-            for name in writes:
-                if _held(tensor) == name:
-                    # What was made before the gradients the program may run at any time.
-                    is_right = op.name not in first and frames.is_outside(op)
-                else:
-                    is_right = (tensor.op.name not in model or name not in _names_of(tensor)
-                                or _is_from_before(tensor, before_write[name], writes[name]))
-                if not is_right:
-                    raise ClusterError(
-                        'variable %r is written by the model of each worker and read by %r, for '
-                        'the update of the weights, at a time that cannot be told: each worker '
-                        "might take its own value, and not worker 0's. Give the optimizer the "
-                        'variable itself (use_resource=True), read it in transform_gradients by '
-                        'read_value(), or have the write wait for the read.' % (name, op.name))
+            held = _held(tensor)
+            if held is not None:
+                taken = [] if is_late else [held]
+            else:
+                taken = [each.name for each in read_from(tensor)] if tensor.op.name in model else []
+            for name in writes.keys() & set(taken):
+                raise ClusterError(
+                    'variable %r is written by the model of each worker and read by %r, for the '
+                    'update of the weights, at a time that cannot be told: each worker might take '
+                    "its own value, and not worker 0's. Give the optimizer the variable itself "
+                    '(use_resource=True), or read it in transform_gradients by read_value().' % (
+                        name, op.name))

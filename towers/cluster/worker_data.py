@@ -94,7 +94,7 @@ def until_all_end(dataset: typing.Any) -> Feed:
     return Feed(batch[0], batch[1], iterator.initializer)
 
 
-_EMPTY = 'towers: no batch for until_all_end'  # by which the error is known again
+_EMPTY = 'towers: no batch for until_all_end'
 _TOO_FEW = re.compile(r'towers: (a batch for \d+ [\w-]+ needs at least \d+ examples and has)'
                       r'\]? \[?(\d+)')  # of `split_batch`
 
@@ -106,9 +106,8 @@ def explained(error):
         return InputError('%s %s, on this worker: give each worker some in every step. One whose '
                           'data end before those of others goes on by until_all_end(dataset), and '
                           'weighs nothing then.' % few.groups())
-    if _EMPTY not in str(error):
-        return None
-    return InputError('the data set that this worker gave to until_all_end has no batch: expected '
-                      'one at least, to compute with weight 0 when its data have ended. Share out '
-                      'examples by dataset.shard(cluster.num_workers, cluster.rank), or leave the '
-                      'last part of a batch in: batch(…, drop_remainder=False).')
+    return InputError(
+        'the data set that this worker gave to until_all_end has no batch: expected one at least, '
+        'to compute with weight 0 when its data have ended. Share out examples by dataset.shard('
+        'cluster.num_workers, cluster.rank), or leave the last part of a batch in: batch(…, '
+        'drop_remainder=False).') if _EMPTY in str(error) else None
