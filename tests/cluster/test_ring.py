@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster import collectives
+from towers.cluster import ring
 from towers.errors import ClusterError, InvalidArgumentError, WorkerLostError
 from towers.graph.graph_walk import reachable_from
 from machine_samples import batches, close, on_one_device, sparse_and_dense
@@ -22,7 +22,7 @@ def test_gradients_and_weights_are_those_of_one_device(
     size = {}
     if len(sizes) == 3:  # of a kernel's 9 numbers 5 travel, by halves, and then 4
         size['buffer_mb'] = 40. / 2 ** 20
-        monkeypatch.setattr(collectives, '_HALVED', 40)
+        monkeypatch.setattr(ring, '_HALVED', 40)
     parts, workers = batches(sizes), addresses(len(sizes))
     results = together(lambda rank: train(
         towers.Cluster('ring', workers, rank=rank, uneven=len(set(sizes)) > 1, **size),
@@ -148,7 +148,7 @@ def test_momentum_and_types_that_are_no_floats_begin_as_worker_0_has_them():
 def test_a_variable_that_cannot_be_sent_is_named():
     text = tf.get_variable('text', [], tf.string, tf.constant_initializer('x'), trainable=False)
     with pytest.raises(ClusterError, match="variable 'text' is string"):
-        collectives.Collectives(towers.Cluster('ring', ['a:1', 'b:2'])).broadcast([text])
+        ring.Collectives(towers.Cluster('ring', ['a:1', 'b:2'])).broadcast([text])
 
 
 @pytest.mark.slow

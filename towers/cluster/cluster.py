@@ -6,20 +6,18 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_choice, check_count, check_flag, check_instance, check_number
-from towers.cluster.collectives import BUFFER_MB, MOST_GATHERED, WIRES
+from towers.arguments import (check_choice, check_count, check_flag, check_instance, check_number,
+                              directory_name)
+from towers.cluster import cluster_arguments
+from towers.cluster.cluster_arguments import check_places, check_together
 from towers.cluster.horovod import HorovodMachines, load_horovod
-from towers.cluster.machines import count_builds
 from towers.cluster.parameter_servers import ServedMachines
-from towers.cluster.ports import split_address
-from towers.cluster.ring import RingMachines
-from towers.cluster.tf_config import parse_tf_config
-from towers.errors import ClusterError, InvalidArgumentError
-from towers.optimizers import combiner_of, name_of
+from towers.cluster.ring import BUFFER_MB, RingMachines
+from towers.errors import InputError, InvalidArgumentError
 
 _Kind = collections.namedtuple('_Kind', 'machines name listens')
-_SERVERS = ("TensorFlow's servers listen on every interface, whatever address is given, and do what "
-            'anyone asks who reaches them: let only the cluster reach their ports')
+_SERVERS = ("TensorFlow's servers listen on every interface, whatever address is given, and do "
+            'what anyone asks who reaches them: let only the cluster reach their ports')
 _KINDS = {
     'ring': _Kind(RingMachines, "TensorFlow's ring", _SERVERS),
     'ps': _Kind(ServedMachines, 'a parameter server', _SERVERS),
@@ -91,63 +89,9 @@ class Cluster(collections.namedtuple('Cluster', [
         self = super(Cluster, cls).__new__(
             cls, kind, tuple(workers), tuple(ps), job, rank, synchronous, uneven, active, wire,
             buffer_mb, every, compare)
-        self._check_places()
-        self._check_together()
+        check_places(self)
+        check_together(self, _KINDS[kind].name)
         return self
-
-    def _check_places(self):
-        """Raises for addresses and a rank that make no sense."""
-        taken = {}
-        for address in self.workers + self.ps if self.has_addresses else ():
-            host, port = split_address(address)
-            place = host.lower(), port
-            if place in taken:
-                raise ClusterError('%s is the address of two tasks of the cluster%s: give each one '
-                                   'its own.' % (address, '' if taken[place] == address else
-                                                 ', once as ' + taken[place]))
-            taken[place] = address
-        tasks, rank = self._tasks(self.job), self.rank
-        for is_wrong, why in (
-                (not self.workers, 'a cluster needs a worker, and workers=() names none: set '
-                 "TF_CONFIG, or pass workers=['host:port', …]"),
-                (self.is_served and not self.ps, "kind='ps' needs a parameter server, and there "
-                 "is none: name one under 'ps', or use kind='ring', which needs none"),
-                (self.kind == 'ring' and self.ps, "kind='ring' has no parameter servers, and %s is "
-                 "one: leave it out, or use kind='ps'" % ', '.join(map(str, self.ps))),
-                (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0
-                 or tasks is not None and rank >= len(tasks),
-                 '%s %r is none of the cluster, which has %s' % (
-                     self.job, rank, '%d of them, from 0' % len(tasks) if tasks else
-                     'none of them'))):
-            if is_wrong:
-                raise ClusterError(why + '.')
-
-    def _check_together(self):
-        """Raises `InvalidArgumentError` for arguments that do not go together."""
-        kind, active, every, wire = self.kind, self.active, self.every, self.wire
-        if wire is not None:
-            check_choice('wire', wire, sorted(WIRES))
-        for is_wrong, why in (
-                (kind != 'ps' and not self.synchronous,
-                 "synchronous=False: a %s is synchronous. Use kind='ps'" % kind),
-                (active is not None and not self.synchronous, 'active=%.80r, synchronous=False: '
-                 'asynchronous workers wait for nobody, and each ends with its own data. Leave '
-                 'active out, and train on the data set itself' % (active,)),
-                (active is not None and not isinstance(active, tf.Tensor), 'active=%.80r: expected '
-                 'what until_all_end returned, or None' % (active,)),
-                (every > 1 and kind != 'ring', "every=%d: local steps are those of kind='ring', "
-                 'and this is %r. Leave it out' % (every, kind)),
-                (every > 1 and (active is not None or wire is not None), 'every=%d: no gradient travels, and all '
-                 'workers make all steps: leave %s out' % (
-                     every, 'wire' if active is None else 'active')),
-                (wire is not None and kind != 'ring', 'wire=%r: %s sends gradients as they are. '
-                 "Use kind='ring', or leave it out" % (wire, _KINDS[kind].name)),
-                (wire is not None and self.num_workers > MOST_GATHERED, 'wire=%r: to be added up '
-                 'in float32, 16-bit gradients go from each of the %d workers to each other one, '
-                 "which of more than %d workers are no fewer bytes than the ring's. Leave it out"
-                 % (wire, self.num_workers, MOST_GATHERED))):
-            if is_wrong:
-                raise InvalidArgumentError(why + '.')
 
     @classmethod
     def _make(cls, values):  # namedtuple's `_replace` calls it: the new tuple is checked, too
@@ -176,8 +120,8 @@ class Cluster(collections.namedtuple('Cluster', [
             not say which of several this process is.
           InvalidArgumentError: a field that `TF_CONFIG` says.
         """
-        said = parse_tf_config((os.environ if environment is None else environment).get(
-            'TF_CONFIG') or '{}')
+        environment = os.environ if environment is None else environment
+        said = cluster_arguments.parse_tf_config(environment.get('TF_CONFIG') or '{}')
         fields = {name: value for name, value in fields.items() if value is not None}
         for name in sorted(set(said) & set(fields)):
             raise InvalidArgumentError('%s=%.80r: TF_CONFIG says it. Leave it out, or make '
@@ -235,22 +179,22 @@ class Cluster(collections.namedtuple('Cluster', [
     @property
     def name(self):
         """`'worker 1 of 3'`; of an evaluator `'evaluator 0'`."""
-        tasks = self._tasks(self.job)
+        tasks = self.tasks(self.job)
         return '%s %d%s' % (self.job, self.rank, '' if tasks is None else ' of %d' % len(tasks))
 
-    def _tasks(self, job):
+    def tasks(self, job):
         """The addresses of a job; None of evaluators, which nobody has to find."""
         return {'worker': self.workers, 'ps': self.ps}.get(job)
 
     def who(self, rank, job='worker'):
         """`'worker 1 (10.0.0.2:2222)'`."""
-        address = self._tasks(job)[rank]
+        address = self.tasks(job)[rank]
         return '%s %d%s' % (job, rank, '' if address is None else ' (%s)' % address)
 
     def spec(self):
         """`tf.train.ClusterSpec` of the jobs `worker` and `ps`."""
-        return tf.train.ClusterSpec({job: list(self._tasks(job)) for job in ('worker', 'ps')
-                                     if self._tasks(job)})
+        return tf.train.ClusterSpec({job: list(self.tasks(job)) for job in ('worker', 'ps')
+                                     if self.tasks(job)})
 
     def session_config(self, config):
         """A new `tf.ConfigProto` with the settings for a session or server of this cluster.
@@ -296,33 +240,7 @@ class Cluster(collections.namedtuple('Cluster', [
           all_reduce: as for `build_towers`, None where there is one set of variables.
           scales_loss: whether there is a loss scale.
         """
-        is_served, combiner = self.is_served, combiner_of(optimizer)
-        for is_wrong, why in (
-                (self.job == 'evaluator', 'this process is an evaluator, which trains nothing: '
-                 'build what it evaluates without cluster='),
-                (self.job == 'ps', 'this process is %s, which builds no towers: call towers.serve('
-                 'cluster) in it' % self.name),
-                (self.kind == 'ring' and all_reduce == 'collective', "all_reduce='collective' "
-                 'within a machine and a ring across machines would be one group to TensorFlow: '
-                 "use all_reduce='copy'"),
-                (is_served and all_reduce is not None, "VariablePlacement('replicated') and "
-                 'parameter servers both say where variables live: leave one out'),
-                (self.has_local_steps and scales_loss, 'a loss scale follows the gradients of one '
-                 'worker, and with every=%d the workers would average theirs: leave one out'
-                 % self.every),
-                (is_served and scales_loss and not self.synchronous, 'a loss scale counts steps of '
-                 'all workers, and these parameter servers are asynchronous: leave one out'),
-                (is_served and count_builds(), 'this graph has a build with cluster= already, and '
-                 "parameter servers take one a graph: use kind='ring', which takes several")):
-            if is_wrong:
-                raise ClusterError(why + '.')
-        if combiner is not None:
-            raise ClusterError(
-                'the optimizer %s %s, and build_towers(cluster=…) combines gradients over the '
-                'machines already: twice would give other numbers. Give build_towers the '
-                'optimizer that it wraps.' % (
-                    type(optimizer).__name__, 'is a ' + name_of(combiner) if combiner is optimizer
-                    else 'has a %s in it' % name_of(combiner)))
+        cluster_arguments.check_build(self, optimizer, all_reduce, scales_loss)
 
     def describe(self):
         """One line for the plan: `'ring of 3 workers, this is worker 0'`."""
@@ -343,3 +261,30 @@ class Cluster(collections.namedtuple('Cluster', [
     def warning(self):
         """One line for the plan: who else can reach the servers."""
         return _KINDS[self.kind].listens
+
+
+def files_of_worker(files: typing.Sequence[str], cluster: Cluster) -> typing.List[str]:
+    """The files that this worker reads: of W workers, each gets every W-th of the sorted names.
+
+    Args:
+      files: list of names, the same on all workers in any order; a name given twice counts once.
+      cluster: `Cluster`.
+
+    Returns:
+      List of names.
+
+    Raises:
+      InputError: there are fewer files than workers, so that one would read nothing: use
+        `dataset.shard(cluster.num_workers, cluster.rank)` on the examples.
+      InvalidArgumentError: no list of names, or no `Cluster`.
+    """
+    check_instance('cluster', cluster, Cluster, 'a Cluster')
+    check_instance('files', files, (list, tuple, set, frozenset), 'a list of names')
+    for name in files:
+        directory_name('one of files', name, 'the name of a file')
+    files = sorted(set(files), key=os.fspath)
+    if len(files) < cluster.num_workers:
+        raise InputError('%d files for %d workers leave one of them nothing to read: use '
+                         'dataset.shard(cluster.num_workers, cluster.rank) on the examples.' % (
+                             len(files), cluster.num_workers))
+    return files[cluster.rank::cluster.num_workers]

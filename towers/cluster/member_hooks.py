@@ -8,7 +8,7 @@ session, and after the first step from each checkpoint on, for which the chief a
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.collectives import Collectives
+from towers.cluster.ring import Collectives
 from towers.cluster.machines import builds_of, shared_variables
 from towers.cluster.server_placement import spread
 from towers.cluster.session_steps import begin_together, not_by_member

@@ -3,8 +3,9 @@
 Each worker has a session of its own, which sees this worker's devices alone. All workers run the
 same collective operations; TensorFlow brings them together by their keys. Dense gradients share
 buffers, which are filled in the reverse order of the variables: a backward pass computes the
-gradients of the last variables first, so that the first buffers are sent while the backward pass
-goes on.
+gradients of the last variables first, so that the first buffers are sent while it goes on. With
+`Cluster(wire=…)` they travel as 16-bit numbers: every worker gathers those of all, and adds them up
+in float32, in one order. So each is rounded once, and the sums are the same bits on all workers.
 
 Sparse gradients are sent as rows. A message costs half a millisecond whatever is in it, and a model
 may have dozens of embeddings. So the numbers of rows of all gradients travel together, then all
@@ -16,13 +17,29 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import data_end
-from towers.cluster.collectives import Collectives
 from towers.cluster.machines import Machines
 from towers.cluster.session_steps import SessionBegun
 from towers.errors import ClusterError
+from towers.graph.nests import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce import all_reduce
 from towers.reduce.sparse_rows import each_row_once, scaled
+
+BUFFER_MB = 4.
+"""Gradients travel together up to this, in MiB, and larger ones in pieces: see `Cluster`."""
+
+WIRES = {'float16': tf.float16, 'bfloat16': tf.bfloat16}
+MOST_GATHERED = 3
+"""Workers up to which gathering 16-bit numbers takes fewer bytes than a ring of float32: each sends
+2 (W - 1) bytes a number, and in a ring 8 (W - 1) / W."""
+
+_GROUP = 7919  # no group of `all_reduce`, whose keys count from 1
+_HALVED = 1 << 20  # bytes from which one half of a tensor is added up while the other is sent
+
+_SENT = (  # types that every version sends, and what each of them holds without loss
+    (tf.float32, (tf.float32, tf.float16, tf.bfloat16)), (tf.float64, (tf.float64,)),
+    (tf.int32, (tf.int32, tf.bool, tf.uint8, tf.int8, tf.int16, tf.uint16)),
+    (tf.int64, (tf.int64, tf.uint32)))
 
 
 class RingMachines(Machines):
@@ -62,17 +79,10 @@ class RingMachines(Machines):
 
 
 def _add_dense(ring, gradients, weight, mean, last):
-    """Adds up the dense ones among all workers' gradients.
-
-    Args:
-      ring: `Collectives`.
-      gradients: list of `(gradient, variable)`.
-      weight: number by which this worker's are multiplied; with `mean` nothing is.
-      mean: whether to take the mean instead.
-      last: what the first message waits for.
+    """Adds up the dense ones among all workers' gradients, by their weights or for the mean.
 
     Returns:
-      `(dict from names of variables to sums, the last message)`.
+      `(dict from names of variables to sums, the last message)`; the first one waits for `last`.
     """
     dense, sums = [(variable, [(0, gradient)]) for gradient, variable in gradients
                    if not isinstance(gradient, tf.IndexedSlices)], {}
@@ -120,13 +130,11 @@ def _add_rows(ring, gradients, weight, last):
 
 
 def _gathered(ring, tensors, most, last):
-    """Tensors [n, …] of one type of all W workers, in one message.
+    """Tensors [n, …] of one type of all W workers, in one message, which waits for `last`.
 
     Args:
-      ring: `Collectives`.
       tensors: list of tensors, static but for n, which differs by worker.
       most: list of the largest n of each, on any worker.
-      last: what the message waits for.
 
     Returns:
       `(list of tensors [W * most, …], the message)`; each worker's rows come first among its own.
@@ -149,3 +157,108 @@ def _row_shape(slices, variable):
         raise ClusterError('the sparse gradient of %r has rows of unknown shape, which cannot be '
                            'sent: give the variable a static shape.' % variable.op.name)
     return shape.as_list()
+
+
+class Collectives:
+    """Makes the collective operations of one worker, with the same keys on all workers.
+
+    Keys are counted on within a graph, so that no two builds of one graph use the same key.
+    """
+
+    def __init__(self, cluster):
+        self.rank, self.num_workers = cluster.rank, cluster.num_workers
+        self._wire = WIRES.get(cluster.wire)
+        self.buffer_bytes = int(cluster.buffer_mb * (1 << 20))
+        keys = [op.get_attr('instance_key') for op in tf.get_default_graph().get_operations()
+                if op.type.startswith('Collective') and 'group_key' in op.node_def.attr
+                and op.get_attr('group_key') == _GROUP]
+        self._key = max(keys or [0])
+
+    def reduce(self, tensor, mean=False):
+        """The sum, or the mean, of the workers' tensors of one shape."""
+        reduced = tf.raw_ops.CollectiveReduce(
+            input=tensor, merge_op='Add', final_op='Div' if mean else 'Id',
+            subdiv_offsets=[0, 0] if bytes_of(tensor) >= _HALVED else [0], **self._next())
+        reduced.set_shape(tensor.shape)
+        return reduced
+
+    def reduce_gradient(self, gradient, mean, last):
+        """`(sum or mean of the workers' dense gradients of one static shape, the last message)`.
+
+        A tensor of 64 MB takes twice as long in one piece: a large one is sent in several, of which
+        the first waits for `last`.
+        """
+        dtype = gradient.dtype.base_dtype
+        tensor = gradient if dtype in compat.COLLECTIVE_DTYPES else tf.cast(gradient, tf.float32)
+        turns, pieces, reduced = -(-bytes_of(tensor) // self.buffer_bytes), [tensor], []
+        if turns > 1:
+            count = tensor.shape.num_elements()
+            pieces = tf.split(tf.reshape(tensor, [-1]), [
+                count * (turn + 1) // turns - count * turn // turns for turn in range(turns)])
+        for piece in pieces:
+            with tf.control_dependencies([last]):
+                if self._wire is not None and piece.shape.is_fully_defined():
+                    piece, last = self._reduce_16(piece, mean)
+                else:
+                    piece = last = self.reduce(piece, mean)
+            reduced.append(piece)
+        total = reduced[0] if turns < 2 else tf.reshape(tf.concat(reduced, 0), tensor.shape)
+        return tf.cast(total, dtype), last
+
+    def _reduce_16(self, tensor, mean):
+        """As `reduce`, with the message; numbers travel as 16-bit ones, in pairs, by their bits."""
+        count, own = tensor.shape.num_elements(), tf.cast(tf.reshape(tensor, [-1]), self._wire)
+        pairs = tf.reshape(tf.pad(own, [[0, count % 2]]), [1, -1, 2])
+        shape = [self.num_workers, pairs.shape[1]]
+        gathered = tf.raw_ops.CollectiveGather(
+            input=tf.bitcast(pairs, tf.int32), shape=shape, **self._next())
+        gathered.set_shape(shape)
+        total = 0.
+        for each in tf.unstack(tf.bitcast(gathered, self._wire)):
+            total += tf.cast(each, tf.float32)
+        total = tf.reshape(tf.reshape(total, [-1])[:count], tensor.shape)
+        return tf.cast(total / self.num_workers if mean else total, tensor.dtype), gathered
+
+    def gather(self, rows):
+        """The workers' tensors `rows` [n, …] one after the other: [W n, …] for W workers.
+
+        n may differ from step to step, and has to be the same on all workers in a step.
+        """
+        if compat.GATHERS_ANY_ROWS:
+            return tf.raw_ops.CollectiveGather(
+                input=rows, shape=[None] + rows.shape.as_list()[1:], **self._next())
+        # On 1.15 that kernel takes the first step's number of rows for ever. So each worker's rows
+        # stand among zeros here, and are summed up.
+        dtype, count = rows.dtype, tf.shape(rows)[0]
+        if dtype not in compat.COLLECTIVE_DTYPES:
+            rows = tf.cast(rows, tf.float64)
+        padding = [[count * self.rank, count * (self.num_workers - 1 - self.rank)]] + (
+            [[0, 0]] * (rows.shape.ndims - 1))
+        return tf.cast(self.reduce(tf.pad(rows, padding)), dtype)
+
+    def broadcast(self, variables):
+        """An operation that gives variables, the same on all workers, their values on worker 0."""
+        last, done = [], []
+        for variable in sorted(variables, key=lambda each: each.op.name):
+            dtype, shape = variable.dtype.base_dtype, variable.get_shape()
+            sent = next((sent for sent, dtypes in _SENT if dtype in dtypes), None)
+            if sent is None or not shape.is_fully_defined():
+                raise ClusterError(
+                    'variable %r is %s of shape %s, which a ring cannot send to the other workers: '
+                    'make it a local variable, or one of a number type and a static shape.' % (
+                        variable.op.name, dtype.name, shape))
+            with only_device('/cpu:0'), tf.name_scope('broadcast'):
+                with tf.control_dependencies(last):
+                    value = tf.raw_ops.CollectiveBcastSend(
+                        input=tf.cast(variable.read_value(), sent), shape=shape, **self._next()
+                    ) if self.rank == 0 else tf.raw_ops.CollectiveBcastRecv(
+                        T=sent, shape=shape, **self._next())
+                last = [value]
+                done.append(value.op if self.rank == 0 else
+                            tf.assign(variable, tf.cast(value, dtype)).op)
+        return tf.group(*done)
+
+    def _next(self):
+        """The attributes by which TensorFlow brings this operation of all workers together."""
+        self._key += 1
+        return {'group_size': self.num_workers, 'group_key': _GROUP, 'instance_key': self._key}

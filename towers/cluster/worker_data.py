@@ -1,15 +1,13 @@
-"""The data of each machine: which part it reads, and how it goes on when its part ends first."""
+"""How a worker goes on when its data end before those of others."""
 
 import collections
-import os
 import re
 import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import check_instance, directory_name
-from towers.cluster.cluster import Cluster
+from towers.arguments import check_instance
 from towers.errors import InputError
 
 Feed = collections.namedtuple('Feed', 'inputs active initializer')
@@ -21,33 +19,6 @@ Attributes:
   initializer: operation that begins the data. Sessions of `Member` and `tf.train.MonitoredSession`
     run it themselves, with the tables' initializers.
 """
-
-
-def files_of_worker(files: typing.Sequence[str], cluster: typing.Any) -> typing.List[str]:
-    """The files that this worker reads: of W workers, each gets every W-th of the sorted names.
-
-    Args:
-      files: list of names, the same on all workers in any order; a name given twice counts once.
-      cluster: `Cluster`.
-
-    Returns:
-      List of names.
-
-    Raises:
-      InputError: there are fewer files than workers, so that one would read nothing: use
-        `dataset.shard(cluster.num_workers, cluster.rank)` on the examples.
-      InvalidArgumentError: no list of names, or no `Cluster`.
-    """
-    check_instance('cluster', cluster, Cluster, 'a Cluster')
-    check_instance('files', files, (list, tuple, set, frozenset), 'a list of names')
-    for name in files:
-        directory_name('one of files', name, 'the name of a file')
-    files = sorted(set(files), key=os.fspath)
-    if len(files) < cluster.num_workers:
-        raise InputError('%d files for %d workers leave one of them nothing to read: use '
-                         'dataset.shard(cluster.num_workers, cluster.rank) on the examples.' % (
-                             len(files), cluster.num_workers))
-    return files[cluster.rank::cluster.num_workers]
 
 
 def until_all_end(dataset: typing.Any) -> Feed:
