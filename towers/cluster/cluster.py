@@ -219,6 +219,16 @@ class Cluster(collections.namedtuple('Cluster', [
         return self.job == 'worker' and self.rank == 0
 
     @property
+    def is_served(self):
+        """Whether the variables are on parameter servers."""
+        return self.kind == 'ps'
+
+    @property
+    def has_addresses(self):
+        """Whether each worker has a server of TensorFlow's, at its address; Horovod has its own."""
+        return self.kind != 'horovod'
+
+    @property
     def served_rank(self):
         """The number of this worker, where several make one step on parameter servers; or None."""
         return self.rank if self.kind == 'ps' and self.waits else None
