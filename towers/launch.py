@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 
-from towers.cluster.ports import free_ports
+from towers.cluster.sockets import free_ports
 from towers.errors import ClusterError
 
 Task = collections.namedtuple('Task', 'job index command environment')

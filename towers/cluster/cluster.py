@@ -11,7 +11,7 @@ from towers.cluster.collectives import BUFFER_MB, MOST_GATHERED, WIRES
 from towers.cluster.horovod import HorovodMachines, load_horovod
 from towers.cluster.machines import check_goes_with_others
 from towers.cluster.parameter_servers import ServedMachines
-from towers.cluster.ports import split_address
+from towers.cluster.sockets import split_address
 from towers.cluster.ring import RingMachines
 from towers.cluster.tf_config import parse_tf_config
 from towers.errors import ClusterError, InvalidArgumentError

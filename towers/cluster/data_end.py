@@ -1,10 +1,63 @@
-"""The data of workers end: one without data gives no gradient, and the step in which no worker has
-data raises, and changes nothing."""
+"""Gates of a step: no step is made before its session has begun, nor when all data have ended.
+
+In a plain `tf.Session` nobody would give the workers of a ring the initial values of worker 0, and
+on parameter servers nobody would have put the variables on the servers: each worker would train by
+itself, without a word. So a step reads a variable that has no value but from the hooks that begin
+a session. It is in no collection of TensorFlow's, so that no initializer of a program writes it.
+
+A worker whose data have ended gives no gradient. The step in which no worker has data raises, and
+changes nothing.
+"""
+
+import re
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
+from towers.tensorflow_errors import reason_of
+
+COLLECTIONS = ['towers_begun']
+"""For the variables that the hooks alone give a value to."""
+
+HOW = ('Make it by member.session(hooks), or, to save as well, by towers.training_session('
+       'directory, …, member=member) on the chief')
+"""What to do about a session that is none of a cluster."""
+
+_NAMES = ('own_round', 'session_begun')
+_FOUND = re.compile(r'\b(?:%s)\b' % '|'.join(_NAMES))
+
+
+class SessionBegun:
+    """A variable that says that the session has begun, for steps that read no other one of
+    `COLLECTIONS`.
+
+    Attributes:
+      begin: operation by which a hook records that the session has begun.
+    """
+
+    def __init__(self):
+        with only_device('/cpu:0'):
+            self._value = tf.Variable(0., trainable=False, collections=COLLECTIONS,
+                                      name=_NAMES[-1])
+            self.begin = self._value.initializer
+
+    def check(self):
+        """An operation that fails where it has not."""
+        with only_device('/cpu:0'):
+            return tf.identity(self._value.read_value()).op
+
+
+def explained(error):
+    """The `ClusterError` about a session that has not begun; None where it was something else."""
+    if not (isinstance(error, tf.errors.FailedPreconditionError)
+            and _FOUND.search(reason_of(error))):
+        return None
+    return ClusterError(
+        'a step was run in a session that has not begun as those of a cluster do: with the initial '
+        'values of worker 0, and with the variables on the servers where there are some. A plain '
+        'tf.Session does not. %s.' % HOW)
 
 
 def raise_at_end(is_over):
@@ -38,11 +91,8 @@ def after(operation, gradients):
 
 
 def own_data(cluster, gradients):
-    """The gradients of the only worker of a cluster, and the operation that ends its training.
-
-    Returns:
-      `(gradients, [operation])`; without `cluster.active` the gradients as they are, and `[]`.
-    """
+    """`(gradients, [operation])` of the only worker of a cluster: the operation ends its training.
+    Without `cluster.active` the gradients as they are, and `[]`."""
     if cluster.active is None:
         return gradients, []
     ended = raise_at_end(cluster.active < .5)
@@ -58,10 +108,8 @@ def of_batches(gradients, active):
 
     Args:
       gradients: list of `(gradient, variable)`.
-      active: float scalar, 0 in a worker whose own data have ended.
-
-    Returns:
-      Such a list. Without data its dense gradients are zeros, and sparse ones have no row.
+      active: float scalar, 0 in a worker whose own data have ended. Then dense gradients are zeros,
+        and sparse ones have no row.
     """
     with only_device('/cpu:0'):
         has_batch = active >= .5

@@ -13,7 +13,7 @@ from towers.cluster import data_end
 from towers.cluster.collectives import Collectives, broadcast_variables
 from towers.cluster.machines import Machines, Shares
 from towers.cluster.ring_rows import SparseGradients
-from towers.cluster.session_steps import SessionBegun
+from towers.cluster.data_end import SessionBegun
 from towers.cluster.shared_state import share_state
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device

@@ -10,7 +10,7 @@ from towers.api.build import build_towers
 from towers.cluster.cluster import Cluster
 from towers.cluster.horovod import gathered_lines
 from towers.cluster.member import join, start_server
-from towers.cluster.ports import free_ports
+from towers.cluster.sockets import free_ports
 from towers.errors import ClusterError
 from towers.inspect.check_runs import assigned, constants, map_leaves, sort_values
 from towers.placement.devices import session_config
