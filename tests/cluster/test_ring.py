@@ -1,14 +1,12 @@
 """The ring: several servers in one process, against one device on all examples."""
 
-import threading
-
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
 from towers.cluster import ring
-from towers.errors import ClusterError, InvalidArgumentError, WorkerLostError
+from towers.errors import ClusterError
 from towers.graph.graph_walk import reachable_from
 from machine_samples import batches, close, on_one_device, sparse_and_dense
 from one_process import StopWithoutSignals, addresses, together, train
@@ -87,7 +85,7 @@ def test_local_steps_are_each_workers_own_until_all_take_the_mean():
             seen, variables = [], tf.global_variables()
             with towers.join(cluster, built) as member:
                 with member.session() as session:
-                    for _ in range(5):
+                    while rank or len(seen) < 5:  # worker 0 ends
                         session.run(built.train_op)
                         seen.append(session.run_step_fn(
                             lambda step_context: step_context.session.run(variables)))
@@ -195,27 +193,6 @@ class _AtEnd(tf.train.SessionRunHook):
 
     def end(self, session):
         self.values = session.run(self.fetches)
-
-
-@pytest.mark.slow
-def test_an_error_of_one_is_told_to_the_other():
-    workers = addresses(2)
-    told = threading.Event()
-
-    def work(rank):
-        with tf.Graph().as_default():
-            cluster = towers.Cluster('ring', workers, rank=rank)
-            built = towers.build_towers(
-                sparse_and_dense, tuple(map(tf.constant, batches([4, 4])[rank])),
-                tf.train.GradientDescentOptimizer(0.1), 1, 'mean', cluster=cluster)
-            with towers.join(cluster, built, on_lost=lambda error: told.set()) as member:
-                if rank == 1:
-                    raise InvalidArgumentError('no room on the disk')
-                assert told.wait(60)
-                raise member.lost()
-    with pytest.raises(WorkerLostError, match='worker 1 .* is lost: it has ended: '
-                       'InvalidArgumentError: no room on the disk'):
-        together(work, 2)
 
 
 def test_rows_of_unknown_shape_are_named():

@@ -244,10 +244,6 @@ def by_python(value):
     return found
 
 
-def in_a_branch(value):
-    return tf.cond(tf.train.get_global_step() > 2, lambda: by_python(value), lambda: value * .5)
-
-
 def with_batch_norm(inputs):
     towers.mend_slim()
     import tf_slim as slim
@@ -258,7 +254,6 @@ def with_batch_norm(inputs):
 
 @pytest.mark.parametrize('model_fn, expected', [
     (writing('rate', by_python), ['rate']),
-    pytest.param(writing('rate', in_a_branch), ['rate'], marks=slow),
     (writing('center', lambda value: tf.clip_by_value(value, -1., 1.), True), ['center']),
     pytest.param(with_batch_norm, [], marks=slow)])
 def test_what_worker_0_sends_in_each_step(model_fn, expected):

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_choice
 from towers.cluster.machines import count_builds
-from towers.cluster.ports import split_address
+from towers.cluster.sockets import split_address
 from towers.cluster.ring import MOST_GATHERED, WIRES
 from towers.errors import ClusterError, InvalidArgumentError
 from towers.optimizers import combiner_of, name_of

@@ -6,19 +6,22 @@ a GAN, train in a ring and by Horovod: `join` is given one of them, and what the
 and what worker 0 gives to the others, is of all.
 """
 
+import itertools
+
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import data_end
-from towers.cluster.session_steps import SessionBegun
-from towers.cluster.shared_state import share_state
+from towers.cluster.data_end import SessionBegun, Shares, without_gradient
 from towers.errors import ClusterError
-from towers.graph.graph_walk import step_operations
-from towers.graph.variable_access import Writes
+from towers.graph.frames import Frames
+from towers.graph.graph_walk import ancestors, reachable_from, step_operations
+from towers.graph.variable_access import Writes, is_variable, read_from, variable_op
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import rows_once
+from towers.tower.objectives import tensors_of
+from towers.tower.write_order import to_wait_for
 
-_NO_GRADIENT = 'TowersGradientOverMachines'
 _BUILDS = ('__towers_builds_of_clusters',)
 """Of a collection of the graph. TensorFlow writes those with a string for a key into checkpoints'
 graphs, as it does not its own with such a tuple."""
@@ -96,10 +99,9 @@ class Machines:
         return update
 
     def _step_of_all(self, update, before, replicated):
-        """`(operation of a step of all workers, list of the variables that worker 0 gives them)`.
-        """
-        return share_state(update, before, self.own, self.gradients,
-                           lambda variable: self.broadcast([variable]), replicated)
+        """`(operation of a step, variables that worker 0 gives the others)` of several workers."""
+        return _share_state(update, before, self.model, self.own, self.gradients,
+                            lambda variable: self.broadcast([variable]), replicated)
 
     def counted(self, examples):
         """The number of examples that this worker adds to the count of all workers in a step."""
@@ -141,48 +143,110 @@ def _written(update, model, gradients):
     return written
 
 
-class Shares:
-    """The weight of a machine's gradient: w = n_w / n for the mean, W n_w / n for the sum.
+def _share_state(update, before, model, own, combined, broadcast, replicated):
+    """Gives worker 0's state to the other workers, where the model writes it and training reads it.
 
-    n_w are the examples of worker w, n those of all W workers in the step. With the same number on
-    each worker, w is 1 / W for the mean and 1 for the sum, and nothing has to be multiplied. A
-    worker that is not active has n_w = 0.
+    A codebook, centers of classes, a learning rate that falls with the loss: on one machine the
+    first tower writes them, and all read that. Here every worker has a copy, and writes it from its
+    own batch. So, in each step, worker 0's value goes to the others
 
-    Attributes:
-      is_mean: whether the reduction is `'mean'`.
-      are_weighted: whether the weights differ from step to step.
-      same_examples: n_w where it has to be the same on all workers, else None.
-      constant: the weight with the same number of examples on each worker, a float.
+        after all of the model's writes, and before the update, whose own reads wait for it.
+
+    The forward passes of the next step read it, too. State that training only writes, such as the
+    moving averages of batch norm, needs no message: worker 0 saves its own. Nor does what the
+    update writes: it is the same on all workers, see `sessions.DriftHook`.
+
+    Args:
+      update, before, replicated: as for `Machines.step`.
+      model: names of the operations of the model that the update waits for.
+      own, combined: lists of `(gradient, variable)` of this machine, and of all.
+      broadcast: function that makes the operation by which all get worker 0's value of a variable.
+
+    Returns:
+      `(operation of the step, list of the variables that worker 0 gives to the others in it)`.
+
+    Raises:
+      ClusterError: the update takes a value that cannot be told to be worker 0's; or the forward
+        pass writes a trained variable, or the model one that has replicas.
     """
+    finder, step = Writes(tf.get_default_graph()), step_operations([update])
+    sums, trained = tensors_of(combined), [variable for _, variable in own]
+    behind = model | {op.name for op in step_operations(sums)}
+    of_update = [op for op in step if op.name not in behind]
+    known = {variable.op.name: variable for variable in tf.global_variables() + trained}
+    trained = {variable.op.name for variable in trained}
+    read = ancestors(tensors_of(own)).union(trained, [
+        each.name for op in of_update for tensor in op.inputs for each in read_from(tensor)])
+    writes = {}
+    for op in step:
+        for name in finder.of(op) if op.name in model else ():
+            if name in known and name in read:
+                writes.setdefault(name, []).append(op)
+    if not writes:
+        return update, []
+    _check_trained(writes, trained, replicated, tensors_of(own))
+    _check_reads(writes, model, of_update, own)
+    reached = reachable_from([op for each in writes.values() for op in each], step, control=True)
+    waits_for = [each for op in (getattr(end, 'op', end) for end in before) if op.name in reached
+                 for each in to_wait_for(op, finder)] + [tensor.op for tensor in sums]
+    with only_device('/cpu:0'), tf.name_scope('shared_state'):
+        for name in sorted(writes):
+            with tf.control_dependencies(waits_for):
+                waits_for = [broadcast(known[name])]
+    for op in of_update:
+        if any(_held(tensor) in writes for tensor in op.inputs):
+            compat.add_control_inputs(op, waits_for)
+    return tf.group(update, *waits_for), [known[name] for name in sorted(writes)]
 
-    def __init__(self, cluster, examples, reduction):
-        """
-        Args:
-          cluster: `Cluster`.
-          examples: n_w: an int, or an int scalar tensor.
-          reduction: `'mean'` or `'sum'`.
-        """
-        self.is_mean = reduction == 'mean'
-        self.are_weighted = (cluster.uneven or cluster.active is not None
-                             or not isinstance(examples, int))
-        self.same_examples = None if self.are_weighted else examples
-        self.constant = 1. / cluster.num_workers if self.is_mean else 1.
-        self._cluster, self._examples = cluster, examples
 
-    def own_examples(self):
-        """n_w as a float64 scalar."""
-        examples = tf.cast(self._examples, tf.float64)
-        if self._cluster.active is not None:
-            examples *= tf.cast(self._cluster.active, tf.float64)
-        return examples
+def _held(tensor):
+    """The name of the variable whose handle or reference a tensor is; else None."""
+    source = variable_op(tensor) if is_variable(tensor) else None
+    return None if source is None else source.name
 
-    def of_all(self, total):
-        """The weight of one example, a float64 scalar, from all workers' number n; of 0: of 1."""
-        return (1. if self.is_mean else float(self._cluster.num_workers)) / tf.maximum(total, 1.)
 
-    def weight(self, total):
-        """The weight of this machine, a float64 scalar, from n."""
-        return self.own_examples() * self.of_all(total)
+def _check_trained(writes, trained, replicated, gradients):
+    forward = {op.name for op in step_operations(gradients)}
+    for name in sorted(trained.intersection(writes)):
+        if name in replicated:
+            raise ClusterError(
+                "VariablePlacement('replicated'), and the model writes the trained variable %r "
+                "(%r): the replicas would get what this worker has written, and not worker 0's. "
+                'Use another placement.' % (name, writes[name][0].name))
+        for op in writes[name]:
+            if op.name in forward:
+                raise ClusterError(
+                    'the forward pass writes the trained variable %r (%r): each worker would '
+                    'compute with its own value, where on one machine all towers have the first '
+                    "one's. Put the update into the collection UPDATE_OPS, or return it in "
+                    "'updates'." % (name, op.name))
+
+
+def _check_reads(writes, model, of_update, own):
+    """Raises for a value of the state that the update takes, and that may be this worker's own."""
+    gradients = {tensor.op.name for tensor in tensors_of(own)}
+    # What was made before the gradients the program may run at any time.
+    first = {op.name for op in itertools.takewhile(
+        lambda op: op.name not in gradients, tf.get_default_graph().get_operations())}
+    frames = Frames(of_update)
+    for op in of_update:
+        is_late = op.name not in first and frames.is_outside(op)
+        for tensor in op.inputs:
+            held = _held(tensor)
+            if held is not None:
+                taken = [] if is_late else [held]
+            else:
+                taken = [each.name for each in read_from(tensor)] if tensor.op.name in model else []
+            for name in writes.keys() & set(taken):
+                raise ClusterError(
+                    'variable %r is written by the model of each worker and read by %r, for the '
+                    'update of the weights, at a time that cannot be told: each worker might take '
+                    "its own value, and not worker 0's. Give the optimizer the variable itself "
+                    '(use_resource=True), or read it in transform_gradients by read_value().' % (
+                        name, op.name))
+
+
+# ---- the builds of a graph -----------------------------------------------------------------------
 
 
 def builds_of(built):
@@ -204,28 +268,3 @@ def shared_variables(built):
     variables = {variable.op.name: variable for variable in tf.global_variables() + [
         variable for each in builds_of(built) for _, variable in each.gradients]}
     return [variables[name] for name in sorted(variables)]
-
-
-def without_gradient(gradient, beside=None):
-    """The same gradient, dense or sparse, which cannot be differentiated.
-
-    Args:
-      gradient: a tensor, or `IndexedSlices`.
-      beside: where it is not computed from the variables, in TensorFlow's eyes, such as what comes
-        from a server: this machine's part of it, by which TensorFlow finds the way to them.
-    """
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            without_gradient(gradient.values, None if beside is None else beside.values),
-            gradient.indices, gradient.dense_shape)
-    compat.register_gradient(_NO_GRADIENT, _refuse_gradient)
-    with only_device(gradient.device or None), gradient.graph.gradient_override_map(
-            {'Identity': _NO_GRADIENT, 'IdentityN': _NO_GRADIENT}):
-        return tf.identity(gradient) if beside is None else tf.identity_n([gradient, beside])[0]
-
-
-def _refuse_gradient(op, *unused_gradients):
-    raise ClusterError(
-        'a gradient of %r, the gradient over several machines, is taken: it would be of one '
-        "machine's examples. Take second derivatives in the model function, of its loss, and put "
-        'them into the loss; or train on one machine.' % op.name)

@@ -20,9 +20,9 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import data_end
-from towers.cluster.machines import Machines, without_gradient
+from towers.cluster.data_end import COLLECTIONS, without_gradient
+from towers.cluster.machines import Machines
 from towers.cluster.server_placement import server, tasks_by_size
-from towers.cluster.session_steps import COLLECTIONS
 from towers.graph.nests import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once, rows_once, scaled

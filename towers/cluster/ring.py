@@ -17,8 +17,8 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import data_end
+from towers.cluster.data_end import SessionBegun
 from towers.cluster.machines import Machines
-from towers.cluster.session_steps import SessionBegun
 from towers.errors import ClusterError
 from towers.graph.nests import bytes_of
 from towers.placement.variable_device import only_device

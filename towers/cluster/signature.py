@@ -12,7 +12,6 @@ alone are compared; where a size is known to one worker alone, TensorFlow itself
 operations, and nothing is.
 """
 
-import collections
 import itertools
 import re
 import zlib
@@ -180,18 +179,16 @@ def _lines_of(ends, known, outside):
       known: names of operations that are not looked into: inputs, or sums over the workers.
       outside: names of the operations that were made before what is described.
     """
-    texts = _Texts(ends[0].graph)
-    lines, places, queue = [], {}, collections.deque()
+    texts, lines, order, places = _Texts(ends[0].graph), [], [], {}
 
     def place(op):
         if op.name not in places:
-            places[op.name] = len(places)
-            queue.append(op)
+            places[op.name] = len(order)
+            order.append(op)
         return places[op.name]
     for op in ends:
         place(op)
-    while queue:
-        op = queue.popleft()
+    for op in order:  # which grows
         if op.type in VARIABLE_OPS:
             lines.append(['variable', op.name, '', op.name])
         elif op.name in known or op.type.startswith(ADDED_UP) or op.type != 'Const' and (

@@ -11,9 +11,9 @@ from towers.api.build import build_towers
 from towers.cluster.cluster import Cluster
 from towers.cluster.horovod import gathered_lines
 from towers.cluster.member import join, start_server
-from towers.cluster.ports import free_ports
+from towers.cluster.sockets import free_ports
 from towers.errors import ClusterError
-from towers.inspect.check_runs import assigned, constants, map_leaves, sort_values
+from towers.inspect.check_runs import assigned, constants, map_leaves, train
 from towers.placement.devices import session_config
 from towers.tensorflow_errors import failing_on
 
@@ -42,8 +42,8 @@ def run_machines(machines, sizes, model_fn, inputs, make_optimizer, num_towers, 
         batch = map_leaves(lambda leaf: np.asarray(leaf)[begin:end], inputs)
         return _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reduction,
                       dict(initial), has_begun, options)
-    train = _by_horovod if machines.kind == 'horovod' else _on_servers
-    losses, many = train(machines, work, len(set(sizes)) > 1)
+    run = _by_horovod if machines.kind == 'horovod' else _on_servers
+    losses, many = run(machines, work, len(set(sizes)) > 1)
     many['loss'] = {step: sum(size * loss[step] for size, loss in zip(sizes, losses)) / sum(sizes)
                     for step in many['loss']}
     return many, sum(float(loss['of step 1']) for loss in losses)
@@ -97,10 +97,10 @@ def _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reductio
         built = build_towers(
             model_fn, constants(batch), optimizer, num_towers, reduction, remainder='weight',
             global_step=tf.train.get_global_step(), cluster=cluster, **options)
-        gradients = [tf.convert_to_tensor(gradient) for gradient, _ in built.gradients]
+        pairs = [(tf.convert_to_tensor(each), variable) for each, variable in built.gradients]
         assignments, fed = assigned(initial, {})
         refresh = [] if built.replicas is None else [built.replicas.refresh()]
-        result, variables = {'loss': {}}, tf.global_variables()
+        names = {variable.op.name: variable.op.name for variable in tf.global_variables()}
 
         def begin(step_context):
             if cluster.kind == 'ps' and not cluster.is_chief:
@@ -113,14 +113,4 @@ def _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reductio
                 cluster, built, session_config(built.devices),
                 on_lost=lambda error: None) as member, member.session() as session:
             session.run_step_fn(begin)
-            for number in range(steps):
-                loss, values, _ = session.run([built.loss, gradients, built.train_op])
-                result['loss']['of step %d' % (number + 1)] = loss
-                if number == 0:
-                    result['gradient'] = {variable.op.name: value for (_, variable), value in
-                                          zip(built.gradients, values)}
-            values = session.run_step_fn(
-                lambda step_context: step_context.session.run(variables))
-        names = {variable.op.name: variable.op.name for variable in variables}
-        result.update(sort_values(variables, values, names))
-        return result
+            return train(session, built.loss, pairs, built.train_op, steps, names)
