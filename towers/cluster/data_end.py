@@ -35,7 +35,10 @@ _EMPTY = 'towers: no batch for until_all_end'
 _TOO_FEW = re.compile(r'towers: (a batch for \d+ [\w-]+ needs at least \d+ examples and has)'
                       r'\]? \[?(\d+)')  # of `split_batch`
 
-_NO_GRADIENT = 'TowersGradientOverMachines'
+_NO_GRADIENT = (
+    "a gradient of the gradient over several machines would be of one machine's examples: take "
+    'second derivatives in the model function, of its loss, and put them into the loss; or train '
+    'on one machine')
 
 Feed = collections.namedtuple('Feed', 'inputs active initializer')
 Feed.__doc__ = """A worker's batches.
@@ -253,25 +256,16 @@ class Shares:
 
 
 def without_gradient(gradient, beside=None):
-    """The same gradient, dense or sparse, which cannot be differentiated.
+    """The same gradient, dense or sparse; to differentiate it is a `LookupError` of TensorFlow's.
 
-    Args:
-      gradient: a tensor, or `IndexedSlices`.
-      beside: where it is not computed from the variables, in TensorFlow's eyes, such as what comes
-        from a server: this machine's part of it, by which TensorFlow finds the way to them.
+    What comes from a server is not computed from the variables in TensorFlow's eyes: `beside` is
+    this machine's part of it, by which TensorFlow finds the way to them.
     """
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(
             without_gradient(gradient.values, None if beside is None else beside.values),
             gradient.indices, gradient.dense_shape)
-    compat.register_gradient(_NO_GRADIENT, _refuse_gradient)
-    with only_device(gradient.device or None), gradient.graph.gradient_override_map(
-            {'Identity': _NO_GRADIENT, 'IdentityN': _NO_GRADIENT}):
-        return tf.identity(gradient) if beside is None else tf.identity_n([gradient, beside])[0]
-
-
-def _refuse_gradient(op, *unused_gradients):
-    raise ClusterError(
-        'a gradient of %r, the gradient over several machines, is taken: it would be of one '
-        "machine's examples. Take second derivatives in the model function, of its loss, and put "
-        'them into the loss; or train on one machine.' % op.name)
+    with only_device(gradient.device or None):
+        if beside is not None:
+            gradient = tf.identity_n([gradient, beside])[0]
+        return tf.raw_ops.PreventGradient(input=gradient, message=_NO_GRADIENT)

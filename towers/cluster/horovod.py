@@ -5,7 +5,6 @@ import tensorflow.compat.v1 as tf
 
 from towers.cluster import data_end
 from towers.cluster.machines import Machines
-from towers.compat import TF_VERSION
 from towers.errors import MissingPackageError, WorkerLostError
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once, scaled
@@ -15,8 +14,6 @@ from towers.tower.objectives import tensors_of
 _SCOPE = 'towers_shared/'
 """Of all that Horovod brings together by its name. It stands at the root of the graph: the caller's
 name scope may be another one on each worker, and each would wait for ever for what it alone has."""
-
-_NEWEST = (2, 18)  # version of TensorFlow for which Horovod builds
 
 
 def load_horovod():
@@ -29,15 +26,11 @@ def load_horovod():
         import horovod.tensorflow as hvd
         hvd.init()
     except (ImportError, ValueError, AttributeError) as error:
-        # From there on its sources do not compile, so that to install it would be bad advice.
-        what_to_do = ('Install it with `pip install horovod` (the extra horovod; it builds for '
-                      "TensorFlow 1.15 to 2.18), or use" if TF_VERSION <= _NEWEST else
-                      'It does not build for TensorFlow %d.%d, only for 1.15 to 2.18: use' %
-                      TF_VERSION)
         raise MissingPackageError(
-            "kind='horovod' needs Horovod, which cannot be loaded: %s. %s kind='ring', "
-            "TensorFlow's own, which needs nothing." % (
-                str(error).split('\n', 1)[0], what_to_do)) from None
+            "kind='horovod' needs Horovod, which cannot be loaded: %s. Install it with `pip install "
+            "horovod` (the extra horovod), which builds for TensorFlow 1.15 to 2.18; or use kind="
+            "'ring', TensorFlow's own, which needs nothing." % (
+                str(error).split('\n', 1)[0])) from None
     return hvd
 
 
@@ -96,14 +89,7 @@ _LOST = ('Horovod has been shut down', 'gloo/transport')
 
 
 def gathered_lines(text):
-    """The texts of all processes. They are sent as bytes of UTF-8: nothing is unpickled.
-
-    Args:
-      text: this process's string.
-
-    Returns:
-      List of strings, in the order of ranks.
-    """
+    """The texts of all processes, by rank. They are sent as bytes: nothing is unpickled."""
     hvd = load_horovod()
     data = np.frombuffer(text.encode('utf-8'), np.uint8)
     with tf.Graph().as_default(), tf.device('/cpu:0'):

@@ -41,8 +41,8 @@ class Machines:
     Attributes:
       own: list of `(gradient, variable)` of this machine's towers.
       gradients: such a list, for the update; in a ring and by Horovod the same on every worker bit
-        for bit. A gradient of these, for an optimizer of second order, is a `ClusterError`:
-        TensorFlow would go on to this machine's part alone, or to none.
+        for bit. They cannot be differentiated, for an optimizer of second order: TensorFlow would
+        go on to this machine's part alone, or to none.
       sums: names of the operations of `gradients` where all workers make one step together; else
         empty.
       gates: list of operations that every write of a step waits for, of the optimizer and of

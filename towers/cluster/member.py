@@ -282,12 +282,12 @@ def start_server(cluster, config):
 
 @contextlib.contextmanager
 def _explained_in_words():
-    """A context in which errors of a step that finds NaN or Inf, has no data, is not placed, whose
+    """A context in which errors of a step that finds NaN or Inf, has no data, whose
     session has not begun, or whose worker of Horovod has ended are of towers' own types."""
     try:
         yield
     except tf.errors.OpError as error:
-        for room in (nonfinite, server_placement, data_end, horovod):
+        for room in (nonfinite, data_end, horovod):
             reason = room.explained(error)
             if reason is not None:
                 raise reason from None

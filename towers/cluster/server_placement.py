@@ -7,8 +7,6 @@ before they go over the wire, rows go over the wire and not their table, and the
 operations (savers, summaries, input) are on no server.
 """
 
-import re
-
 import tensorflow.compat.v1 as tf
 
 from towers import compat
@@ -18,7 +16,6 @@ from towers.graph.graph_walk import Precedence, behind, step_operations
 from towers.graph.nests import bytes_of
 from towers.graph.op_types import LEAD_IN, RESHAPES, VARIABLE_OPS
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
-from towers.tensorflow_errors import reason_of
 
 # These take the handles of variables that the functions use which they call.
 _CALLS = ('If', 'StatelessIf', 'While', 'StatelessWhile', 'Case', 'StatelessCase',
@@ -191,24 +188,6 @@ def tasks_by_size(sizes, count, first=()):
         tasks[name] = used.index(min(used))
         used[tasks[name]] += sizes[name]
     return tasks
-
-
-def explained(error):
-    """A `ClusterError` for an error of TensorFlow's about operations of two processes; or None.
-
-    A loop or branch of control flow v2 runs where it is called. TensorFlow 2 would keep operations
-    in it beside a reference variable, 1.15 those that hand on a resource variable.
-    """
-    found = _APART.search(reason_of(error))
-    return found and ClusterError(
-        'TensorFlow would have %r and %r in one process, and one of them is on a parameter server, '
-        'the other on a worker: this version cannot take that variable into a loop or branch of '
-        'control flow v2. Call tf.disable_control_flow_v2() before the model is built.'
-        % found.groups())
-
-
-_APART = re.compile(r'Cannot colocate nodes \{\{colocation_node ([^}]*)\}\} and '
-                    r'\{\{colocation_node ([^}]*)\}\}: Cannot merge devices with incompatible jobs')
 
 
 def _global_variables(graph):
