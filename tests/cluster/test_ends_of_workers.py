@@ -73,7 +73,8 @@ def hook_of(cluster):
     towers.Cluster('ps', ['a:1', 'b:2'], ['c:3'], synchronous=False, rank=1)])
 def test_where_workers_do_not_wait_for_each_other_each_stops_by_itself(cluster):
     hook, built = hook_of(cluster)
-    built.machines.join(types.SimpleNamespace(is_over=False, stopped_by=None))
+    built.machines.join(types.SimpleNamespace(is_over=False, stopped_by=None, made=0))
+    hook.begin()
     stopped = []
     context = types.SimpleNamespace(request_stop=lambda: stopped.append(True))
     hook.after_run(context, None)

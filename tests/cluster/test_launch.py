@@ -29,11 +29,12 @@ def run(code, workers=2, ps=0, **options):
     """`(status, lines)` of a cluster whose processes all run this code."""
     lines = []
     tasks = launch.tasks_of(workers, ps, [sys.executable, '-S', '-c', HEAD + code])
-    return Processes(lambda: tasks, write=lines.append, **options).run(), lines
+    status = Processes(lambda: tasks, write=lines.append, **options).run()
+    return status, [line for line in lines if ' is process ' not in line]
 
 
 def test_each_process_gets_the_cluster_and_its_own_place_in_it():
-    tasks = launch.tasks_of(2, 1, ['true'], environment={})
+    tasks = launch.tasks_of(2, 1, ['true'])
     configs = [json.loads(task.environment['TF_CONFIG']) for task in tasks]
     assert [config['task'] for config in configs] == [
         {'type': 'worker', 'index': 0}, {'type': 'worker', 'index': 1}, {'type': 'ps', 'index': 0}]
@@ -79,12 +80,9 @@ FAILS_ONCE = ("path = %r\n"
 @pytest.mark.slow
 def test_none_is_started_again_when_one_was_told_to_stop():
     """The others need their time to save, longer than `linger`."""
-    code = "time.sleep(.6 - .6 * me[1])\nsys.exit(143)"
-    tasks = launch.tasks_of(2, 0, [sys.executable, '-S', '-c', HEAD + code])
-    lines = []
-    assert Processes(lambda: tasks, 3, 0., write=lines.append).run() == 143
-    assert lines == ['[launch] worker 1 ended with status 143, since the run was told to stop: the '
-                     'others are ended']
+    assert run("time.sleep(.6 - .6 * me[1])\nsys.exit(143)", restarts=3, linger=0.) == (143, [
+        '[launch] worker 1 ended with status 143, since the run was told to stop: the others are '
+        'ended'])
 
 
 def test_all_are_started_again_when_one_fails(tmp_path):
@@ -97,7 +95,7 @@ def test_all_are_started_again_when_one_fails(tmp_path):
             + FAILS_ONCE % str(tmp_path / 'x')]))
         return ports[-1]
     lines = []
-    assert Processes(again, 1, 60., write=lines.append, announce=True).run() == 0
+    assert Processes(again, 1, 60., write=lines.append).run() == 0
     first, second = ports
     for line in ('[worker 0] ' + first[0].environment['TF_CONFIG'],
                  '[launch] worker 1 ended with status 3: all are ended, and started again (1 of 1)',
@@ -116,8 +114,8 @@ def test_a_program_that_does_not_exist_is_an_error():
 @pytest.mark.parametrize('argv, expected', [
     (['--workers=2'], 'nothing to start'), (['--workers=0', '--', 'true'], 'at least 1'),
     (['--', 'no-such-program'], 'no-such-program is no program'),
-    (['--linger=-1', '--', 'true'], "'-1' is no number of seconds"),
-    (['--grace=x', '--', 'true'], "'x' is no number of seconds")])
+    (['--linger=-1', '--', 'true'], '--linger=-1.0: expected at least 0'),
+    (['--grace=x', '--', 'true'], "--grace: invalid float value: 'x'")])
 def test_what_makes_no_sense_is_one_line(argv, expected, capsys):
     with pytest.raises(SystemExit) as ended:
         launch.parse(argv)

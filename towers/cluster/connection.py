@@ -5,9 +5,9 @@ import time
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.coordinator import beat, digest_of, silence_of
+from towers.cluster.coordinator import CUT, beat, silence_of
 from towers.cluster.signature import difference
-from towers.cluster.messages import MOST_OF_WORKER_0, OF_WORKER_0, Lines, readable
+from towers.cluster.sockets import MOST_OF_WORKER_0, OF_WORKER_0, Lines, digest_of, readable
 from towers.errors import ClusterError, WorkerLostError
 
 
@@ -27,27 +27,23 @@ def meet(cluster, fingerprint, connected, deadline, say):
     Raises:
       ClusterError: this worker is refused, or worker 0 does not answer in time.
     """
-    lines = Lines(connected, MOST_OF_WORKER_0)
-    timeout = deadline - time.monotonic()
+    lines, timeout = Lines(connected, MOST_OF_WORKER_0), deadline - time.monotonic()
+    hello = {'type': 'hello', 'rank': cluster.rank, 'digest': digest_of(fingerprint)}
     try:
-        lines.send({'type': 'hello', 'rank': cluster.rank, 'digest': digest_of(fingerprint)})
-        answer = _answer(cluster, lines, deadline)
-        while answer['type'] != 'welcome':
-            if answer['type'] == 'compare':
-                lines.send(_compared(cluster.rank, answer.get('fingerprint'), fingerprint))
-            elif answer['type'] == 'waiting':
-                say('waiting        for %s, start_timeout is %.3g s' % (
-                    answer.get('why', ''), timeout))
-            elif answer['type'] == 'refused':
-                raise ClusterError('%s refuses %s: %s.' % (
-                    cluster.who(0), cluster.who(cluster.rank),
-                    answer.get('why', '').rstrip('.')))
-            elif answer['type'] == 'lost':
-                raise ClusterError('%s has ended, or gave up waiting for others: see what it says.'
-                                   % cluster.who(0))
+        lines.send(hello)
+        while True:
             answer = _answer(cluster, lines, deadline)
-        return lines
-    except (EOFError, OSError):
+            kind, why = answer['type'], answer.get('why', '').rstrip('.')
+            if kind == 'welcome':
+                return lines
+            if kind == 'compare':
+                lines.send(dict(hello, **_compared(answer.get('fingerprint'), fingerprint)))
+            elif kind == 'waiting':
+                say('waiting        %s, start_timeout is %.3g s' % (why, timeout))
+            elif kind == 'refused':
+                raise ClusterError('%s refuses %s: %s.' % (
+                    cluster.who(0), cluster.who(cluster.rank), why))
+    except OSError:
         lines.close()
         raise ClusterError('%s has closed the connection: it is at work already, or was ended: see '
                            'what it says.' % cluster.who(0)) from None
@@ -72,13 +68,13 @@ def _answer(cluster, lines, deadline):
     return answer
 
 
-def _compared(rank, theirs, own):
-    """The answer to worker 0's fingerprint."""
+def _compared(theirs, own):
+    """What to say to worker 0's fingerprint: its digest, and what this worker's differs by."""
     try:
         why = difference(theirs, own)
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError):
         why = 'worker 0 sends no fingerprint of a worker'
-    return {'type': 'compared', 'rank': rank, 'digest': digest_of(theirs), 'why': why or ''}
+    return {'digest': digest_of(theirs), 'why': why or ''}
 
 
 class Connection:
@@ -90,8 +86,7 @@ class Connection:
       stopped_by: None, or `(rank, number)` of the worker that got a signal, and the signal's.
       is_over: whether this session makes no step after the one that it has begun last.
       checks: whether all workers compare their weights after that step.
-      steps, made: how many steps this session has begun, and made.
-      since: when the newest session or step began, or ended.
+      made: how many steps this session has made.
       builds: the numbers of the builds of the newest one, in words: `'0'`, `'0 1'`.
     """
 
@@ -104,14 +99,10 @@ class Connection:
           say: called with lines about who is waited for, in the thread.
           on_lost: called once with a `WorkerLostError`, in the thread, when a worker is lost.
         """
-        self.lost = self.stopped_by = None
-        self.is_over = self.checks = False
-        self.steps, self.made, self.builds, self.since = 0, 0, '', time.monotonic()
-        self._cluster, self._lines, self._say = cluster, lines, say
-        self.dead_after, self._on_lost = dead_after, on_lost
-        self._session, self._has_begun, self._in_step = 0, False, False
-        self._answer = None  # of worker 0, to what this worker is about to begin
-        self._differs = 0  # the rank of the worker that would begin something else
+        self.lost, self.dead_after, self.builds = None, dead_after, ''
+        self._cluster, self._lines, self._say, self._on_lost = cluster, lines, say, on_lost
+        self._session, self._in_step, self._answer = 0, False, None
+        self._begin_steps()
         self._heard, self._ended, self._closed = time.monotonic(), False, threading.Event()
         self._changed, self._sends = threading.Condition(), threading.Lock()
         self._thread = threading.Thread(target=self._run, daemon=True, name='towers-connection')
@@ -119,13 +110,15 @@ class Connection:
 
     # ---- a session, and its steps ---------------------------------------------------------------
 
+    def _begin_steps(self):
+        self.made, self.stopped_by, self.is_over, self.checks = 0, None, False, False
+        self._signal, self._wants_check = 0, False
+
     def begin_session(self, value=()):
         """Waits until the sessions of all workers begin; compares a value as `differing`."""
         self._session += 1
-        self.steps, self.made, self.stopped_by, self.is_over = 0, 0, None, False
-        worker = self.differing(value)
-        self._has_begun, self.since = worker is None, time.monotonic()
-        return worker
+        self._begin_steps()
+        return self.differing(value)
 
     def differing(self, value):
         """Compares a value between two steps, which all workers do at the same place.
@@ -139,8 +132,8 @@ class Connection:
         Raises:
           WorkerLostError: a worker is gone.
         """
-        answer, self._in_step = self._ask(digest_of(value)), False
-        return self._differs if answer == 'differs' else None
+        answer = self._ask(['value', value])
+        return answer.get('rank', 0) if answer['type'] == 'differs' else None
 
     def begin_step(self, builds):
         """Waits until all workers begin this step.
@@ -153,22 +146,20 @@ class Connection:
           ClusterError: the workers begin other steps.
           WorkerLostError: a worker is gone.
         """
-        answer = 'over'
-        if self._has_begun:
-            self.steps, self._in_step = self.steps + 1, True
-            answer = self._ask(builds) if self._cluster.waits else 'go'
-        if answer == 'over':
-            self._has_begun = False
-            raise tf.errors.OutOfRangeError(
-                None, None, 'another worker has ended its steps, and this one is not made.')
-        if answer == 'differs':
-            raise ClusterError('the workers begin steps of other builds, or of other sessions: '
-                               'make the same steps in the same order on all workers.')
-        self.builds, self.since = builds, time.monotonic()
+        if self._cluster.waits:
+            answer = self._ask(['step', self.made, builds], checks=self._wants_check)
+            if answer['type'] == 'over':
+                raise tf.errors.OutOfRangeError(
+                    None, None, 'another worker has ended its steps, and this one is not made.')
+            if answer['type'] == 'differs':
+                raise ClusterError('the workers begin steps of other builds, or of other sessions: '
+                                   'make the same steps in the same order on all workers.')
+            self.checks, self._wants_check = answer.get('checks', False), False
+        self.builds, self._in_step = builds, True
 
     def step_ended(self):
         """Notes that the step has been made."""
-        self.made, self._in_step, self.since = self.made + 1, False, time.monotonic()
+        self.made, self._in_step = self.made + 1, False
 
     def leave(self):
         """Says that this session makes no more steps.
@@ -176,28 +167,26 @@ class Connection:
         Not after a step that has failed here, such as by the end of this worker's data: the others
         may be in it, and only the end of their own tells that it was no loss.
         """
-        self._has_begun = False
         if not self._in_step and not self.is_over:
             self.is_over = True
-            self._send({'type': 'left', 'session': self._session})
+            self._send({'type': 'left', 'session': self._session, 'number': self._signal})
 
     def stop(self, number):
-        """Says that this worker got a signal; all stop after the step that they begin next."""
-        self._send({'type': 'stop', 'number': number})
+        """Notes that this worker got a signal: all stop after the step that they begin next."""
+        self._signal = number
 
     def ask_for_check(self):
         """Has all workers compare their weights after the step that they begin next."""
-        self._send({'type': 'check'})
+        self._wants_check = True
 
-    def _ask(self, digest):
-        """Says that this worker is about to begin something; waits for the type of the answer."""
+    def _ask(self, what, **fields):
+        """Worker 0's answer to what this worker is about to begin."""
         with self._changed:
             self._answer = None
-        self._send({'type': 'begin', 'session': self._session, 'step': self.steps,
-                    'digest': digest})
+        self._send(dict(fields, type='begin', session=self._session, number=self._signal,
+                        digest=digest_of([self._session, what])))
         with self._changed:
-            while self._answer is None and self.lost is None:
-                self._changed.wait(1.)
+            self._changed.wait_for(lambda: self._answer is not None or self.lost is not None)
         if self._answer is None:
             raise self.error()
         return self._answer
@@ -210,10 +199,8 @@ class Connection:
         Args:
           seconds: how long to wait until a loss is known.
         """
-        deadline = time.monotonic() + seconds
         with self._changed:
-            while self.lost is None and time.monotonic() < deadline:
-                self._changed.wait(deadline - time.monotonic())
+            self._changed.wait_for(lambda: self.lost is not None, seconds)
         if self.lost is None:
             return None
         rank, why = self.lost
@@ -225,8 +212,7 @@ class Connection:
         """Says that this worker has ended in good order, and waits until all have."""
         self._send({'type': 'done'})
         with self._changed:
-            while not self._ended and self.lost is None:
-                self._changed.wait(1.)
+            self._changed.wait_for(lambda: self._ended or self.lost is not None)
         self.close()
 
     def fail(self, why):
@@ -236,9 +222,7 @@ class Connection:
 
     def close(self):
         """Closes the connection."""
-        with self._changed:
-            self._closed.set()
-            self._changed.notify_all()
+        self._closed.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(5.)
         self._lines.close()
@@ -251,15 +235,15 @@ class Connection:
             now = time.monotonic()
             if now >= beat_at:
                 beat_at = now + pause
-                self._send({'type': 'alive', 'step': self.steps, 'in_step': self._in_step})
+                self._send({'type': 'alive', 'in_step': self._in_step})
             try:
                 if readable([self._lines.socket], min(pause, 0.2)):
                     for message in self._lines.take():
                         self._heard = time.monotonic()
                         self._take(message)
-            except (EOFError, OSError):
+            except OSError:
                 if not self._closed.is_set():
-                    self._lose(0, 'its process has ended, or its machine cut the connection')
+                    self._lose(0, CUT)
             except ClusterError as error:
                 self._lose(0, 'it sent %s' % error)
             if time.monotonic() - now > self.dead_after / 2.:
@@ -268,27 +252,22 @@ class Connection:
                 self._lose(0, silence_of(self.dead_after))
 
     def _take(self, message):
-        kind = message['type']
-        if kind in ('go', 'over', 'differs'):
-            with self._changed:
-                if message.get('is_last') or kind == 'over':
-                    self.is_over = True
-                if 'number' in message:
-                    self.stopped_by = (message.get('rank', 0), message['number'])
-                self.checks, self._in_step = message.get('checks', False), kind == 'go'
-                self._answer, self._differs = kind, message.get('rank', 0)
-                self._changed.notify_all()
-        elif kind == 'waiting':
-            self._say('waiting        for %s' % message.get('why', ''))
+        kind, rank, why = message['type'], message.get('rank', 0), message.get('why', '')
+        if kind == 'waiting':
+            self._say('waiting        %s' % why)
         elif kind == 'gone':
             self._say('gone           worker %d, and the others train on without it: %s' % (
-                message.get('rank', 0), message.get('why', '')))
+                rank, why))
         elif kind == 'lost':
-            self._lose(message.get('rank', 0), message.get('why', ''))
-        elif kind == 'end':
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
+            self._lose(rank, why)
+        with self._changed:
+            if kind in ('go', 'over', 'differs'):
+                self._answer = message
+                self.is_over = self.is_over or kind == 'over' or message.get('is_last', False)
+                if 'number' in message:
+                    self.stopped_by = (rank, message['number'])
+            self._ended = self._ended or kind == 'end'
+            self._changed.notify_all()
 
     def _lose(self, rank, why):
         if self.lost is not None or self._ended:
@@ -302,7 +281,4 @@ class Connection:
 
     def _send(self, message):
         with self._sends:
-            try:
-                self._lines.send(message)
-            except OSError:
-                pass  # the thread finds out what is wrong
+            self._lines.send(message)

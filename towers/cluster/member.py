@@ -10,29 +10,24 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers import nonfinite
 from towers.arguments import (check_config, check_function, check_instance, check_number,
                               check_say)
-from towers.api.built import BuiltTowers
-from towers.cluster import worker_data, horovod, session_steps, server_placement
+from towers.cluster import data_end, horovod, server_placement
 from towers.cluster.cluster import Cluster
 from towers.cluster.connection import Connection, meet
 from towers.cluster.coordinator import Coordinator
 from towers.cluster.machines import builds_of
-from towers.cluster.member_hooks import (AskForCheck, AveragingHook, BeginHook, DriftHook,
-                                         MemberCreator)
-from towers.cluster.ports import (FIRST, check_port, listen, silent_servers, wait_for,
-                                  wait_for_servers)
-from towers.cluster.server_placement import servers_of_variables
+from towers.cluster.sessions import AskForCheck, AveragingHook, BeginHook, DriftHook, check_built
 from towers.cluster.signature import signature
+from towers.cluster.sockets import FIRST, connect, listen, silent_servers, wait_for_servers
 from towers.errors import ClusterError, WorkerLostError
-from towers.nonfinite import explained
 from towers.placement.devices import session_config
 from towers.tensorflow_errors import reason_of
 
 START_TIMEOUT = 120.
 DEAD_AFTER = 30.
 _TIME_TO_SAY = 5.  # seconds in which the main thread may end by itself when a worker is lost
-_PAUSE = 1.  # seconds from one look at the servers to the next
 _AGAIN = ('The run cannot go on without it: start all again, and it goes on from the last '
           'checkpoint.')
 
@@ -55,13 +50,13 @@ class Member:
                  config: typing.Optional[tf.ConfigProto], connection: typing.Any):
         self.cluster, self.is_chief = cluster, cluster.is_chief
         self.target, self.config = target, config
-        self._connection, self._built, self._has_session = connection, built, False
+        self._connection = connection
         self._begin = BeginHook(cluster, built, target, config, connection, self.lost)
         self.hooks, self.listeners = [self._begin], []
         if cluster.has_local_steps:
             self.hooks.append(AveragingHook(cluster, built, connection))
         elif cluster.has_copies:
-            self.hooks.append(DriftHook(built, connection))
+            self.hooks.append(DriftHook(cluster, built, connection))
             self.listeners.append(AskForCheck(connection))
 
     def session_creator(self, creator, scaffold):
@@ -76,14 +71,7 @@ class Member:
         Raises:
           ClusterError: a second session with parameter servers.
         """
-        self._begin.is_by_member = True
-        if self.cluster.kind == 'ps' and self._has_session:
-            raise ClusterError(
-                'join with parameter servers is for one session, and this is the second one: train '
-                'in one, and evaluate its checkpoints in another process.')
-        self._has_session = True
-        return MemberCreator(self.cluster, self._built, creator, scaffold, self._connection,
-                             self.lost)
+        return self._begin.creator(creator, scaffold)
 
     def session(self, hooks=(), session_class=tf.train.MonitoredSession):
         """A session that saves nothing; its variables begin with worker 0's values.
@@ -93,9 +81,8 @@ class Member:
           session_class: `tf.train.MonitoredSession`, or a class that is made with the same
             arguments.
         """
-        scaffold = tf.train.Scaffold()
-        served = self.cluster.kind == 'ps' and not self.is_chief
-        make = tf.train.WorkerSessionCreator if served else tf.train.ChiefSessionCreator
+        scaffold, initialises = tf.train.Scaffold(), self.is_chief or not self.cluster.is_served
+        make = tf.train.ChiefSessionCreator if initialises else tf.train.WorkerSessionCreator
         creator = make(scaffold, self.target, self.config)
         return session_class(self.session_creator(creator, scaffold), self.hooks + list(hooks))
 
@@ -144,26 +131,34 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
       WorkerLostError: another worker is gone; names it.
       InvalidArgumentError: an argument of another kind.
     """
-    _check_arguments(cluster, built, config, start_timeout, dead_after, settings, say, on_lost)
+    check_instance('cluster', cluster, Cluster, 'a Cluster')
+    check_number('start_timeout', start_timeout, above=0, expected='seconds')
+    check_number('dead_after', dead_after, above=0, expected='seconds')
+    check_built(built)
+    check_config(config)
+    if settings is not None:
+        check_instance('settings', settings, dict, 'a dict from names to numbers or strings, or '
+                       'None')
+    check_say(say)
+    if on_lost is not None:
+        check_function('on_lost', on_lost, 1, 'a function of a WorkerLostError, or None')
     config = cluster.session_config(config or session_config(built.devices))
     ended, own = threading.Event(), _described(cluster, built, settings)
-
-    def lose(error):
-        _lose(error, on_lost, ended)
+    lose = on_lost or (lambda error: _end_process(error, ended))
     with _met(cluster, own, start_timeout, dead_after, say) as lines:
         connection = Connection(cluster, lines, dead_after, say, lose)
         try:
-            target = '' if cluster.kind == 'horovod' else start_server(cluster, config).target
+            target = start_server(cluster, config).target if cluster.has_addresses else ''
             for each in builds_of(built):
                 each.machines.join(connection)
-            with _servers_watched(cluster, connection, say, lose), _explained_in_words():
+            with _servers_watched(cluster, dead_after, say, lose), _explained_in_words():
                 yield Member(cluster, built, target, config, connection)
         except BaseException as error:
             lost = connection.error(dead_after + 1. if _may_be_a_peers(error) else 0.)
             ended.set()
             connection.fail('%s: %s' % (type(error).__name__, reason_of(error)))
-            if lost is not None and isinstance(error, (tf.errors.OpError, WorkerLostError)):
-                raise (error if isinstance(error, WorkerLostError) else lost) from None
+            if lost is not None and isinstance(error, tf.errors.OpError):
+                raise lost from None
             raise
         connection.finish()
         ended.set()
@@ -172,31 +167,14 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
             raise lost
 
 
-def _check_arguments(cluster, built, config, start_timeout, dead_after, settings, say, on_lost):
-    """Raises for arguments of `join` that make no sense."""
-    check_instance('cluster', cluster, Cluster, 'a Cluster')
-    check_number('start_timeout', start_timeout, above=0, expected='seconds')
-    check_number('dead_after', dead_after, above=0, expected='seconds')
-    check_instance('built', built, BuiltTowers, 'what build_towers returned')
-    check_config(config)
-    if settings is not None:
-        check_instance('settings', settings, dict, 'a dict from names to numbers or strings, or '
-                       'None')
-    check_say(say)
-    if on_lost is not None:
-        check_function('on_lost', on_lost, 1, 'a function of a WorkerLostError, or None')
-    if built.machines is None:
-        raise ClusterError('built was made without a cluster: pass cluster= to build_towers, too.')
-
-
 def _described(cluster, built, settings):
     """The signature of a worker whose graph is complete."""
     for each in builds_of(built):
         if each.machines.redirect is not None:
             each.machines.redirect()
     own = signature(cluster, built, settings)
-    if cluster.kind == 'ps':
-        own['servers'] = servers_of_variables(
+    if cluster.is_served:
+        own['servers'] = server_placement.servers_of_variables(
             cluster, tf.get_default_graph(), [variable for _, variable in built.gradients])
     return own
 
@@ -204,16 +182,15 @@ def _described(cluster, built, settings):
 @contextlib.contextmanager
 def _met(cluster, own, start_timeout, dead_after, say):
     """The `Lines` with worker 0 of a worker that has met the others; on worker 0 they meet here."""
-    deadline = time.monotonic() + start_timeout
-    if cluster.kind != 'horovod' and not cluster.is_chief:
-        check_port(cluster.workers[cluster.rank], say)
-    if cluster.kind == 'ps':
-        wait_for_servers(cluster, deadline, say)
+    deadline, coordinator = time.monotonic() + start_timeout, None
+    if cluster.has_addresses and not cluster.is_chief:
+        listen(cluster.workers[cluster.rank], say).close()  # TensorFlow's server needs the port
+    wait_for_servers(cluster, deadline, say)
     address, listener = _address(cluster, say)
-    coordinator = None if listener is None else Coordinator(
-        cluster, own, listener, dead_after, start_timeout, say)
+    if listener is not None:
+        coordinator = Coordinator(cluster, own, listener, dead_after, start_timeout, say)
     try:
-        connected = wait_for(address, cluster.who(0), deadline, say) if (
+        connected = connect(address, cluster.who(0), deadline, say) if (
             coordinator is None) else coordinator.own_end
         try:
             lines = meet(cluster, own, connected, deadline, say)
@@ -232,7 +209,7 @@ def _address(cluster, say):
 
     It is worker 0's own address, before TensorFlow's server takes the port.
     """
-    if cluster.kind != 'horovod':
+    if cluster.has_addresses:
         return cluster.workers[0], listen(cluster.workers[0], say) if cluster.is_chief else None
     listener, text = None, ''
     if cluster.is_chief:
@@ -245,23 +222,22 @@ def _address(cluster, say):
 
 
 @contextlib.contextmanager
-def _servers_watched(cluster, connection, say, lose):
-    """A context in which a thread says which server does not work when a step, or a pause, takes
-    long; when it has not worked for `dead_after`, the thread calls `lose`."""
-    stop, first = threading.Event(), min(FIRST, connection.dead_after / 2.)
+def _servers_watched(cluster, dead_after, say, lose):
+    """A context in which a thread says which server does not work; when it has not worked for
+    `dead_after`, the thread calls `lose`."""
+    stop, pause = threading.Event(), min(FIRST, dead_after) / 2.
 
     def watch():
         since = None
-        while not stop.wait(min(_PAUSE, first / 2.)):
-            now = time.monotonic()
-            silent = silent_servers(cluster) if now - connection.since > first else ''
+        while not stop.wait(pause):
+            silent, now = silent_servers(cluster), time.monotonic()
             if silent and since is None:
                 say('waiting        ' + silent)
-            elif silent and now - since > connection.dead_after - first:
+            elif silent and now - since > dead_after - 2. * pause:
                 lose(WorkerLostError('%s. %s' % (silent, _AGAIN)))
                 return
             since = (since or now) if silent else None
-    if cluster.kind == 'ps':
+    if cluster.is_served:
         threading.Thread(target=watch, daemon=True, name='towers-servers').start()
     try:
         yield
@@ -285,7 +261,7 @@ def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
     if cluster.job != 'ps':
         raise ClusterError('this process is %s, no parameter server: build towers in it.'
                            % cluster.name)
-    check_port(cluster.ps[cluster.rank], say)
+    listen(cluster.ps[cluster.rank], say).close()
     server = start_server(cluster, cluster.session_config(tf.ConfigProto()))
     say('serving        %s; %s' % (cluster.who(cluster.rank, 'ps'), cluster.warning()))
     server.join()
@@ -306,19 +282,23 @@ def start_server(cluster, config):
 
 @contextlib.contextmanager
 def _explained_in_words():
-    """A context in which a step that finds NaN or Inf raises `NonFiniteError`, one of a worker
-    without any data `InputError`, one of Horovod's without another worker `WorkerLostError`, and
-    one that cannot be placed, or in a session that has not begun, `ClusterError`."""
+    """A context in which errors of a step that finds NaN or Inf, has no data, whose
+    session has not begun, or whose worker of Horovod has ended are of towers' own types."""
     try:
         yield
-    except (tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError,
-            tf.errors.UnknownError) as error:
-        reason = horovod.explained(error) if isinstance(error, tf.errors.UnknownError) else (
-            explained(error) or worker_data.explained(error) or server_placement.explained(error)
-            or session_steps.explained(error))
-        if reason is None:
-            raise
-        raise reason from None
+    except tf.errors.OpError as error:
+        for room in (nonfinite, data_end, horovod):
+            reason = room.explained(error)
+            if reason is not None:
+                raise reason from None
+        raise
+
+
+# What a step fails by on its own machine, unless the text says that it came from another one.
+_OWN = (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError, tf.errors.NotFoundError,
+        tf.errors.ResourceExhaustedError, tf.errors.FailedPreconditionError,
+        tf.errors.UnimplementedError, tf.errors.DataLossError, tf.errors.PermissionDeniedError)
+_REMOTE = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC', 'Socket closed')
 
 
 def _may_be_a_peers(error):
@@ -327,28 +307,15 @@ def _may_be_a_peers(error):
         not isinstance(error, _OWN) or any(word in reason_of(error) for word in _REMOTE))
 
 
-_OWN = (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError, tf.errors.NotFoundError,
-        tf.errors.ResourceExhaustedError, tf.errors.FailedPreconditionError,
-        tf.errors.UnimplementedError, tf.errors.DataLossError, tf.errors.PermissionDeniedError)
-"""What a step fails by on its own machine, unless the text says that it came from another one."""
-
-_REMOTE = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC', 'Socket closed')
-
-
-def _lose(error, on_lost, ended):
+def _end_process(error, ended):
     """Ends the process if it does not end by itself: a step without its peer may never end.
 
     Args:
       error: `WorkerLostError`.
-      on_lost: as for `join`.
       ended: event that is set when the process ends by itself.
     """
-    if on_lost is not None:
-        on_lost(error)
-        return
-    if ended.wait(_TIME_TO_SAY):
-        return
-    sys.stderr.write('%s\n' % error)
-    sys.stderr.flush()
-    sys.stdout.flush()
-    os._exit(1)
+    if not ended.wait(_TIME_TO_SAY):
+        sys.stderr.write('%s\n' % error)
+        sys.stderr.flush()
+        sys.stdout.flush()
+        os._exit(1)
