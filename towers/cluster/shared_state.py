@@ -10,7 +10,7 @@ batch. So, in each step, worker 0's value goes to the others
 The forward passes of the next step read it, too. An update that takes a value which was read
 elsewhere is refused, unless the model's write waits for that read. State that training only
 writes, such as the moving averages of batch norm, needs no message: worker 0 saves its own. Nor
-does what the update writes: it is the same on all workers, see `sessions`.
+does what the update writes: it is the same on all workers, see `same_weights`.
 """
 
 import itertools
