@@ -99,7 +99,8 @@ def _of_the_run(given):
 def _of_the_mode(given):
     """Of what runs no steps of training."""
     without_steps = ('--plan_only' if FLAGS.plan_only else '--mode=%s' % FLAGS.mode
-                     if FLAGS.mode != 'train' else None)
+                     if FLAGS.mode != 'train' else '--job_name=evaluator'
+                     if FLAGS.job_name else None)
     if FLAGS.batch_size == 'auto' and without_steps:
         return '--batch_size=auto is of training, and %s does not train: give a number' % (
             without_steps)
@@ -164,7 +165,8 @@ def _of_no_use(given):
             return '--%s is of no use with --%s=%s: it goes with %s' % (
                 flag, other, FLAGS[other].value, ' or '.join(values))
     decays_itself = {'weight_decay'} if FLAGS.optimizer in ('lars', 'lamb') else set()
-    for flag in _OF_NETWORKS_BY_NAME & given - decays_itself if ':' in FLAGS.model else ():
+    of_networks = _OF_NETWORKS_BY_NAME & given - decays_itself if ':' in FLAGS.model else ()
+    for flag in sorted(of_networks):
         return '--%s is of no use with --model=%s: it goes with a network by name' % (
             flag, FLAGS.model)
     return None

@@ -1,6 +1,7 @@
 """The hooks of a run: what train.py does around its steps."""
 
 import collections
+import math
 import os
 import signal
 import time
@@ -22,7 +23,7 @@ _LARGE_CONSTANT = 4096  # bytes; TensorBoard draws no values
 
 
 class RunHooks(collections.namedtuple('RunHooks', [
-        'first', 'save_listeners', 'progress', 'evaluation', 'signals', 'tested'])):
+        'first', 'save_listeners', 'progress', 'evaluation', 'signals', 'minutes', 'tested'])):
     """The hooks of a training.
 
     Attributes:
@@ -30,6 +31,7 @@ class RunHooks(collections.namedtuple('RunHooks', [
       save_listeners: list of `CheckpointSaverListener`s for the hook that saves.
       progress, evaluation: the `ProgressHook` and the `EvaluationHook` of that list.
       signals: `StopOnSignalHook` (of several machines `StopTogetherHook`), to come last.
+      minutes: `MinutesHook`.
       tested: what the `EvaluationHook` runs, a `RunEvaluation`.
     """
     __slots__ = ()
@@ -50,30 +52,30 @@ def make_hooks(job, cluster=None):
 
     def stopped():
         return signals.stopping_signal is not None
-    tested = RunEvaluation(job.evaluation, train_dir(), counts.global_step, FLAGS.eval_steps,
-                           FLAGS.keep_best, stopped if cluster is None else None)
+    tested = RunEvaluation(job.evaluation, train_dir(), counts.global_step, FLAGS.keep_best,
+                           stopped if cluster is None else None)
     evaluation = EvaluationHook(
         tested, counts.global_step, FLAGS.eval_steps or None, told,
         ('accuracy', FLAGS.stop_at_accuracy) if FLAGS.stop_at_accuracy else
         (SINCE_BEST, FLAGS.stop_after) if FLAGS.stop_after else None, skip_end=stopped)
-    first = [StartInputHook(job.iterator, job.evaluation)]
-    if FLAGS.max_minutes:
-        first.append(MinutesHook(FLAGS.max_minutes))
+    minutes = MinutesHook(FLAGS.max_minutes)
     # Asynchronous workers all count the same global step: the chief stops at the last step of the
     # run, however many it has done itself.
-    first += [tf.train.StopAtStepHook(last_step=counts.last_step)] + told
+    first = [StartInputHook(job.iterator, job.evaluation), minutes,
+             tf.train.StopAtStepHook(last_step=counts.last_step)] + told
     if FLAGS.profile_steps:
         first.append(ProfileHook(counts.global_step, os.path.join(train_dir(), 'profile'),
                                  *profiled_steps(FLAGS.profile_steps), say=progress.write))
-    return RunHooks(first + [evaluation], [progress.listener, SaveOnSignal()], progress, evaluation,
-                    signals, tested)
+    return RunHooks(first + [evaluation], [progress.listener, SaveOnSignal(progress.write)],
+                    progress, evaluation, signals, minutes, tested)
 
 
 class MinutesHook(tf.train.SessionRunHook):
-    """Stops the session after the step in which a number of minutes has passed since it began."""
+    """Stops the session after the step in which a number of minutes has passed since it began; of 0
+    minutes never. `is_over` says whether it has."""
 
     def __init__(self, minutes):
-        self._seconds, self._end = 60 * minutes, None
+        self._seconds, self._end, self.is_over = 60 * minutes or math.inf, None, False
 
     def begin(self):
         """Starts to count."""
@@ -82,17 +84,19 @@ class MinutesHook(tf.train.SessionRunHook):
     def after_run(self, run_context, run_values):
         """Asks the session to stop when the time is over."""
         if time.monotonic() >= self._end:
+            self.is_over = True
             run_context.request_stop()
 
 
 class SaveOnSignal(tf.train.CheckpointSaverListener):
-    """Has the next step saved at SIGUSR1, and the run goes on.
+    """Has the next step saved at SIGUSR1, and said by a function of a line; the run goes on.
 
     Attributes:
       wants_save: whether a signal has come since the last save.
     """
 
-    wants_save = False
+    def __init__(self, say):
+        self.wants_save, self._say = False, say
 
     def begin(self):
         """Installs the handler."""
@@ -101,7 +105,9 @@ class SaveOnSignal(tf.train.CheckpointSaverListener):
         signal.signal(signal.SIGUSR1, ask)
 
     def after_save(self, session, global_step_value):
-        """The signal has been heeded."""
+        """Says the checkpoint that was asked for."""
+        if self.wants_save:
+            self._say('checkpoint     %s/model.ckpt-%d' % (train_dir(), global_step_value))
         self.wants_save = False
 
 

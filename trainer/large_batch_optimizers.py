@@ -23,13 +23,8 @@ class _LayerwiseOptimizer(tf.train.Optimizer):
         rate = self._learning_rate
         self._rate = tf.convert_to_tensor(rate() if callable(rate) else rate, name='learning_rate')
 
-    def _apply_dense(self, grad, var):
-        return self._update(grad, var)
-
-    _resource_apply_dense = _apply_dense
-
-    def _apply_sparse(self, grad, var):
-        return self._resource_apply_sparse(grad.values, var, grad.indices)
+    def _resource_apply_dense(self, grad, handle):
+        return self._update(grad, handle)
 
     def _resource_apply_sparse(self, grad, handle, indices):
         return self._update(tf.math.unsorted_segment_sum(grad, indices, tf.shape(handle)[0]),

@@ -45,6 +45,7 @@ def raises(error):
 @pytest.mark.parametrize('error, status, said', [
     (towers.CheckpointError('damaged'), 1, 'damaged'),
     (datasets.BadExampleError('a.jpg is empty'), 1, 'a.jpg is empty'),
+    (towers.InputError('the test set has no batch'), 1, 'the test set has no batch'),
     (towers.InvalidArgumentError("precision='fp9': expected\none"), 2,
      '--precision=fp9: expected one'),
     (tf.errors.ResourceExhaustedError(None, None, 'OOM when allocating tensor with shape[3,4] and'),

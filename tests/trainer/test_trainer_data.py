@@ -100,6 +100,7 @@ def test_predictions_of_files_and_of_images_without_labels(runner, tmp_path,
     assert [row['file'] for row in rows] == [str(tmp_path / 'new' / name)
                                              for name in ('a/c.jpg', 'b.jpg')]
     for row in rows:
+        assert row['class'] == 'ab'[int(row['predicted'])]
         assert 'label' not in row and sum(json.loads(row['probabilities'])) == pytest.approx(
             1, abs=1e-4)
 
@@ -167,7 +168,7 @@ def start(runner, tmp_path):
     ('raises', 1, "--dataset=own_data:raises: raises raised KeyError: 'no such flower'", []),
     ('rotten', 1, '--dataset=own_data:rotten: a batch could not be made: ValueError: file rotten',
      [0]),
-    ('no_test_found', 2, 'the data set to be evaluated has no batch: expected one at least.', []),
+    ('no_test_found', 1, 'the data set to be evaluated has no batch: expected one at least.', []),
     ('endless', 1, 'eval_batches of own_data:endless gives 30 examples or more, and its '
      'num_examples says 20 for test: correct that, or end the pipeline by .take(20)', [0, 4])])
 def test_a_fault_is_one_line_and_what_was_trained_is_saved(start, function, status, said, saved):

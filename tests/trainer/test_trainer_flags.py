@@ -55,8 +55,8 @@ def refusal(capsys, *argv):
      'rmsprop or lars'),
     ('--mode=diagnose --deterministic', '--mode=diagnose tells the time in a step, which '
      'TensorFlow refuses with --deterministic: leave it out'),
-    ('--model=a:b --dataset=c:d --weight_decay=0.1', '--weight_decay is of no use with '
-     '--model=a:b: it goes with a network by name'),
+    ('--model=a:b --dataset=c:d --weight_decay=0.1 --config={"label_smoothing":0.1}',
+     'label_smoothing of --config is of no use with --model=a:b: it goes with a network by name'),
     ('--profile_steps=100', '--profile_steps=100: expected two steps, the first one above 1 and '
      'below the second, such as 100,105'),
     ('--optimizer=lars', '--optimizer=lars adds its decay to the gradient of the mean loss, and '
@@ -81,6 +81,8 @@ def refusal(capsys, *argv):
      '(char 8)'),
     ('--config=none.json', '--config=none.json does not exist: name a JSON file, or give '
      '{"label_smoothing": 0.1}'),
+    ('--job_name=evaluator --batch_size=auto', '--batch_size=auto is of training, and '
+     '--job_name=evaluator does not train: give a number'),
     ('--mode=diagnose --plan_only', '--mode=diagnose makes no plan: leave out --plan_only'),
     ('--recompute=,', "--recompute=, names nothing: give 'auto', or names"),
     ('--base_learning_rate=nan', '--base_learning_rate=nan: expected a finite number'),
@@ -230,6 +232,8 @@ def rate_of(*argv):
 
 def test_the_rate_grows_with_the_batch_it_is_meant_for():
     assert rate_of('--lr_scaling=linear') == pytest.approx(0.002)
+    assert rate_of('--lr_scaling=linear', '--batch_size=99', '--config={"shares": "2,1"}') == (
+        pytest.approx(0.002))
     assert rate_of('--lr_scaling=linear', '--config={"base_batch_size": 25}') == (
         pytest.approx(0.004))
     assert rate_of('--lr_scaling=sqrt', '--config={"base_batch_size": 25}',

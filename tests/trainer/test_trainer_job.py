@@ -12,7 +12,7 @@ import towers
 from towers.graph.graph_walk import step_operations
 import train
 from trainer.arguments import session_config
-from trainer.cluster import compared_flags, make_cluster
+from trainer.arguments import compared_flags, make_cluster
 from trainer.command_line import in_flags
 from trainer.contradictions import contradiction
 from trainer.flags import FLAGS
