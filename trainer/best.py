@@ -30,15 +30,8 @@ class RunEvaluation:
     """
 
     def __init__(self, evaluation, train_dir, global_step, metric='', stopped=None):
-        """
-        Args:
-          evaluation: `Evaluation`.
-          train_dir: of the run.
-          global_step: the variable that counts steps.
-          metric: as of --keep_best.
-          stopped: function without arguments that tells whether a signal has come; None: it never
-            gives itself up, as of machines, which stop together, at a step.
-        """
+        """`metric` is that of --keep_best; `stopped` is a function that tells whether a signal has
+        come, or None: machines, which stop together at a step, never give up."""
         self.metrics, self.check_examples = dict(evaluation.metrics), evaluation.check_examples
         self.failure = self.text = None
         self._evaluation, self._stopped = evaluation, stopped

@@ -42,14 +42,11 @@ def evaluate_run(setup):
 
 
 def evaluate_checkpoints(evaluate, directory, pause=1.):
-    """Evaluates each new checkpoint of a directory; the results become lines of `FILE` there.
+    """Evaluates each new checkpoint of a run's directory; the results become lines of `FILE` there.
 
     It takes the newest one; those that came while another one was evaluated are passed over.
-
-    Args:
-      evaluate: function of the prefix of a checkpoint; returns a dict of results.
-      directory: of the run.
-      pause: seconds from one look to the next.
+    `evaluate` is a function of the prefix of a checkpoint, and returns a dict of results; `pause`
+    is seconds from one look to the next.
     """
     log = MetricsLog(os.path.join(directory, FILE))
 

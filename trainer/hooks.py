@@ -29,9 +29,8 @@ class RunHooks(collections.namedtuple('RunHooks', [
     Attributes:
       first: list of all hooks that come before the one that saves, in order.
       save_listeners: list of `CheckpointSaverListener`s for the hook that saves.
-      progress, evaluation: the `ProgressHook` and the `EvaluationHook` of that list.
+      progress, evaluation, minutes: `ProgressHook`, `EvaluationHook` and `MinutesHook` of `first`.
       signals: `StopOnSignalHook` (of several machines `StopTogetherHook`), to come last.
-      minutes: `MinutesHook`.
       tested: what the `EvaluationHook` runs, a `RunEvaluation`.
     """
     __slots__ = ()
@@ -147,17 +146,11 @@ class ProfileHook(tf.train.SessionRunHook):
 
     Not the same steps for both: TensorFlow has one tracer. The trace for Chrome, by
     `tf.train.ProfilerHook`, is the file `timeline-<step>.json`, whose rows are devices, and so
-    towers. TensorBoard's profile is written on TensorFlow 2.2 and later.
+    towers. TensorBoard's profile is written on TensorFlow 2.2 and later. `1 < first < last`, which
+    a run skips that begins later; `say` is called with lines that say where the traces are.
     """
 
-    def __init__(self, global_step, directory, first, last, say=print):
-        """
-        Args:
-          global_step: the variable that counts steps.
-          directory: for the files.
-          first, last: numbers of steps, `1 < first < last`, which a run skips that begins later.
-          say: called with lines that say where the traces are.
-        """
+    def __init__(self, global_step, directory, first, last, say):
         self._timeline = tf.train.ProfilerHook(save_steps=1, output_dir=directory)
         self._global_step, self._directory, self._say = global_step, directory, say
         self._first, self._last = first, last
@@ -185,23 +178,20 @@ class ProfileHook(tf.train.SessionRunHook):
             self._timeline.after_run(run_context, run_values)
             if self._step == self._first:
                 self._say('trace          %s/timeline-%d.json' % (self._directory, self._first))
-        if self._profiles and self._step >= self._last:
-            self._stop()
+        if self._step >= self._last:
+            self.end(run_context.session)
         self._step += 1
 
     def end(self, session):
-        """Ends a profile whose last step was not reached."""
+        """Ends a profile."""
         if self._profiles:
-            self._stop()
+            self._profiles = False
+            compat.stop_profile()
+            self._say('profile        tensorboard --logdir=%s' % self._directory)
 
     def _is_traced(self):
         # `ProfilerHook` does not trace the first step that it is called at: that is the one before.
         return self._step in (self._first - 1, self._first)
-
-    def _stop(self):
-        self._profiles = False
-        compat.stop_profile()
-        self._say('profile        tensorboard --logdir=%s' % self._directory)
 
 
 class StartInputHook(tf.train.SessionRunHook):

@@ -73,10 +73,8 @@ def make_setup(dataset):
     return Setup(model, dataset, FLAGS.batch_size)
 
 
-class Position(collections.namedtuple('Position', 'step examples')):
-    """How far a run is: steps done, and examples taken from the stream of all epochs (ints)."""
-    __slots__ = ()
-
+Position = collections.namedtuple('Position', 'step examples')
+"""How far a run is: steps done, and examples taken from the stream of all epochs (ints)."""
 
 START = Position(0, 0)
 
@@ -86,12 +84,7 @@ def find_position(cluster=None):
     and for --plan_only.
 
     All workers of a cluster need it, since the end of the schedule and of the run is counted from
-    there. The chief locks the folder while it looks. A worker that does not share the folder begins
-    at 0.
-
-    Raises:
-      CheckpointError: the newest checkpoint is damaged.
-      RunLockedError: another process has the folder.
+    there. The chief locks the folder while it looks. A worker that does not share it begins at 0.
     """
     if FLAGS.plan_only or not os.path.isdir(train_dir()):
         return START
@@ -102,12 +95,6 @@ def find_position(cluster=None):
                                  for name in ('global_step', 'examples_seen')):
         return START
     return Position(*(counter_in(newest.prefix, name) for name in ('global_step', 'examples_seen')))
-
-
-def epochs_of(setup, cluster):
-    """The `Epochs` that the steps of all workers go through."""
-    return Epochs(setup.dataset.num_examples['train'],
-                  examples_a_step(cluster, setup.batch_size), FLAGS.remainder)
 
 
 def end_of_run(epochs, position):
@@ -125,19 +112,14 @@ def end_of_run(epochs, position):
 
 
 def build_job(setup, position=START, with_evaluation=True, cluster=None):
-    """Builds the training, and with it the evaluation of the test set, in the default graph.
-
-    Args:
-      setup: `Setup`.
-      position: `Position` that the run goes on from.
-      with_evaluation: whether to build the evaluation.
-      cluster: `Cluster` of several machines; or None.
+    """Builds the `Job` of a `Setup` in the default graph, with the evaluation of the test set.
 
     Raises:
       InvalidArgumentError: a batch that does not divide among the towers, a shift as large as the
         images, or flags of the learning rate that do not fit the data.
     """
-    epochs = epochs_of(setup, cluster)
+    epochs = Epochs(setup.dataset.num_examples['train'],
+                    examples_a_step(cluster, setup.batch_size), FLAGS.remainder)
     last_step, last_example = end_of_run(epochs, position)
     devices = _devices()
     _check_batch(setup.batch_size, len(devices))

@@ -36,16 +36,8 @@ class MetricsLog:
     def resume(self, step, is_new=False):
         """Prepares the file for a run that goes on from a step.
 
-        Cuts the lines of later steps, and what is left of a line that was written by half; the file
-        is replaced by renaming another one. Makes the file if it is missing.
-
-        Args:
-          step: the step that the run goes on from.
-          is_new: whether the run begins, so that steps in the file are of another run: the file is
-            then renamed.
-
-        Returns:
-          A line that says what was cut or renamed, to be shown; or None.
+        Cuts the lines of later steps, and what is left of a line that was written by half. Of a run
+        that `is_new` it renames a file that has steps. Returns a line that says so; or None.
 
         Raises:
           LogFileError: the file cannot be read or written; a `BadFileError` where it has a line
@@ -81,15 +73,7 @@ class MetricsLog:
             cut[0], cut[-1], self.path) if cut else None
 
     def add(self, step, values):
-        """Adds values to the line of the latest step, or begins the line of a later one.
-
-        Args:
-          step: an int.
-          values: dict from names to numbers or strings.
-
-        Raises:
-          InvalidArgumentError: a value of another kind, or a step before the latest one.
-        """
+        """Adds a dict of numbers or strings to the line of the latest step, or of a later one."""
         values = {name: _plain(name, value) for name, value in values.items()}
         if self._pending is not None and self._pending['step'] == step:
             self._pending.update(values)

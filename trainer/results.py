@@ -102,16 +102,14 @@ def predict(evaluation, setup):
 
 def _cell(value):
     """A prediction for the table: of floats six digits, of several numbers a JSON list."""
-    value = _plain(value.tolist() if hasattr(value, 'tolist') else value)
+    def plain(value):
+        if isinstance(value, list):
+            return [plain(each) for each in value]
+        if isinstance(value, bytes):
+            return value.decode('utf-8', 'replace')
+        return float('%.6g' % value) if isinstance(value, float) else value
+    value = plain(value.tolist() if hasattr(value, 'tolist') else value)
     return json.dumps(value) if isinstance(value, list) else value
-
-
-def _plain(value):
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if isinstance(value, bytes):
-        return value.decode('utf-8', 'replace')
-    return float('%.6g' % value) if isinstance(value, float) else value
 
 
 @contextlib.contextmanager

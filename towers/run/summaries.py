@@ -178,8 +178,8 @@ def _noise_scale(built):
                 of_variable.setdefault(variable.op.name, (variable, []))[1].append(gradient)
     if not of_variable or {len(parts) for _, parts in of_variable.values()} != {len(towers)}:
         return None
-    # Each tower's gradient is its share of the sum: G_k and their mean are N times as large, but for
-    # a factor that they have in common.
+    # Each tower's gradient is its share of the sum: G_k and their mean are N times as large, but
+    # for a factor that they have in common.
     count, sums = len(towers), [(parts, variable) for variable, parts in of_variable.values()]
     with only_device(built.placement.main):
         small = count * _squares([([part], variable) for parts, variable in sums for part in parts],

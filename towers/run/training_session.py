@@ -157,8 +157,8 @@ def _checked_newest(directory, recover, check, say):
 
 
 class _NewestCheckpoint(tf.train.SessionCreator):
-    """Makes sessions from the newest checkpoint: the first one from the checkpoint that was checked.
-    When a session is lost, `MonitoredSession` makes another one, and by then there are later ones.
+    """Makes sessions from the newest checkpoint, the first one from that which was checked. When a
+    session is lost, `MonitoredSession` makes another one, and by then there are later checkpoints.
     """
 
     def __init__(self, newest, newest_again, *session):
@@ -245,8 +245,8 @@ def _locked(directory, lock_file):
         raise RunLockedError(
             '%s is in use by %s. Two runs in one directory would overwrite and delete each '
             "other's checkpoints; nothing was written. Wait for that run, end it, or give this "
-            'one another directory.' % (directory, shown(holder) or 'another process, which has not '
-                                        'said yet which one it is'))
+            'one another directory.' % (directory, shown(holder) or 'another process, which has '
+                                        'not said yet which one it is'))
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
