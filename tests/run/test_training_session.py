@@ -76,9 +76,6 @@ def test_it_starts_and_goes_on(tmp_path):
     assert saved(folder) == [0, 2, 4, 5]
     assert run(folder, 7) == (['going on from %s/model.ckpt-5' % folder], [7.] * 3)
     assert saved(folder) == [2, 4, 5, 6, 7]
-    assert run(folder, 7, keep=2) == (['going on from %s/model.ckpt-7' % folder], [7.] * 3)
-    assert run(folder, 8, keep=2)[1] == [8.] * 3
-    assert saved(folder) == [7, 8]
 
 
 def test_the_order_of_hooks(tmp_path):
@@ -114,17 +111,13 @@ def test_the_directory_is_for_one_process_from_before_the_session_until_after_it
 
 
 def test_a_nan_is_an_error_with_the_step_and_nothing_of_it_is_saved(tmp_path):
-    for start, bad_step in ((0, 1), (5, 8)):
-        folder = tmp_path / ('%d %d' % (start, bad_step))
-        if start:
-            run(folder, start)
-        with pytest.raises(NonFiniteError) as caught:
-            run(folder, 20, save_steps=1, bad_step=bad_step)
-        assert str(caught.value).startswith('the loss of tower 1 is NaN in step %d. ' % bad_step)
-        assert caught.value.__cause__ is None and caught.value.__suppress_context__
-        newest = newest_checkpoint(str(folder))
-        assert newest.step == bad_step - 1
-        assert tf.train.load_variable(newest.prefix, 'w').tolist() == [bad_step - 1.] * 3
+    run(tmp_path, 5)
+    with pytest.raises(NonFiniteError, match='^the loss of tower 1 is NaN in step 8. ') as caught:
+        run(tmp_path, 20, save_steps=1, bad_step=8)
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+    newest = newest_checkpoint(str(tmp_path))
+    assert newest.step == 7
+    assert tf.train.load_variable(newest.prefix, 'w').tolist() == [7.] * 3
 
 
 def damaged(folder, step):
@@ -146,8 +139,6 @@ def test_a_damaged_newest_checkpoint(tmp_path):
     assert value == [8.] * 3 and saved(tmp_path) == [0, 2, 4, 6, 8]
     assert lines[0].startswith('passed over %s/model.ckpt-6 is damaged: ' % tmp_path)
     assert lines[1] == 'going on from %s/model.ckpt-4' % tmp_path
-    # A run that needs no recovering is not changed by the flag.
-    assert run(tmp_path, 9, recover=True)[0] == ['going on from %s/model.ckpt-8' % tmp_path]
 
 
 @pytest.mark.parametrize('options, names', [

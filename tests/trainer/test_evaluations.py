@@ -195,8 +195,7 @@ def test_sigterm_ends_it_at_once(folder, has_checkpoint, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('end', [
-    [], ['--keep_best=-accuracy', '--stop_after=1', '--train_steps=80'],
-    ['--config={"stop_at_accuracy": 0.01}']])
+    [], ['--keep_best=-accuracy', '--stop_after=1', '--train_steps=80']])
 def test_an_evaluator_beside_a_run(runner, tmp_path, end):
     """It is there before the run, has the run's numbers, and ends by itself."""
     folder = str(tmp_path / 'run')

@@ -98,15 +98,3 @@ def test_without_anybody_to_tell_the_process_is_hung_up(monkeypatch, capsys):
             output.write(text)
         assert capsys.readouterr().err == said
     assert sent == [signal.SIGHUP] * 2
-
-
-def test_what_is_still_held_of_a_lost_stream_goes_nowhere():
-    """Python writes it out when the stream is closed, or the process ends: once more in vain."""
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    stream, errors = open(write_end, 'w'), []
-    output = OutputStream(stream, errors.append)
-    output.write('a')
-    output.flush()
-    assert [error.errno for error in errors] == [errno.EPIPE]
-    stream.close()
