@@ -33,8 +33,7 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 
 import datasets  # noqa: E402
 from trainer import training  # noqa: E402
-from trainer.arguments import enter_graph_mode  # noqa: E402
-from trainer.cluster import make_cluster, saves, trains  # noqa: E402
+from trainer.arguments import enter_graph_mode, make_cluster, saves, trains  # noqa: E402
 from trainer.command_line import parse_flags  # noqa: E402
 from trainer.data import make_dataset  # noqa: E402
 from trainer.flags import FLAGS  # noqa: E402

@@ -9,7 +9,6 @@ Memory: `_PREFETCHED` batches that are ready, the one in the making, and 16 enco
 of TensorFlow's parallel calls, which are as many as there are processors.
 """
 
-import collections
 import copy
 import hashlib
 
@@ -105,8 +104,14 @@ class ImageSet:
           InvalidArgumentError: an argument makes no sense.
         """
         _check(channels, shift)
-        return self._training(self._example(self._augment, seed, image_size), batch_size, seed,
-                              first_example, remainder, share)
+        count = len(self.numbers['train'])
+        order = epoch_order(count, seed)
+        with tf.device('/cpu:0'):
+            return Epochs(count, batch_size * share[1], remainder).batches(
+                lambda epoch: (tf.fill([count], epoch), order(epoch)), first_example, share,
+                self._example(self._augment, seed, image_size),
+                lambda epochs, places: (epochs, places) + self._read('train', places)
+                ).prefetch(_PREFETCHED)
 
     def eval_batches(self, batch_size, image_size, channels=3):
         """The test images once, in order: the central 87.5 % of each, scaled.
@@ -128,29 +133,6 @@ class ImageSet:
                     'test', places)).map(example, tf.data.experimental.AUTOTUNE)
             return examples.batch(batch_size, drop_remainder=len(numbers) % batch_size == 0
                                   ).prefetch(_PREFETCHED)
-
-    def stages(self, batch_size, seed, image_size, channels=3, remainder='carry'):
-        """The training pipeline up to each of its stages, to measure them by.
-
-        Args: as for `train_batches`.
-
-        Returns:
-          `OrderedDict` from 'read', 'decode', 'augment' and 'batch' to `tf.data.Dataset`s. The last
-          is the whole pipeline; of the others an element stands for `batch_size` examples.
-        """
-        def pixel(augment):
-            example = self._example(augment, seed, image_size)
-            return lambda *read: example(*read)[0][0, 0, 0]
-        examples = [('read', lambda epoch, place, *read: _checked(*read)),
-                    ('decode', pixel('none' if self._augment == 'none' else 'crop'))]
-        if self._augment == 'inception':
-            examples.append(('augment', pixel('inception')))
-        found = collections.OrderedDict(
-            (name, self._training(example, batch_size, seed, 0, remainder))
-            for name, example in examples)
-        found['batch'] = self.train_batches(
-            batch_size, seed, image_size, channels, remainder=remainder)
-        return found
 
     def names_digest(self, split):
         """8 hexadecimal digits: others where the names of a split's files are others."""
@@ -205,16 +187,6 @@ class ImageSet:
                 ', by the classes that %s lists' % self._counted_in if self._counted_in else '',
                 '' if self.name != 'tfrecords' or label < 0 else
                 ': give --background_class where labels begin at 1, or more --num_classes'))
-
-    def _training(self, example, batch_size, seed, first_example, remainder, share=(0, 1)):
-        """Batches of what a function makes of the epoch, the place in it and what was read."""
-        count = len(self.numbers['train'])
-        order = epoch_order(count, seed)
-        with tf.device('/cpu:0'):
-            return Epochs(count, batch_size * share[1], remainder).batches(
-                lambda epoch: (tf.fill([count], epoch), order(epoch)), first_example, share,
-                example, lambda epochs, places: (epochs, places) + self._read(
-                    'train', places)).prefetch(_PREFETCHED)
 
     def _example(self, augment, seed, image_size):
         """Function from the epoch, the place in it and what was read to an image and its label."""

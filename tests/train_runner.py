@@ -24,7 +24,7 @@ sys.path.insert(0, os.path.dirname(TRAIN))
 from models import registry  # noqa: E402, F401
 import datasets  # noqa: E402, F401
 import towers.run.evaluation  # noqa: E402, F401
-import towers.run.export  # noqa: E402, F401
+import towers.run.weights  # noqa: E402, F401
 
 
 def write(path, text):

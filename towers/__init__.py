@@ -41,15 +41,13 @@ from towers.placement.numerics import PRECISIONS, use_precision
 from towers.placement.stages import stage
 from towers.reduce.combination import combine_gradients
 from towers.reduce.loss_scale import LossScale
-from towers.run.averages import WeightAverages
 from towers.run.checkpoint_hook import CheckpointHook
 from towers.run.evaluation import Evaluation, EvaluationHook
-from towers.run.export import export_saved_model
 from towers.run.learning_rate import LearningRate, scale_learning_rate
-from towers.run.run_lock import hold_directory
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook, default_summaries
-from towers.run.training_session import training_session
+from towers.run.training_session import hold_directory, training_session
+from towers.run.weights import WeightAverages, export_saved_model
 from towers.slim_mend import mend_slim
 from towers.tower.batch_values import batch_concat, batch_mean, batch_sum
 from towers.tower.outputs import ModelOutput

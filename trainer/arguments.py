@@ -1,12 +1,13 @@
-"""The flags as arguments of towers: optimizer, learning rate, memory, session, graph mode."""
+"""The flags as arguments of towers: optimizer, learning rate, memory, session, machines."""
 
+import contextlib
 import warnings
 
 import tensorflow.compat.v1 as tf
 
 import towers
 from towers import compat
-from trainer.flags import FLAGS
+from trainer.flags import CHANGES, FLAGS, SETTINGS, STATE
 from trainer.large_batch_optimizers import LAMBOptimizer, LARSOptimizer
 
 
@@ -31,14 +32,15 @@ def make_learning_rate(batch_size, num_towers, examples_per_epoch, last_example,
         decay_rate = FLAGS.decay_rate if FLAGS.decay == 'exponential' else None
         if FLAGS.decay == 'cosine' and not decay_examples:
             decay_examples = last_example
-    base_batch_size = FLAGS.base_batch_size or batch_size // (
-        num_towers * FLAGS.accumulate * FLAGS.micro_batches)
-    if batch_size % base_batch_size:
-        raise towers.InvalidArgumentError(
-            '--batch_size=%d is no multiple of --base_batch_size=%d: give one of which it is'
-            % (batch_size, base_batch_size))
+    times = num_towers * FLAGS.accumulate * FLAGS.micro_batches  # the batch that the rate is for
+    if FLAGS.base_batch_size:
+        if batch_size % FLAGS.base_batch_size:
+            raise towers.InvalidArgumentError(
+                '--batch_size=%d is no multiple of --base_batch_size=%d: give one of which it is'
+                % (batch_size, FLAGS.base_batch_size))
+        times = batch_size // FLAGS.base_batch_size
     return towers.LearningRate(
-        FLAGS.base_learning_rate, workers * batch_size // base_batch_size, FLAGS.lr_scaling,
+        FLAGS.base_learning_rate, workers * times, FLAGS.lr_scaling,
         warmup_examples=int(FLAGS.warmup_epochs * examples_per_epoch), decay=FLAGS.decay,
         decay_examples=decay_examples, decay_rate=decay_rate)
 
@@ -110,3 +112,62 @@ def session_config(built):
         intra_op_threads=None if FLAGS.intra_op_threads < 0 else FLAGS.intra_op_threads,
         inter_op_threads=FLAGS.inter_op_threads)
     return towers.use_precision(config, built.precision, built.devices)
+
+
+# ---- Several machines ----------------------------------------------------------------------------
+
+def make_cluster():
+    """The `Cluster` of --cluster and `TF_CONFIG`; None of one machine, and of an evaluator."""
+    if not FLAGS.cluster or FLAGS.job_name == 'evaluator':
+        return None
+    try:
+        return towers.Cluster.from_tf_config(
+            FLAGS.cluster, synchronous=None if FLAGS.cluster != 'ps' else FLAGS.synchronous)
+    except towers.ClusterError as error:  # of the flags, not of a run
+        raise towers.InvalidArgumentError(str(error)) from error
+
+
+def trains(cluster):
+    """Whether this process builds towers; else it is a parameter server, or evaluates."""
+    return FLAGS.job_name != 'evaluator' if cluster is None else cluster.job == 'worker'
+
+
+def saves(cluster):
+    """Whether this process is the one that saves: the chief; of one machine the only one."""
+    return cluster is None or cluster.is_chief
+
+
+def examples_a_step(cluster, batch_size):
+    """How many examples a step takes from the stream; each machine takes `batch_size`."""
+    return batch_size * (
+        1 if cluster is None or not cluster.synchronous else cluster.num_workers)
+
+
+# Settings that change no number of a step, or may differ between machines, or that `towers.join`
+# compares itself.
+_OF_ONE_MACHINE = frozenset([
+    'num_towers', 'devices', 'batch_size', 'accumulate', 'micro_batches', 'variable_device',
+    'xla', 'cluster', 'synchronous'])
+# Settings by which a run ends: the chief's count, and another value on a worker would be passed
+# over.
+_OF_THE_END = ['train_steps', 'train_epochs', 'stop_at_accuracy', 'stop_after', 'max_minutes']
+
+
+def compared_flags():
+    """Names of the settings that have to be the same on all workers: each computes its part of the
+    gradient, or updates, by its own flags."""
+    return _OF_THE_END + [name for name, setting in SETTINGS.items()
+                          if setting.kind in (CHANGES, STATE) and name not in _OF_ONE_MACHINE]
+
+
+def joined(cluster, job):
+    """`towers.join` with the timeouts of the flags, and with the settings that all workers share;
+    without a cluster a context whose value is None."""
+    if cluster is None:
+        return contextlib.nullcontext()
+    settings = {'--' + name: FLAGS[name].value for name in compared_flags()}
+    if FLAGS.decay == 'cosine' and not FLAGS.decay_epochs:
+        settings['end of the cosine, in examples (--decay_epochs says it where workers share no '
+                 '--train_dir),'] = job.last_example
+    return towers.join(cluster, job.built, start_timeout=FLAGS.start_timeout,
+                       dead_after=FLAGS.dead_after, settings=settings)

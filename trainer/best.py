@@ -1,6 +1,5 @@
 """The evaluation of a run: it gives up at signals and errors, and keeps the best checkpoint."""
 
-import contextlib
 import math
 import os
 
@@ -30,22 +29,13 @@ class RunEvaluation:
       text: such as `'accuracy 0.98 at step 40: runs/digits/best/model.ckpt-40'`; or None.
     """
 
-    def __init__(self, evaluation, train_dir, global_step, every_steps=0, metric='', stopped=None):
-        """
-        Args:
-          evaluation: `Evaluation`.
-          train_dir: of the run.
-          global_step: the variable that counts steps.
-          every_steps: steps from one evaluation to the next; 0: at the end only.
-          metric: as of --keep_best.
-          stopped: function without arguments that tells whether a signal has come; None: it never
-            gives itself up, as of machines, which stop together, at a step.
-        """
+    def __init__(self, evaluation, train_dir, global_step, metric='', stopped=None):
+        """`metric` is that of --keep_best; `stopped` is a function that tells whether a signal has
+        come, or None: machines, which stop together at a step, never give up."""
         self.metrics, self.check_examples = dict(evaluation.metrics), evaluation.check_examples
         self.failure = self.text = None
         self._evaluation, self._stopped = evaluation, stopped
-        self._global_step, self._every = global_step, every_steps or 1
-        self._name = metric.lstrip('-')
+        self._global_step, self._name = global_step, metric.lstrip('-')
         if not metric:
             return
         if self._name not in evaluation.metrics:
@@ -75,21 +65,20 @@ class RunEvaluation:
     def _with_best(self, session, results):
         """Saves if these results are the best; returns them with `SINCE_BEST`."""
         step, value = int(session.run(self._global_step)), results[self._name]
-        before = [pair for pair in self._values or self._read() if pair[0] < step]
-        self._values = before + [(step, value)] * math.isfinite(value)
-        if not self._values:
+        self._values = [pair for pair in self._values or self._read() if pair[0] < step] + [
+            (step, value)]
+        finite = [pair for pair in self._values if math.isfinite(pair[1])]
+        if not finite:
             return dict(results, **{SINCE_BEST: 0})
-        best, kept = max(self._values, key=lambda pair: (self._sign * pair[1], -pair[0]))
+        best, kept = max(finite, key=lambda pair: (self._sign * pair[1], -pair[0]))
         if best == step:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             self._saver.save(session, self._path, step, write_meta_graph=False)
         self.text = '%s %.4g at step %d: %s-%d' % (self._name, kept, best, self._path, best)
-        return dict(results, **{SINCE_BEST: (step - best) // self._every})
+        return dict(results, **{SINCE_BEST: sum(pair[0] > best for pair in self._values)})
 
     def _read(self):
-        """`_values` of a run that resumes, from its log."""
-        found, name = [], 'test_' + self._name
-        for entry in entries(self._log):
-            with contextlib.suppress(KeyError, TypeError, ValueError):
-                found.append((entry['step'], float(entry[name])))  # null stands for NaN
-        return found
+        """`_values` of a run that resumes, from its log, where null stands for NaN."""
+        name = 'test_' + self._name
+        return [(entry['step'], math.nan if entry[name] is None else float(entry[name]))
+                for entry in entries(self._log) if name in entry]

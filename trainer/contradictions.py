@@ -22,20 +22,20 @@ def _of_values(given):
     for name in SETTINGS:
         if isinstance(FLAGS[name].value, float) and not math.isfinite(FLAGS[name].value):
             return '--%s=%s: expected a finite number' % (name, FLAGS[name].value)
-    if {'num_towers', 'devices'} <= given:
-        return '--num_towers and --devices both say how many towers there are: give one'
-    if FLAGS.micro_batches > 1 and FLAGS.accumulate > 1:
-        return ('--micro_batches=%d and --accumulate=%d: a pipeline adds up the gradients of its '
-                'micro-batches, too: give --micro_batches=%d alone' % (
-                    FLAGS.micro_batches, FLAGS.accumulate,
-                    FLAGS.micro_batches * FLAGS.accumulate))
-    if FLAGS.recompute and not FLAGS.recompute.strip(', '):
-        return "--recompute=%s names nothing: give 'auto', or names" % FLAGS.recompute
-    if FLAGS.batch_norm_decay < 0 and FLAGS.batch_norm_decay != -1:
-        return '--batch_norm_decay=%g: expected 0 to 1, or -1' % FLAGS.batch_norm_decay
-    if FLAGS.mode == 'predict' and not FLAGS.predictions:
-        return '--predictions is empty: name a file to write'
-    return next(filter(None, map(_of_a_path, PATHS)), None)
+    return _first([
+        ({'num_towers', 'devices'} <= given,
+         '--num_towers and --devices both say how many towers there are: give one'),
+        (FLAGS.micro_batches > 1 and FLAGS.accumulate > 1,
+         '--micro_batches=%d and --accumulate=%d: a pipeline adds up the gradients of its '
+         'micro-batches, too: give --micro_batches=%d alone' % (
+             FLAGS.micro_batches, FLAGS.accumulate, FLAGS.micro_batches * FLAGS.accumulate)),
+        (FLAGS.recompute and not FLAGS.recompute.strip(', '),
+         "--recompute=%s names nothing: give 'auto', or names" % FLAGS.recompute),
+        (FLAGS.batch_norm_decay < 0 and FLAGS.batch_norm_decay != -1,
+         '--batch_norm_decay=%g: expected 0 to 1, or -1' % FLAGS.batch_norm_decay),
+        (FLAGS.mode == 'predict' and not FLAGS.predictions,
+         '--predictions is empty: name a file to write')]) or next(
+             filter(None, map(_of_a_path, PATHS)), None)
 
 
 def _of_a_path(name):
@@ -71,46 +71,50 @@ def _may_hold_files(folder):
 
 def _of_the_run(given):
     """Of the learning rate, of averages, of the end of the run."""
-    if {'train_steps', 'train_epochs'} <= given:
-        return '--train_steps and --train_epochs both say how long to train: give one'
-    if not FLAGS.train_steps and not FLAGS.train_epochs:
-        return '--train_steps and --train_epochs are both 0: there is nothing to do'
-    if FLAGS.base_learning_rate <= 0:
-        return '--base_learning_rate=%g: expected more than 0' % FLAGS.base_learning_rate
-    if FLAGS.decay == 'exponential' and not FLAGS.decay_epochs:
-        return '--decay=exponential needs --decay_epochs'
-    if FLAGS.optimizer == 'lars' and FLAGS.reduction == 'sum':
-        return ('--optimizer=lars adds its decay to the gradient of the mean loss, and '
-                '--reduction=sum multiplies that by the towers: give --reduction=mean')
-    if FLAGS.average_decay == 1:
-        return '--average_decay=1 would never follow the weights: give less'
-    if FLAGS.stop_at_accuracy and not FLAGS.eval_steps:
-        return '--stop_at_accuracy is looked at when there is an evaluation: give --eval_steps'
-    if FLAGS.stop_after and not (FLAGS.eval_steps and FLAGS.keep_best):
-        return '--stop_after counts evaluations by --keep_best: give --keep_best and --eval_steps'
-    if FLAGS.stop_after and FLAGS.stop_at_accuracy:
-        return '--stop_at_accuracy and --stop_after both say when to stop: give one'
-    if FLAGS.profile_steps and profiled_steps(FLAGS.profile_steps) is None:
-        return ('--profile_steps=%s: expected two steps, the first one above 1 and below the '
-                'second, such as 100,105' % FLAGS.profile_steps)
-    return None
+    return _first([
+        ({'train_steps', 'train_epochs'} <= given,
+         '--train_steps and --train_epochs both say how long to train: give one'),
+        (not FLAGS.train_steps and not FLAGS.train_epochs,
+         '--train_steps and --train_epochs are both 0: there is nothing to do'),
+        (FLAGS.base_learning_rate <= 0,
+         '--base_learning_rate=%g: expected more than 0' % FLAGS.base_learning_rate),
+        (FLAGS.decay == 'exponential' and not FLAGS.decay_epochs,
+         '--decay=exponential needs --decay_epochs'),
+        (FLAGS.optimizer == 'lars' and FLAGS.reduction == 'sum',
+         '--optimizer=lars adds its decay to the gradient of the mean loss, and --reduction=sum '
+         'multiplies that by the towers: give --reduction=mean'),
+        (FLAGS.average_decay == 1, '--average_decay=1 would never follow the weights: give less'),
+        (FLAGS.stop_at_accuracy and not FLAGS.eval_steps,
+         '--stop_at_accuracy is looked at when there is an evaluation: give --eval_steps'),
+        (FLAGS.stop_after and not (FLAGS.eval_steps and FLAGS.keep_best),
+         '--stop_after counts evaluations by --keep_best: give --keep_best and --eval_steps'),
+        (FLAGS.stop_after and FLAGS.stop_at_accuracy,
+         '--stop_at_accuracy and --stop_after both say when to stop: give one'),
+        (FLAGS.profile_steps and profiled_steps(FLAGS.profile_steps) is None,
+         '--profile_steps=%s: expected two steps, the first one above 1 and below the second, such '
+         'as 100,105' % FLAGS.profile_steps)])
+
+
+def _first(cases):
+    """The text of the first pair of a condition and a text whose condition holds; None of none."""
+    return next((text for is_wrong, text in cases if is_wrong), None)
 
 
 def _of_the_mode(given):
     """Of what runs no steps of training."""
     without_steps = ('--plan_only' if FLAGS.plan_only else '--mode=%s' % FLAGS.mode
-                     if FLAGS.mode != 'train' else None)
-    if FLAGS.batch_size == 'auto' and without_steps:
-        return '--batch_size=auto is of training, and %s does not train: give a number' % (
-            without_steps)
-    if FLAGS.mode in ('memory', 'diagnose', 'check_data') and FLAGS.plan_only:
-        return '--mode=%s makes no plan: leave out --plan_only' % FLAGS.mode
-    if FLAGS.plan_only and FLAGS.export_dir:
-        return '--plan_only runs nothing, so there is nothing for --export_dir to write'
-    if FLAGS.mode == 'diagnose' and FLAGS.deterministic:
-        return ('--mode=diagnose tells the time in a step, which TensorFlow refuses with '
-                '--deterministic: leave it out')
-    return None
+                     if FLAGS.mode != 'train' else '--job_name=evaluator'
+                     if FLAGS.job_name else None)
+    return _first([
+        (FLAGS.batch_size == 'auto' and without_steps,
+         '--batch_size=auto is of training, and %s does not train: give a number' % without_steps),
+        (FLAGS.mode in ('memory', 'diagnose', 'check_data') and FLAGS.plan_only,
+         '--mode=%s makes no plan: leave out --plan_only' % FLAGS.mode),
+        (FLAGS.plan_only and FLAGS.export_dir,
+         '--plan_only runs nothing, so there is nothing for --export_dir to write'),
+        (FLAGS.mode == 'diagnose' and FLAGS.deterministic,
+         '--mode=diagnose tells the time in a step, which TensorFlow refuses with --deterministic: '
+         'leave it out')])
 
 
 def _of_machines(given):
@@ -163,7 +167,8 @@ def _of_no_use(given):
             return '--%s is of no use with --%s=%s: it goes with %s' % (
                 flag, other, FLAGS[other].value, ' or '.join(values))
     decays_itself = {'weight_decay'} if FLAGS.optimizer in ('lars', 'lamb') else set()
-    for flag in _OF_NETWORKS_BY_NAME & given - decays_itself if ':' in FLAGS.model else ():
+    of_networks = _OF_NETWORKS_BY_NAME & given - decays_itself if ':' in FLAGS.model else ()
+    for flag in sorted(of_networks):
         return '--%s is of no use with --model=%s: it goes with a network by name' % (
             flag, FLAGS.model)
     return None

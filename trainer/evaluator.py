@@ -18,7 +18,7 @@ from trainer.metrics_log import MetricsLog
 from trainer.results import evaluate
 
 FILE = 'evaluator.jsonl'
-END = 'ended.json'  # a file of a run that has ended for another reason than a signal
+END = 'ended.json'  # a file of a run that has ended and will not go on
 
 
 def say_ended(directory, step):
@@ -42,20 +42,22 @@ def evaluate_run(setup):
 
 
 def evaluate_checkpoints(evaluate, directory, pause=1.):
-    """Evaluates each new checkpoint of a directory; the results become lines of `FILE` there.
+    """Evaluates each new checkpoint of a run's directory; the results become lines of `FILE` there.
 
     It takes the newest one; those that came while another one was evaluated are passed over.
-
-    Args:
-      evaluate: function of the prefix of a checkpoint; returns a dict of results.
-      directory: of the run.
-      pause: seconds from one look to the next.
+    `evaluate` is a function of the prefix of a checkpoint, and returns a dict of results; `pause`
+    is seconds from one look to the next.
     """
     log = MetricsLog(os.path.join(directory, FILE))
+
+    def resume(step, is_new=False):
+        told = log.resume(step, is_new)
+        if told is not None:
+            print(told, flush=True)
     print('waiting        for checkpoints in %s; the results go to %s' % (
         directory, log.path), flush=True)
     if newest_prefix(directory) is None and os.path.exists(log.path):
-        log.resume(0, is_new=True)
+        resume(0, is_new=True)
     seen, step = None, None
     with _stopped_by_sigterm():
         while True:
@@ -76,7 +78,7 @@ def evaluate_checkpoints(evaluate, directory, pause=1.):
                 continue
             before, step = step, step_of(newest) or 0
             if before is None or step < before:  # a run that began again goes back
-                log.resume(step)
+                resume(step)
             log.add(step, dict({'test_' + name: value for name, value in results.items()},
                                wall_time=round(time.time(), 3)))
             log.sync()

@@ -1,6 +1,7 @@
 """The hooks of a run: what train.py does around its steps."""
 
 import collections
+import math
 import os
 import signal
 import time
@@ -22,13 +23,13 @@ _LARGE_CONSTANT = 4096  # bytes; TensorBoard draws no values
 
 
 class RunHooks(collections.namedtuple('RunHooks', [
-        'first', 'save_listeners', 'progress', 'evaluation', 'signals', 'tested'])):
+        'first', 'save_listeners', 'progress', 'evaluation', 'signals', 'minutes', 'tested'])):
     """The hooks of a training.
 
     Attributes:
       first: list of all hooks that come before the one that saves, in order.
       save_listeners: list of `CheckpointSaverListener`s for the hook that saves.
-      progress, evaluation: the `ProgressHook` and the `EvaluationHook` of that list.
+      progress, evaluation, minutes: `ProgressHook`, `EvaluationHook` and `MinutesHook` of `first`.
       signals: `StopOnSignalHook` (of several machines `StopTogetherHook`), to come last.
       tested: what the `EvaluationHook` runs, a `RunEvaluation`.
     """
@@ -50,30 +51,30 @@ def make_hooks(job, cluster=None):
 
     def stopped():
         return signals.stopping_signal is not None
-    tested = RunEvaluation(job.evaluation, train_dir(), counts.global_step, FLAGS.eval_steps,
-                           FLAGS.keep_best, stopped if cluster is None else None)
+    tested = RunEvaluation(job.evaluation, train_dir(), counts.global_step, FLAGS.keep_best,
+                           stopped if cluster is None else None)
     evaluation = EvaluationHook(
         tested, counts.global_step, FLAGS.eval_steps or None, told,
         ('accuracy', FLAGS.stop_at_accuracy) if FLAGS.stop_at_accuracy else
         (SINCE_BEST, FLAGS.stop_after) if FLAGS.stop_after else None, skip_end=stopped)
-    first = [StartInputHook(job.iterator, job.evaluation)]
-    if FLAGS.max_minutes:
-        first.append(MinutesHook(FLAGS.max_minutes))
+    minutes = MinutesHook(FLAGS.max_minutes)
     # Asynchronous workers all count the same global step: the chief stops at the last step of the
     # run, however many it has done itself.
-    first += [tf.train.StopAtStepHook(last_step=counts.last_step)] + told
+    first = [StartInputHook(job.iterator, job.evaluation), minutes,
+             tf.train.StopAtStepHook(last_step=counts.last_step)] + told
     if FLAGS.profile_steps:
         first.append(ProfileHook(counts.global_step, os.path.join(train_dir(), 'profile'),
                                  *profiled_steps(FLAGS.profile_steps), say=progress.write))
-    return RunHooks(first + [evaluation], [progress.listener, SaveOnSignal()], progress, evaluation,
-                    signals, tested)
+    return RunHooks(first + [evaluation], [progress.listener, SaveOnSignal(progress.write)],
+                    progress, evaluation, signals, minutes, tested)
 
 
 class MinutesHook(tf.train.SessionRunHook):
-    """Stops the session after the step in which a number of minutes has passed since it began."""
+    """Stops the session after the step in which a number of minutes has passed since it began; of 0
+    minutes never. `is_over` says whether it has."""
 
     def __init__(self, minutes):
-        self._seconds, self._end = 60 * minutes, None
+        self._seconds, self._end, self.is_over = 60 * minutes or math.inf, None, False
 
     def begin(self):
         """Starts to count."""
@@ -82,17 +83,19 @@ class MinutesHook(tf.train.SessionRunHook):
     def after_run(self, run_context, run_values):
         """Asks the session to stop when the time is over."""
         if time.monotonic() >= self._end:
+            self.is_over = True
             run_context.request_stop()
 
 
 class SaveOnSignal(tf.train.CheckpointSaverListener):
-    """Has the next step saved at SIGUSR1, and the run goes on.
+    """Has the next step saved at SIGUSR1, and said by a function of a line; the run goes on.
 
     Attributes:
       wants_save: whether a signal has come since the last save.
     """
 
-    wants_save = False
+    def __init__(self, say):
+        self.wants_save, self._say = False, say
 
     def begin(self):
         """Installs the handler."""
@@ -101,7 +104,9 @@ class SaveOnSignal(tf.train.CheckpointSaverListener):
         signal.signal(signal.SIGUSR1, ask)
 
     def after_save(self, session, global_step_value):
-        """The signal has been heeded."""
+        """Says the checkpoint that was asked for."""
+        if self.wants_save:
+            self._say('checkpoint     %s/model.ckpt-%d' % (train_dir(), global_step_value))
         self.wants_save = False
 
 
@@ -141,17 +146,11 @@ class ProfileHook(tf.train.SessionRunHook):
 
     Not the same steps for both: TensorFlow has one tracer. The trace for Chrome, by
     `tf.train.ProfilerHook`, is the file `timeline-<step>.json`, whose rows are devices, and so
-    towers. TensorBoard's profile is written on TensorFlow 2.2 and later.
+    towers. TensorBoard's profile is written on TensorFlow 2.2 and later. `1 < first < last`, which
+    a run skips that begins later; `say` is called with lines that say where the traces are.
     """
 
-    def __init__(self, global_step, directory, first, last, say=print):
-        """
-        Args:
-          global_step: the variable that counts steps.
-          directory: for the files.
-          first, last: numbers of steps, `1 < first < last`, which a run skips that begins later.
-          say: called with lines that say where the traces are.
-        """
+    def __init__(self, global_step, directory, first, last, say):
         self._timeline = tf.train.ProfilerHook(save_steps=1, output_dir=directory)
         self._global_step, self._directory, self._say = global_step, directory, say
         self._first, self._last = first, last
@@ -179,23 +178,20 @@ class ProfileHook(tf.train.SessionRunHook):
             self._timeline.after_run(run_context, run_values)
             if self._step == self._first:
                 self._say('trace          %s/timeline-%d.json' % (self._directory, self._first))
-        if self._profiles and self._step >= self._last:
-            self._stop()
+        if self._step >= self._last:
+            self.end(run_context.session)
         self._step += 1
 
     def end(self, session):
-        """Ends a profile whose last step was not reached."""
+        """Ends a profile."""
         if self._profiles:
-            self._stop()
+            self._profiles = False
+            compat.stop_profile()
+            self._say('profile        tensorboard --logdir=%s' % self._directory)
 
     def _is_traced(self):
         # `ProfilerHook` does not trace the first step that it is called at: that is the one before.
         return self._step in (self._first - 1, self._first)
-
-    def _stop(self):
-        self._profiles = False
-        compat.stop_profile()
-        self._say('profile        tensorboard --logdir=%s' % self._directory)
 
 
 class StartInputHook(tf.train.SessionRunHook):

@@ -13,13 +13,13 @@ from models.classifier import Classifier
 import towers
 from towers.checkpoint.files import counter_in, reader_of
 from towers.placement.devices import describe_config
-from towers.run.averages import WeightAverages
 from towers.run.evaluation import Evaluation
+from towers.run.weights import WeightAverages
 from towers.tower.shards import checked_shares
 from towers.tower.stateless_random import make_initial_values_stateless
-from trainer.arguments import (clip, make_learning_rate, make_loss_scale, make_optimizer,
-                               memory_of_tower, session_config, weight_of_l2_loss)
-from trainer.cluster import counted, examples_a_step, saves, share, workers_a_step
+from trainer.arguments import (clip, examples_a_step, make_learning_rate, make_loss_scale,
+                               make_optimizer, memory_of_tower, saves, session_config,
+                               weight_of_l2_loss)
 from trainer.flags import FLAGS, train_dir
 from trainer.own_model import OwnModel, is_own_model
 from trainer.speed import StepCounts, timed_batch
@@ -73,10 +73,8 @@ def make_setup(dataset):
     return Setup(model, dataset, FLAGS.batch_size)
 
 
-class Position(collections.namedtuple('Position', 'step examples')):
-    """How far a run is: steps done, and examples taken from the stream of all epochs (ints)."""
-    __slots__ = ()
-
+Position = collections.namedtuple('Position', 'step examples')
+"""How far a run is: steps done, and examples taken from the stream of all epochs (ints)."""
 
 START = Position(0, 0)
 
@@ -86,12 +84,7 @@ def find_position(cluster=None):
     and for --plan_only.
 
     All workers of a cluster need it, since the end of the schedule and of the run is counted from
-    there. The chief locks the folder while it looks. A worker that does not share the folder begins
-    at 0.
-
-    Raises:
-      CheckpointError: the newest checkpoint is damaged.
-      RunLockedError: another process has the folder.
+    there. The chief locks the folder while it looks. A worker that does not share it begins at 0.
     """
     if FLAGS.plan_only or not os.path.isdir(train_dir()):
         return START
@@ -102,12 +95,6 @@ def find_position(cluster=None):
                                  for name in ('global_step', 'examples_seen')):
         return START
     return Position(*(counter_in(newest.prefix, name) for name in ('global_step', 'examples_seen')))
-
-
-def epochs_of(setup, cluster):
-    """The `Epochs` that the steps of all workers go through."""
-    return Epochs(setup.dataset.num_examples['train'],
-                  examples_a_step(cluster, setup.batch_size), FLAGS.remainder)
 
 
 def end_of_run(epochs, position):
@@ -125,19 +112,14 @@ def end_of_run(epochs, position):
 
 
 def build_job(setup, position=START, with_evaluation=True, cluster=None):
-    """Builds the training, and with it the evaluation of the test set, in the default graph.
-
-    Args:
-      setup: `Setup`.
-      position: `Position` that the run goes on from.
-      with_evaluation: whether to build the evaluation.
-      cluster: `Cluster` of several machines; or None.
+    """Builds the `Job` of a `Setup` in the default graph, with the evaluation of the test set.
 
     Raises:
       InvalidArgumentError: a batch that does not divide among the towers, a shift as large as the
         images, or flags of the learning rate that do not fit the data.
     """
-    epochs = epochs_of(setup, cluster)
+    epochs = Epochs(setup.dataset.num_examples['train'],
+                    examples_a_step(cluster, setup.batch_size), FLAGS.remainder)
     last_step, last_example = end_of_run(epochs, position)
     devices = _devices()
     _check_batch(setup.batch_size, len(devices))
@@ -149,13 +131,14 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
         batches = setup.dataset.train_batches(
             batch_size=setup.batch_size, seed=FLAGS.seed,
             first_example=tf.identity(examples_seen), shift=FLAGS.augment_shift,
-            remainder=FLAGS.remainder, share=share(cluster), **setup.model.image_format)
+            remainder=FLAGS.remainder, **setup.model.image_format,
+            share=(0, 1) if cluster is None else (cluster.rank, cluster.num_workers))
         iterator = tf.data.make_initializable_iterator(batches)
         # TensorFlow refuses to tell the time in a step whose operations are deterministic.
         batch, input_wait = ((iterator.get_next(), None) if FLAGS.deterministic
                              else timed_batch(iterator))
     rate = make_learning_rate(setup.batch_size, len(devices), epochs.length, last_example,
-                              workers_a_step(cluster))
+                              1 if cluster is None else cluster.workers_a_step)
     learning_rate = rate.tensor(tf.identity(examples_seen))
     built = _build(setup, batch, devices, learning_rate, cluster)
     # The plan says the schedule, in the place of the tensor that the optimizer has of it.
@@ -171,7 +154,9 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
         weights = averages.instead_of_weights()
     make_initial_values_stateless(built.variables, FLAGS.seed)
     with tf.control_dependencies([train_op]), tf.device('/cpu:0'):
-        train_op = tf.assign_add(examples_seen, counted(built, setup.batch_size)).op
+        examples = setup.batch_size
+        train_op = tf.assign_add(examples_seen, (
+            examples if built.machines is None else built.machines.counted(examples))).op
     evaluation = None
     if with_evaluation:
         with weights:

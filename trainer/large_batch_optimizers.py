@@ -9,37 +9,24 @@ partitioned variable counts as a variable.
 import tensorflow.compat.v1 as tf
 
 
-class _LayerwiseOptimizer(tf.train.Optimizer):
-    """An optimizer whose update of a variable, `_update`, is one function of gradient, variable and
-    slots, called on the device of the variable. A sparse gradient is made a dense one, because all
-    rows take part in the norms and are decayed."""
+class _Layerwise:
+    """Gives an optimizer of TensorFlow another update, `_update`, a function of gradient, variable
+    and slots. A sparse gradient is made dense: all rows are decayed, and count in the norms."""
 
-    def __init__(self, learning_rate, name):
-        super(_LayerwiseOptimizer, self).__init__(False, name)
-        self._learning_rate = learning_rate
-        self._rate = None  # a tensor, once there are gradients to apply
-
-    def _prepare(self):
-        rate = self._learning_rate
-        self._rate = tf.convert_to_tensor(rate() if callable(rate) else rate, name='learning_rate')
-
-    def _apply_dense(self, grad, var):
-        return self._update(grad, var)
-
-    _resource_apply_dense = _apply_dense
-
-    def _apply_sparse(self, grad, var):
-        return self._resource_apply_sparse(grad.values, var, grad.indices)
+    def _resource_apply_dense(self, grad, handle):
+        return self._update(grad, handle)
 
     def _resource_apply_sparse(self, grad, handle, indices):
         return self._update(tf.math.unsorted_segment_sum(grad, indices, tf.shape(handle)[0]),
                             handle)
 
-    def _slot_value(self, variable, name):
-        return self.get_slot(variable, name).read_value()
+    _apply_dense = _resource_apply_dense  # of reference variables, of TensorFlow 1
+
+    def _apply_sparse(self, grad, var):
+        return self._resource_apply_sparse(grad.values, var, grad.indices)
 
 
-class LARSOptimizer(_LayerwiseOptimizer):
+class LARSOptimizer(_Layerwise, tf.train.MomentumOptimizer):
     """Momentum by layer-wise adaptive rates (You et al. 2017, arXiv 1708.03888, algorithm 1).
 
     For a variable w with the gradient g, of two dimensions or more:
@@ -57,29 +44,25 @@ class LARSOptimizer(_LayerwiseOptimizer):
                  name='LARS'):
         """`weight_decay` is the paper's beta, `trust_coefficient` its eta; a learning rate may be a
         number, a scalar tensor, or a function that returns one."""
-        super(LARSOptimizer, self).__init__(learning_rate, name)
-        self._momentum, self._weight_decay = momentum, weight_decay
-        self._trust_coefficient = trust_coefficient
-
-    def _create_slots(self, var_list):
-        for variable in var_list:
-            self._zeros_slot(variable, 'momentum', self._name)
+        super(LARSOptimizer, self).__init__(learning_rate, momentum, name=name)
+        self._weight_decay, self._trust_coefficient = weight_decay, trust_coefficient
 
     def _update(self, gradient, variable):
-        step = tf.cast(self._rate, gradient.dtype) * gradient
+        step = tf.cast(self._learning_rate_tensor, gradient.dtype) * gradient
         if _is_measured(variable):
             value = variable.read_value()
             of_value, of_gradient = _norm(value), _norm(gradient)
             local = _where_both(of_value, of_gradient, self._trust_coefficient * of_value / (
                 of_gradient + self._weight_decay * of_value))
-            step = tf.cast(tf.cast(self._rate, local.dtype) * local, gradient.dtype) * (
+            rate = tf.cast(self._learning_rate_tensor, local.dtype)
+            step = tf.cast(rate * local, gradient.dtype) * (
                 gradient + self._weight_decay * value)
-        step += self._momentum * self._slot_value(variable, 'momentum')
-        return tf.group(tf.assign(self.get_slot(variable, 'momentum'), step),
-                        tf.assign_sub(variable, step))
+        velocity = self.get_slot(variable, 'momentum')
+        step += self._momentum * velocity.read_value()
+        return tf.group(tf.assign(velocity, step), tf.assign_sub(variable, step))
 
 
-class LAMBOptimizer(_LayerwiseOptimizer):
+class LAMBOptimizer(_Layerwise, tf.train.AdamOptimizer):
     """Adam by layer-wise adaptive rates (You et al. 2019, arXiv 1904.00962, algorithm 2).
 
     For a variable w with the gradient g, at step t from 1, of two dimensions or more:
@@ -96,50 +79,24 @@ class LAMBOptimizer(_LayerwiseOptimizer):
     def __init__(self, learning_rate, beta1=0.9, beta2=0.999, epsilon=1e-6, weight_decay=0.01,
                  name='LAMB'):
         """`weight_decay` is the paper's lambda; of the learning rate see `LARSOptimizer`."""
-        super(LAMBOptimizer, self).__init__(learning_rate, name)
-        self._beta1, self._beta2, self._epsilon = beta1, beta2, epsilon
+        super(LAMBOptimizer, self).__init__(learning_rate, beta1, beta2, epsilon, name=name)
         self._weight_decay = weight_decay
-        self._left = None  # 1 - beta^t, two tensors, once there are gradients to apply
-
-    def _create_slots(self, var_list):
-        first = min(var_list, key=lambda variable: variable.name)
-        for name, value in (('beta1_power', self._beta1), ('beta2_power', self._beta2)):
-            self._create_non_slot_variable(value, name, first)  # named as Adam's
-        for variable in var_list:
-            self._zeros_slot(variable, 'm', self._name)
-            self._zeros_slot(variable, 'v', self._name + '_1')
-
-    def _powers(self):
-        graph = tf.get_default_graph()
-        return [self._get_non_slot_variable(name, graph) for name in ('beta1_power', 'beta2_power')]
-
-    def _prepare(self):
-        super(LAMBOptimizer, self)._prepare()
-        powers = self._powers()
-        with tf.colocate_with(powers[0]):
-            self._left = [1 - power.read_value() for power in powers]
 
     def _update(self, gradient, variable):
-        left1, left2 = [tf.cast(left, gradient.dtype) for left in self._left]
-        m = self._beta1 * self._slot_value(variable, 'm') + (1 - self._beta1) * gradient
-        v = self._beta2 * self._slot_value(variable, 'v') + (1 - self._beta2) * tf.square(gradient)
+        left1, left2 = [tf.cast(1 - power, gradient.dtype)
+                        for power in self._get_beta_accumulators()]
+        slots = [self.get_slot(variable, name) for name in 'mv']
+        m = self._beta1 * slots[0].read_value() + (1 - self._beta1) * gradient
+        v = self._beta2 * slots[1].read_value() + (1 - self._beta2) * tf.square(gradient)
         step = m / left1 / (tf.sqrt(v / left2) + self._epsilon)
-        rate = tf.cast(self._rate, gradient.dtype)
+        rate = tf.cast(self._lr_t, gradient.dtype)
         if _is_measured(variable):
             value = variable.read_value()
             step += self._weight_decay * value
             of_value, of_step = _norm(value), _norm(step)
             rate *= tf.cast(_where_both(of_value, of_step, of_value / of_step), gradient.dtype)
-        return tf.group(tf.assign(self.get_slot(variable, 'm'), m),
-                        tf.assign(self.get_slot(variable, 'v'), v),
+        return tf.group(tf.assign(slots[0], m), tf.assign(slots[1], v),
                         tf.assign_sub(variable, rate * step))
-
-    def _finish(self, update_ops, name_scope):
-        powers = self._powers()
-        with tf.control_dependencies(update_ops), tf.colocate_with(powers[0]):
-            counted = [tf.assign(power, power.read_value() * beta)
-                       for power, beta in zip(powers, (self._beta1, self._beta2))]
-        return tf.group(*update_ops + counted, name=name_scope)
 
 
 def _is_measured(variable):

@@ -36,23 +36,15 @@ class MetricsLog:
     def resume(self, step, is_new=False):
         """Prepares the file for a run that goes on from a step.
 
-        Cuts the lines of later steps, and what is left of a line that was written by half; the file
-        is replaced by renaming another one. Makes the file if it is missing.
-
-        Args:
-          step: the step that the run goes on from.
-          is_new: whether the run begins, so that steps in the file are of another run: the file is
-            then renamed.
-
-        Returns:
-          A line that says what was cut or renamed, to be shown; or None.
+        Cuts the lines of later steps, and what is left of a line that was written by half. Of a run
+        that `is_new` it renames a file that has steps. Returns a line that says so; or None.
 
         Raises:
           LogFileError: the file cannot be read or written; a `BadFileError` where it has a line
             that is no such object, or is no regular file.
         """
         self._pending, self._written = None, {'step': -1}
-        content, kept, cut = self._read(), [], []
+        content, kept, cut = _read(self.path), [], []
         if is_new and any(line.strip() and (_parse(line) or {'step': 1})['step'] > 0
                           for line in content.split(b'\n')):
             aside = moved_aside(self.path)
@@ -71,7 +63,7 @@ class MetricsLog:
                 self._written = entry
             elif entry is not None:
                 cut.append(entry['step'])
-        with self._explained():
+        with _explained(self.path):
             os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         self._append(b'')
         if b''.join(kept) != content:
@@ -81,15 +73,7 @@ class MetricsLog:
             cut[0], cut[-1], self.path) if cut else None
 
     def add(self, step, values):
-        """Adds values to the line of the latest step, or begins the line of a later one.
-
-        Args:
-          step: an int.
-          values: dict from names to numbers or strings.
-
-        Raises:
-          InvalidArgumentError: a value of another kind, or a step before the latest one.
-        """
+        """Adds a dict of numbers or strings to the line of the latest step, or of a later one."""
         values = {name: _plain(name, value) for name, value in values.items()}
         if self._pending is not None and self._pending['step'] == step:
             self._pending.update(values)
@@ -112,16 +96,12 @@ class MetricsLog:
         """As `flush`, and waits until the disk has all of the file."""
         self.flush()
         if os.path.exists(self.path):
-            with self._explained(), open(self.path, 'ab', opener=regular) as log:
+            with _explained(self.path), open(self.path, 'ab', opener=regular) as log:
                 os.fsync(log.fileno())
-
-    def _read(self):
-        with self._explained():
-            return read_data(self.path, _MOST_BYTES) or b''
 
     def _append(self, line):
         # Opened for each line: so no open file is left when a run ends in an error.
-        with self._explained(), open(self.path, 'ab', opener=regular) as log:
+        with _explained(self.path), open(self.path, 'ab', opener=regular) as log:
             log.write(line)
 
     def _rewrite_last(self, values):
@@ -129,24 +109,29 @@ class MetricsLog:
         complete = dict(self._written, **values)
         if complete == self._written:
             return
-        content = self._read()
+        content = _read(self.path)
         with written_whole(self.path, 'wb') as log:
             log.write(content[:content.rstrip(b'\n').rfind(b'\n') + 1] + _encode(complete))
         self._written = complete
 
-    @contextlib.contextmanager
-    def _explained(self):
-        """Raises `LogFileError` for an `OSError` of the block."""
-        try:
-            yield
-        except OSError as error:
-            raise LogFileError('%s: %s.' % (self.path, error.strerror or error)) from error
+
+@contextlib.contextmanager
+def _explained(path):
+    """Raises `LogFileError` for an `OSError` of the block."""
+    try:
+        yield
+    except OSError as error:
+        raise LogFileError('%s: %s.' % (path, error.strerror or error)) from error
+
+
+def _read(path):
+    with _explained(path):
+        return read_data(path, _MOST_BYTES) or b''
 
 
 def entries(path):
     """The objects in such a file, a list of dicts, each with an int `step`."""
-    found = map(_parse, (read_data(path, _MOST_BYTES) or b'').split(b'\n'))
-    return [entry for entry in found if entry is not None]
+    return [entry for entry in map(_parse, _read(path).split(b'\n')) if entry is not None]
 
 
 def _parse(line):

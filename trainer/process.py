@@ -16,8 +16,9 @@ from trainer.data import input_failure, own_failure, show_cause
 
 # Errors of a run (status 1); the other `TowersError`s are about the flags (status 2).
 _FAILURES = (datasets.BadExampleError, datasets.OwnDataError, datasets.OwnModelError,
-             towers.AuditError, towers.CheckpointError, towers.ClusterError, towers.LogFileError,
-             towers.NonFiniteError, towers.OutOfMemoryError, towers.RunLockedError)
+             towers.AuditError, towers.CheckpointError, towers.ClusterError, towers.InputError,
+             towers.LogFileError, towers.NonFiniteError, towers.OutOfMemoryError,
+             towers.RunLockedError)
 
 
 def run(main, argv):

@@ -46,9 +46,7 @@ class ProgressHook(tf.train.SessionRunHook):
         """
         Args:
           values: list of pairs of a name and a scalar tensor: `loss`, `learning_rate`, ….
-          counts: `StepCounts`.
-          path: of the file.
-          log_every: steps from one line to the next.
+          counts, path, log_every: `StepCounts`; of the file; steps from one line to the next.
           stream: text stream, for the bar or for lines; None: `progress_stream()`.
           input_wait: scalar tensor, the seconds that a step waits for its batch; or None.
           unit: the name of the examples.

@@ -8,8 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.errors import shown
-from towers.run.averages import averages_in
-from towers.run.export import export_saved_model
+from towers.run.weights import averages_in, export_saved_model
 from towers.safe_files import written_whole
 from trainer.arguments import session_config
 from trainer.best import SINCE_BEST
@@ -65,12 +64,13 @@ def evaluate(evaluation, setup, prefix=None):
 
 def predict(evaluation, setup):
     """Writes --predictions: a row for each test example, with its number, its file if it has one,
-    its label and its predictions.
+    its label, its predictions, and the name of the predicted class if it has one.
 
     Raises:
       ModelFunctionError: predictions that are not one for each example.
     """
     unit, where = setup.model.unit, getattr(setup.dataset, 'where', None)
+    classes = None if is_own_model() else getattr(setup.dataset, 'classes', None)
     with restored_session(evaluation.built) as session, \
             written_whole(FLAGS.predictions, advice='Give another --predictions.',
                           may_be_stream=True, newline='') as table:
@@ -82,6 +82,10 @@ def predict(evaluation, setup):
                 pair for pair in named(told, 'label') + named(predictions, 'prediction')
                 if not (FLAGS.unlabelled and pair[0] == 'label')])
             columns = [rows(column) for column in columns]
+            if classes is not None:
+                predicted = columns[names.index('predicted')]
+                names, columns = names + ('class',), columns + [
+                    [shown(classes[number]) for number in predicted]]
             if len(set(map(len, columns))) > 1:
                 raise towers.ModelFunctionError(
                     'the predictions %s of a batch have %s rows: expected one for each example, '
@@ -98,16 +102,14 @@ def predict(evaluation, setup):
 
 def _cell(value):
     """A prediction for the table: of floats six digits, of several numbers a JSON list."""
-    value = _plain(value.tolist() if hasattr(value, 'tolist') else value)
+    def plain(value):
+        if isinstance(value, list):
+            return [plain(each) for each in value]
+        if isinstance(value, bytes):
+            return value.decode('utf-8', 'replace')
+        return float('%.6g' % value) if isinstance(value, float) else value
+    value = plain(value.tolist() if hasattr(value, 'tolist') else value)
     return json.dumps(value) if isinstance(value, list) else value
-
-
-def _plain(value):
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if isinstance(value, bytes):
-        return value.decode('utf-8', 'replace')
-    return float('%.6g' % value) if isinstance(value, float) else value
 
 
 @contextlib.contextmanager

@@ -21,15 +21,9 @@ _MOST_BYTES = 2 ** 26  # of the file, which may name a million classes
 
 
 class Difference(collections.namedtuple('Difference', 'name was now kind')):
-    """A setting with another value than when the run was last started.
-
-    Attributes:
-      name: of the setting.
-      was, now: its values.
-      kind: `HARMLESS`: the numbers stay those of a run that was never stopped. `CHANGES`: they are
-        others from here on. `STATE`: as `CHANGES`; and where the variables of graph and checkpoint
-        differ, this is said as the reason.
-    """
+    """A setting with another value than when the run was last started; its kind is `HARMLESS`: the
+    numbers stay those of a run that was never stopped; `CHANGES`: they are others from here on; or
+    `STATE`: where the variables of graph and checkpoint differ, too, this is said as the reason."""
     __slots__ = ()
 
     @property
@@ -46,22 +40,14 @@ class Difference(collections.namedtuple('Difference', 'name was now kind')):
 class RunSettings(tf.train.SessionRunHook):
     """The values of the settings that a program was started with; a hook that writes them.
 
-        settings = run_settings(…)
-        with training_session(directory, global_step, [settings] + hooks, check=settings.check):
-
     The file `settings.json` in the directory of the checkpoints has the settings of the latest
     start. It is written when the session has been made, and before the first checkpoint is saved:
     so a start that fails earlier writes nothing. A run that goes on says each difference in a line.
     """
 
     def __init__(self, values, kinds, directory):
-        """
-        Args:
-          values: dict from names to a number, string, boolean or None. A name with a space is in
-            plain words; any other one is a flag's.
-          kinds: dict from names to the kind of a `Difference`; `CHANGES` of those that are missing.
-          directory: of the checkpoints.
-        """
+        """`values` by names, in plain words where they have a space, else of flags; `kinds` by
+        names, `CHANGES` of those that are missing; the directory of the checkpoints."""
         self.values, self._kinds = values, kinds
         self._path, self._directory = os.path.join(directory, FILE), directory
         self._goes_on = self._is_written = False

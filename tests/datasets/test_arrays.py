@@ -29,15 +29,10 @@ def test_order_is_the_same_in_every_version():
     assert train_labels(7, 2) == [30, 10, 0, 40, 60, 50, 20, 50, 10, 20, 30, 60, 40, 0]
 
 
-@pytest.mark.parametrize('first_example', [7, 23])
-def test_starts_anywhere(first_example):
-    stream = train_labels(1, 50)
-    resumed = train_labels(3, 5, first_example=first_example)
-    assert resumed == stream[first_example:first_example + 15]
-
-
-def test_start_far_out_costs_nothing():
+def test_starts_anywhere():
+    assert train_labels(3, 5, first_example=23) == train_labels(1, 38)[23:]
     assert train_labels(7, 1, first_example=7 * 10 ** 12) == [30, 60, 20, 10, 40, 0, 50]
+
 
 
 def test_eval_is_one_pass_in_order_with_a_short_end():
@@ -85,8 +80,8 @@ SHIFTS = [(1, 0), (0, -1), (0, -1), (0, -1), (0, -1), (0, 1), (-1, -1), (0, -1),
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('first_example', [0, 9])
-def test_images_are_moved_by_the_shifts_of_their_place_in_the_stream(first_example):
+def test_images_are_moved_by_the_shifts_of_their_place_in_the_stream():
+    first_example = 9
     found = batches(array_set(IMAGES_TO_MOVE).train_batches(
         4, seed=5, first_example=first_example, shift=1), 4)
     images, labels = map(np.concatenate, zip(*found))
@@ -180,10 +175,3 @@ def test_batches_of_three_of_seven(remainder, length):
     assert epochs_of(remainder, tf.constant(6), 4) == EXPECTED[remainder][2:]
     assert epochs.place_after(1, 3) == 10 and epochs.steps(1, 10) == 3 == epochs.steps(1, 9)
     assert epochs.steps(9, 1) == 0
-
-
-def test_arguments():
-    with pytest.raises(InvalidArgumentError, match='leaves nothing of 7 examples'):
-        Epochs(7, 8, 'drop')
-    with pytest.raises(InvalidArgumentError, match="remainder='all'"):
-        Epochs(7, 8, 'all')

@@ -55,11 +55,11 @@ def raises(error):
     return function
 
 
-@pytest.mark.parametrize('name', [':', ':f', '.own:f', 'own:'])
-def test_a_name_is_a_module_and_a_function(name):
-    assert error_of(lambda: datasets.get_dataset(name)) == (
-        '--dataset=%s: expected module:function, such as flowers:batches for the function batches '
-        'of flowers.py.' % name)
+def test_a_name_is_a_module_and_a_function():
+    for name in (':', ':f', '.own:f', 'own:'):
+        assert error_of(lambda: datasets.get_dataset(name)) == (
+            '--dataset=%s: expected module:function, such as flowers:batches for the function '
+            'batches of flowers.py.' % name)
 
 
 @pytest.mark.parametrize('options, text', [
@@ -70,8 +70,6 @@ def test_a_name_is_a_module_and_a_function(name):
                                            'train_batches, eval_batches.'),
     (dict(num_examples=20), "num_examples of m:f=20 of type int: expected a dict such as {'train': "
                             "3320, 'test': 350}, how many examples each has."),
-    (dict(num_classes='three'), "num_classes of m:f='three': expected a whole number of at least "
-                                '1.'),
     (dict(train_batches=None), 'train_batches of m:f is None: expected a function that takes the '
      'arguments batch_size, seed, image_size, channels, first_example by name.')])
 def test_what_the_function_returns_is_looked_at_first(own, options, text):
@@ -82,7 +80,6 @@ def test_what_the_users_code_raises_names_the_data_set(own):
     for call, text in (
             (lambda: own(raises(KeyError('no such flower'))),
              "--dataset=m:f: f raised KeyError: 'no such flower'"),
-            (lambda: own(raises(SystemExit(3))), '--dataset=m:f: f raised SystemExit: 3'),
             (lambda: own(train_batches=raises(RuntimeError('boo'))).train_batches(
                 seed=1, **ARGUMENTS), '--dataset=m:f: train_batches raised RuntimeError: boo'),
             (lambda: own(eval_batches=raises(RuntimeError('boo'))).eval_batches(**ARGUMENTS),
@@ -125,12 +122,8 @@ def test_workers_take_batches_by_turns_from_the_first_example_on(own):
      'shapes ((4, 8, 8, 2), (4,)) and the types float32 and int64'),
     (lambda images, labels: (images, tf.one_hot(labels, 3, dtype=tf.int64)),
      'shapes ((4, 8, 8, 1), (4, 3)) and the types float32 and int64'),
-    (lambda images, labels: (images, tf.cast(labels, tf.int32)),
-     'shapes ((4, 8, 8, 1), (4,)) and the types float32 and int32'),
     (lambda images, labels: ({'image': images}, labels),
      'shapes ({image: (4, 8, 8, 1)}, (4,)) and the types float32 and int64'),
-    (lambda images, labels: (tf.RaggedTensor.from_tensor(images), labels), 'shapes ('),
-    (lambda images, labels: (images, labels, labels), 'shapes ((4, 8, 8, 1), (4,), (4,)) and'),
     (lambda images, labels: tf.py_func(lambda *given: given, [images, labels],
                                        [tf.float32, tf.int64]), 'shapes (')])
 def test_elements_that_are_no_images_and_classes(own, change, text):
@@ -201,9 +194,6 @@ def three(features, labels):
      'argument batch_size, from drop_remainder=True'),
     ('eval', three, 'gives a batch of 4, 3, 4, 4 examples by its parts: expected as many in each, '
      'and at least one'),
-    ('eval', dict(eval_batches=lambda **unused: batches([4, 8, 8, 1]).take(1).map(
-        lambda images, labels: (images[:0], labels[:0]))),
-     'gives a batch of 0, 0 examples by its parts: expected as many in each, and at least one'),
     ('eval', dict(eval_batches=lambda **unused: batches([4, 8, 8, 1]).take(2).filter(
         lambda images, labels: tf.equal(labels[0], 1))),
      'gives 8 examples or more, and its num_examples says 4 for test: correct that, or end the '

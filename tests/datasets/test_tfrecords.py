@@ -45,10 +45,8 @@ DAMAGED = 'is damaged at the record that begins at byte %d, whose length has ano
 
 # The four records begin at bytes 0, 16, 35 and 5051: 16 bytes each beside their data.
 @pytest.mark.parametrize('damage, text', [
-    (cut(5068), HALF % (5051, 5068)), (cut(5060), HALF % (5051, 5060)),
-    (cut(5050), HALF % (35, 5050)), (cut(30), HALF % (16, 30)), (cut(10), HALF % (0, 10)),
-    (zeros_from(5051), DAMAGED % 5051), (zeros_from(5000), DAMAGED % 5051),
-    (zeros_from(5055), DAMAGED % 5051), (zeros_from(31), DAMAGED % 35),
+    (cut(5068), HALF % (5051, 5068)), (cut(30), HALF % (16, 30)), (cut(10), HALF % (0, 10)),
+    (zeros_from(5051), DAMAGED % 5051), (zeros_from(31), DAMAGED % 35),
     (with_length(16, 3 + 16 + 5000), DAMAGED % 16),
     (lambda content: b'\x1f\x8b\x08' + b'\0' * 40, 'train-0 is no TFRecord file, or a compressed '
      'one: the checksum of its first record is wrong.'),
@@ -117,7 +115,6 @@ def test_names(tmp_path, train, test, others):
      'validation-00000-of-00005 or test-00000-of-00005.'),
     (['train-00001-of-00003', 'test-0-of-1'], '{} has 1 files train-*-of-00003, and the names '
      'count 3, from 0 on: number 0 is missing: copy those that are missing again, or move'),
-    (['train-7-of-999999999999999', 'test-0-of-1'], '{} has 1 files train-*-of-999999999999999'),
     (['train-0-of-2', 'train-1-of-2', 'train-2-of-2', 'test-0-of-1'], '{} has 3 files '
      'train-*-of-2, and the names count 2: '),
     (['train-0-of-1', 'train-0-of-1.bak', 'test-0-of-1'], 'train-0-of-1 and train-0-of-1.bak of {} '

@@ -13,13 +13,13 @@ from towers import compat
 
 @pytest.mark.slow
 def test_a_slim_network_learns_and_goes_on_from_its_checkpoint_on_one_device(tmpdir, capsys):
-    two = slim_feed_dict.main(['--devices=2', '--steps=60', '--checkpoint_dir=%s' % tmpdir])
-    assert two > 0.8
-    assert 'after 60 steps' in capsys.readouterr().out
+    two = slim_feed_dict.main(['--devices=2', '--steps=40', '--checkpoint_dir=%s' % tmpdir])
+    assert two > 0.6
+    assert 'after 40 steps' in capsys.readouterr().out
     with tf.Graph().as_default():  # nothing but the checkpoint comes over
         one = slim_feed_dict.main(['--devices=1', '--steps=0', '--checkpoint_dir=%s' % tmpdir])
     assert one == pytest.approx(two, abs=1e-6)
-    assert 'after 60 steps' in capsys.readouterr().out
+    assert 'after 40 steps' in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -36,7 +36,7 @@ def test_the_tutorials_program_learns_without_its_loop(capsys):
 def test_the_losses_of_the_gan_are_those_of_a_game(tmpdir, capsys):
     pytest.importorskip('matplotlib')
     picture = str(tmpdir.join('gan.png'))
-    losses = gan.main(['--steps=200', '--picture=' + picture])
+    losses = gan.main(['--steps=100', '--picture=' + picture])
     assert set(losses) == {'discriminator', 'generator'}
     # Untrained, both are near 2 ln 2 and ln 2; the discriminator is ahead after some steps.
     assert losses['discriminator'] < 2 * np.log(2) and losses['generator'] > np.log(2)

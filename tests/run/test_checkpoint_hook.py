@@ -62,14 +62,14 @@ def test_keep_counts_across_restarts_and_deletes_only_what_the_state_file_knows(
     assert saved_steps(directory) == [9, 10, 11, 12, 70]
 
 
-def test_a_listener_stops_the_run(tmpdir):
-    recorder, other = Recorder(stop_at=4), Recorder()
+@pytest.mark.parametrize('step', [0, 4])
+def test_a_listener_stops_the_run(tmpdir, step):
+    recorder, other = Recorder(stop_at=step), Recorder()
     run(str(tmpdir), 100, save_steps=2, listeners=[recorder, other])
-    assert saved_steps(str(tmpdir)) == [0, 2, 4]
-    assert other.calls[-2:] == ['after 4', 'end 4']
+    assert saved_steps(str(tmpdir)) == list(range(0, step + 1, 2))
+    assert other.calls[-2:] == ['after %d' % step, 'end %d' % step]
 
 
-@pytest.mark.slow
 def test_a_legacy_loop_takes_the_hook_as_it_is(tmpdir):
     # A MonitoredTrainingSession that restores by itself, and whose saver the hook takes.
     for steps in (3, 7):
@@ -104,14 +104,6 @@ def test_the_saver_that_is_given_is_used(tmpdir):
 def test_arguments_that_make_no_sense(options):
     with pytest.raises(InvalidArgumentError, match='expected a whole number of at least 1'):
         CheckpointHook('anywhere', tf.train.get_or_create_global_step(), **options)
-
-
-def test_several_savers_in_the_graph_are_one_too_many(tmpdir):
-    step = tf.train.get_or_create_global_step()
-    for _ in range(2):
-        tf.add_to_collection(tf.GraphKeys.SAVERS, tf.train.Saver())
-    with pytest.raises(InvalidArgumentError, match='2 savers in its collection SAVERS: say which'):
-        CheckpointHook(str(tmpdir), step, save_steps=1).begin()
 
 
 # ---- What `CheckpointHook` says, and leaves, when it cannot save or should not -------------------
@@ -165,28 +157,22 @@ def test_a_save_that_hits_a_limit_is_an_error_that_says_what_is_safe(tmpdir):
     assert value_of(directory + '/model.ckpt-8') == 8
 
 
-@pytest.mark.parametrize('error, reason', [
-    # As TF 1.15 and 2.21 put them, on a full and on a read-only disk.
-    (tf.errors.ResourceExhaustedError(
-        None, None, "Graph execution error:\n\nDetected at node 'save/SaveV2' defined at (most "
-        "recent call last):\n    File \"a.py\", line 3, in <module>\nNode: 'save/SaveV2'\n"
-        'm.ckpt-2.index.tempstate83; No space left on device\n\t [[{{node save/SaveV2}}]]'),
-     'm.ckpt-2.index.tempstate83; No space left on device'),
-    (tf.errors.PermissionDeniedError(None, None, 'm.ckpt-2; Read-only file system\n\t [['),
-     'm.ckpt-2; Read-only file system'),
-    (OSError(28, 'No space left on device'), '[Errno 28] No space left on device')])
-def test_what_tf_raises_becomes_one_line(tmpdir, monkeypatch, error, reason):
+def test_what_tf_raises_becomes_one_line(tmpdir, monkeypatch):
     save = tf.train.Saver.save
 
     def fail(self, session, path, global_step, **options):
-        if global_step == 2:
-            raise error
+        if global_step == 2:  # as TF 2.21 puts a full disk
+            raise tf.errors.ResourceExhaustedError(
+                None, None, "Graph execution error:\n\nDetected at node 'save/SaveV2' defined at "
+                '(most recent call last):\n    File "a.py", line 3, in <module>\nNode: '
+                "'save/SaveV2'\nm.ckpt-2.index.tempstate83; No space left on device\n\t [[{{node "
+                'save/SaveV2}}]]')
         return save(self, session, path, global_step, **options)
     monkeypatch.setattr(tf.train.Saver, 'save', fail)
     assert error_of_run(str(tmpdir), 3, save_steps=1) == (
-        'step 2 could not be saved in {0}: {1}. Safe and whole is {0}/model.ckpt-1 (step 1). The '
-        'steps since then are lost. Make room or make the directory writable, and start again: '
-        'the run goes on from there.'.format(tmpdir, reason))
+        'step 2 could not be saved in {0}: m.ckpt-2.index.tempstate83; No space left on device. '
+        'Safe and whole is {0}/model.ckpt-1 (step 1). The steps since then are lost. Make room or '
+        'make the directory writable, and start again: the run goes on from there.'.format(tmpdir))
 
 
 def test_a_lost_machine_is_left_to_the_session(tmpdir, monkeypatch):

@@ -49,7 +49,6 @@ def test_rates_of_the_schedules(rate, expected):
 
 
 @pytest.mark.parametrize('arguments, expected', [
-    (dict(num_towers=4), '0.001'),
     (dict(num_towers=4, rule='linear'), '0.004 = 0.001 x 4'),
     (dict(num_towers=4, rule='sqrt', warmup_examples=1437, decay='exponential',
           decay_examples=2874, decay_rate=0.94),
@@ -63,16 +62,12 @@ def test_describe(arguments, expected):
 @pytest.mark.parametrize('arguments, text', [
     (dict(base=0), 'base=0: expected a number above 0'),
     (dict(base=float('nan')), 'base=nan'),
-    (dict(num_towers=2.0), 'num_towers=2.0'),
     (dict(rule='square'), "rule='square': expected one of 'none', 'sqrt', 'linear'"),
-    (dict(warmup_examples=0.5), 'warmup_examples=0.5'),
     (dict(decay='step'), "decay='step': expected one of 'none', 'exponential', 'cosine'"),
     (dict(decay='exponential', decay_rate=0.9),
      "decay='exponential' takes decay_examples and decay_rate, and was given decay_rate"),
     (dict(decay='none', decay_examples=9), "decay='none' takes nothing, and was given decay_ex"),
-    (dict(decay='cosine', decay_examples=9, decay_rate=0.9), "decay='cosine' takes decay_examples"),
-    (dict(decay='exponential', decay_examples=9, decay_rate=1.5), 'decay_rate=1.5: expected a num'),
-    (dict(decay='exponential', decay_examples=[9], decay_rate=0.5), r'decay_examples=\[9\]')])
+    (dict(decay='exponential', decay_examples=9, decay_rate=1.5), 'decay_rate=1.5: expected a num')])
 def test_bad_arguments_are_named(arguments, text):
     with pytest.raises(InvalidArgumentError, match=text):
         LearningRate(**dict(dict(base=0.001), **arguments))

@@ -1,7 +1,11 @@
 """`training_session`: what it finds in a directory, in which order it acts, how it ends."""
 
+import errno
 import os
 import re
+import signal
+import socket
+import time
 
 import numpy as np
 import pytest
@@ -12,8 +16,8 @@ import towers
 from towers.checkpoint.files import newest_checkpoint
 from towers.errors import CheckpointError, RunLockedError
 from towers.nonfinite import NonFiniteError, checked_loss
-from towers.run.run_lock import hold_directory
-from towers.run.training_session import training_session
+from towers.run import training_session as module
+from towers.run.training_session import hold_directory, training_session
 
 
 class Recorder(tf.train.SessionRunHook):
@@ -72,9 +76,6 @@ def test_it_starts_and_goes_on(tmp_path):
     assert saved(folder) == [0, 2, 4, 5]
     assert run(folder, 7) == (['going on from %s/model.ckpt-5' % folder], [7.] * 3)
     assert saved(folder) == [2, 4, 5, 6, 7]
-    assert run(folder, 7, keep=2) == (['going on from %s/model.ckpt-7' % folder], [7.] * 3)
-    assert run(folder, 8, keep=2)[1] == [8.] * 3
-    assert saved(folder) == [7, 8]
 
 
 def test_the_order_of_hooks(tmp_path):
@@ -110,17 +111,13 @@ def test_the_directory_is_for_one_process_from_before_the_session_until_after_it
 
 
 def test_a_nan_is_an_error_with_the_step_and_nothing_of_it_is_saved(tmp_path):
-    for start, bad_step in ((0, 1), (5, 8)):
-        folder = tmp_path / ('%d %d' % (start, bad_step))
-        if start:
-            run(folder, start)
-        with pytest.raises(NonFiniteError) as caught:
-            run(folder, 20, save_steps=1, bad_step=bad_step)
-        assert str(caught.value).startswith('the loss of tower 1 is NaN in step %d. ' % bad_step)
-        assert caught.value.__cause__ is None and caught.value.__suppress_context__
-        newest = newest_checkpoint(str(folder))
-        assert newest.step == bad_step - 1
-        assert tf.train.load_variable(newest.prefix, 'w').tolist() == [bad_step - 1.] * 3
+    run(tmp_path, 5)
+    with pytest.raises(NonFiniteError, match='^the loss of tower 1 is NaN in step 8. ') as caught:
+        run(tmp_path, 20, save_steps=1, bad_step=8)
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+    newest = newest_checkpoint(str(tmp_path))
+    assert newest.step == 7
+    assert tf.train.load_variable(newest.prefix, 'w').tolist() == [7.] * 3
 
 
 def damaged(folder, step):
@@ -142,8 +139,6 @@ def test_a_damaged_newest_checkpoint(tmp_path):
     assert value == [8.] * 3 and saved(tmp_path) == [0, 2, 4, 6, 8]
     assert lines[0].startswith('passed over %s/model.ckpt-6 is damaged: ' % tmp_path)
     assert lines[1] == 'going on from %s/model.ckpt-4' % tmp_path
-    # A run that needs no recovering is not changed by the flag.
-    assert run(tmp_path, 9, recover=True)[0] == ['going on from %s/model.ckpt-8' % tmp_path]
 
 
 @pytest.mark.parametrize('options, names', [
@@ -163,29 +158,32 @@ def test_a_checkpoint_of_another_model_is_refused_before_the_session(tmp_path, o
 @pytest.mark.slow
 def test_a_session_that_is_lost_goes_on_from_what_the_run_saved_last(tmp_path):
     """And not from what was the newest when the program started."""
-    class FailsOnce(tf.train.SessionRunHook):
+    class Fails(tf.train.SessionRunHook):
         def __init__(self):
-            self.steps, self.failed = [], False
+            self.steps, self.failures = [], {11: None, 13: 12}  # step, and which to damage
 
         def after_create_session(self, session, coord):
             self.steps.append(int(session.run(tf.train.get_global_step())))
 
         def after_run(self, run_context, run_values):
-            if not self.failed and run_context.session.run(tf.train.get_global_step()) == 11:
-                self.failed = True
+            step = int(run_context.session.run(tf.train.get_global_step()))
+            if step in self.failures:
+                bad = self.failures.pop(step)
+                if bad is not None:
+                    damaged(tmp_path, bad)
                 raise tf.errors.UnavailableError(None, None, 'gone')
     run(tmp_path, 5)
-    hook = FailsOnce()
+    hook = Fails()
     with tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
         w = tf.get_variable('w', [3], initializer=tf.zeros_initializer())
         train_op = tf.group(tf.assign_add(w, tf.ones([3])), tf.assign_add(step, 1))
         with training_session(str(tmp_path), step, [
                 hook, tf.train.StopAtStepHook(last_step=14)], save_steps=4, keep=2,
-                say=lambda line: None) as session:
+                say=lambda line: None, recover=True) as session:
             while not session.should_stop():
                 session.run(train_op)
-    assert hook.failed and hook.steps == [5, 8]
+    assert hook.failures == {} and hook.steps == [5, 8, 8]
     assert tf.train.latest_checkpoint(str(tmp_path)).endswith('-14')
 
 
@@ -211,3 +209,65 @@ def test_state_that_is_dropped_is_said(tmp_path):
             'without: w/Momentum' % tmp_path)
     assert lines == ['going on from %s/model.ckpt-2' % tmp_path, text, 'more']
     assert [arguments[1:] for arguments in asked] == [(None, text)]
+
+
+# ---- The lock of the directory -------------------------------------------------------------------
+
+def test_a_second_process_is_refused_until_the_first_is_killed(tmpdir):
+    directory, before = str(tmpdir.join('made', 'for', 'it')), time.time()
+    read_end, write_end = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        with hold_directory(directory):
+            os.write(write_end, b'held')
+            time.sleep(60)
+    try:
+        os.read(read_end, 4)
+        with pytest.raises(RunLockedError) as caught:
+            with hold_directory(directory):
+                pytest.fail('two processes hold one directory')
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+    text = str(caught.value)
+    start = '%s is in use by process %d on %s, since ' % (directory, holder, socket.gethostname())
+    assert text.startswith(start) and text.endswith(
+        "Two runs in one directory would overwrite and delete each other's checkpoints; nothing "
+        'was written. Wait for that run, end it, or give this one another directory.')
+    since = time.mktime(time.strptime(text[len(start):][:19], '%Y-%m-%d %H:%M:%S'))
+    assert before - 1 <= since <= time.time()
+    # What the killed one wrote is still there, and says nothing.
+    lock = tmpdir.join('made', 'for', 'it', 'run.lock')
+    assert lock.read().startswith('process %d on ' % holder)
+    with hold_directory(directory) as locked:
+        assert locked is True and lock.read().startswith('process %d on ' % os.getpid())
+        lock.write('')
+        with pytest.raises(RunLockedError, match='is in use by another process, which has not said '
+                                                 'yet which one it is. Two runs'):
+            with hold_directory(directory):
+                pass
+
+
+def test_a_file_in_the_place_of_the_directory(tmpdir):
+    tmpdir.join('file').write('')
+    for path in ('file', 'file/below'):
+        with pytest.raises(CheckpointError) as caught:
+            with hold_directory(str(tmpdir.join(path))):
+                pass
+        assert str(caught.value).startswith('%s cannot be written to: ' % tmpdir.join(path))
+        assert str(caught.value).endswith(
+            '. Nothing was written. There is no checkpoint there. Give a directory that can be '
+            'made and written to.')
+
+
+def test_a_file_system_without_locks(tmpdir, monkeypatch):
+    def flock(*unused_args):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    monkeypatch.setattr(module.fcntl, 'flock', flock)
+    with pytest.warns(RuntimeWarning) as warned:
+        with hold_directory(str(tmpdir)) as locked:
+            assert locked is False
+    assert [str(warning.message) for warning in warned] == [
+        '%s is not locked, as its file system has no file locks (%s): see to it yourself that no '
+        'other run uses it.' % (tmpdir, os.strerror(errno.ENOLCK))]
+    assert warned[0].filename == __file__

@@ -37,7 +37,7 @@ def evaluations(folder, metric, first, last):
     log.write_text(''.join(line + '\n' for line in lines))
     with tf.Graph().as_default(), tf.Session() as session:
         step = tf.train.get_or_create_global_step()
-        best = RunEvaluation(Evaluation(step), str(folder), step, 2, metric)
+        best = RunEvaluation(Evaluation(step), str(folder), step, metric)
         found = []
         for number in range(first + 2, last + 1, 2):
             session.run(step.assign(number))
@@ -78,10 +78,16 @@ def test_a_run_that_goes_on_from_an_earlier_step_keeps_what_it_would_have_kept(t
     assert kept(folder) == kept(tmp_path / 'whole') == ([4], 4)
 
 
+def test_steps_between_evaluations_that_change_do_not_count_them_anew(tmp_path):
+    (tmp_path / 'metrics.jsonl').write_text(''.join(
+        '{"step": %d, "test_accuracy": %s}\n' % each for each in ((1, .9), (2, .2), (3, 'null'))))
+    assert evaluations(tmp_path, 'accuracy', 4, 8)[0] == [3, 4]
+
+
 def test_a_metric_that_the_model_has_not():
     with pytest.raises(InvalidArgumentError, match=(
             '^--keep_best=-top5: the model has no such metric; it has accuracy, loss.$')):
-        RunEvaluation(Evaluation(None), 'run', None, 2, '-top5')
+        RunEvaluation(Evaluation(None), 'run', None, '-top5')
 
 
 # ---- train.py as an evaluator: which checkpoints it evaluates, what it writes, and its end -------
@@ -164,10 +170,13 @@ def test_one_that_is_replaced_while_it_is_read_is_passed_over(folder, capsys):
     assert [line['step'] for line in lines(folder)] == [20]
 
 
-def test_started_again_it_adds_no_line_twice(folder):
+def test_started_again_it_adds_no_line_twice_and_says_what_it_cuts(folder, capsys):
     assert evaluated(folder, [[10], [20]], 20) == [10, 20]
+    with open(os.path.join(folder, evaluator.FILE), 'a') as log:
+        log.write('{"step": 30}\n')
     evaluator.evaluate_checkpoints(lambda prefix: {'accuracy': .2}, folder)
     assert [line['step'] for line in lines(folder)] == [10, 20]
+    assert 'cut the lines of steps 30 to 30 from ' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('has_checkpoint', [False, True])
@@ -186,8 +195,7 @@ def test_sigterm_ends_it_at_once(folder, has_checkpoint, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('end', [
-    [], ['--keep_best=-accuracy', '--stop_after=1', '--train_steps=80'],
-    ['--config={"stop_at_accuracy": 0.01}']])
+    [], ['--keep_best=-accuracy', '--stop_after=1', '--train_steps=80']])
 def test_an_evaluator_beside_a_run(runner, tmp_path, end):
     """It is there before the run, has the run's numbers, and ends by itself."""
     folder = str(tmp_path / 'run')

@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from towers.errors import BadFileError, InvalidArgumentError
+from towers.errors import BadFileError, InvalidArgumentError, LogFileError
+from trainer import metrics_log
 from trainer.metrics_log import MetricsLog
 
 
@@ -113,7 +114,7 @@ def test_refuses_a_file_that_is_something_else(tmp_path, tail):
     assert path.read_bytes() == b'{"step": 1}\n' + tail
 
 
-def test_a_link_is_not_written_to(tmp_path):
+def test_a_link_is_not_written_to_and_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     (tmp_path / 'mine').write_text('{"step": 1}\n')
     (tmp_path / 'metrics.jsonl').symlink_to(tmp_path / 'mine')
     log = MetricsLog(str(tmp_path / 'metrics.jsonl'))
@@ -122,3 +123,9 @@ def test_a_link_is_not_written_to(tmp_path):
         log.add(2, {})
         log.flush()
     assert (tmp_path / 'mine').read_text() == '{"step": 1}\n'
+
+    def fail(*unused):
+        raise PermissionError(13, 'Permission denied')
+    monkeypatch.setattr(metrics_log, 'read_data', fail)
+    with pytest.raises(LogFileError, match='^run: Permission denied.$'):
+        metrics_log.entries('run')

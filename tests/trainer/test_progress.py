@@ -8,7 +8,6 @@ import re
 import struct
 import termios
 
-import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -168,22 +167,6 @@ def test_the_line_is_there_before_the_checkpoint(tmp_path, time):
     assert tf.train.latest_checkpoint(str(tmp_path)).endswith('-4')
     assert [line['step'] for line in training.lines()] == [4]
 
-
-def test_evaluations_join_the_line_of_their_step(tmp_path, time):
-    training = Training(tmp_path, time, 10)
-
-    def evaluate(hook, step):
-        if step in (4, 6):
-            hook.evaluated(step, results(accuracy=np.float64(0.5)), 1.)
-    hook = training.run(10, evaluate)
-    hook.evaluated(10, results(accuracy=0.875))  # the hook that evaluates ends after this one
-    hook.listener.end(None, 10)
-    lines = training.lines()
-    assert [line['step'] for line in lines] == [4, 6, 8, 10]
-    assert (lines[0]['loss'], lines[0]['test_accuracy'], lines[0]['test_examples']) == (
-        .5, .5, 1797)
-    assert lines[1] == {'step': 6, 'test_accuracy': 0.5, 'test_examples': 1797}
-    assert lines[3]['test_accuracy'] == 0.875 and lines[3]['examples'] == 200
 
 
 def test_a_new_run_where_there_was_one_is_told_and_a_killed_one_is_none(tmp_path, time):

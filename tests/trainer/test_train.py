@@ -63,7 +63,7 @@ def test_a_run_writes_checkpoints_and_metrics(reference):
 
 @pytest.mark.slow
 def test_what_a_run_writes_for_tensorboard(runner, tmp_path):
-    runner.run(tmp_path / 'run', ['--train_steps=4', '--summary_steps=2', '--batch_size=20',
+    runner.run(tmp_path / 'run', ['--train_steps=2', '--summary_steps=2', '--batch_size=20',
                                   '--config={"histograms": true, "summary_images": 2}'])
     path, = (tmp_path / 'run').glob('events*')
     tags, graph = set(), tf.GraphDef()
@@ -86,22 +86,21 @@ def test_a_run_goes_on_with_another_number_of_towers(runner, tmp_path):
     folder = tmp_path / 'run'
     flags = ['--batch_size=20', '--log_every=1', '--save_steps=4', '--summary_steps=0',
              '--base_learning_rate=0.003']
-    for part, towers in enumerate((1, 4, 1)):
+    for part, towers in enumerate((1, 4)):
         run = runner.run(folder, flags + ['--num_towers=%d' % towers,
                                           '--train_steps=%d' % (8 * part + 8)])
         assert run.stdout.startswith(['1 tower, batch 20 = 1 x 20\n',
                                       '4 towers, batch 20 = 4 x 5\n'][towers == 4])
         if part:
             assert 'going on from %s/model.ckpt-%d\n' % (folder, 8 * part) in run.stdout
-    values = values_of(folder, 24)
-    assert values['global_step'] == 24 and values['examples_seen'] == 480
+    values = values_of(folder, 16)
+    assert values['global_step'] == 16 and values['examples_seen'] == 320
     lines = metrics(folder)
-    assert [line['step'] for line in lines] == list(range(1, 25))
-    assert [line['examples'] for line in lines] == list(range(20, 500, 20))
+    assert [line['step'] for line in lines] == list(range(1, 17))
+    assert [line['examples'] for line in lines] == list(range(20, 340, 20))
     losses = [line['loss'] for line in lines]
     # The draws of dropout make less of a difference than eight steps do at the start.
-    assert np.mean(losses[8:16]) < np.mean(losses[:8])
-    assert np.mean(losses[16:]) < np.mean(losses[:8])
+    assert np.mean(losses[8:]) < np.mean(losses[:8])
 
 
 OTHER_VERSIONS_FLAGS = [
@@ -205,8 +204,7 @@ def test_traces_of_a_run(runner, tmp_path):
         assert 'profile        tensorboard --logdir=%s\n' % folder in run.stdout
 
 
-@pytest.mark.parametrize('text', ['', '100', '1,5', '5,5', '7,5', '2,3,4', '-2,3', '2.5,3', '2,x',
-                                  '2,' + '9' * 13])
-def test_what_is_no_pair_of_steps(text):
-    assert profiled_steps(text) is None
+def test_what_is_no_pair_of_steps():
+    for text in ('', '100', '1,5', '5,5', '7,5', '2,3,4', '-2,3', '2.5,3', '2,x', '2,' + '9' * 13):
+        assert profiled_steps(text) is None
     assert profiled_steps('2,3') == (2, 3)

@@ -11,8 +11,7 @@ import datasets
 import towers
 from towers.graph.graph_walk import step_operations
 import train
-from trainer.arguments import session_config
-from trainer.cluster import compared_flags, make_cluster
+from trainer.arguments import compared_flags, make_cluster
 from trainer.command_line import in_flags
 from trainer.contradictions import contradiction
 from trainer.flags import FLAGS
@@ -34,26 +33,6 @@ def make_setup(**changed):
 
 
 @pytest.mark.slow
-def test_the_batch_of_the_setup_is_built_whatever_the_flag():
-    with flagsaver.flagsaver(batch_size='auto', lr_scaling='linear', base_batch_size=10,
-                             train_epochs=2.):
-        job = build_job(make_setup(batch_size=40), with_evaluation=False)
-    assert str(job.built.plan).startswith('2 towers, batch 40 = 2 x 20\n')
-    assert '0.004 = 0.001 x 4' in job.built.plan.line('learning rate')
-    assert job.evaluation is None
-    counts = job.counts
-    assert (counts.batch_size, counts.examples_per_epoch, counts.last_step) == (40, 1437, 72)
-    assert [variable.op.name for variable in (counts.global_step, counts.examples)] == [
-        'global_step', 'examples_seen']
-    with tf.Session(config=session_config(job.built)) as session:
-        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        session.run(job.iterator.initializer)
-        for _ in range(2):
-            session.run(job.train_op)
-        assert session.run([counts.global_step, counts.examples]) == [2, 80]
-
-
-@pytest.mark.slow
 def test_the_worker_that_updates_the_weights_updates_their_averages():
     found = []
     for rank in (0, 1):
@@ -71,7 +50,6 @@ def test_the_worker_that_updates_the_weights_updates_their_averages():
     (dict(train_steps=7), (0, 0), (7, 700)),
     (dict(train_epochs=2.), (0, 0), (29, 2900)),
     (dict(train_epochs=2.), (10, 400), (35, 2900)),  # ten steps of 40 before
-    (dict(train_epochs=2.), (80, 3200), (80, 3200)),
     (dict(train_epochs=.07, n=100, batch_size=1), (0, 0), (7, 7)),
     (dict(train_epochs=1., batch_size=90), (5, 500), (16, 1490)),  # five steps of 100 before
     (dict(train_epochs=1., batch_size=90, remainder='drop'), (5, 500), (15, 1400)),
@@ -131,17 +109,16 @@ def test_other_classes_than_the_run_was_trained_on_are_refused(tmp_path):
             check_classes(OfFolders('a\nb', 'rose'))
 
 
-def test_other_training_files_are_said(tmp_path):
-    FLAGS.train_dir = str(tmp_path)
 
+def test_other_training_files_are_said(tmp_path):
     def settings(count, digest):
         return run_settings(20, types.SimpleNamespace(
-            num_examples={'train': count, 'test': 1}, names_digest=lambda split: split + digest))
+            num_examples={'train': count}, names_digest=lambda split: split + digest))
+    FLAGS.train_dir = str(tmp_path)
     settings(60, '1a').write()
-    assert settings(60, '1a').compare() == []
-    assert list(map(str, settings(90, '2b').compare())) == [
-        'number of training examples: 90, was 60: changes the run from here on',
-        'digest of the names of training files: train2b, was train1a: changes the run from here on']
+    assert [each.text for each in settings(90, '2b').compare()] == [
+        'number of training examples: 90, was 60',
+        'digest of the names of training files: train2b, was train1a']
 
 
 # ---- train.py's flags for several machines, as far as one process shows it -----------------------
@@ -189,18 +166,6 @@ def test_the_cluster_is_that_of_tf_config(monkeypatch):
     assert in_flags(str(error.value)) == (
         'the cluster has 2 tasks of the job worker, and nothing says which of them this process '
         'is: give an "index" in the "task" of TF_CONFIG.')
-
-
-@pytest.mark.slow
-def test_the_rate_sees_all_machines_and_the_step_counts_their_examples():
-    with flagsaver.flagsaver(cluster='ring', lr_scaling='linear', batch_size=10, num_towers=2,
-                             train_steps=5, base_learning_rate=0.001, warmup_epochs=1):
-        cluster = towers.Cluster('ring', ['a:1', 'b:2', 'c:3'], rank=1)
-        job = build_job(make_setup(), cluster=cluster)
-    assert job.counts.batch_size == 30
-    assert '0.006 = 0.001 x 6, warm-up from 0.001' in job.built.plan.line('learning rate')
-    assert job.built.machines.counted(10) == 30
-    assert job.built.plan.all_towers == 6
 
 
 def test_workers_compare_every_flag_that_changes_the_numbers():

@@ -22,73 +22,39 @@ def named_by_state_file(folder):
     return found and int(found.group(1))
 
 
-class Killer:
-    """Starts a run again and again, and kills it each time at some moment of its own."""
-
-    def __init__(self, runner, folder, argv, latest, seed):
-        self.cut_short = 0  # how many kills left a checkpoint that was not wholly written
-        self.folder = folder
-        self._latest = latest
-        self._runner = runner
-        self._argv = argv
-        self._random = random.Random(seed)
-
-    def kill(self, moment):
-        """Kills a run at a moment; it must not have ended before that."""
-        run = self._runner.start(self.folder, self._argv)
-        getattr(self, '_wait_' + moment)(run)
-        run.send(signal.SIGKILL)
-        assert run.status() == -signal.SIGKILL, run.stdout + run.stderr
-        self.cut_short += bool(half_written(self.folder)) or max(
-            steps_saved(self.folder), default=0) > (named_by_state_file(self.folder) or 0)
-
-    def _wait_start(self, run):
-        time.sleep(self._random.uniform(0, 1.5))
-
-    def _wait_step(self, run):
-        before = len(steps_saved(self.folder))
-        more = self._random.randint(2, 3)
-        self._wait(run, lambda: len(steps_saved(self.folder)) >= before + more)
-        time.sleep(self._random.uniform(0, 0.03))
-
-    def _wait_write(self, run):
-        self._wait(run, lambda: len(steps_saved(self.folder)) > 1)
-        before = len(steps_saved(self.folder))
-        self._wait(run, lambda: len(steps_saved(self.folder)) > before)
-        # Held still before it is looked at again: on a busy machine it may have gone on meanwhile.
-        self._wait(run, lambda: half_written(self.folder) and self._is_half_written_still(run))
-
-    def _is_half_written_still(self, run):
-        time.sleep(self._random.choice([0, 0, 0.001]))
-        run.send(signal.SIGSTOP)
-        time.sleep(0.001)
-        if half_written(self.folder):
-            return True
+def half_written_and_held(run, folder):
+    """Whether a run is half way through a checkpoint; it is then held still, since on a busy machine
+    it may go on before it is looked at again."""
+    if not half_written(folder):
+        return False
+    run.send(signal.SIGSTOP)
+    time.sleep(0.001)
+    if not half_written(folder):
         run.send(signal.SIGCONT)
         return False
-
-    def _wait_state(self, run):
-        before = len(steps_saved(self.folder))
-        self._wait(run, lambda: len(steps_saved(self.folder)) > before + 1)
-
-    def _wait_end(self, run):
-        wait_until(lambda: named_by_state_file(self.folder) == STEPS or run.has_ended(), pause=0)
-
-    def _wait(self, run, condition):
-        # On a busy machine a run may be far ahead of what is seen of it: it must not end meanwhile.
-        wait_until(lambda: condition() or run.has_ended() or max(
-            steps_saved(self.folder), default=0) >= self._latest, pause=0)
+    return True
 
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_ends_as_one_that_is_not(runner, reference, tmp_path):
-    folder = str(tmp_path / 'run')
-    killer = Killer(runner, folder, FLAGS + ['--save_steps=1'], latest=STEPS - 8, seed=1)
-    for moment in 'start write step write state end'.split():
-        killer.kill(moment)
+    folder, numbers = str(tmp_path / 'run'), random.Random(1)
+    cut_short = 0  # how many kills left a checkpoint that was not wholly written
+    for moment in ('start', 'write', 'write', 'saved', 'end'):
+        run, before = runner.start(folder, FLAGS + ['--save_steps=1']), len(steps_saved(folder))
+        if moment == 'start':
+            time.sleep(numbers.uniform(0, 1.5))
+        elif moment == 'end':
+            wait_until(lambda: named_by_state_file(folder) == STEPS or run.has_ended(), pause=0)
+        else:  # on a busy machine a run may be far ahead of what is seen of it
+            wait_until(lambda: run.has_ended() or max(steps_saved(folder), default=0) >= STEPS - 8
+                       or len(steps_saved(folder)) > max(1, before) and (
+                           moment == 'saved' or half_written_and_held(run, folder)), pause=0)
+        run.send(signal.SIGKILL)
+        assert run.status() == -signal.SIGKILL, run.stdout + run.stderr
+        cut_short += bool(half_written(folder)) or max(
+            steps_saved(folder), default=0) > (named_by_state_file(folder) or 0)
     end = runner.run(folder, FLAGS + ['--save_steps=1'])
-    assert killer.cut_short
-    assert half_written(folder) == []
+    assert cut_short and half_written(folder) == []
     assert '%s holds 30 steps already, and 30 were asked for: evaluating them. Another ' % folder \
         in end.stdout
     assert steps_saved(folder) == list(range(31))

@@ -1,5 +1,4 @@
-"""trainer.trials: what 'auto' comes to; the verdict of numbers, and of runs that are made
-input-bound. (`--mode=diagnose` and `memory` run in test_trainer_data, tests/memory/test_measure.)"""
+"""trainer.trials: what 'auto' comes to; the verdict of numbers, and of a run made input-bound."""
 
 import time
 import types
@@ -61,15 +60,10 @@ def test_a_run_keeps_the_batch_that_it_was_last_started_with(tmp_path, monkeypat
 
 # ---- Diagnosis -----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('pipeline, alone, together, side', [
-    (100., 400., 98., 'input'), (89., 100., 80., 'input'), (4000., 100., 99., 'towers'),
-    (300., 100., 92., 'towers'), (300., 100., 75., 'both'), (100., 100., 95., 'towers'),
-    (105., 100., 52., 'both')])
-def test_sides(pipeline, alone, together, side):
-    assert Diagnosis(pipeline, alone, together, 0., 'images').side == side
-
-
-def test_sentences_say_by_how_much_and_what_to_change():
+def test_sides_and_sentences():
+    for pipeline, together, side in ((25., 24., 'input'), (89., 80., 'input'), (300., 92., 'towers'),
+                                     (300., 75., 'both'), (100., 95., 'towers')):
+        assert Diagnosis(pipeline, 100., together, 0., 'images').side == side
     lines = str(Diagnosis(100., 400., 98., .7, 'images')).splitlines()
     assert lines[:3] == [
         'pipeline alone          100 images/s',

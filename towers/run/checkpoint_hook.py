@@ -1,5 +1,6 @@
 """`CheckpointHook`, which saves checkpoints during a session."""
 
+import contextlib
 import os
 import typing
 
@@ -10,7 +11,7 @@ from towers.checkpoint.files import (STATE_FILE, describe_safe, files_of, first_
                                      list_checkpoints, names_in, newest_named, state_checkpoints,
                                      step_of)
 from towers.checkpoint.tidy import remove_leftovers
-from towers.errors import CheckpointError, InvalidArgumentError
+from towers.errors import CheckpointError
 
 
 class CheckpointHook(tf.train.SessionRunHook):
@@ -20,8 +21,7 @@ class CheckpointHook(tf.train.SessionRunHook):
     writes the graph with each checkpoint, does not delete the checkpoints of earlier runs where the
     session is restored from a file name, and on a full disk ends with a traceback of graph code.
 
-    * After an exception nothing is saved, since MonitoredSession then calls no `end`.
-      (OutOfRangeError is the end of the data, not an exception, to MonitoredSession.) A hook that
+    * After an exception nothing is saved, since MonitoredSession then calls no `end`. A hook that
       raises for a bad step has to come before this one in the list of hooks.
     * A process that is killed while it saves leaves the former checkpoint as the newest. TF calls
       no fsync, so a loss of power can leave one that is not whole, as `newest_checkpoint` notices.
@@ -77,7 +77,10 @@ class CheckpointHook(tf.train.SessionRunHook):
                                   'written. Give another one.' % (self._directory,
                                                                   first_line(error)))
         if self._saver is None:
-            self._saver = _saver_of_graph()
+            # Paths in the state file are relative, so that the directory can be moved. Not
+            # sharded: then TF writes the index, too, under another name first.
+            self._saver = tf.train.Scaffold.get_or_default(
+                'saver', tf.GraphKeys.SAVERS, lambda: tf.train.Saver(save_relative_paths=True))
         for listener in self._listeners:
             listener.begin()
 
@@ -91,8 +94,8 @@ class CheckpointHook(tf.train.SessionRunHook):
         self._saver.saver_def.max_to_keep = self._keep or 0
         self._saver.recover_last_checkpoints(kept)
         self._saved_step = step
-        if not earlier or step_of(earlier[-1]) != step:
-            self._save(session, step)
+        if (not earlier or step_of(earlier[-1]) != step) and self._save(session, step):
+            coord.request_stop()
 
     def before_run(self, run_context):
         """Fetches the global step with the run, from before or after its update."""
@@ -146,10 +149,8 @@ class CheckpointHook(tf.train.SessionRunHook):
     def _failure(self, step, error):
         """One line: what failed, what is safe, what to do. Removes the half-written files."""
         text = 'step %d could not be saved in %s: %s.' % (step, self._directory, first_line(error))
-        try:
+        with contextlib.suppress(tf.errors.OpError):  # what is half-written then stays
             remove_leftovers(self._directory)
-        except tf.errors.OpError as also:
-            text += ' What is half-written stays: %s.' % first_line(also)
         safe = describe_safe(self._directory)
         return '%s %s %sMake room or make the directory writable, and start again%s' % (
             (text, safe) + (('The steps since then are lost. ', ': the run goes on from there.')
@@ -177,17 +178,3 @@ class CheckpointHook(tf.train.SessionRunHook):
                 'finds it), or give another directory.' % (self._directory, step_of(newest), step))
         known = state_checkpoints(self._directory, there)
         return [path for path in known if path != newest] + [newest]
-
-def _saver_of_graph():
-    """The saver in the collection `SAVERS`; if there is none, a new one, put there."""
-    savers = tf.get_collection(tf.GraphKeys.SAVERS)
-    if len(savers) > 1:
-        raise InvalidArgumentError('the graph has %d savers in its collection SAVERS: say which '
-                                   'one to save with, as saver=.' % len(savers))
-    if savers:
-        return savers[0]
-    # Paths in the state file are relative, so that the directory can be moved. Not sharded: then
-    # TF writes the index, too, under another name first.
-    saver = tf.train.Saver(save_relative_paths=True)
-    tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
-    return saver

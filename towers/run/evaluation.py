@@ -68,10 +68,10 @@ class Evaluation:
             numerics = Numerics(trained.precision)
             if devices is None:
                 devices = trained.devices
-        if any(shape.ndims == 0 for shape in tf.nest.flatten(tf.data.get_output_shapes(dataset))):
+        shapes = tf.data.get_output_shapes(dataset)
+        if any(shape.ndims == 0 for shape in tf.nest.flatten(shapes)):
             raise InputError('dataset gives elements of the shapes %s, single examples: expected '
-                             'batches, from its .batch(n).' % compat.shapes_text(
-                                 tf.data.get_output_shapes(dataset)))
+                             'batches, from its .batch(n).' % compat.shapes_text(shapes))
         options = dict(
             remainder='weight', reuse=trained, variables=variables, copies=copies,
             numerics=numerics, regularization=regularization, pipeline=pipeline, shares=shares)
@@ -89,10 +89,11 @@ class Evaluation:
                                       'returned.)' % error) from error
         metrics = _checked_metrics(self.built, counters[before:])
         self._from_0 = tf.variables_initializer(counters[before:])
-        self._counts = {name: pair for name, pair in metrics.items() if isinstance(pair, tuple)}
-        self._updates = [update for _, update in self._counts.values()]
-        self._means = {name: metrics[name] for name in metrics if name not in self._counts}
-        self.metrics = dict(metrics, **{name: value for name, (value, _) in self._counts.items()})
+        pairs = {name: pair for name, pair in metrics.items() if isinstance(pair, tuple)}
+        self._updates = [update for _, update in pairs.values()]
+        self._means = {name: metrics[name] for name in metrics if name not in pairs}
+        self._values = {name: value for name, (value, _) in pairs.items()}
+        self.metrics = dict(metrics, **self._values)
         with tf.device('/cpu:0'):
             self._size = tf.add_n([tf.cast(tower.size, tf.int64) for tower in self.built.towers])
 
@@ -101,7 +102,7 @@ class Evaluation:
 
         Args:
           session: `tf.Session` with the variables initialised; no `MonitoredSession`, whose hooks
-            would take the batches for training steps.
+            would count the batches as steps.
           stopped: function without arguments, called after each batch: if it returns True, the
             evaluation is given up. Or None.
 
@@ -109,8 +110,6 @@ class Evaluation:
           Dict from metric names and `'loss'` to floats, and from `'examples'` to their number; or
           None if it was given up.
         """
-        if not self.metrics:
-            raise InvalidArgumentError(_NOTHING)
         if stopped is not None:
             check_function('stopped', stopped, 0, 'a function without arguments, or None')
         self.check_examples(session)
@@ -124,7 +123,7 @@ class Evaluation:
                 return None
         if not examples:
             raise InputError(_NO_BATCH)
-        counts = session.run({name: value for name, (value, _) in self._counts.items()})
+        counts = session.run(self._values)
         return dict({name: total / examples for name, total in totals.items()},
                     **{name: float(count) for name, count in counts.items()}, examples=examples)
 
@@ -162,19 +161,17 @@ class Evaluation:
             yield int(size), values
 
 
-_NOTHING = ('the model function returned neither a loss nor metrics: there is nothing to '
-            'evaluate.')
 _NO_BATCH = 'the data set to be evaluated has no batch: expected one at least.'
 
 
 def _checked_metrics(built, counters):
-    """The metrics of a build: a dict from names to scalar tensors, or pairs of `tf.metrics` that
-    count in `counters`, which are set to 0 before each run."""
+    """Dict from names to scalar tensors, or to pairs of `tf.metrics` that count in `counters`."""
     metrics = dict(built.metrics)
     if built.loss is not None:
         metrics.update(with_parts('loss', built.loss))
     if not metrics and built.predictions is None:
-        raise InvalidArgumentError(_NOTHING)
+        raise InvalidArgumentError('the model function returned neither a loss nor metrics: there '
+                                   'is nothing to evaluate.')
     for metric, value in (built.towers[0].metrics or {}).items():
         if isinstance(value, (tuple, list)):
             _check_counters(metric, *metrics[metric], counters)
@@ -204,8 +201,7 @@ def _check_counters(metric, value, update, counters):
 class EvaluationHook(tf.train.SessionRunHook):
     """Evaluates at multiples of `every_steps` and at the end of training, each step at most once.
 
-    A run that `stop_at` has ended stays ended: started again, it evaluates the step that it is at,
-    and stops.
+    A run that `stop_at` has ended stays ended: started again, it evaluates its step, and stops.
 
     Attributes:
       latest: what `Evaluation.run` returned last, a dict; or None.
@@ -221,12 +217,12 @@ class EvaluationHook(tf.train.SessionRunHook):
             that returns None has been given up: the session is then asked to stop.
           global_step: the variable that counts steps.
           every_steps: steps from one evaluation to the next; None: at the end only.
-          listeners: list of hooks that get the results, by `evaluated(step, results, seconds)`:
-            such as `SummaryHook`. In the list of the session's hooks they come before this
-            hook, and the hook that saves after it.
+          listeners: list of hooks that get the results, by `evaluated(step, results, seconds)`,
+            such as `SummaryHook`. Among the session's hooks they come before this one, and the hook
+            that saves after it.
           stop_at: `(metric, value)`: training stops when the metric is at least the value; or None.
           skip_end: function without arguments, called at the end of the session: if it returns
-            True, as in a process that was told to stop, the last evaluation is left out. Or None.
+            True, the last evaluation is left out. Or None.
 
         Raises:
           InvalidArgumentError: `stop_at` without `every_steps`, or with an unknown metric;
@@ -257,14 +253,12 @@ class EvaluationHook(tf.train.SessionRunHook):
         self._stop_at, self._skip_end = stop_at, skip_end
         self._step = 0  # counted, as if each run of the session did one step
         self._since = 0  # the step of the latest evaluation that was due, or the restored one
-        self._evaluated_step = None
-        self._given_up = False
+        self._evaluated_step, self._given_up = None, False
 
     def after_create_session(self, session, coord):
         """Takes over the restored step; if `stop_at` is reached there, asks the session to stop."""
         self._step = self._since = int(session.run(self._global_step))
-        self._evaluated_step = None
-        self._given_up = False
+        self._evaluated_step, self._given_up = None, False
         if hasattr(self._evaluation, 'check_examples'):  # else found when the training is done
             self._evaluation.check_examples(session)
         if self._stop_at is not None and self._step and self._step % self._every_steps == 0:

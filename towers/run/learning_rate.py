@@ -1,9 +1,5 @@
-"""The learning rate: scaled to the number of towers, with a schedule counted in examples.
-
-N towers, each with the batch of one device, make the batch N times as large, and an epoch has one
-N-th of the steps. The scaling rules give the rate for that batch; a schedule counted in examples,
-not in steps, is the same for every number of towers.
-"""
+"""The learning rate: scaled to the number of towers, with a schedule counted in examples, which is
+the same for every number of towers."""
 
 import math
 import sys
@@ -137,17 +133,14 @@ def _examples(count):
     return '{:,d} example{}'.format(count, '' if count == 1 else 's')
 
 
-_TAKES = {'none': set(), 'exponential': {'decay_examples', 'decay_rate'},
-          'cosine': {'decay_examples'}}
-
-
 def _check_decay(decay, decay_examples, decay_rate):
     """Raises InvalidArgumentError unless decay has the arguments it needs and no others."""
-    given = {name for name, value in (('decay_examples', decay_examples),
-                                      ('decay_rate', decay_rate)) if value is not None}
-    if given != _TAKES[decay]:
+    taken = ['decay_examples', 'decay_rate'][:{'none': 0, 'cosine': 1, 'exponential': 2}[decay]]
+    given = [name for name, value in (('decay_examples', decay_examples),
+                                      ('decay_rate', decay_rate)) if value is not None]
+    if given != taken:
         raise InvalidArgumentError('decay=%r takes %s, and was given %s.' % (
-            decay, *(' and '.join(sorted(names)) or 'nothing' for names in (_TAKES[decay], given))))
+            decay, *(' and '.join(names) or 'nothing' for names in (taken, given))))
     if given:
         check_count('decay_examples', decay_examples)
     if 'decay_rate' in given:

@@ -11,18 +11,6 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
 
-_WATCHED = []  # the hooks whose handlers are installed
-
-
-def _restore_in_child():
-    """Restores the handlers in a forked process, which would write its signals to the same pipe."""
-    for hook in list(_WATCHED):
-        hook.restore()
-
-
-if hasattr(os, 'register_at_fork'):  # there is none on Windows
-    os.register_at_fork(after_in_child=_restore_in_child)
-
 
 class StopOnSignalHook(tf.train.SessionRunHook):
     """Stops the session after the current step when the process receives a signal.
@@ -53,7 +41,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         """`stream`: text stream for the line about the signal; None: standard error."""
         if stream is not None and not hasattr(stream, 'write'):
             raise InvalidArgumentError('stream=%.80r: expected a text stream.' % (stream,))
-        self.received, self._since, self._stream, self._former = None, None, stream, {}
+        self.received, self._stream, self._former = None, stream, {}
         self._watcher = self._pipe_end = self._former_fd = self._coordinator = None
 
     @property
@@ -77,15 +65,17 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         if threading.current_thread() is not threading.main_thread():
             raise InvalidArgumentError('StopOnSignalHook: Python has signal handlers in the main '
                                        'thread only. Make the session there, or leave this out.')
-        self._former = {number: signal.signal(number, self._handle) for number in self._SIGNALS
-                        if not _is_left_ignored(number)}
+        self._former = {number: signal.signal(number, self.stop) for number in self._SIGNALS
+                        if number in (signal.SIGTERM, signal.SIGINT)
+                        or signal.getsignal(number) is not signal.SIG_IGN}
         if hasattr(os, 'register_at_fork'):  # there is none on Windows
             self._watch()
 
-    def stop(self, number):
-        """Stops the session as the signal of that number would."""
+    def stop(self, number, unused_frame=None):
+        """Stops the session as the signal of that number would. It is the handler, too, which runs
+        in the main thread, when TensorFlow has returned from a step."""
         if self.received is None:
-            self.received, self._since = number, time.monotonic()
+            self.received = number
 
     def after_run(self, run_context, run_values):
         """Asks the session to stop after a signal."""
@@ -105,30 +95,18 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             os.close(self._pipe_end)  # the watcher reads what is left in the pipe, and ends
             self._watcher.join(5.)
             self._watcher = None
-            _WATCHED.remove(self)
         self._former = {}
 
-    def _handle(self, number, unused_frame):
-        """Python's handler: runs in the main thread, when TensorFlow has returned from a step."""
-        if self.received is None:
-            self.stop(number)
-        elif not self._is_echo(number, self.received, self._since):
-            os._exit(128 + number)
-
-    def _is_echo(self, number, first, since):
-        """Whether a signal is the first one again, less than half a second after it."""
-        return number == first and time.monotonic() - since < self._ECHO_SECONDS
-
     def _watch(self):
-        """Starts a thread that learns of signals at once, by a pipe that the C handler writes to.
-        """
+        """Starts a thread that learns of signals at once, from a pipe of the C handler."""
         read_end, self._pipe_end = os.pipe()
         os.set_blocking(self._pipe_end, False)
         self._watcher = threading.Thread(target=self._wait_for_signals, args=(read_end,),
                                          daemon=True)
         self._watcher.start()
         self._former_fd = signal.set_wakeup_fd(self._pipe_end)
-        _WATCHED.append(self)
+        # A forked process would write its signals to the same pipe.
+        os.register_at_fork(after_in_child=self.restore)
 
     def _wait_for_signals(self, read_end):
         """The thread: says the first signal in a line, and ends the process at a second one."""
@@ -140,13 +118,9 @@ class StopOnSignalHook(tf.train.SessionRunHook):
                     continue
                 if first is None:
                     first, since = number, time.monotonic()
-                    self.noticed()
                     self._say(number)
-                elif not self._is_echo(number, first, since):
+                elif number != first or time.monotonic() - since >= self._ECHO_SECONDS:
                     os._exit(128 + number)
-
-    def noticed(self):
-        """Called at the first signal, at once and in another thread; a step may be under way."""
 
     def _say(self, number):
         stream = self._stream or sys.stderr
@@ -156,9 +130,3 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             stream.flush()
         except (OSError, ValueError):
             pass  # the stream cannot be written any more; the run has to end in good order
-
-
-def _is_left_ignored(number):
-    """Whether a signal is a SIGHUP that the process was started to ignore, as by `nohup`."""
-    return (number == getattr(signal, 'SIGHUP', None)
-            and signal.getsignal(number) is signal.SIG_IGN)

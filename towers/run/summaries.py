@@ -65,13 +65,13 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None,
 
 def _norms(built):
     """Dict from names to the norms of gradients and weights, and the noise scale if it is known."""
-    found = {}
-    for name, pairs in with_parts('gradient_norm', built.gradients):
-        found[name] = _norm([pair for pair in pairs if pair[0] is not None], built.placement)
+    found = {name: [([gradient], variable) for gradient, variable in pairs if gradient is not None]
+             for name, pairs in with_parts('gradient_norm', built.gradients)}
     trained = {variable.op.name: variable for gradient, variable in all_pairs(built.gradients)
                if gradient is not None}
-    found['weight_norm'] = _norm([(variable, variable) for variable in trained.values()],
-                                 built.placement)
+    found['weight_norm'] = [([variable], variable) for variable in trained.values()]
+    with only_device(built.placement.main):
+        found = {name: tf.sqrt(_squares(sums, built.placement)) for name, sums in found.items()}
     noise = _noise_scale(built)
     return found if noise is None else dict(found, noise_scale=noise)
 
@@ -96,7 +96,7 @@ class SummaryHook(tf.train.SessionRunHook):
           graph: a `tf.Graph` or `tf.GraphDef` for TensorBoard to draw, written once; or None.
 
         Raises:
-          InvalidArgumentError: an argument of another kind; a `logdir` that is a file.
+          InvalidArgumentError: an argument of another kind.
         """
         if not isinstance(summaries, (list, tuple)) or not all(
                 isinstance(each, tf.Tensor) and each.dtype == tf.string for each in summaries):
@@ -104,13 +104,10 @@ class SummaryHook(tf.train.SessionRunHook):
                                        'and the like return.' % (summaries,))
         check_step_variable(global_step)
         check_count('summary_steps', summary_steps)
-        logdir = directory_name('logdir', logdir)
-        if os.path.exists(logdir) and not os.path.isdir(logdir):
-            raise InvalidArgumentError('logdir=%r is a file: expected the name of a directory.'
-                                       % logdir)
         if graph is not None:
             check_instance('graph', graph, (tf.Graph, tf.GraphDef), 'a tf.Graph, or None')
-        self._summaries, self._global_step, self._logdir = list(summaries), global_step, logdir
+        self._summaries, self._global_step = list(summaries), global_step
+        self._logdir = directory_name('logdir', logdir)
         self._summary_steps, self._graph = summary_steps, graph
         self._writer, self._step = None, 0  # counted, as if each run of the session did one step
 
@@ -123,9 +120,7 @@ class SummaryHook(tf.train.SessionRunHook):
             self._writer = tf.summary.FileWriter(
                 self._logdir, filename_suffix='.from_%d.%d' % (self._step, os.getpid()))
             if self._graph is not None:
-                self._writer.add_graph(None, self._step, (
-                    self._graph.as_graph_def() if isinstance(self._graph, tf.Graph)
-                    else self._graph))
+                self._writer.add_graph(self._graph, self._step)
         # From the next step on: the summaries of this one were written before its checkpoint.
         self._writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), self._step + 1)
 
@@ -183,45 +178,35 @@ def _noise_scale(built):
                 of_variable.setdefault(variable.op.name, (variable, []))[1].append(gradient)
     if not of_variable or {len(parts) for _, parts in of_variable.values()} != {len(towers)}:
         return None
-    # Each tower's gradient is its share of the sum: G_k is N times as large, as is their mean, but
+    # Each tower's gradient is its share of the sum: G_k and their mean are N times as large, but
     # for a factor that they have in common.
-    of_towers, of_batch = [], []
-    for variable, parts in of_variable.values():
-        with built.placement.scope_of(variable):
-            of_towers += [_squared_norm_of_sum([part]) for part in parts]
-            of_batch.append(_squared_norm_of_sum(parts))
+    count, sums = len(towers), [(parts, variable) for variable, parts in of_variable.values()]
     with only_device(built.placement.main):
-        count = len(towers)
-        small, big = count * tf.add_n(of_towers), tf.add_n(of_batch)
+        small = count * _squares([([part], variable) for parts, variable in sums for part in parts],
+                                 built.placement)
+        big = _squares(sums, built.placement)
         return count * sizes.pop() * (small - big) / (count * big - small)
 
 
-def _norm(pairs, placement):
-    """The norm of the tensors of `(tensor, variable)` pairs together, each computed on the device
-    of its variable."""
+def _squares(sums, placement):
+    """The sum of all squares of the sums of tensors, `(tensors, variable)` pairs, each computed on
+    the device of its variable."""
     squares = []
-    for tensor, variable in pairs:
+    for tensors, variable in sums:
         with placement.scope_of(variable):
-            squares.append(_squared_norm(tensor))
-    with only_device(placement.main):
-        return tf.sqrt(tf.add_n(squares))
+            squares.append(_squared_norm_of_sum(tensors))
+    return tf.add_n(squares)
 
 
 def _squared_norm_of_sum(tensors):
-    """`_squared_norm` of the sum of tensors, or of the rows of `IndexedSlices` together."""
+    """The sum of squares of a sum of tensors, a float64 scalar: sums over hundreds of variables are
+    exact enough in float64. Rows of `IndexedSlices` that occur several times are summed first."""
     if all(isinstance(each, tf.IndexedSlices) for each in tensors):
-        return _squared_norm(tf.IndexedSlices(tf.concat([each.values for each in tensors], 0),
-                                              tf.concat([each.indices for each in tensors], 0)))
-    return _squared_norm(tf.add_n([tf.convert_to_tensor(each) for each in tensors]))
-
-
-def _squared_norm(tensor):
-    """The sum of squares of a tensor, a float64 scalar: sums over hundreds of variables are exact
-    enough in float64. Rows of `IndexedSlices` that occur several times are summed first."""
-    if isinstance(tensor, tf.IndexedSlices):
-        rows, places = tf.unique(tensor.indices)
-        tensor = tf.math.unsorted_segment_sum(tensor.values, places, tf.size(rows))
-    tensor = tf.convert_to_tensor(tensor)
+        rows, places = tf.unique(tf.concat([each.indices for each in tensors], 0))
+        tensor = tf.math.unsorted_segment_sum(tf.concat([each.values for each in tensors], 0),
+                                              places, tf.size(rows))
+    else:
+        tensor = tf.add_n([tf.convert_to_tensor(each) for each in tensors])
     if tensor.dtype in (tf.float16, tf.bfloat16):
         tensor = tf.cast(tensor, tf.float32)
     return 2. * tf.cast(tf.nn.l2_loss(tensor), tf.float64)

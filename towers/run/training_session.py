@@ -1,22 +1,34 @@
-"""A session that goes on where the newest checkpoint of a directory left off."""
+"""A session that goes on where the newest checkpoint of a directory left off, alone in there."""
 
 import contextlib
+import errno
+import os
+import socket
+import time
 import typing
+import warnings
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import (check_count, check_flag, check_function, check_instance,
-                              check_step_variable, directory_name, listed_hooks)
-from towers.api.built import BuiltTowers
-from towers.checkpoint.files import newest_checkpoint
+from towers.arguments import (check_flag, check_function, check_instance, check_step_variable,
+                              directory_name, listed_hooks)
+from towers.checkpoint.files import describe_safe, first_line, newest_checkpoint
 from towers.checkpoint.match import InitialValues, check_fits, difference, some
 from towers.checkpoint.tidy import tidy_directory
-from towers.errors import InvalidArgumentError
+from towers.errors import CheckpointError, InvalidArgumentError, RunLockedError, shown
 from towers.memory.fit import out_of_memory_explained
 from towers.nonfinite import explained
 from towers.placement.devices import config_of_towers
 from towers.run.checkpoint_hook import CheckpointHook
-from towers.run.run_lock import hold_directory
+from towers.safe_files import regular
+
+# Errors of flock on file systems that have no locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
@@ -32,8 +44,8 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
     """A `tf.train.MonitoredSession` for a run that can be killed at any moment and started again.
 
     In this order: locks the directory for this process; finds the newest checkpoint and reads all
-    of it; removes what a killed writer left; compares the checkpoint with the graph's variables;
-    and only then makes the session, with a `CheckpointHook` after `hooks` and before `last_hooks`.
+    of it; compares it with the graph's variables; removes what a killed writer left; and only then
+    makes the session, with a `CheckpointHook` after `hooks` and before `last_hooks`.
 
     Args:
       directory: of the checkpoints.
@@ -44,16 +56,14 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
         graph, if it has any.
       last_hooks: hooks that come after the `CheckpointHook`: `StopOnSignalHook`, whose handlers
         then are still installed during the last save.
-      save_steps, keep, saver, listeners: see `CheckpointHook`; without `saver` it is one of all
-        variables.
+      save_steps, keep, saver, listeners: see `CheckpointHook`.
       recover: where the newest checkpoint is damaged, whether to go on from the one before it.
       initial_values: what `init_from` returned, to start from where the directory has no
         checkpoint; or None.
       check: function of a program that has more to compare when a run goes on, called as
-        `check(newest, missing, dropped)` before anything in the directory is changed: with what
+        `check(newest, missing, dropped)` before the directory is changed: with what
         `newest_checkpoint` returned, and what the checkpoint lacks of the graph's variables, and
-        the graph of the checkpoint's, each a text or None. It returns lines to be shown, or raises
-        to refuse the run. Or None.
+        the graph of the checkpoint's, each a text or None. It returns lines to show, or raises.
       built: what `build_towers` returned, for the advice when a step runs out of memory; or None.
       memory_limit: bytes that a device has, for the same advice; None: what the device reports.
       member: `Member`, if this process is the chief of a cluster; or None.
@@ -78,10 +88,6 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
     else:
         check_instance('config', config, tf.ConfigProto, 'a tf.ConfigProto, see session_config')
     check_flag('recover', recover)
-    if built is not None:
-        check_instance('built', built, BuiltTowers, 'what build_towers returned, or None')
-    if memory_limit is not None:
-        check_count('memory_limit', memory_limit)
     if check is not None:
         check_function('check', check, 3, 'a function of a checkpoint and two texts, or None')
     if member is not None and not hasattr(member, 'session_creator'):  # its room is above this one
@@ -90,9 +96,13 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
     check_function('say', say, 1, 'a function of a line of text, such as print')
     if initial_values is not None:
         check_instance('initial_values', initial_values, InitialValues, 'what init_from returned')
-    # Made for its checks alone: an error about its arguments comes before the directory is touched.
-    CheckpointHook(directory, global_step, save_steps, keep=keep, saver=saver, listeners=listeners)
-    with hold_directory(directory):
+    checkpoints = CheckpointHook(
+        directory, global_step, save_steps, keep=keep, saver=saver,
+        listeners=listeners if member is None else list(listeners) + member.listeners)
+    with contextlib.ExitStack() as stack:
+        if built is not None:
+            stack.enter_context(out_of_memory_explained(built, directory, memory_limit))
+        stack.enter_context(hold_directory(directory))
         newest = _checked_newest(directory, recover, check, say)
         init_fn = None
         if initial_values is not None and newest is not None:
@@ -100,24 +110,23 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
         elif initial_values is not None:
             say(str(initial_values))
             init_fn = lambda unused_scaffold, session: initial_values.restore(session)  # noqa: E731
-        saver = saver or tf.train.Saver(save_relative_paths=True)
-        checkpoints = CheckpointHook(
-            directory, global_step, save_steps, keep=keep, saver=saver,
-            listeners=list(listeners) + ([] if member is None else member.listeners))
-        scaffold, target = tf.train.Scaffold(saver=saver, init_fn=init_fn), ''
-        if member is not None:
-            config, target = member.config, member.target
-        creator = _NewestCheckpoint(directory, newest, scaffold, config, target)
-        steps = _StepsDone(global_step)
-        if member is not None:
-            creator = member.session_creator(creator, scaffold)
+        scaffold, steps = tf.train.Scaffold(saver=saver, init_fn=init_fn), _StepsDone(global_step)
+
+        def newest_again():
+            found = newest_checkpoint(directory, recover)
+            for line in tidy_directory(directory, found):
+                say(line)
+            return found
+        if member is None:
+            creator = _NewestCheckpoint(newest, newest_again, scaffold, '', config)
+        else:
+            creator = member.session_creator(_NewestCheckpoint(
+                newest, newest_again, scaffold, member.target, member.config), scaffold)
             hooks = member.hooks + hooks
         try:
-            with contextlib.ExitStack() as stack:
-                if built is not None:
-                    stack.enter_context(out_of_memory_explained(built, directory, memory_limit))
-                yield stack.enter_context(tf.train.MonitoredSession(
-                    creator, [steps] + hooks + [checkpoints] + last_hooks))
+            with tf.train.MonitoredSession(
+                    creator, [steps] + hooks + [checkpoints] + last_hooks) as session:
+                yield session
         except tf.errors.OpError as error:
             reason = explained(error, steps.number + 1)
             if reason is None:
@@ -126,15 +135,8 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
 
 
 def _checked_newest(directory, recover, check, say):
-    """Finds the newest checkpoint, compares it with the graph, and tidies the directory.
-
-    Returns:
-      What `newest_checkpoint` returned.
-
-    Raises:
-      CheckpointError: the newest checkpoint is damaged, or a variable of the graph is not in it; or
-        what `check` raises.
-    """
+    """Finds the newest checkpoint, compares it with the graph, and tidies the directory; returns
+    what `newest_checkpoint` returned."""
     newest, told = newest_checkpoint(directory, recover), []
     if newest is not None:
         missing, dropped = difference(newest.prefix)
@@ -155,35 +157,101 @@ def _checked_newest(directory, recover, check, say):
 
 
 class _NewestCheckpoint(tf.train.SessionCreator):
-    """Makes sessions from the newest checkpoint: the first one from that which was checked. When a
-    session is lost (`AbortedError`, `UnavailableError`), `MonitoredSession` makes another one, and
-    by then the run has saved later checkpoints."""
+    """Makes sessions from the newest checkpoint, the first one from that which was checked. When a
+    session is lost, `MonitoredSession` makes another one, and by then there are later checkpoints.
+    """
 
-    def __init__(self, directory, newest, scaffold, config, target):
-        self._target = target
-        self._directory, self._newest, self._is_first = directory, newest, True
-        self._scaffold, self._config = scaffold, config
+    def __init__(self, newest, newest_again, *session):
+        self._newest, self._newest_again, self._session = newest, newest_again, session
+        self._is_first = True
 
     def create_session(self):
         """A `tf.Session` with the restored (or initialised) variables."""
-        newest = self._newest if self._is_first else newest_checkpoint(self._directory)
+        newest = self._newest if self._is_first else self._newest_again()
         self._is_first = False
         return tf.train.ChiefSessionCreator(
-            self._scaffold, self._target, config=self._config,
-            checkpoint_filename_with_path=newest.prefix if newest else None).create_session()
+            *self._session, checkpoint_filename_with_path=newest.prefix if newest else None
+            ).create_session()
 
 
 class _StepsDone(tf.train.SessionRunHook):
-    """Counts the steps that have succeeded, for an error that is raised when the session is closed.
-    """
+    """Counts the steps that have succeeded, for an error raised when the session is closed."""
 
     def __init__(self, global_step):
         self.number, self._global_step = 0, global_step
 
     def after_create_session(self, session, coord):
-        """Takes the step from the session's variables."""
         self.number = int(session.run(self._global_step))
 
     def after_run(self, run_context, run_values):
-        """Counts a step."""
         self.number += 1
+
+
+# ---- The lock of the directory -------------------------------------------------------------------
+
+@contextlib.contextmanager
+def hold_directory(directory: str) -> typing.Iterator[bool]:
+    """Keeps other runs out of a directory while the `with` block lasts.
+
+        with towers.hold_directory(train_dir):
+            newest = towers.newest_checkpoint(train_dir)
+            ...
+
+    It takes the kernel's lock (`flock`) on the file `run.lock` in the directory, which is released
+    when the process ends, by SIGKILL too; so a file that is left over does no harm. Where there is
+    no flock (some network file systems; paths such as gs://…; Windows) it goes on without a lock,
+    and warns by a `RuntimeWarning`.
+
+    Args:
+      directory: made if it is missing.
+
+    Yields:
+      Whether the directory is locked: False where there is no flock.
+
+    Raises:
+      RunLockedError: another run has the directory: which process, on which machine, since when.
+      CheckpointError: `directory` is a file, or cannot be made or written to; a `BadFileError`
+        where `run.lock` in it is no regular file.
+    """
+    directory = directory_name('directory', directory)
+    with contextlib.ExitStack() as stack:
+        try:
+            tf.io.gfile.makedirs(directory)
+            unlocked = 'there are no file locks for it'
+            if fcntl is not None and '://' not in directory:
+                # Unbuffered, so that a full disk is an error of the write.
+                lock_file = stack.enter_context(open(
+                    os.path.join(directory, 'run.lock'), 'a+b', buffering=0, opener=regular))
+                unlocked = _locked(directory, lock_file)
+        except (OSError, tf.errors.OpError) as error:
+            raise CheckpointError(
+                '%s cannot be written to: %s. Nothing was written. %s Give a directory that can be '
+                'made and written to.' % (directory, getattr(error, 'strerror', None)
+                                          or first_line(error), describe_safe(directory)))
+        if unlocked:
+            warnings.warn('%s is not locked, as %s: see to it yourself that no other run uses it.'
+                          % (directory, unlocked), RuntimeWarning,
+                          stacklevel=3)  # the line of the `with` statement, past contextlib
+        yield not unlocked
+
+
+def _locked(directory, lock_file):
+    """Locks the file and writes into it who holds it; returns None, or why there is no lock."""
+    try:
+        fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock_file.seek(0)
+        holder = lock_file.read(200).decode('utf-8', 'replace').strip()
+        raise RunLockedError(
+            '%s is in use by %s. Two runs in one directory would overwrite and delete each '
+            "other's checkpoints; nothing was written. Wait for that run, end it, or give this "
+            'one another directory.' % (directory, shown(holder) or 'another process, which has '
+                                        'not said yet which one it is'))
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return 'its file system has no file locks (%s)' % error.strerror
+    lock_file.truncate(0)
+    lock_file.write(('process %d on %s, since %s\n' % (
+        os.getpid(), socket.gethostname(), time.strftime('%Y-%m-%d %H:%M:%S'))).encode())
+    return None

@@ -1,0 +1,183 @@
+"""The weights of a trained model: their moving averages, and a SavedModel of them."""
+
+import contextlib
+import os
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import (check_function, check_number, check_step_variable,
+                              directory_name)
+from towers.checkpoint.files import READ_ERRORS, counter_in, first_line
+from towers.checkpoint.match import check_fits
+from towers.errors import CheckpointError, InvalidArgumentError
+from towers.graph import graph_walk
+from towers.graph.variable_access import variables_read
+from towers.placement.variable_device import only_device
+from towers.safe_files import folder_written_whole
+
+_TENSORS = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)  # as a signature takes them
+
+
+class WeightAverages:
+    """Exponential moving averages of trained variables, by `tf.train.ExponentialMovingAverage`.
+
+        average <- average - (1 - d) * (average - variable),   d = min(decay, (1 + t) / (10 + t))
+
+    after each step t. The averages are saved with the rest, as
+    `<variable>/ExponentialMovingAverage`.
+    """
+
+    def __init__(self, decay: float, global_step: typing.Optional[tf.Variable]):
+        """
+        Args:
+          decay: in (0, 1), such as 0.999.
+          global_step: the variable that counts steps: t of the formula.
+
+        Raises:
+          InvalidArgumentError: a decay outside of (0, 1).
+        """
+        check_number('decay', decay, expected='a number between 0 and 1, such as 0.999')
+        check_step_variable(global_step)
+        if not 0 < decay < 1:
+            raise InvalidArgumentError('decay=%r: expected a number between 0 and 1, such as 0.999.'
+                                       % (decay,))
+        self._averages = tf.train.ExponentialMovingAverage(float(decay), global_step)
+        self._by_name = {}
+
+    def update_after(self, train_op, variables):
+        """Makes the averages of variables, and the operation that updates them after a step.
+
+        Args:
+          train_op: operation that updates the weights.
+          variables: list of the variables to average, the trained ones.
+
+        Returns:
+          The operation of a step: runs `train_op`, then updates the averages.
+        """
+        with tf.control_dependencies([train_op]), only_device(train_op.device or None):
+            updated = self._averages.apply(variables)
+        self._by_name = {variable.op.name: self._averages.average(variable)
+                         for variable in variables}
+        return updated
+
+    @contextlib.contextmanager
+    def instead_of_weights(self):
+        """A scope in which `get_variable` gives the average of a variable that has one.
+
+        For the towers of an evaluation whose model makes its variables with `get_variable` (slim
+        and `tf.layers` do).
+
+        Raises:
+          InvalidArgumentError: at the end of the block, if an operation made in it reads a weight
+            that has an average, as with variables of `tf.Variable` or Keras.
+        """
+        if not self._by_name:
+            raise InvalidArgumentError('there are no averages yet: call update_after first.')
+
+        def average_or_variable(getter, name, *args, **kwargs):
+            variable = getter(name, *args, **kwargs)
+            return self._by_name.get(getattr(getattr(variable, 'op', None), 'name', None),
+                                     variable)
+        with graph_walk.Recording(tf.get_default_graph()) as made, tf.variable_scope(
+                tf.get_variable_scope(), custom_getter=average_or_variable,
+                auxiliary_name_scope=False):
+            yield
+        for variable in variables_read(made.operations):
+            if variable.op.name in self._by_name:
+                raise InvalidArgumentError(
+                    'what was built instead_of_weights() reads variable %r, not its average: only '
+                    'tf.get_variable can give another variable, and this one was made or kept '
+                    'otherwise (by tf.Variable, or in a Keras layer). Make it with '
+                    'tf.get_variable.' % variable.op.name)
+
+
+def averages_in(checkpoint, variables):
+    """From which names of a checkpoint to restore variables: their moving averages, if it has them.
+
+    For a graph without `WeightAverages` that evaluates or exports.
+
+    Returns:
+      `(names, count)`: a dict from names in the checkpoint to variables, for `tf.train.Saver`, and
+      how many of the names are of averages.
+    """
+    there = {name for name, _ in tf.train.list_variables(checkpoint)}
+    names = {}
+    for variable in variables:
+        average = variable.op.name + '/ExponentialMovingAverage'
+        names[average if average in there else variable.op.name] = variable
+    return names, sum(name.endswith('/ExponentialMovingAverage') for name in names)
+
+
+# ---- SavedModel ----------------------------------------------------------------------------------
+
+def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) -> str:
+    """Writes a SavedModel that TF Serving and `tf.saved_model.load` read.
+
+    The model is built in a graph of its own, without devices, and its variables are restored by
+    their names, which are the same in a checkpoint of N towers and of one device. Where the
+    checkpoint has moving averages of weights, the averages are exported as the weights.
+
+    Args:
+      build: called without arguments under a fresh graph; returns `(inputs, outputs)`, two dicts
+        from the names in the signature to tensors.
+      checkpoint: prefix of a checkpoint.
+      directory: of all versions of the model. The new one goes into a folder in it, named by the
+        checkpoint's global step: TF Serving serves the highest number.
+
+    Returns:
+      The folder that was written. Its signature is `'serving_default'`, method
+      `tensorflow/serving/predict`.
+
+    Raises:
+      InvalidArgumentError: this version exists already, or the directory cannot be written to;
+        `build` returned something else.
+      CheckpointError: the checkpoint cannot be read, has no global step, or is of another model.
+    """
+    check_function('build', build, 0, 'a function without arguments that returns (inputs, outputs)')
+    checkpoint = directory_name('checkpoint', checkpoint, 'the prefix of a checkpoint')
+    directory = directory_name('directory', directory)
+    try:
+        step = counter_in(checkpoint, 'global_step')
+    except READ_ERRORS as error:
+        raise CheckpointError('%s cannot be exported: %s. Expected the prefix of a checkpoint with '
+                              'a global_step, such as model.ckpt-500.' % (
+                                  checkpoint, first_line(error).rstrip('.'))) from error
+    target = os.path.join(directory, str(step))
+    if tf.io.gfile.exists(target) or os.path.lexists(target):
+        raise InvalidArgumentError('%s exists already: an export of step %d. Remove it, or export '
+                                   'elsewhere.' % (target, step))
+    with tf.Graph().as_default():
+        tf.set_random_seed(0)  # deterministic operations are refused without; nothing is drawn
+        inputs, outputs = _checked_signature(build())
+        names, _ = averages_in(checkpoint, tf.global_variables())
+        check_fits(checkpoint, names)
+        saver = tf.train.Saver(names)
+        signature = tf.saved_model.predict_signature_def(inputs, outputs)
+        with tf.Session() as session:
+            saver.restore(session, checkpoint)
+            try:
+                # A server loads a folder with a number as soon as it sees it.
+                with folder_written_whole(target) as unfinished:
+                    builder = tf.saved_model.Builder(unfinished)
+                    builder.add_meta_graph_and_variables(
+                        session, [tf.saved_model.tag_constants.SERVING], {
+                            tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KEY:
+                            signature},
+                        main_op=tf.tables_initializer(), strip_default_attrs=True)
+                    builder.save()
+            except (OSError, tf.errors.OpError) as error:
+                raise InvalidArgumentError(
+                    '%s cannot be written: %s. Export to a directory that can be made and written '
+                    'to.' % (target, first_line(error))) from error
+    return target
+
+
+def _checked_signature(built):
+    """`(inputs, outputs)` of what the caller's function built in the default graph."""
+    if not isinstance(built, (tuple, list)) or len(built) != 2 or not all(
+            isinstance(part, dict) and part and all(isinstance(each, _TENSORS)
+                                                    for each in part.values()) for part in built):
+        raise InvalidArgumentError('build returned %.200r: expected (inputs, outputs), two dicts '
+                                   'from names to tensors.' % (built,))
+    return built
