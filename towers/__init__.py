@@ -24,7 +24,7 @@ from towers.errors import (AuditError, BadFileError, CheckpointError, CloneError
                            DeviceError, FailedBuildError, GradientError, InputError,
                            InvalidArgumentError, LogFileError, MeasurementError,
                            MissingPackageError, ModelFunctionError, NameScopeError,
-                           OutOfMemoryError, PrecisionError, RunLockedError,
+                           NonFiniteError, OutOfMemoryError, PrecisionError, RunLockedError,
                            SharedVariableError, StepError, TowersError, WorkerLostError)
 from towers.fronts.estimator import replicate_model_fn
 from towers.fronts.keras_model import ParallelModel
@@ -36,7 +36,6 @@ from towers.memory.fit import (FittedBatch, fit_batch_size, largest_batch,
                                out_of_memory_explained)
 from towers.memory.measure import MeasuredMemory, measure_memory
 from towers.memory.report import memory_report
-from towers.nonfinite import NonFiniteError
 from towers.placement.devices import resolve_devices, session_config, visible_gpus
 from towers.placement.precision import PRECISIONS, use_precision
 from towers.placement.stages import stage

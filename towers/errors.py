@@ -105,6 +105,10 @@ class MissingPackageError(TowersError, ImportError):
     """An optional package that is not installed; names the extra that brings it."""
 
 
+class NonFiniteError(TowersError):
+    """A loss or a gradient is NaN or infinite."""
+
+
 class MeasurementError(TowersError):
     """Memory that cannot be measured, since TensorFlow's allocator does not count it here."""
 

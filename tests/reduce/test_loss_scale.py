@@ -10,7 +10,7 @@ from sample_models import (assert_equal_runs, embedding, l2_of_kernels, momentum
                            on_towers, one_device, slim_layers, tokens, vectors)
 from towers.errors import GradientError, InvalidArgumentError
 from towers.reduce.loss_scale import LossScale
-from towers.nonfinite import explained
+from towers.tensorflow_errors import explained
 
 pytestmark = pytest.mark.usefixtures('kind_of_variables')
 

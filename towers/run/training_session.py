@@ -13,10 +13,10 @@ from towers.checkpoint.match import InitialValues, check_fits, difference, some
 from towers.checkpoint.tidy import tidy_directory
 from towers.errors import InvalidArgumentError
 from towers.memory.fit import out_of_memory_explained
-from towers.nonfinite import explained
 from towers.placement.devices import config_of_towers
 from towers.run.checkpoint_hook import CheckpointHook
 from towers.run.run_lock import hold_directory
+from towers.tensorflow_errors import explained
 
 
 @contextlib.contextmanager
