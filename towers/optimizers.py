@@ -119,10 +119,6 @@ def _wrapped(optimizer):
         members = (list(value.values()) if isinstance(value, dict) else
                    value if isinstance(value, (list, tuple)) else [value])
         found += [each for each in members if _is_optimizer(each)]
-    # `TowerOptimizer` may have a function that makes it.
-    made = getattr(type(optimizer), '_optimizer', None)
-    if isinstance(optimizer, tf.train.Optimizer) and callable(made):
-        found.append(made(optimizer))
     return found
 
 

@@ -10,8 +10,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.api.build import build_towers
 from towers.arguments import check_function
-from towers.errors import (GradientError, InvalidArgumentError, MissingPackageError,
-                           ModelFunctionError)
+from towers.errors import InvalidArgumentError, MissingPackageError, ModelFunctionError
 from towers.fronts.optimizer_calls import OptimizerCalls, share_of_sum
 from towers.placement.devices import check_one_stage, resolve_devices
 from towers.placement.variable_device import only_device
@@ -87,9 +86,8 @@ def replicate_model_fn(model_fn: typing.Callable,
     _check_reduction(loss_reduction)
     if on_built is not None:
         check_function('on_built', on_built, 2, 'a function of the mode and of what was built')
-    function = _ModelFunction(model_fn)
-    is_empty = isinstance(devices, (list, tuple)) and not devices
-    names = resolve_devices(None if is_empty else devices)
+    takes = _arguments_of(model_fn)
+    names = resolve_devices(devices)
     check_one_stage('replicate_model_fn', names)
     is_sum = loss_reduction == tf.losses.Reduction.SUM
 
@@ -97,18 +95,18 @@ def replicate_model_fn(model_fn: typing.Callable,
         _check_mode(mode)
         if len(names) == 1:
             with tf.device(names[0]):
-                return function(features, labels, mode, params, config)
+                return _spec_of(model_fn, takes, features, labels, mode, params, config)
         trains = mode == tf.estimator.ModeKeys.TRAIN
-        graph = tf.get_default_graph()
-        calls = OptimizerCalls(graph, len(names), is_sum, trains)
+        calls = OptimizerCalls(tf.get_default_graph(), is_sum, trains)
         specs = []
 
         def of_tower(inputs):
             # Its own parameters: it may remove entries from them.
-            spec = function(inputs['features'], inputs['labels'], mode, copy.copy(params), config)
+            spec = _spec_of(model_fn, takes, inputs['features'], inputs['labels'], mode,
+                            copy.copy(params), config)
             specs.append(spec)
             if trains:
-                _check_train_op(calls, spec)
+                calls.check_spec(spec)
             return dict(loss=spec.loss, predictions=_mergeable(spec),
                         metrics=_metrics(spec) if mode == tf.estimator.ModeKeys.EVAL else None)
 
@@ -136,74 +134,48 @@ def _check_reduction(loss_reduction):
                 loss_reduction, ', '.join(map(repr, sorted(set(reductions) - {'none'})))))
 
 
-def _check_train_op(calls, spec):
-    """Raises `GradientError` unless the train op makes its updates by `TowerOptimizer`s."""
-    calls.check_train_op(spec.train_op)
-    after = calls.after_update()
-    for what, tensor in [('loss', spec.loss)] + [
-            ('update in UPDATE_OPS', update)
-            for update in tf.get_collection(tf.GraphKeys.UPDATE_OPS)]:
-        op = getattr(tensor, 'op', tensor)
-        if op.name in after:
-            raise GradientError(
-                'the %s of the model function, %r, waits for an update of a TowerOptimizer, which '
-                'itself comes after the losses and the UPDATE_OPS of all towers: take it out of '
-                'tf.control_dependencies of the train op.' % (what, op.name))
+def _arguments_of(model_fn):
+    """Names of the arguments that a model function takes; raises `ModelFunctionError`."""
+    if not callable(model_fn) or isinstance(model_fn, type):
+        raise ModelFunctionError('model_fn=%.80r cannot be called as the model function of an '
+                                 'Estimator.' % (model_fn,))
+    parameters = list(inspect.signature(model_fn).parameters.values())
+    bound = model_fn.keywords if isinstance(model_fn, functools.partial) else {}
+    names = {each.name for each in parameters} - set(bound)
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        names.update(('features', 'labels', 'mode'))
+    if 'features' not in names:
+        raise ModelFunctionError(
+            'model_fn=%.80r takes no argument features: expected the model function of an '
+            'Estimator, model_fn(features, labels, mode, params).' % (model_fn,))
+    return names
 
 
-class _ModelFunction:
-    """An Estimator's model function, which is called with the arguments that it has."""
+def _spec_of(model_fn, takes, features, labels, mode, params, config):
+    """The `EstimatorSpec` of a call of the model function with those arguments that it takes.
 
-    def __init__(self, function):
-        """
-        Args:
-          function: `f(features, labels, mode, params, config)`, or some of these.
-
-        Raises:
-          ModelFunctionError: it cannot be called, or takes no features.
-        """
-        if not callable(function) or isinstance(function, type):
-            raise ModelFunctionError('model_fn=%.80r cannot be called as the model function of an '
-                                     'Estimator.' % (function,))
-        parameters = list(inspect.signature(function).parameters.values())
-        bound = function.keywords if isinstance(function, functools.partial) else {}
-        self._names = {each.name for each in parameters} - set(bound)
-        if any(each.kind is each.VAR_KEYWORD for each in parameters):
-            self._names.update(('features', 'labels', 'mode'))
-        if 'features' not in self._names:
-            raise ModelFunctionError(
-                'model_fn=%.80r takes no argument features: expected the model function of an '
-                'Estimator, model_fn(features, labels, mode, params).' % (function,))
-        self._function = function
-
-    def __call__(self, features, labels, mode, params, config):
-        """Calls the model function.
-
-        Returns:
-          Its `EstimatorSpec`.
-
-        Raises:
-          InvalidArgumentError: there are labels, and the function has no argument for them.
-          ModelFunctionError: the function returns no `EstimatorSpec`.
-        """
-        if labels is not None and 'labels' not in self._names:
-            raise InvalidArgumentError('the model function takes no labels, and labels=%.80r are '
-                                       'given.' % (labels,))
-        given = {'labels': labels, 'mode': mode, 'params': params, 'config': config}
-        spec = self._function(features=features, **{
-            name: value for name, value in given.items() if name in self._names})
-        if not isinstance(spec, tf.estimator.EstimatorSpec):
-            raise ModelFunctionError('the model function returned %.80r of type %s: expected a '
-                                     'tf.estimator.EstimatorSpec.' % (spec, type(spec).__name__))
-        # The class itself checks what its own mode needs. No predictions are an empty dict there.
-        missing = [field for field in _NEEDED[mode] if spec.mode != mode
-                   and (getattr(spec, field) is None or getattr(spec, field) == {})]
-        if missing:
-            raise ModelFunctionError(
-                'the model function was called in mode %r and returned an EstimatorSpec of mode '
-                '%r without %s: make the EstimatorSpec of the mode that it is called with.' % (
-                    mode, spec.mode, ' and '.join(missing)))
-        return spec
+    Raises:
+      InvalidArgumentError: there are labels, and the function has no argument for them.
+      ModelFunctionError: the function returns no `EstimatorSpec` of this mode.
+    """
+    if labels is not None and 'labels' not in takes:
+        raise InvalidArgumentError('the model function takes no labels, and labels=%.80r are '
+                                   'given.' % (labels,))
+    given = {'labels': labels, 'mode': mode, 'params': params, 'config': config}
+    spec = model_fn(features=features, **{
+        name: value for name, value in given.items() if name in takes})
+    if not isinstance(spec, tf.estimator.EstimatorSpec):
+        raise ModelFunctionError('the model function returned %.80r of type %s: expected a '
+                                 'tf.estimator.EstimatorSpec.' % (spec, type(spec).__name__))
+    # The class itself checks what its own mode needs. No predictions are an empty dict there.
+    missing = [field for field in _NEEDED[mode] if spec.mode != mode
+               and (getattr(spec, field) is None or getattr(spec, field) == {})]
+    if missing:
+        raise ModelFunctionError(
+            'the model function was called in mode %r and returned an EstimatorSpec of mode '
+            '%r without %s: make the EstimatorSpec of the mode that it is called with.' % (
+                mode, spec.mode, ' and '.join(missing)))
+    return spec
 
 
 def _check_mode(mode):
@@ -231,17 +203,7 @@ def _metrics(spec):
 
 
 def _merged_spec(spec, built, is_sum):
-    """The spec over all towers.
-
-    Args:
-      spec: the first tower's spec.
-      built: `BuiltTowers`, whose predictions are `_mergeable`s.
-      is_sum: whether the loss is the sum of the towers' losses, or their weighted mean.
-
-    Returns:
-      An `EstimatorSpec`: loss, predictions, metrics and export outputs are those of the whole
-      batch, everything else is the first tower's.
-    """
+    """The first tower's spec, with loss, predictions, metrics and exports of the whole batch."""
     loss = built.loss
     if loss is not None and is_sum:
         with only_device(built.placement.main):

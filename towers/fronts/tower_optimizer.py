@@ -1,7 +1,6 @@
 """`TowerOptimizer`: an optimizer that a replicated model function calls in each tower."""
 
 import typing
-import weakref
 
 import tensorflow.compat.v1 as tf
 
@@ -9,9 +8,6 @@ from towers.api.options import check_optimizer
 from towers.errors import InvalidArgumentError
 from towers.fronts.optimizer_calls import calls_of
 from towers.tower.optimizer_gradients import has_own_minimize
-
-
-_OR_ELSE = 'or a function without arguments that returns one'
 
 
 class TowerOptimizer(tf.train.Optimizer):
@@ -39,16 +35,26 @@ class TowerOptimizer(tf.train.Optimizer):
         """
         Args:
           optimizer_or_optimizer_fn: a `tf.train.Optimizer`; or a function without arguments that
-            returns one, called once for each graph, when it is first used there.
+            returns one, called once, when it is first used.
 
         Raises:
           InvalidArgumentError: something else.
         """
         super().__init__(use_locking=False, name='TowerOptimizer')
+        self._optimizer = optimizer_or_optimizer_fn
         if not callable(optimizer_or_optimizer_fn):
-            check_optimizer(optimizer_or_optimizer_fn, 'optimizer_or_optimizer_fn', _OR_ELSE)
-        self._optimizer_or_optimizer_fn = optimizer_or_optimizer_fn
-        self._made = None  # (weak reference to a graph, the optimizer that was made for it)
+            check_optimizer(optimizer_or_optimizer_fn, 'optimizer_or_optimizer_fn',
+                            'or a function without arguments that returns one')
+
+    def wrapped(self):
+        """The optimizer that this one wraps, itself no `TowerOptimizer`: the shard's weight would
+        count twice."""
+        if callable(self._optimizer):
+            self._optimizer = self._optimizer()
+            check_optimizer(self._optimizer, 'optimizer_or_optimizer_fn() of TowerOptimizer',
+                            or_else='')
+        return (self._optimizer.wrapped() if isinstance(self._optimizer, TowerOptimizer)
+                else self._optimizer)
 
     @property
     def minimize(self):
@@ -58,7 +64,7 @@ class TowerOptimizer(tf.train.Optimizer):
           InvalidArgumentError: in a tower, of an optimizer with a `minimize` of its own: it would
             clip, say, each tower's share of the gradient.
         """
-        optimizer = self._optimizer()
+        optimizer = self.wrapped()
         if not has_own_minimize(optimizer):
             return super().minimize
         if calls_of(tf.get_default_graph()) is not None:
@@ -72,7 +78,7 @@ class TowerOptimizer(tf.train.Optimizer):
     def compute_gradients(self, loss, *args, **kwargs):
         """As the wrapped optimizer's; in a tower, for the loss times the weight of the shard."""
         calls = calls_of(tf.get_default_graph())
-        return self._optimizer().compute_gradients(
+        return self.wrapped().compute_gradients(
             loss if calls is None else calls.weighted(loss), *args, **kwargs)
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None, **kwargs):
@@ -85,35 +91,18 @@ class TowerOptimizer(tf.train.Optimizer):
             kwargs['name'] = name
         calls = calls_of(tf.get_default_graph())
         if calls is None:
-            return self._optimizer().apply_gradients(grads_and_vars, global_step=global_step,
-                                                     **kwargs)
-        return calls.applied(self._optimizer(), grads_and_vars, global_step=global_step, **kwargs)
+            return self.wrapped().apply_gradients(grads_and_vars, global_step=global_step, **kwargs)
+        return calls.applied(self.wrapped(), grads_and_vars, global_step=global_step, **kwargs)
 
     def get_slot(self, *args, **kwargs):
         """This and the next three methods are the wrapped optimizer's."""
-        return self._optimizer().get_slot(*args, **kwargs)
+        return self.wrapped().get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args, **kwargs):
-        return self._optimizer().get_slot_names(*args, **kwargs)
+        return self.wrapped().get_slot_names(*args, **kwargs)
 
     def get_name(self, *args, **kwargs):
-        return self._optimizer().get_name(*args, **kwargs)
+        return self.wrapped().get_name(*args, **kwargs)
 
     def variables(self, *args, **kwargs):
-        return self._optimizer().variables(*args, **kwargs)
-
-    def _optimizer(self):
-        optimizer = self._given_or_made()
-        # With a `TowerOptimizer` around another one the shard's weight would count twice.
-        return optimizer._optimizer() if isinstance(optimizer, TowerOptimizer) else optimizer
-
-    def _given_or_made(self):
-        given = self._optimizer_or_optimizer_fn
-        if not callable(given):
-            return given
-        graph = tf.get_default_graph()
-        if self._made is None or self._made[0]() is not graph:
-            made = given()
-            check_optimizer(made, 'optimizer_or_optimizer_fn() of TowerOptimizer', or_else='')
-            self._made = weakref.ref(graph), made
-        return self._made[1]
+        return self.wrapped().variables(*args, **kwargs)
