@@ -58,7 +58,7 @@ def _on_servers(machines, work, uneven):
     """
     # All at once: what one call gives as free, the next one may give again.
     kind, count = machines.kind, len(machines.shares)
-    ports = free_ports(count + (machines.num_ps if kind == 'ps' else 0))
+    ports = free_ports(count + (kind == 'ps'))
     addresses = ['127.0.0.1:%d' % port for port in ports]
     workers, ps = addresses[:count], addresses[count:]
 

@@ -2,7 +2,6 @@
 
 import collections
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.api.options import check_var_list, checked_objectives
@@ -18,8 +17,7 @@ from towers.tower.keras_calls import record_keras_calls
 from towers.tower.losses import registered_losses
 from towers.tower.objectives import all_pairs, flat, tensors_of
 from towers.tower.outputs import call_model_fn, to_model_output
-from towers.tower.optimizer_gradients import times
-from towers.tower.optimizer_gradients import Minimizing, has_own_minimize, minimized
+from towers.tower.optimizer_gradients import Minimizing, has_own_minimize, minimized, times
 from towers.tower.variables import without_numbers
 
 Traits = collections.namedtuple('Traits', 'coarsest random batch_norm updated')
@@ -164,17 +162,15 @@ def _applied_on_one_device(objective, loss, pairs, global_step, factor):
 
 
 def _registering_tensors(getter, *args, **kwargs):
-    """A custom getter that makes TF 2 register a tensor for a regularizer, as TF 1 does.
-
-    The object that TF 2 registers makes new operations at each use, so that it cannot be told
-    whether a loss has it in it.
-    """
+    """A custom getter that makes TF 2 register a tensor for a regularizer, as TF 1 does: what TF 2
+    registers makes new operations at each use, and no loss has these in it."""
     variable = getter(*args, **kwargs)
     registered_losses()
     return variable
 
 
-def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduction, options):
+def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduction, same_shards,
+               options):
     """Trains on towers, from the initial values of `run_one_device`.
 
     Args:
@@ -183,7 +179,7 @@ def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduct
     Returns:
       (result, sum of the towers' losses): the result is that of `run_one_device`, without
       `'initial'`, variables under their names on one device; and with `'initial value'`: dict from
-      name to array, the initial values that towers compute from a part of the batch.
+      the names of variables whose initial value is of a part of the batch, unlike the whole one's.
     """
     with tf.Graph().as_default():
         batch = constants(inputs)
@@ -198,23 +194,18 @@ def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduct
             names = _names_on_one_device(tf.global_variables(), initial)
             assignments, fed = assigned(dict(initial), names)
             session.run(assignments, fed)
-            from_batch = _computed_from_batch(session, built.plan.initial_of_first)
-            session.run(assignments, fed)
             if built.replicas is not None:
                 session.run(built.replicas.refresh())
             result = _train(session, built.loss, built.gradients, built.train_op, steps, names,
                             sum_of_losses)
-            result['initial value'] = {names[name]: value for name, value in from_batch.items()}
+            result['initial value'] = {names[name]: None for name in (
+                () if same_shards else built.plan.initial_of_first)}
             return result, result['also']
 
 
 def assigned(values, names):
-    """`(operations, what to feed)` that give variables the values of one device.
-
-    Args:
-      values: dict from names on one device.
-      names: dict from the variables' names to those on one device; others have the same.
-    """
+    """`(operations, what to feed)` that give variables the `values` of one device, a dict by the
+    names there; `names` is a dict from the variables' names to these, where they differ."""
     operations, fed = [], {}
     for variable in tf.global_variables():
         name = names.get(variable.op.name, variable.op.name)
@@ -223,17 +214,6 @@ def assigned(values, names):
             operations.append(tf.assign(variable, value, validate_shape=False).op)
             fed[value] = values[name]
     return operations, fed
-
-
-def _computed_from_batch(session, names):
-    """{name: initial value} of variables whose initial value is computed from a batch.
-
-    The other variables have the values of one device already, which an initial value may need.
-    """
-    variables = [variable for variable in tf.global_variables() if variable.op.name in names]
-    for variable in variables:
-        session.run(variable.initializer)
-    return {variable.op.name: session.run(variable) for variable in variables}
 
 
 def _names_on_one_device(variables, initial):
@@ -306,25 +286,6 @@ def _labelled(shaped):
     if not isinstance(shaped, dict):
         return [('', shaped)]
     return [('of %s: ' % name, value) for name, value in shaped.items()]
-
-
-def repeat_first_shard(inputs, num_towers):
-    """The inputs' first n // N examples, N times over."""
-    first = first_examples(inputs, lambda count: count // num_towers)
-    return map_leaves(lambda leaf: np.concatenate([leaf] * num_towers), first)
-
-
-def first_examples(inputs, how_many):
-    """The first `how_many(n)` examples of inputs of n; if that is none, an `InputError`."""
-    def first(leaf):
-        if isinstance(leaf, tf.SparseTensorValue):
-            raise InputError("same_shards and remainder='drop' take arrays here, not sparse "
-                             'tensors.')
-        leaf = np.asarray(leaf)
-        if not how_many(len(leaf)):
-            raise InputError('%d examples are too few: every tower needs one.' % len(leaf))
-        return leaf[:how_many(len(leaf))]
-    return map_leaves(first, inputs)
 
 
 def map_leaves(function, inputs):
