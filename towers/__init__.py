@@ -20,6 +20,7 @@ from towers.cluster.worker_data import files_of_worker, until_all_end
 from towers.cluster.member import Member, join, serve
 from towers.cluster.ports import free_ports
 from towers.cluster.stop_together import StopTogetherHook
+from towers.compat import mend_slim
 from towers.errors import (AuditError, BadFileError, CheckpointError, CloneError, ClusterError,
                            DeviceError, FailedBuildError, GradientError, InputError,
                            InvalidArgumentError, LogFileError, MeasurementError,
@@ -51,7 +52,6 @@ from towers.run.run_lock import hold_directory
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook, default_summaries
 from towers.run.training_session import training_session
-from towers.slim_mend import mend_slim
 from towers.tower.batch_values import batch_concat, batch_mean, batch_sum
 from towers.tower.outputs import ModelOutput
 from towers.tower.cut_inputs import Shards, StagedInputs, staged

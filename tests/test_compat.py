@@ -1,13 +1,15 @@
-"""mend_slim: slim's layers give the numbers they gave on TF 1.15, worked out by hand."""
+"""towers.compat: slim's layers give the numbers of TF 1.15, by hand; texts and switches."""
 
+import re
 import sys
+import threading
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import compat, slim_mend
-from towers import errors
+from sample_models import switched
+from towers import compat, errors
 
 slim = pytest.importorskip('tf_slim', reason='tf-slim is not installed')
 
@@ -20,7 +22,7 @@ IMAGES = EXAMPLES.reshape([2, 1, 1, 2])
 
 @pytest.fixture(autouse=True)
 def mended_slim_in_a_graph():
-    slim_mend.mend_slim()
+    compat.mend_slim()
     with tf.Graph().as_default():
         yield
 
@@ -129,3 +131,31 @@ def test_batch_norm_refuses_what_it_would_leave_out(dtype, given, word):
         with pytest.raises(errors.InvalidArgumentError, match=word):
             slim.conv2d(images, 2, 1, normalizer_fn=slim.batch_norm)
     assert _names() in ([], ['Conv/weights'])
+
+
+def test_shapes_are_written_as_python_writes_tuples():
+    shapes = ({'image': tf.TensorShape([4, 8]), 'other': (tf.TensorShape([]),)},
+        tf.TensorShape([4]))
+    assert compat.shapes_text(shapes) == '({image: (4, 8), other: (())}, (4,))'
+    assert re.match(r'\(\((\?|None), 8\)\)$', compat.shapes_text((tf.TensorShape([None, 8]),)))
+
+
+def test_threads_that_need_the_control_flow_of_tf_1_take_turns():
+    def in_block():
+        with compat.control_flow_v1():
+            seen.append(tf.control_flow_v2_enabled())
+    seen, thread = [], threading.Thread(target=in_block)
+    with switched('control_flow_v2', True):
+        with compat.control_flow_v1():
+            thread.start()
+            thread.join(.2)
+            assert thread.is_alive() and not seen
+        thread.join()
+        assert seen == [False]
+        assert tf.control_flow_v2_enabled()
+
+
+def test_what_the_runtime_makes_of_a_product_is_a_product():
+    for op_type in ('MatMul', '_MklMatMul', '_MklNativeMatMul', '_FusedMatMul',
+                    '_MklNativeFusedMatMul'):
+        assert compat.computed_operation(op_type) == 'MatMul', op_type
