@@ -43,22 +43,12 @@ def test_a_lone_checkpoint_needs_no_state_file_and_its_step_may_be_inside(tmpdir
     assert newest_checkpoint(directory) == Newest(directory + '/model.ckpt', 100, [])
 
 
-def test_a_first_save_whose_shards_are_not_merged_is_none(tmpdir):
-    # As a process leaves it that was killed while it wrote the index, which TF does in place.
-    directory = save(tmpdir, steps=(100,), sharded=True)
-    os.remove(directory + '/checkpoint')
-    change(directory + '/model.ckpt-100.index', length=40)
-    tmpdir.mkdir('model.ckpt-100_temp_0123456789abcdef')
-    assert newest_checkpoint(directory) is None
-
-
 @pytest.mark.parametrize('content, reason', [
     (None, 'missing, and only it says which of the 3 checkpoints is the newest. '),
     (b'', 'damaged, and only it says which checkpoint is the newest. '),
     (b'model_checkpoint_path: "\xff\xfe', 'damaged, and only it says')])
-@pytest.mark.parametrize('sharded', [False, True])
-def test_a_lost_or_damaged_state_file(tmpdir, content, reason, sharded):
-    directory = save(tmpdir.mkdir(u'a*b? {a,b} [\xe4'), sharded=sharded)
+def test_a_lost_or_damaged_state_file(tmpdir, content, reason):
+    directory = save(tmpdir.mkdir(u'a*b? {a,b} [\xe4'))
     if content is None:
         os.remove(directory + '/checkpoint')
     else:

@@ -1,13 +1,9 @@
 """Checkpoints as files: which is the newest, and whether it is whole.
 
-`tf.train.Saver` writes a checkpoint, on TF 1.15 as on 2.21, in this order: the data under another
-name, renamed; the index (V2 format) under another name, renamed; the state file `checkpoint`, which
-names the newest one, under another name, renamed; only then does it delete the oldest one. So at
-whatever moment a process is killed, a checkpoint that the state file names is whole; another one
-may be incomplete. (A `Saver(sharded=True)` writes into a folder first and the index in place, also
-before the state file.)
-
-TF notices damage when it reads: the blocks of an index, and each tensor, carry a CRC.
+`tf.train.Saver` writes a checkpoint in this order: the data, the index, and the state file
+`checkpoint`, which names the newest one, each under another name first; only then does it delete
+the oldest one. So at whatever moment a process is killed, a checkpoint that the state file names is
+whole; another one may be incomplete. TF notices damage when it reads: by CRCs.
 """
 
 import collections
@@ -86,24 +82,19 @@ def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[
     named, wrong = newest_named(directory, there)
     if named is None and wrong is None:
         return None
+    candidates, skipped, good = there, [], None
     if named is None:
-        candidates = there
         skipped = [Damaged(os.path.join(directory, STATE_FILE), None, wrong)]
     else:
-        reason = damage(named)
-        if reason is None:
-            return Newest(named, step_of(named), [])
-        candidates = [prefix for prefix in there[:there.index(named)]
+        candidates = [prefix for prefix in there[:there.index(named) + 1]
                       if same_series(prefix, named)]
-        skipped = [Damaged(named, step_of(named), reason)]
-    good = None
     for prefix in reversed(candidates):
         reason = damage(prefix)
         if reason is None:
             good = Newest(prefix, step_of(prefix), skipped)
             break
         skipped.append(Damaged(prefix, step_of(prefix), reason))
-    if good is not None and recover:
+    if good is not None and (recover or not skipped):
         return good
     what_to_do = (
         'No other checkpoint there can be used: bring the files back from a copy, or start anew in '
@@ -128,17 +119,10 @@ def newest_named(directory, there):
             return prefix, None
         return None, 'names %s as the newest checkpoint, which is not there' % (
             os.path.basename(prefix))
-    there = [prefix for prefix in there if not _is_unfinished(prefix)]
     if len(there) > 1:
         return None, 'is missing, and only it says which of the %d checkpoints is the newest' % (
             len(there))
     return (there[0] if there else None), None
-
-
-def _is_unfinished(prefix):
-    """Whether the shards of a checkpoint are being merged: TF removes their folder at the end."""
-    directory, base = os.path.split(prefix)
-    return any(name.startswith(base + '_temp') for name in names_in(directory or '.'))
 
 
 def describe_safe(directory):
@@ -155,13 +139,7 @@ def describe_safe(directory):
 
 
 def damage(prefix):
-    """Reads every tensor of a checkpoint, V1 or V2.
-
-    Relies on TF's CRCs; takes the time of reading it, and the memory of its largest tensor.
-
-    Returns:
-      None if all is well, else the file and what is wrong with it: 'is damaged: …'.
-    """
+    """Reads every tensor of a checkpoint, V1 or V2: None if all is well, else 'is damaged: …'."""
     try:
         reader = reader_of(prefix)
         names = sorted(reader.get_variable_to_shape_map())
@@ -177,7 +155,8 @@ def damage(prefix):
         except tf.errors.UnimplementedError:
             continue  # no damage: the reader of V1 files knows few dtypes, and not float16
         except READ_ERRORS as error:
-            files = ', '.join(map(os.path.basename, data_files(prefix))) or 'no data file'
+            files = ', '.join(os.path.basename(path) for path in files_of(prefix)
+                              if '.data-' in path) or 'no data file'
             return 'is damaged: %s: tensor %s: %s' % (files, name, first_line(error))
     return None
 
@@ -229,10 +208,7 @@ def same_series(prefix, other):
 
 
 def list_checkpoints(directory):
-    """Prefixes of the checkpoints in a directory that have an index or are V1 files.
-
-    Returns:
-      List, by the step in their names, then by age; those without a step come first.
+    """Prefixes of the checkpoints in a directory, V1 or V2, by step, then by age, as a list.
 
     Raises:
       CheckpointError: `directory` is something other than a directory, cannot be read, or has a
@@ -274,24 +250,17 @@ def names_in(directory):
             directory, first_line(error)))
 
 
-def data_files(prefix):
-    """Paths of the data files of a V2 checkpoint."""
-    return sorted(tf.io.gfile.glob(prefix + '.data-?????-of-?????'))
-
-
 def files_of(prefix):
     """Paths of the files of a checkpoint, in the order in which TF deletes them: data last."""
     paths = [prefix + '.meta', prefix + '.index', prefix]
-    return [path for path in paths if tf.io.gfile.exists(path)] + data_files(prefix)
+    return [path for path in paths if tf.io.gfile.exists(path)] + sorted(
+        tf.io.gfile.glob(prefix + '.data-?????-of-?????'))
 
 
 def read_state(directory):
     """Reads the state file: (`CheckpointState`, None), (None, what is wrong) or (None, None).
 
     Not by `tf.train.get_checkpoint_state`, which waits for a pipe and logs what the file holds.
-
-    Raises:
-      BadFileError: it is no regular file, or much too large.
     """
     path = os.path.join(directory, STATE_FILE)
     if not tf.io.gfile.exists(path):
