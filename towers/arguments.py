@@ -42,15 +42,9 @@ def check_flag(name, value, expected='True or False'):
 
 
 def check_function(name, value, arguments, expected):
-    """Raises `InvalidArgumentError` unless `value` is a function of that many arguments.
+    """Raises `InvalidArgumentError` unless `value` can be called with so many `arguments`.
 
     A class counts as no function. Built-in functions whose signature Python does not know pass.
-
-    Args:
-      name: of the argument, for the error's text.
-      value: the argument.
-      arguments: number of positional arguments that it will be called with.
-      expected: what was expected, for the error's text.
     """
     fits = callable(value) and not isinstance(value, type)
     if fits:
@@ -100,10 +94,7 @@ def check_feed(feed_dict):
 
 
 def check_fetches(name, fetches, expected):
-    """Raises `InvalidArgumentError` unless `fetches` is a nest of operations and tensors.
-
-    An empty nest is refused.
-    """
+    """Raises `InvalidArgumentError` unless `fetches` is a nest of some operations and tensors."""
     leaves = tf.nest.flatten(fetches)
     if not leaves or not all(isinstance(each, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES)
                              for each in leaves):
@@ -126,11 +117,7 @@ def check_instance(name, value, kind, expected):
 
 
 def directory_name(name, value, expected='the name of a directory'):
-    """The name of a directory or a file as a string; `value` is a string or an `os.PathLike`.
-
-    Raises:
-      InvalidArgumentError: `value` is something else, or empty.
-    """
+    """A string or an `os.PathLike` as a string; raises `InvalidArgumentError` for anything else."""
     try:
         path = os.fspath(value)
     except TypeError:
@@ -153,11 +140,8 @@ def check_step_variable(global_step, name='global_step'):
         raise InvalidArgumentError('%s is the variable %r of shape %s and type %s: expected one '
                                    'number.' % (name, global_step.op.name, global_step.shape,
                                                 global_step.dtype.base_dtype.name))
-    try:
-        graph = global_step.graph
-    except AttributeError:  # of a variable that was made eagerly
-        graph = None
-    if graph is not tf.get_default_graph():
+    # A variable that was made eagerly has no graph.
+    if getattr(global_step, 'graph', None) is not tf.get_default_graph():
         raise InvalidArgumentError('%s is the variable %r of another graph than the default one.'
                                    % (name, global_step.name))
 
@@ -172,14 +156,7 @@ def listed_hooks(name, hooks):
 
 
 def scalar_tensors(name, values):
-    """Named scalar tensors, in order.
-
-    Args:
-      name: of the argument.
-      values: dict, or list of pairs, from names to scalar tensors or variables.
-
-    Returns:
-      `OrderedDict`.
+    """A dict, or a list of pairs, from names to scalar tensors or variables as an `OrderedDict`.
 
     Raises:
       InvalidArgumentError: something else, a tensor that is known to be no scalar, or a tensor

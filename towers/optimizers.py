@@ -34,11 +34,9 @@ _KNOWN = {
 
 def number_of_slots(optimizer):
     """How many slots an optimizer makes for a variable; 1 for one that is not known here."""
-    for kind in type(optimizer).__mro__:
-        if kind.__name__ in _KNOWN:
-            return _KNOWN[kind.__name__].slots
+    known = [_KNOWN[kind.__name__] for kind in type(optimizer).__mro__ if kind.__name__ in _KNOWN]
     inner = compat.wrapped_optimizer(optimizer)
-    return 1 if inner is None else number_of_slots(inner)
+    return known[0].slots if known else 1 if inner is None else number_of_slots(inner)
 
 
 def effect_of_factor(optimizer):
@@ -69,11 +67,8 @@ _CLASSES = frozenset(['SyncReplicasOptimizer', 'CrossShardOptimizer', 'ElasticAv
 def combiner_of(optimizer):
     """The optimizer that combines: the given one, or one that it wraps, however deep; or None.
 
-    Nothing is imported: classes are told by the names of themselves and of their modules.
-
-    Args:
-      optimizer: what is given to `build_towers`. What an optimizer wraps is in some attribute of
-        its own, or in a list or dict there.
+    Nothing is imported: classes are told by the names of themselves and of their modules. What an
+    optimizer wraps is in some attribute of its own, or in a list or dict there.
     """
     stack, seen = [optimizer], {}  # the objects are kept, so that no other one gets their ids
     while stack:
@@ -114,12 +109,10 @@ def check_alone(optimizers=(), leaves_servers=True, variables=()):
 
 def _wrapped(optimizer):
     """List of the optimizers that are attributes of an optimizer, or members of such."""
-    found = []
-    for value in list(getattr(optimizer, '__dict__', {}).values()):
-        members = (list(value.values()) if isinstance(value, dict) else
-                   value if isinstance(value, (list, tuple)) else [value])
-        found += [each for each in members if _is_optimizer(each)]
-    return found
+    return [each for value in list(getattr(optimizer, '__dict__', {}).values())
+            for each in (list(value.values()) if isinstance(value, dict) else
+                         value if isinstance(value, (list, tuple)) else [value])
+            if _is_optimizer(each)]
 
 
 def _is_optimizer(value):
