@@ -27,9 +27,8 @@ from towers.errors import (AuditError, BadFileError, CheckpointError, CloneError
                            MissingPackageError, ModelFunctionError, NameScopeError,
                            NonFiniteError, OutOfMemoryError, PrecisionError, RunLockedError,
                            SharedVariableError, StepError, TowersError, WorkerLostError)
-from towers.fronts.estimator import replicate_model_fn
+from towers.fronts.estimator import TowerOptimizer, replicate_model_fn
 from towers.fronts.keras_model import ParallelModel
-from towers.fronts.tower_optimizer import TowerOptimizer
 from towers.inspect.audit import Audit, audit
 from towers.inspect.check import TowersReport, check_towers
 from towers.memory.account import MemoryAccount, memory_account

@@ -20,8 +20,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
 
-# (major, minor), e.g. (1, 15) or (2, 21).
-TF_VERSION = tuple(int(part) for part in tf.version.VERSION.split('.')[:2])
+TF_VERSION = tuple(int(part) for part in tf.version.VERSION.split('.')[:2])  # such as (1, 15)
 
 
 def has_estimator():
@@ -364,14 +363,11 @@ def outermost_graph(graph):
 def within_branch(op):
     """A context in which new operations are in the branch (v1) that an operation is in."""
     context = op._get_control_flow_context()
-    if context is None:
+    with contextlib.ExitStack() as stack:
+        if context is not None:
+            context.Enter()
+            stack.callback(context.Exit)
         yield
-        return
-    context.Enter()
-    try:
-        yield
-    finally:
-        context.Exit()
 
 
 def builds_loop(graph):
@@ -381,10 +377,8 @@ def builds_loop(graph):
 
 def register_gradient(name, function):
     """Registers the gradient of operations that `gradient_override_map` gives a name, once."""
-    try:
+    with contextlib.suppress(KeyError):  # it is there
         tf.RegisterGradient(name)(function)
-    except KeyError:
-        pass  # it is there
 
 
 def multi_device_iterator(dataset, devices, buffer_size):
@@ -463,7 +457,6 @@ GATHERS_ANY_ROWS = TF_VERSION >= (2, 0)
 
 # ---- Operations ---------------------------------------------------------------------------------
 
-
 def control_flow_context(op):
     """The object of the loop or branch (v1) around an operation, one for all in it; or None."""
     return op._get_control_flow_context()
@@ -475,11 +468,8 @@ def in_control_flow(op):
 
 
 def branches_around(op):
-    """The branches (v1) around an operation, from the inside: a list of `(pred, taken, alive)`.
-
-    `taken` is the value of the scalar `pred` with which the branch runs, 0 or 1; `alive` is a
-    tensor that is there where it does.
-    """
+    """The branches (v1) around an operation, from the inside, as `(pred, taken, alive)`: the branch
+    runs where the scalar `pred` is `taken`, 0 or 1; `alive` is a tensor that is there then."""
     found, context = [], op._get_control_flow_context()
     while context is not None:
         found.append((context.pred, context.branch, context.pivot))
@@ -622,19 +612,14 @@ def control_flow_v1():
     The switch is TensorFlow's own, for the whole process; it is put back at the end. Two threads
     that build at once take turns: the end of one must not switch the other's back.
     """
-    with CONTROL_FLOW_SWITCH:
-        if not tf.control_flow_v2_enabled():
-            yield
-            return
-        tf.disable_control_flow_v2()
-        try:
-            yield
-        finally:
-            tf.enable_control_flow_v2()
+    with CONTROL_FLOW_SWITCH, contextlib.ExitStack() as stack:
+        if tf.control_flow_v2_enabled():
+            tf.disable_control_flow_v2()
+            stack.callback(tf.enable_control_flow_v2)
+        yield
 
 
-# ---- Checkpoints --------------------------------------------------------------------------------
-
+# ---- Checkpoints, determinism, profiles ----------------------------------------------------------
 
 def saved_as(variable):
     """`(name, shape)` by which a `Saver` keeps a variable: for a part of a partitioned variable,
@@ -643,9 +628,6 @@ def saved_as(variable):
     if info is None:
         return variable.op.name, variable.shape
     return info.full_name, tf.TensorShape(info.full_shape)
-
-
-# ---- Determinism and profiles --------------------------------------------------------------------
 
 
 def enable_determinism():

@@ -45,35 +45,27 @@ def written_whole(path, mode='w', advice='', **options):
       BadFileError: there is something else than a regular file.
       LogFileError: the file cannot be written.
     """
-    unfinished = None
+    unfinished = unfinished_beside(path)
     try:
         if os.path.lexists(path):
             check_regular(path, os.lstat(path).st_mode)
-        name = unfinished_beside(path)
-        with open(name, mode.replace('w', 'x'), **options) as opened:
-            unfinished = name
+        with open(unfinished, mode.replace('w', 'x'), **options) as opened:
             yield opened
             opened.flush()
             os.fsync(opened.fileno())
         os.replace(unfinished, path)
-        unfinished = None
     except OSError as error:
         raise LogFileError('%s cannot be written: %s.%s' % (
             path, error.strerror or error, ' ' + advice if advice else '')) from error
     finally:
-        if unfinished is not None:
-            with contextlib.suppress(OSError):
-                os.remove(unfinished)
+        with contextlib.suppress(OSError):  # where it is there no more
+            os.remove(unfinished)
 
 
 @contextlib.contextmanager
 def folder_written_whole(path):
     """As `written_whole`, for a folder on any file system of TensorFlow: yields the name of the
-    folder to be made, which is renamed to `path` at the end.
-
-    Raises:
-      tf.errors.OpError: it cannot be renamed, or `path` is there by now.
-    """
+    folder to be made, which is renamed to `path` at the end; errors are TensorFlow's."""
     unfinished = unfinished_beside(path)
     try:
         yield unfinished
@@ -90,11 +82,7 @@ def unfinished_beside(path):
 
 
 def moved_aside(path):
-    """Renames a file to the first of `path.1`, `path.2`, … that is free, and returns that name.
-
-    Raises:
-      LogFileError: it cannot be renamed.
-    """
+    """Renames a file to the first of `path.1`, `path.2`, … that is free, and returns that name."""
     number = 1
     while os.path.lexists('%s.%d' % (path, number)):
         number += 1
@@ -109,12 +97,7 @@ def moved_aside(path):
 
 def regular(path, flags):
     """Opens a regular file, as the `opener` of `open`: nothing is waited for, as at a pipe; and
-    through a symbolic link a file is read, and never written.
-
-    Raises:
-      BadFileError: it is something else.
-      OSError: it cannot be opened.
-    """
+    through a symbolic link a file is read, and never written. Else raises `BadFileError`."""
     reads = not flags & (os.O_WRONLY | os.O_RDWR)
     try:
         opened = os.open(path, flags | _NO_WAITING | (0 if reads else _NO_LINK), 0o666)

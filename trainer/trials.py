@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.memory.report import count_on_cpus
-from towers.tensorflow_errors import explained
+from towers.errors import explained
 from trainer.arguments import memory_limit, session_config
 from trainer.data import naming_failures
 from trainer.flags import FLAGS, MOST_EXAMPLES, train_dir

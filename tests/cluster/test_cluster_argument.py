@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers import Cluster
-from towers.optimizers import combiner_of
+from towers.arguments import combiner_of
 from towers.cluster.tf_config import parse_tf_config
 from towers.errors import ClusterError, InvalidArgumentError, MissingPackageError
 

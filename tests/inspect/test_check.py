@@ -119,16 +119,6 @@ def test_options_hold_on_both_sides(options):
 
 # ---- bad models, and why ------------------------------------------------------------------------
 
-def counts_calls():
-    calls = []
-
-    def model_fn(x, y):
-        calls.append(1)
-        with tf.variable_scope('call_%d' % len(calls)):
-            return linear(x, y)
-    return model_fn
-
-
 def with_dropout(x, y):
     return samples.mean_squared_error(tf.nn.dropout(linear_layer(x), rate=0.5, seed=5), y)
 
@@ -161,11 +151,6 @@ def test_the_likely_cause_is_named(make, cause):
     assert report.worst.relative >= report.first.relative > report.tolerance
     assert str(report).startswith('NOT equal: ')
     assert re.search(cause, report.cause), report.cause
-
-
-def test_a_variable_that_cannot_be_shared_is_an_error():
-    with pytest.raises(towers.SharedVariableError, match="tower 1 makes variable 'call_3/kernel'"):
-        towers.check_towers(counts_calls(), VECTORS, steps=1, copies='reuse')
 
 
 def test_what_is_not_finite_on_the_towers_alone():

@@ -10,10 +10,9 @@ from checkpoint_runs import DATA
 
 import towers
 from towers.checkpoint.files import newest_checkpoint
-from towers.errors import CheckpointError, NonFiniteError, RunLockedError
+from towers.errors import CheckpointError, NonFiniteError, RunLockedError, checked_loss
 from towers.run.run_lock import hold_directory
 from towers.run.training_session import training_session
-from towers.tensorflow_errors import checked_loss
 
 
 class Recorder(tf.train.SessionRunHook):

@@ -3,8 +3,8 @@
 import pytest
 import tensorflow.compat.v1 as tf
 
+from towers.arguments import number_of_slots
 from towers.graph.graph_walk import Recording, step_operations
-from towers.optimizers import number_of_slots
 from towers.tower.stage_costs import Piece, StageCost, cut_evenly, kept_bytes
 
 

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers.errors import NonFiniteError
+from towers.errors import NonFiniteError, checked_loss
 from towers.run.training_session import training_session
-from towers.tensorflow_errors import checked_loss
 from trainer import progress, speed
 from trainer.progress import ProgressHook, Throughput
 from trainer.speed import StepCounts

@@ -17,9 +17,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_flag, directory_name
-from towers.errors import BadFileError, CheckpointError, shown
+from towers.errors import BadFileError, CheckpointError, reason_of, shown
 from towers.safe_files import check_regular, read_data
-from towers.tensorflow_errors import reason_of
 
 STATE_FILE = 'checkpoint'
 
@@ -127,14 +126,12 @@ def newest_named(directory, there):
 
 def describe_safe(directory):
     """A sentence for errors about writing: which checkpoint of a directory is whole."""
-    if not tf.io.gfile.isdir(directory):
-        return 'There is no checkpoint there.'
     try:
         newest = newest_checkpoint(directory, recover=True)
     except CheckpointError as error:
         return 'No checkpoint there is safe: %s' % error
     if newest is None:
-        return 'There is no checkpoint there yet.'
+        return 'There is no checkpoint there.'
     return 'Safe and whole is %s (step %s).' % (newest.prefix, newest.step)
 
 
@@ -194,10 +191,8 @@ def first_line(error):
 def step_of(prefix):
     """The step in a checkpoint's name, `…-500`, else its tensor `global_step`, else None."""
     match = _STEP.search(prefix)
-    if match:
-        return int(match.group(1))
     try:
-        return counter_in(prefix, 'global_step')
+        return int(match.group(1)) if match else counter_in(prefix, 'global_step')
     except READ_ERRORS + (BadFileError,):
         return None  # not there; or damaged, which is for `damage` to say
 

@@ -136,15 +136,11 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
         raise CheckpointError('%s %s. Bring the file back, or fetch it again.' % (prefix, reason))
     shapes, dtypes = _contents(prefix)
     own_names = {compat.saved_as(variable)[0] for variable in tf.global_variables()}
-    taken, left = collections.OrderedDict(), []
-    for name, (shape, dtype, parts) in wanted.items():
-        reason = 'excluded' if any(_is_under(name, scope) for scope in exclude) else (
-            None if optimizer_state else _kind_of_state(parts[0], own_names)) or _mismatch(
-                name, shape, dtype, shapes, dtypes)
-        if reason:
-            left.append((name, reason))
-        else:
-            taken[name] = parts
+    reasons = {name: 'excluded' if any(_is_under(name, scope) for scope in exclude) else (
+        None if optimizer_state else _kind_of_state(parts[0], own_names)) or _mismatch(
+            name, shape, dtype, shapes, dtypes) for name, (shape, dtype, parts) in wanted.items()}
+    left = [(name, reason) for name, reason in reasons.items() if reason]
+    taken = {name: wanted[name][2] for name, reason in reasons.items() if not reason}
     if not taken:
         raise CheckpointError(
             'nothing in %s fits this model: it has %s; of the model are left, %s. If only a scope '
@@ -224,7 +220,7 @@ def _check_exclude(exclude, wanted):
 
 
 def _is_under(name, scope):
-    return name == scope.rstrip('/') or name.startswith(scope.rstrip('/') + '/')
+    return (name + '/').startswith(scope.rstrip('/') + '/')
 
 
 def _kind_of_state(variable, own_names):

@@ -22,11 +22,10 @@ def tidy_directory(directory: str, newest: str) -> typing.List[str]:
     """Brings a directory into order before a run writes into it.
 
     Removes the leftovers of a killed writer: files under the temporary names that TF uses, and data
-    files without an index that the state file does not know. Renames the checkpoints
-    that `recover=True` passed over to `….damaged`, so that they are not taken for checkpoints
-    again, and writes a state file that names `newest`. A whole checkpoint that the state file does
-    not know stays: a process that is killed between writing the state file and deleting the oldest
-    checkpoint leaves one, but so does a user who keeps a checkpoint on purpose.
+    files without an index that the state file does not know. Renames the checkpoints that
+    `recover=True` passed over to `….damaged`, so that they are not taken for checkpoints again, and
+    writes a state file that names `newest`. A whole checkpoint that the state file does not know
+    stays: a user may keep it on purpose.
 
     Args:
       directory: the folder of the checkpoints.

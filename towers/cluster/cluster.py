@@ -6,7 +6,8 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_choice, check_count, check_flag, check_instance, check_number
+from towers.arguments import (check_choice, check_count, check_flag, check_instance, check_number,
+                              combiner_of, name_of)
 from towers.cluster.collectives import BUFFER_MB, MOST_GATHERED, WIRES
 from towers.cluster.horovod import HorovodMachines, load_horovod
 from towers.cluster.machines import check_goes_with_others
@@ -15,7 +16,6 @@ from towers.cluster.ports import split_address
 from towers.cluster.ring import RingMachines
 from towers.cluster.tf_config import parse_tf_config
 from towers.errors import ClusterError, InvalidArgumentError
-from towers.optimizers import combiner_of, name_of
 
 KINDS = ('ring', 'ps', 'horovod')
 

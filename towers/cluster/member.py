@@ -24,9 +24,8 @@ from towers.cluster.ports import (FIRST, check_port, listen, silent_servers, wai
                                   wait_for_servers)
 from towers.cluster.server_placement import servers_of_variables
 from towers.cluster.signature import signature
-from towers.errors import ClusterError, WorkerLostError
+from towers.errors import ClusterError, WorkerLostError, explained, reason_of
 from towers.placement.devices import session_config
-from towers.tensorflow_errors import explained, reason_of
 
 START_TIMEOUT = 120.
 DEAD_AFTER = 30.

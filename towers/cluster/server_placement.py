@@ -12,14 +12,13 @@ import re
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.errors import ClusterError
+from towers.errors import ClusterError, reason_of
 from towers.graph.edit import group_of
 from towers.graph.frames import Frames
 from towers.graph.graph_walk import Precedence, behind, step_operations
 from towers.graph.nests import bytes_of
 from towers.graph.op_types import LEAD_IN, RESHAPES, VARIABLE_OPS
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
-from towers.tensorflow_errors import reason_of
 
 # These take the handles of variables that the functions use which they call.
 _CALLS = ('If', 'StatelessIf', 'While', 'StatelessWhile', 'Case', 'StatelessCase',

@@ -14,10 +14,9 @@ import re
 
 import tensorflow.compat.v1 as tf
 
-from towers.errors import ClusterError
+from towers.errors import ClusterError, reason_of
 from towers.graph.graph_walk import step_operations
 from towers.placement.variable_device import only_device
-from towers.tensorflow_errors import reason_of
 
 COLLECTIONS = ['towers_begun']
 """For the variables that the hooks alone give a value to."""

@@ -8,8 +8,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_graph_mode
 from towers.errors import InvalidArgumentError, MissingPackageError
-from towers.fronts.keras_towers import (MERGED_ON, KerasTowers, device_of_gradient,
-                                        identity_for_losses)
+from towers.fronts.keras_towers import KerasTowers, device_of_gradient
 from towers.graph.graph_walk import Recording
 from towers.placement.devices import check_one_stage, resolve_devices
 from towers.placement.loop_state_devices import keep_stacks_with_loops
@@ -96,19 +95,19 @@ def _checked_keras(model):
 
 def _fault_of_model(model):
     """Why towers cannot call a model, a text that goes on from its name; None if they can."""
+    or_else = 'call it in the model function of towers.build_towers'
     if not getattr(model, 'inputs', None) or not getattr(model, 'outputs', None):
         return ('has no inputs yet: give the first layer of a Sequential an input_shape=, make a '
                 'subclassed model a functional one (keras.Model(x, model(x)) with x = '
-                'keras.Input(…)), or call it in the model function of towers.build_towers')
+                'keras.Input(…)), or ' + or_else)
     if not compat.is_keras_graph_network(model):
         return ('is a subclassed model of type %s, with no graph of layers to call for each tower: '
-                'make it a functional one (keras.Model(x, model(x)) with x = keras.Input(…)), or '
-                'call it in the model function of towers.build_towers' % type(model).__name__)
+                'make it a functional one (keras.Model(x, model(x)) with x = keras.Input(…)), or %s'
+                % (type(model).__name__, or_else))
     for name, tensor in zip(model.input_names, model.inputs):
         if not isinstance(tensor, tf.Tensor):
-            return ('has the input %r, a %s: give it a dense input, or call it in the model '
-                    'function of towers.build_towers, which cuts sparse ones' % (
-                        name, type(tensor).__name__))
+            return ('has the input %r, a %s: give it a dense input, or %s, which cuts sparse ones'
+                    % (name, type(tensor).__name__, or_else))
         if tensor.graph is not tf.get_default_graph():
             return ('belongs to another graph than the default one: make both under the same '
                     'tf.Graph().as_default(), after any keras.backend.clear_session()')
@@ -124,8 +123,8 @@ def _fault_of_part(part, keras):
     if getattr(part, 'stateful', False) and hasattr(part, 'reset_states'):
         return ('has the stateful layer %r, which keeps a state for each example of a whole batch: '
                 'make it with stateful=False and pass the state as initial_state= from an input '
-                'and out as an output; or make and call it in the model function of '
-                'towers.build_towers, where each tower has a state of its own' % part.name)
+                'and out as an output, or call it in the model function of towers.build_towers'
+                % part.name)
     if getattr(part, 'metrics', None):
         return ('has the layer %r, which adds a metric: each tower would add it. Make what it is '
                 'computed from an output, and give the metric to compile(metrics=…)' % part.name)
@@ -181,30 +180,18 @@ def _layer_class(layer):
             return masks if len(masks) > 1 else masks[0]
 
         def get_config(self):  # pylint: disable=missing-docstring
-            raise _not_cloned()
+            raise _NoConfigError()
 
-    class Merged(layer):
-        """Passes one output on, under its name."""
-
-        def __init__(self, **keywords):
-            super().__init__(autocast=False, **keywords)
-            self.supports_masking = True
-
-        def call(self, inputs):  # pylint: disable=missing-docstring
-            with tf.device(MERGED_ON):
-                return identity_for_losses(inputs)
-
-    return TowersOfModel, Merged
+    return TowersOfModel
 
 
-class _NotCloned(InvalidArgumentError, NotImplementedError):
+class _NoConfigError(InvalidArgumentError, NotImplementedError):
     """Also the type that Keras expects from a layer without a config, where it needs none."""
 
-
-def _not_cloned():
-    return _NotCloned(
-        'a ParallelModel p has no config, for clone_model or save_model: call p.save, or make '
-        'keras.models.clone_model(p.inner_model) and give that to towers.ParallelModel.')
+    def __init__(self):
+        super().__init__(
+            'a ParallelModel p has no config, for clone_model or save_model: call p.save, or make '
+            'keras.models.clone_model(p.inner_model) and give that to towers.ParallelModel.')
 
 
 @functools.lru_cache(maxsize=None)
@@ -221,15 +208,12 @@ class _ParallelMethods(_WeightsOfInner):
         inner = model_towers.model
         backend = compat.keras_backend_of(inner)
         backend.learning_phase()  # here, not on the first tower's device
-        towers_layer, merged = _layer_class(keras.layers.Layer)
         name = backend.unique_object_name('parallel_model', zero_based=True)
         inputs = list(inner.inputs)
-        made = towers_layer(model_towers, name=name + '_towers')(
+        made = _layer_class(keras.layers.Layer)(model_towers, name=name + '_towers')(
             inputs if len(inputs) > 1 else inputs[0])
-        made = list(made) if isinstance(made, (list, tuple)) else [made]
-        super().__init__(inputs=inputs, outputs=[
-            merged(name=output_name)(output)
-            for output_name, output in zip(inner.output_names, made)], name=name)
+        super().__init__(inputs=inputs, outputs=tf.nest.flatten(made), name=name)
+        self.output_names = list(inner.output_names)
 
     inner_model = property(lambda self: self.model_towers.model)
     devices = property(lambda self: self.model_towers.devices)
@@ -240,21 +224,19 @@ class _ParallelMethods(_WeightsOfInner):
         return super().__call__(*args, **keywords)
 
     def get_config(self):
-        raise _not_cloned()
+        raise _NoConfigError()
 
-    def summary(self, *args, **keywords):
-        return self.inner_model.summary(*args, **keywords)
-
-    def save_weights(self, *args, **keywords):
-        return self.inner_model.save_weights(*args, **keywords)
-
-    def load_weights(self, *args, **keywords):
-        return self.inner_model.load_weights(*args, **keywords)
+    summary = property(lambda self: self.inner_model.summary)
+    save_weights = property(lambda self: self.inner_model.save_weights)
+    load_weights = property(lambda self: self.inner_model.load_weights)
 
     def save(self, *args, **keywords):
-        if keywords.get('include_optimizer', True):
-            self._compile_inner()
-        return self.inner_model.save(*args, **keywords)
+        inner = self.inner_model
+        if keywords.get('include_optimizer', True) and getattr(self, 'optimizer', None) and not (
+                getattr(inner, 'optimizer', None)
+                or any(output.shape.ndims == 0 for output in inner.outputs)):
+            inner.compile(self.optimizer, loss=self.loss, loss_weights=self.loss_weights)
+        return inner.save(*args, **keywords)
 
     def compile(self, *args, **keywords):
         super().compile(*args, **keywords)
@@ -284,11 +266,3 @@ class _ParallelMethods(_WeightsOfInner):
         with tf.device(device_of_gradient), Recording(tf.get_default_graph()) as made:
             super()._make_train_function()
         keep_stacks_with_loops(made.operations)
-
-    def _compile_inner(self):
-        inner = self.inner_model
-        scalars = [name for name, output in zip(inner.output_names, inner.outputs)
-                   if output.shape.ndims == 0]
-        if getattr(inner, 'optimizer', None) or not getattr(self, 'optimizer', None) or scalars:
-            return
-        inner.compile(self.optimizer, loss=self.loss, loss_weights=self.loss_weights)

@@ -8,14 +8,10 @@ from towers.placement.variable_device import only_device
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.outputs import weighted_mean
 
-MERGED_ON = '/device:CPU:0'
-
 
 class KerasTowers:
-    """One Keras model in the towers of builds without an optimizer.
-
-    A plain object, so that Keras, which takes over every layer that is an attribute of a layer,
-    does not count the model twice.
+    """One Keras model in the towers of builds without an optimizer. A plain object: Keras takes over
+    every layer that is an attribute of a layer, and would count the model twice.
 
     Attributes:
       model: the Keras model, whose weights all towers share.
@@ -59,7 +55,7 @@ class KerasTowers:
             built = build_towers(call_model, (inputs, masks), None, self.devices, 'mean',
                                  remainder='weight', copies='reuse')
             merged, towers = built.predictions, built.towers
-            with only_device(MERGED_ON):
+            with only_device('/device:CPU:0'):
                 outputs = [_of_logits(*each) for each in zip(
                     merged['outputs'], merged['logits'], towers[0].predictions['outputs'])]
                 count = tf.cast(sum(tower.size for tower in towers), tf.float64)
@@ -83,24 +79,10 @@ def _call(model, inputs, masks, training):
     return tf.nest.flatten(model(inputs if len(inputs) > 1 else inputs[0], **given))
 
 
-# Operations whose input Keras' cross entropies take in place of their output.
+# Operations whose input Keras' cross entropies take in place of their output: the loss of the
+# probabilities, which are 0 and 1 in the end, has neither value nor gradient there. Keras looks for
+# it at the tensor and, on TF 1.15 always, at its operation.
 _ACTIVATIONS = {'Sigmoid': tf.sigmoid, 'Softmax': tf.nn.softmax}
-
-
-def identity_for_losses(tensor):
-    """A copy of a tensor, of which a loss of Keras computes what it does of the tensor itself.
-
-    Keras' cross entropies take the logits of an output that a sigmoid or softmax has made: the
-    loss of the probabilities, which are 0 and 1 in the end, has neither value nor gradient there.
-    Keras looks for them at the tensor and, on TF 1.15 always, at its operation.
-    """
-    of = tensor.op if isinstance(tensor, tf.Tensor) else None
-    if of is not None and of.type in _ACTIVATIONS:
-        copy = _ACTIVATIONS[of.type](of.inputs[0])
-    else:
-        copy = tf.identity(tensor)
-    compat.set_keras_logits(copy, compat.keras_logits(tensor))
-    return copy
 
 
 def _logits(output):
@@ -114,7 +96,7 @@ def _logits(output):
 
 
 def _of_logits(merged, logits, of_tower):
-    """The merged output, with its logits where Keras looks for them, see `identity_for_losses`."""
+    """The merged output, with its logits where Keras looks for them."""
     if logits is None:
         return merged
     if compat.keras_logits(of_tower) is None:

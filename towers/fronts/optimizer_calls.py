@@ -65,9 +65,7 @@ class OptimizerCalls(GradientsOfModel):
           is_sum: whether the towers' losses are added up, or averaged.
           trains: False for evaluation and prediction, where calls do nothing.
         """
-        self._graph = graph
-        self._is_sum = is_sum
-        self._trains = trains
+        self._graph, self._is_sum, self._trains = graph, is_sum, trains
         self._calls = []        # the first tower's `Call`s
         self._weight = None     # of the tower's loss; None: it counts as it is
         self._weighted = []     # the operations by which losses of this tower were weighted
@@ -76,8 +74,7 @@ class OptimizerCalls(GradientsOfModel):
         self._copied = []       # for each further tower, the function from a tensor to its copy
         self._owners = {}       # variable's name -> number of the call that hands its gradient over
         self._together = ()     # numbers of the calls that the model's train op runs in one step
-        self._placement = None
-        self._slots = []
+        self._placement, self._slots = None, []
 
     @contextlib.contextmanager
     def reported_to(self):

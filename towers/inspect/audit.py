@@ -46,10 +46,9 @@ class Audit(collections.namedtuple('Audit', 'broken notes transfers')):
                 short_name(pair.source), short_name(pair.target), _bytes(pair.bytes), pair.tensors,
                 '' if pair.tensors == 1 else 's',
                 ', and %d of unknown size' % pair.unknown if pair.unknown else ''))
-        if len(self.transfers) > 6:
-            rest = self.transfers[6:]
+        if self.transfers[6:]:
             lines.append('  sent    %d other pairs: %s a step' % (
-                len(rest), _bytes(sum(pair.bytes for pair in rest))))
+                len(self.transfers[6:]), _bytes(sum(pair.bytes for pair in self.transfers[6:]))))
         return '\n'.join(lines)
 
     def raise_if_broken(self):
@@ -100,11 +99,8 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
 
 
 def _of_variables(built, device_of):
-    """Yields what there is to say of variables, replicas and slots: pairs (_BROKEN or _NOTE, line).
-
-    Args:
-      device_of: function from a variable to its device.
-    """
+    """Yields what there is to say of variables, replicas and slots: pairs (_BROKEN or _NOTE, line),
+    by the function `device_of` a variable."""
     by_name = {variable.op.name: variable for variable in built.variables}
     allowed = built.placement.devices()
     for name, variable in by_name.items():
@@ -165,10 +161,8 @@ def _of_operations(built, operations):
 
 
 def _touches_variable(op, names, depth=3):
-    """Whether an operation gets a variable itself, or TF colocated it with one that does.
-
-    An operation that gets only a variable's value can be on its tower's device.
-    """
+    """Whether an operation gets a variable itself, not its value alone, or TF colocated it with one
+    that does."""
     if any(tensor.dtype == tf.resource or tensor.op.name in names for tensor in op.inputs):
         return True
     return any(other.name in names or depth and _touches_variable(other, names, depth - 1)
@@ -176,11 +170,8 @@ def _touches_variable(op, names, depth=3):
 
 
 def _follows_input(op, tower):
-    """Whether TensorFlow puts an operation with a value that it gets, and not where it was made.
-
-    That is a `Switch` of `tf.cond` (v1) with its input from outside; and a TensorArray (v1), and
-    the constant of its size, with the first value that is written to it.
-    """
+    """Whether TensorFlow puts an operation with a value that it gets: a `Switch` of `tf.cond` (v1)
+    with its input; a TensorArray (v1), and its size, with the first value that is written to it."""
     if op.type in ('Switch', 'RefSwitch') and not tower.has(op.inputs[0].op.name):
         return operation_device(op) == operation_device(op.inputs[0].op)
     readers = [op] + [reader for tensor in op.outputs for reader in tensor.consumers()

@@ -89,7 +89,11 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
     check_model_fn(model_fn)
     check_choice('reduction', reduction, REDUCTIONS)
     _check_inputs(inputs)
-    _check_make_optimizer(make_optimizer)
+    if make_optimizer is None:
+        make_optimizer = functools.partial(tf.train.MomentumOptimizer, 0.01, 0.9)
+    check_function('make_optimizer', functools.partial(make_optimizer) if isinstance(
+        make_optimizer, type) else make_optimizer, 0, 'a function that makes the optimizer, such '
+                   'as lambda: tf.train.AdamOptimizer(0.001), since there are two graphs')
     for name, value, least in (('num_towers', num_towers, 1), ('steps', steps, 1),
                                ('seed', seed, 0)):
         check_count(name, value, least)
@@ -98,7 +102,6 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
     check_flag('same_shards', same_shards)
     options = _checked_options(options)
     machines = _checked_machines(cluster, shares, options)
-    make_optimizer = make_optimizer or (lambda: tf.train.MomentumOptimizer(0.01, 0.9))
     if machines is None:
         devices = resolve_devices(options.pop('devices')) if 'devices' in options else tuple(
             '/device:CPU:%d' % index for index in range(num_towers))
@@ -162,14 +165,6 @@ def _first_shard_repeated(inputs, num_towers):
     return map_leaves(repeated, inputs)
 
 
-def _check_make_optimizer(make_optimizer):
-    if make_optimizer is not None:
-        if isinstance(make_optimizer, type):
-            make_optimizer = functools.partial(make_optimizer)  # a class makes one, too
-        check_function('make_optimizer', make_optimizer, 0, 'a function that makes the optimizer, '
-                       'such as lambda: tf.train.AdamOptimizer(0.001), since there are two graphs')
-
-
 def _checked_options(options):
     """The arguments of `build_towers`, with defaults of those that are objects."""
     unknown = sorted(set(options) - set(OPTIONS))
@@ -210,10 +205,6 @@ def _checked_machines(cluster, shares, options):
     """The `Machines` that `check_towers` is asked for; None for one machine."""
     if cluster is None:
         return None
-    if not isinstance(cluster, str):
-        raise InvalidArgumentError(
-            'cluster=%.80r: check_towers starts workers of its own, and takes the kind of cluster: '
-            '%s.' % (cluster, ', '.join(map(repr, KINDS))))
     check_choice('cluster', cluster, KINDS)
     for name, why in (('devices', 'each worker has num_towers towers on CPUs of its own'),
                       ('remainder', "a worker's batch that does not divide is weighted")):

@@ -11,10 +11,9 @@ from towers.cluster.cluster import Cluster
 from towers.cluster.horovod import gathered_lines
 from towers.cluster.member import join, start_server
 from towers.cluster.ports import free_ports
-from towers.errors import ClusterError
+from towers.errors import ClusterError, failing_on
 from towers.inspect.check_runs import assigned, constants, map_leaves, sort_values
 from towers.placement.devices import session_config
-from towers.tensorflow_errors import failing_on
 
 
 _PATIENCE = 120.  # seconds for the chief to begin, or to say what is wrong

@@ -70,7 +70,6 @@ def report_on(one, many, traits, tolerance, sum_of_losses, parts, same_shards, *
     Args:
       one, many: dicts from kind to dict from name to array: of one device, and of the towers.
       traits: `Traits` of the model.
-      tolerance, same_shards: as for `check_towers`.
       sum_of_losses: the sum of the towers' losses in the first step.
       parts: into how many parts a batch is cut.
       **ran: the fields of the report that say what was run.
@@ -84,16 +83,15 @@ def report_on(one, many, traits, tolerance, sum_of_losses, parts, same_shards, *
     left_out = _not_compared(one, many, noise, same_shards)
     differences = _compare(one, many, noise, [each.name for each in left_out])
     beyond = [each for each in differences if not each.relative <= tolerance]
-    not_finite, where = next(
-        ((each, sides) for each, sides in ((each, [side for side, run in (
-            ('one device', one), ('the towers', many)) if not _is_finite(run, each)])
-                                           for each in differences) if sides), (None, ()))
+    not_finite = next((each for each in differences if not (
+        _is_finite(one, each) and _is_finite(many, each))), None)
     cause = None
     if not_finite is not None:
         cause = ('%s: a division by zero, a logarithm of zero or a learning rate that is too '
                  'large, in the model or in what it was given.' % (
-                     'both sides, so the model itself makes it' if len(where) == 2
-                     else 'only ' + where[0]))
+                     'only the towers' if _is_finite(one, not_finite) else 'only one device'
+                     if _is_finite(many, not_finite) else
+                     'both sides, so the model itself makes it'))
     elif beyond:
         cause = _likely_cause(beyond[0], one, traits, sum_of_losses, parts)
     return TowersReport(
@@ -104,10 +102,8 @@ def report_on(one, many, traits, tolerance, sum_of_losses, parts, same_shards, *
 
 
 def _not_compared(one, many, noise, same_shards):
-    """The variables that are left out of the comparison of two runs: list of `LeftOut`, by name.
-
-    Those whose gradient is noise; where the batch repeats one shard, moving variances.
-    """
+    """The variables that are left out of the comparison, as `LeftOut`s by name: those whose gradient
+    is noise; where the batch repeats one shard, moving variances."""
     found = {name: _NO_GRADIENT for name in set(one['gradient']) & set(many['gradient'])
              if noise and _largest(one['gradient'][name]) <= noise
              and _largest(many['gradient'][name]) <= noise}
@@ -138,11 +134,9 @@ def _compare(one, many, noise, left_out):
 
 
 def _without_noise(values, gradients, noise):
-    """Values of a variable on two sides, without the elements whose gradient is rounding alone.
-
-    Such an element is a part of a variable that the loss does not depend on (the keys' part of the
-    bias in front of a softmax over products), where an optimizer makes a step of rounding.
-    """
+    """Values of a variable on two sides, without the elements whose gradient is rounding alone: the
+    loss does not depend on these (the keys' part of the bias in front of a softmax over products),
+    and an optimizer makes a step of rounding."""
     if any(each is None or np.shape(each) != np.shape(values[0]) for each in gradients):
         return values
     sizes = np.maximum(*[np.abs(_as_numbers(each)) for each in gradients])

@@ -6,12 +6,11 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.options import check_var_list, checked_objectives
 from towers.api.build import build_towers
-from towers.errors import GradientError, InputError, InvalidArgumentError
+from towers.errors import GradientError, InputError, InvalidArgumentError, failing_on
 from towers.graph import graph_walk
 from towers.graph.graph_walk import is_computed_from
 from towers.graph.variable_access import Writes
 from towers.placement.devices import session_config
-from towers.tensorflow_errors import failing_on
 from towers.reduce.update import checked_transform, free_initial_values
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.losses import registered_losses
@@ -32,10 +31,8 @@ FLOATS = ('float64', 'float32', 'float16', 'bfloat16')
 def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, options):
     """Trains on one device without this package's towers.
 
-    Args:
+    Args: those of `check_towers`; options are of `build_towers`; and
       factor: the factor of the loss: 1, or N for the sum over N towers.
-      options: dict of the arguments of `build_towers`.
-      The others are those of `check_towers`.
 
     Returns:
       (result, `Traits`): a dict with `'loss'`, `'gradient'`, `'variable'` and `'slot'`, each a dict
@@ -132,9 +129,6 @@ def _pairs_on_one_device(objective, loss, factor):
     trainable = tf.trainable_variables()
     if objective.var_list is not None:
         trainable = objective.var_list(trainable)
-        if not isinstance(trainable, (list, tuple)):
-            raise InvalidArgumentError('var_list returned %.80r: expected a list of variables.'
-                                       % (trainable,))
         check_var_list(trainable)
     if not trainable:
         raise GradientError('the model function makes no trainable variable, or var_list leaves '
@@ -171,15 +165,11 @@ def _registering_tensors(getter, *args, **kwargs):
 
 def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduction, same_shards,
                options):
-    """Trains on towers, from the initial values of `run_one_device`.
-
-    Args:
-      initial: list of (name, value) of variables.
+    """Trains on towers, from the `'initial'` values of `run_one_device`.
 
     Returns:
-      (result, sum of the towers' losses): the result is that of `run_one_device`, without
-      `'initial'`, variables under their names on one device; and with `'initial value'`: dict from
-      the names of variables whose initial value is of a part of the batch, unlike the whole one's.
+      (result, sum of the towers' losses): as that of `run_one_device`, without `'initial'`; its
+      `'initial value'` has the variables whose initial value is of a part of the batch as keys.
     """
     with tf.Graph().as_default():
         batch = constants(inputs)
@@ -217,11 +207,8 @@ def assigned(values, names):
 
 
 def _names_on_one_device(variables, initial):
-    """Dict from the names of the towers' variables to those on one device.
-
-    They are the same but for layers that a library numbers on from graph to graph (Keras 3): these
-    are matched by their order, when everything but the numbers agrees.
-    """
+    """Dict from the names of the towers' variables to those on one device: the same, but for layers
+    that Keras 3 numbers on from graph to graph, which are matched by their order."""
     names = [variable.op.name for variable in variables]
     known = [name for name, _ in initial]
     if set(names) != set(known) and (

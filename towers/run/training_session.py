@@ -11,12 +11,11 @@ from towers.api.built import BuiltTowers
 from towers.checkpoint.files import newest_checkpoint
 from towers.checkpoint.match import InitialValues, check_fits, difference, some
 from towers.checkpoint.tidy import tidy_directory
-from towers.errors import InvalidArgumentError
+from towers.errors import InvalidArgumentError, explained
 from towers.memory.fit import out_of_memory_explained
 from towers.placement.devices import config_of_towers
 from towers.run.checkpoint_hook import CheckpointHook
 from towers.run.run_lock import hold_directory
-from towers.tensorflow_errors import explained
 
 
 @contextlib.contextmanager

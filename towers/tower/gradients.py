@@ -5,7 +5,7 @@ import collections
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.errors import GradientError, InvalidArgumentError
+from towers.errors import GradientError, InvalidArgumentError, checked_gradients
 from towers.graph import graph_walk
 from towers.placement.loop_state_devices import keep_stacks_with_loops
 from towers.placement.stages import place_backward
@@ -13,7 +13,6 @@ from towers.placement.tower_device import TowerDevice, keep_with_tower
 from towers.placement.variable_device import only_device
 from towers.placement.xla import explained
 from towers.recompute.rewrite import rewrite
-from towers.tensorflow_errors import checked_gradients
 from towers.tower.objectives import all_pairs, tensors_of
 from towers.tower.optimizer_gradients import computed, has_own, has_own_minimize, own_pairs
 from towers.tower.outputs import fetches_of

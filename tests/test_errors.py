@@ -6,8 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import kind_of_variables  # noqa: F401, a fixture
-from towers.errors import NonFiniteError, StepError
-from towers.tensorflow_errors import explained, failing_on, is_of_input, reason_of
+from towers.errors import NonFiniteError, StepError, explained, failing_on, is_of_input, reason_of
 
 
 @pytest.mark.parametrize('message', [
