@@ -294,16 +294,6 @@ def test_numbers_of_numpys_are_numbers(two, tmp_path):
     assert len(built.towers) == 2
 
 
-@pytest.mark.parametrize('call, text', [
-    (lambda: towers.default_summaries(towers.BuiltTowers), 'expected what build_towers returned'),
-    (lambda: towers.free_ports(-1), 'count=-1: expected a whole number of at least 1.'),
-    (lambda: towers.files_of_worker('train.csv', cluster()), 'expected a list of names'),
-    (lambda: towers.Cluster(workers='127.0.0.1:1'), "expected a list of addresses, 'host:port'")],
-    ids=['summaries', 'ports', 'files', 'workers'])
-def test_what_is_something_else(call, text):
-    assert text in error_of(call)
-
-
 def test_what_a_function_that_builds_returns(graph):
     """Of a step whose memory is asked for: with its input's initializers, in a list."""
     built = Given('').built

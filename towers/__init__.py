@@ -20,22 +20,21 @@ from towers.cluster.data_end import until_all_end
 from towers.cluster.member import Member, join, serve
 from towers.cluster.sockets import free_ports
 from towers.cluster.sessions import StopTogetherHook
+from towers.compat import mend_slim
 from towers.errors import (AuditError, BadFileError, CheckpointError, CloneError, ClusterError,
                            DeviceError, FailedBuildError, GradientError, InputError,
                            InvalidArgumentError, LogFileError, MeasurementError,
                            MissingPackageError, ModelFunctionError, NameScopeError,
-                           OutOfMemoryError, PrecisionError, RunLockedError,
+                           NonFiniteError, OutOfMemoryError, PrecisionError, RunLockedError,
                            SharedVariableError, StepError, TowersError, WorkerLostError)
-from towers.fronts.estimator import replicate_model_fn
+from towers.fronts.estimator import TowerOptimizer, replicate_model_fn
 from towers.fronts.keras_model import ParallelModel
-from towers.fronts.tower_optimizer import TowerOptimizer
 from towers.inspect.audit import Audit, audit
 from towers.inspect.check import TowersReport, check_towers
 from towers.memory.account import MemoryAccount, memory_account
 from towers.memory.fit import (FittedBatch, fit_batch_size, largest_batch, memory_report,
                                out_of_memory_explained)
 from towers.memory.measure import MeasuredMemory, measure_memory
-from towers.nonfinite import NonFiniteError
 from towers.placement.devices import resolve_devices, session_config, visible_gpus
 from towers.placement.numerics import PRECISIONS, use_precision
 from towers.placement.stages import stage
@@ -48,7 +47,6 @@ from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook, default_summaries
 from towers.run.training_session import hold_directory, training_session
 from towers.run.weights import WeightAverages, export_saved_model
-from towers.slim_mend import mend_slim
 from towers.tower.batch_values import batch_concat, batch_mean, batch_sum
 from towers.tower.outputs import ModelOutput
 from towers.tower.cut_inputs import Shards, StagedInputs, staged

@@ -1,15 +1,16 @@
-"""Checks of arguments that several calls share: one typed error each, before anything is made."""
+"""Checks of arguments that several calls share; what is known of optimizers by their class."""
 
-import collections.abc
+import collections
 import inspect
 import numbers
 import os
+import re
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.errors import InvalidArgumentError
+from towers.errors import ClusterError, InvalidArgumentError
 
 
 def check_number(name, value, least=None, above=None, most=None, expected='a number'):
@@ -42,15 +43,9 @@ def check_flag(name, value, expected='True or False'):
 
 
 def check_function(name, value, arguments, expected):
-    """Raises `InvalidArgumentError` unless `value` is a function of that many arguments.
+    """Raises `InvalidArgumentError` unless `value` can be called with so many `arguments`.
 
     A class counts as no function. Built-in functions whose signature Python does not know pass.
-
-    Args:
-      name: of the argument, for the error's text.
-      value: the argument.
-      arguments: number of positional arguments that it will be called with.
-      expected: what was expected, for the error's text.
     """
     fits = callable(value) and not isinstance(value, type)
     if fits:
@@ -100,10 +95,7 @@ def check_feed(feed_dict):
 
 
 def check_fetches(name, fetches, expected):
-    """Raises `InvalidArgumentError` unless `fetches` is a nest of operations and tensors.
-
-    An empty nest is refused.
-    """
+    """Raises `InvalidArgumentError` unless `fetches` is a nest of some operations and tensors."""
     leaves = tf.nest.flatten(fetches)
     if not leaves or not all(isinstance(each, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES)
                              for each in leaves):
@@ -126,11 +118,7 @@ def check_instance(name, value, kind, expected):
 
 
 def directory_name(name, value, expected='the name of a directory'):
-    """The name of a directory or a file as a string; `value` is a string or an `os.PathLike`.
-
-    Raises:
-      InvalidArgumentError: `value` is something else, or empty.
-    """
+    """A string or an `os.PathLike` as a string; raises `InvalidArgumentError` for anything else."""
     try:
         path = os.fspath(value)
     except TypeError:
@@ -142,22 +130,16 @@ def directory_name(name, value, expected='the name of a directory'):
 
 def check_step_variable(global_step, name='global_step'):
     """Raises `InvalidArgumentError` unless `global_step` is a scalar variable of this graph."""
-    if not isinstance(global_step, compat.VARIABLE_TYPES):
-        raise InvalidArgumentError(
-            '%s=%.80r of type %s: expected a variable, such as '
-            'tf.train.get_or_create_global_step().' % (
-                name, global_step, type(global_step).__name__))
+    check_instance(name, global_step, compat.VARIABLE_TYPES, 'a variable, such as '
+                   'tf.train.get_or_create_global_step()')
     check_graph_mode('a training')
     if global_step.shape.ndims not in (0, None) or not (
             global_step.dtype.is_integer or global_step.dtype.is_floating):
         raise InvalidArgumentError('%s is the variable %r of shape %s and type %s: expected one '
                                    'number.' % (name, global_step.op.name, global_step.shape,
                                                 global_step.dtype.base_dtype.name))
-    try:
-        graph = global_step.graph
-    except AttributeError:  # of a variable that was made eagerly
-        graph = None
-    if graph is not tf.get_default_graph():
+    # A variable that was made eagerly has no graph.
+    if getattr(global_step, 'graph', None) is not tf.get_default_graph():
         raise InvalidArgumentError('%s is the variable %r of another graph than the default one.'
                                    % (name, global_step.name))
 
@@ -172,14 +154,7 @@ def listed_hooks(name, hooks):
 
 
 def scalar_tensors(name, values):
-    """Named scalar tensors, in order.
-
-    Args:
-      name: of the argument.
-      values: dict, or list of pairs, from names to scalar tensors or variables.
-
-    Returns:
-      `OrderedDict`.
+    """A dict, or a list of pairs, from names to scalar tensors or variables as an `OrderedDict`.
 
     Raises:
       InvalidArgumentError: something else, a tensor that is known to be no scalar, or a tensor
@@ -206,3 +181,113 @@ def scalar_tensors(name, values):
             if is_wrong:
                 raise InvalidArgumentError('%s[%r] %s.' % (name, key, text))
     return named
+
+
+# ---- optimizers, by their class ------------------------------------------------------------------
+
+Known = collections.namedtuple('Known', 'slots effect')
+"""What is known of an optimizer's class.
+
+Fields:
+  slots: how many variables it keeps for each one that it trains.
+  effect: of a factor of the gradient: the step `'scales'`; the factor is `'ignored'` (nearly),
+    since the step is divided by the gradient's size; or None.
+"""
+
+_KNOWN = {
+    'AdadeltaOptimizer': Known(2, 'ignored'), 'AdagradOptimizer': Known(1, 'ignored'),
+    'AdagradDAOptimizer': Known(2, None), 'AdamOptimizer': Known(2, 'ignored'),
+    'AdamWeightDecayOptimizer': Known(2, 'ignored'), 'FtrlOptimizer': Known(2, None),
+    'GradientDescentOptimizer': Known(0, 'scales'), 'LAMBOptimizer': Known(2, 'ignored'),
+    'MomentumOptimizer': Known(1, 'scales'), 'ProximalAdagradOptimizer': Known(1, None),
+    'ProximalGradientDescentOptimizer': Known(0, None), 'RMSPropOptimizer': Known(2, 'ignored')}
+
+
+def number_of_slots(optimizer):
+    """How many slots an optimizer makes for a variable; 1 for one that is not known here."""
+    known = [_KNOWN[kind.__name__] for kind in type(optimizer).__mro__ if kind.__name__ in _KNOWN]
+    inner = compat.wrapped_optimizer(optimizer)
+    return known[0].slots if known else 1 if inner is None else number_of_slots(inner)
+
+
+def effect_of_factor(optimizer):
+    """What a factor of the gradient does to the step, see `Known`; None where it is not known."""
+    known = _KNOWN.get(type(optimizer).__name__)
+    return None if known is None else known.effect
+
+
+def is_repeatable(optimizer):
+    """Whether an optimizer does to a replica exactly what it does to its variable.
+
+    TensorFlow's own go by the gradient and the slots of each variable alone; but for
+    `AdagradDAOptimizer`, which goes by the global step, too. A subclass may do more.
+    """
+    name = type(optimizer).__name__
+    return type(optimizer) is getattr(tf.train, name, None) and (
+        name in _KNOWN and name != 'AdagradDAOptimizer')
+
+
+_PACKAGES = frozenset(['horovod', 'byteps', 'kungfu', 'bluefog', 'smdistributed'])
+"""Packages whose optimizers, of whatever name, are around another one and combine."""
+
+_CLASSES = frozenset(['SyncReplicasOptimizer', 'CrossShardOptimizer', 'ElasticAverageOptimizer',
+                      'ModelAverageOptimizer', 'AGNOptimizer'])
+"""Names of TensorFlow's own, and those of contrib; subclasses count."""
+
+
+def combiner_of(optimizer):
+    """The optimizer that combines gradients over machines: the given one, or one that it wraps,
+    however deep; or None. `build_towers(cluster=…)` combines, too: numbers would be wrong.
+
+    Nothing is imported: classes are told by the names of themselves and of their modules. What an
+    optimizer wraps is in some attribute of its own, or in a list or dict there.
+    """
+    stack, seen = [optimizer], {}  # the objects are kept, so that no other one gets their ids
+    while stack:
+        each = stack.pop()
+        if id(each) not in seen:
+            seen[id(each)] = each
+            if _combining_class(each) is not None:
+                return each
+            stack.extend(reversed(_wrapped(each)))
+    return None
+
+
+def name_of(combiner):
+    """The class of a combiner as its users know it, such as `'horovod.DistributedOptimizer'`."""
+    kind = _combining_class(combiner)
+    return kind.__name__ if kind.__name__ in _CLASSES else '%s.%s' % (
+        kind.__module__.partition('.')[0], kind.__name__.lstrip('_'))
+
+
+def _combining_class(optimizer):
+    """The first class of an optimizer, or of its bases, that combines; or None."""
+    return next((kind for kind in type(optimizer).__mro__ if kind.__name__ in _CLASSES
+                 or kind.__module__.partition('.')[0] in _PACKAGES), None)
+
+
+def check_alone(optimizers=(), leaves_servers=True, variables=()):
+    """Raises `ClusterError` for a program of TensorFlow's parameter servers without `cluster=`."""
+    found = leaves_servers and re.search('/job:ps(/task:[0-9]+)?', ' '.join(
+        [compat.devices_of_new_variables()] + [each.device for each in variables]))
+    names = [name_of(each) for each in map(combiner_of, optimizers) if each is not None]
+    if found or 'SyncReplicasOptimizer' in names:
+        raise ClusterError(
+            'this program is one for parameter servers (%s), and without cluster= the towers would '
+            'leave them: pass cluster=towers.Cluster(…) and the optimizer alone to build_towers, '
+            'and train within towers.join(cluster, built), see docs/migration.md.' % (
+                'a variable on ' + found.group() if found else 'a SyncReplicasOptimizer'))
+
+
+def _wrapped(optimizer):
+    """List of the optimizers that are attributes of an optimizer, or members of such."""
+    return [each for value in list(getattr(optimizer, '__dict__', {}).values())
+            for each in (list(value.values()) if isinstance(value, dict) else
+                         value if isinstance(value, (list, tuple)) else [value])
+            if _is_optimizer(each)]
+
+
+def _is_optimizer(value):
+    return not isinstance(value, type) and (isinstance(value, tf.train.Optimizer) or (
+        callable(getattr(value, 'compute_gradients', None))
+        and callable(getattr(value, 'apply_gradients', None))))

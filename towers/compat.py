@@ -7,16 +7,20 @@ Modules of Keras are looked up in `sys.modules`: a program that does not use Ker
 """
 
 import contextlib
+import functools
+import inspect
 import os
 import re
 import sys
 import threading
+import types
 
 import tensorflow
 import tensorflow.compat.v1 as tf
 
-# (major, minor), e.g. (1, 15) or (2, 21).
-TF_VERSION = tuple(int(part) for part in tf.version.VERSION.split('.')[:2])
+from towers.errors import InvalidArgumentError
+
+TF_VERSION = tuple(int(part) for part in tf.version.VERSION.split('.')[:2])  # such as (1, 15)
 
 
 def has_estimator():
@@ -29,42 +33,21 @@ def has_estimator():
 
 # ---- tf.layers ----------------------------------------------------------------------------------
 
-# From this version on `tf.layers` and `tf.nn.rnn_cell` are those of the package tf-keras.
-_LAYERS_LEFT = (2, 16)
-
-
 def missing_layers(error):
-    """What to do about `tf.layers` or `tf.nn.rnn_cell` that TensorFlow does not have by itself.
+    """What to do about `tf.layers` or `tf.nn.rnn_cell`, which TF takes from tf-keras from 2.16 on.
 
-    Args:
-      error: an exception that a program's use of them may have ended in. TF raises `AttributeError`
-        where Keras 3 is in use, and `ImportError` (from the second use on, `RecursionError`) where
-        `TF_USE_LEGACY_KERAS` is set and tf-keras is not installed.
-
-    Returns:
-      A text; None for another error.
+    A text where an `error` is of their use: an `AttributeError` where Keras 3 is in use, an
+    `ImportError` where `TF_USE_LEGACY_KERAS` is set and tf-keras is not installed; else None.
     """
     version, text = '%d.%d' % TF_VERSION, str(error)
-    not_installed = (isinstance(error, ImportError) and text.startswith('Keras cannot be imported')
-                     or isinstance(error, RecursionError) and _ends_in_lazy_loader(error))
-    switched_off = isinstance(error, AttributeError) and 'is not available with Keras 3' in text
-    if not (not_installed or switched_off):
+    not_installed = isinstance(error, ImportError) and text.startswith('Keras cannot be imported')
+    if not not_installed and not (
+            isinstance(error, AttributeError) and 'is not available with Keras 3' in text):
         return None
-    if TF_VERSION < _LAYERS_LEFT:
-        return ('TF_USE_LEGACY_KERAS is set, so that tf.layers is taken from the package tf-keras, '
-                'which is not installed. Take the variable out of the environment: TensorFlow %s '
-                'has tf.layers itself.' % version)
     return ('tf.layers and tf.nn.rnn_cell are those of the package tf-keras on TensorFlow %s, '
             "which is not %s: pip install 'tf-keras==%s.*' (the extra tf-layers-%s), and set the "
             'environment variable TF_USE_LEGACY_KERAS=1 before the program first uses them or '
             'tf.keras.' % (version, 'installed' if not_installed else 'in use', version, version))
-
-
-def _ends_in_lazy_loader(error):
-    frame = error.__traceback__
-    while frame.tb_next is not None:
-        frame = frame.tb_next
-    return os.path.basename(frame.tb_frame.f_code.co_filename) == 'lazy_loader.py'
 
 
 # ---- Keras --------------------------------------------------------------------------------------
@@ -73,44 +56,26 @@ def _ends_in_lazy_loader(error):
 # that some programs import as tensorflow.python.keras); Keras 2.15; tf_keras; Keras 3. The public
 # `tf.keras.layers.Layer` is another class in graph mode than outside, and naming it imports Keras.
 _KERAS_3 = 'keras.src.layers.layer'
-_KERAS_LAYERS = (
-    'tensorflow.python.keras.engine.base_layer',
-    'tensorflow.python.keras.engine.base_layer_v1',
-    'keras.src.engine.base_layer',
-    'keras.src.engine.base_layer_v1',
-    'tf_keras.src.engine.base_layer',
-    'tf_keras.src.engine.base_layer_v1',
-    _KERAS_3,
-)
+KERAS_LAYERS = tuple(
+    package + module for package in ('tensorflow.python.keras.', 'keras.src.', 'tf_keras.src.')
+    for module in ('engine.base_layer', 'engine.base_layer_v1')) + (_KERAS_3,)
 # Modules in which Keras 2 counts the layers without a name, graph by graph.
 _KERAS_BACKENDS = ('tensorflow.python.keras.backend', 'keras.src.backend', 'tf_keras.src.backend')
 # Modules whose `Layer` is the base class of `tf.layers`, of the RNN cells of `tf.nn.rnn_cell` and
 # of what tf_slim uses. They put their updates and losses into the graph's collections themselves.
-_LEGACY_LAYERS = (
-    'tensorflow.python.layers.base',
-    'tensorflow.python.keras.legacy_tf_layers.base',
-    'keras.src.legacy_tf_layers.base',
-    'tf_keras.src.legacy_tf_layers.base',
-)
-
-
-def keras_layer_modules():
-    """Names of the modules that may define a base class of Keras layers, imported or not."""
-    return _KERAS_LAYERS
+_LEGACY_LAYERS = ('tensorflow.python.layers.base',) + tuple(
+    package + 'legacy_tf_layers.base'
+    for package in ('tensorflow.python.keras.', 'keras.src.', 'tf_keras.src.'))
 
 
 def keras_base_layers():
     """The base classes of Keras layers that the program has imported so far, each one once."""
-    return _classes(_KERAS_LAYERS)
+    return _classes(KERAS_LAYERS)
 
 
 def _classes(module_names):
-    found = []
-    for name in module_names:
-        layer = getattr(sys.modules.get(name), 'Layer', None)
-        if layer is not None and layer not in found:
-            found.append(layer)
-    return tuple(found)
+    found = [getattr(sys.modules.get(name), 'Layer', None) for name in module_names]
+    return tuple(dict.fromkeys(layer for layer in found if layer is not None))
 
 
 def is_legacy_layer(layer):
@@ -136,11 +101,9 @@ def is_keras_input(op):
 
 def keras_states(layer):
     """The `tf.Variable`s in which a stateful RNN, or one within a layer, keeps its state."""
-    states = []
-    for part in keras_parts(layer):
-        if getattr(part, 'stateful', False):
-            states.extend(keras_variable_value(state) for state in
-                          tf.nest.flatten(getattr(part, 'states', None)))
+    states = [keras_variable_value(state) for part in keras_parts(layer)
+              if getattr(part, 'stateful', False)
+              for state in tf.nest.flatten(getattr(part, 'states', None))]
     return [state for state in states if isinstance(state, VARIABLE_TYPES)]
 
 
@@ -151,12 +114,8 @@ def keras_variable_value(variable):
 
 
 def keras_of(model):
-    """The Keras 2 module that a model is of: `tf.keras` of TF 1.15 or 2.15, or `tf_keras`.
-
-    Returns:
-      The module, with `Model` and `layers.Layer`; None for any other object, models of Keras 3 and
-      of the package keras beside TF 1.15 included.
-    """
+    """The Keras 2 module that a model is of: `tf.keras` of TF 1.15 or 2.15, or `tf_keras`; None for
+    any other object, models of Keras 3 and of the package keras beside TF 1.15 included."""
     if is_keras_3(model):
         return None
     for base in type(model).__mro__:
@@ -221,11 +180,8 @@ def set_keras_logits(tensor, logits):
 
 @contextlib.contextmanager
 def autograph_of_layers():
-    """A context in which AutoGraph converts the `call` of a user's layer, as Keras has it.
-
-    For a layer whose own `call` is `do_not_convert` and calls a user's layers: TensorFlow applies
-    `do_not_convert` to all calls within, and has no public way to undo that.
-    """
+    """A context in which AutoGraph converts the `call` of a user's layer, as Keras has it, within a
+    layer whose own `call` is `do_not_convert`, which TensorFlow applies to all calls within."""
     from tensorflow.python.autograph.core import ag_ctx  # pylint: disable=g-import-not-at-top
     with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.UNSPECIFIED):
         yield
@@ -235,30 +191,23 @@ def keras_weight_losses(layer):
     """The losses of a Keras layer and its parts that do not depend on the layers' inputs.
 
     These are the regularizers of weights, and the functions given to `add_loss`. Parts that are
-    `tf.layers` layers are left out: their losses are in a collection. (The public `losses` of a
-    model hold its parts', so that a part of two models, or a `tf.layers` layer, would count twice.)
+    `tf.layers` layers are left out: their losses are in a collection. (In the public `losses` of a
+    model a part of two models, or a `tf.layers` layer, would count twice.)
 
     Returns:
-        A list of (key, function) pairs. Two pairs with equal keys, from two layers, stand for the
-        same loss. The function makes the scalar tensor, or returns None if there is no loss.
+      A list of (key, function): pairs with equal keys stand for the same loss, which the function
+      makes, a scalar tensor or None.
     """
     if is_keras_3(layer):
-        return [(id(variable), _regularizer_of(variable)) for variable in layer.trainable_variables
-                if variable.regularizer is not None]
-    pairs = []
-    for part in keras_parts(layer):
-        if not is_legacy_layer(part):
-            pairs.extend((id(loss), loss)
-                         for loss in part._callable_losses)
-    return pairs
+        return [(id(variable), functools.partial(variable.regularizer, variable))
+                for variable in layer.trainable_variables if variable.regularizer is not None]
+    return [(id(loss), loss) for part in keras_parts(layer) if not is_legacy_layer(part)
+            for loss in part._callable_losses]
 
 
 def keras_parts(layer):
-    """A Keras 2 layer and the layers that it contains, at any depth.
-
-    The public `submodules` raises for an LSTM with dropout in graph mode and, on 1.15, for a
-    compiled model.
-    """
+    """A Keras 2 layer and the layers that it contains, at any depth. (The public `submodules`
+    raises for an LSTM with dropout in graph mode and, on 1.15, for a compiled model.)"""
     if hasattr(layer, '_flatten_layers'):
         return list(layer._flatten_layers())
     found, pending = [], [layer]
@@ -272,8 +221,126 @@ def keras_parts(layer):
     return found
 
 
-def _regularizer_of(variable):
-    return lambda: variable.regularizer(variable)
+# ---- tf_slim -------------------------------------------------------------------------------------
+
+# Private modules that tf_slim imports -> names that TF no longer has there, and the public
+# equivalent with the same signature as TF 1.15 had.
+_MOVED = {
+    'tensorflow.python.framework.ops': {
+        'Tensor': tf.Tensor, 'IndexedSlices': tf.IndexedSlices},
+    'tensorflow.python.ops.array_ops': {
+        'stack': tf.stack, 'unstack': tf.unstack},
+    'tensorflow.python.ops.control_flow_ops': {
+        'Assert': tf.Assert, 'case': tf.case, 'cond': tf.cond, 'while_loop': tf.while_loop},
+    'tensorflow.python.ops.variable_scope': {
+        'variable': tf.Variable},
+}
+class _GraphKeys:
+    """`tf.GraphKeys`, except that `UPDATE_OPS` is an equal string and never the same object.
+
+    `slim.batch_norm` takes a Keras layer, of a module that TF 2.15 and later lack, if its
+    `updates_collections` *is* that object, and its own implementation otherwise; both use the same
+    variable names, the same collection and the same formula.
+    """
+
+    def __getattr__(self, name):
+        return getattr(tf.GraphKeys, name)
+
+    @property
+    def UPDATE_OPS(self):  # pylint: disable=invalid-name
+        return ''.join(list(tf.GraphKeys.UPDATE_OPS))
+
+
+class _ModuleView(types.ModuleType):
+    """A module with some names added, seen only by those who hold the view."""
+
+    def __init__(self, module, added):
+        super().__init__(module.__name__, module.__doc__)
+        self.__dict__.update(added)
+        self._viewed = module
+
+    def __getattr__(self, name):
+        return getattr(self._viewed, name)
+
+
+def mend_slim() -> None:
+    """Makes tf_slim 1.1.0 work on TF 2.15 to 2.21, without tf-keras. A no-op on TF 1.15.
+
+    TF's own modules stay as they are. Each imported module of tf_slim gets views in place of the
+    private TF modules that it holds; a view also has the names that TF has moved. That reaches
+    every net and every arg_scope, made before or after, since slim looks these names up when it is
+    called. Nothing is mended twice.
+
+    `slim.batch_norm` falls back on slim's own implementation. That raises `InvalidArgumentError`
+    for `renorm=True`, for `adjustment`, and, where it cannot be fused (`fused=False`, or inputs of
+    a rank other than 2 and 4), for `param_regularizers` and for half-precision inputs.
+    """
+    import tf_slim  # pylint: disable=import-outside-toplevel
+    if TF_VERSION < (2, 0):
+        return
+    views = {}
+    for name, moved in _MOVED.items():
+        module = sys.modules.get(name)
+        if module is None:
+            continue
+        added = {key: value for key, value in moved.items() if not hasattr(module, key)}
+        if 'IndexedSlices' in moved:  # of the module that slim calls `ops`
+            added['GraphKeys'] = _GraphKeys()
+        if added:
+            views[name] = _ModuleView(module, added)
+    package = tf_slim.__name__
+    for name, slim_module in list(sys.modules.items()):
+        if isinstance(slim_module, types.ModuleType) and (name + '.').startswith(package + '.'):
+            for attribute, held in list(vars(slim_module).items()):
+                if isinstance(held, types.ModuleType) and held.__name__ in views and not isinstance(
+                        held, _ModuleView):
+                    setattr(slim_module, attribute, views[held.__name__])
+    _guard_batch_norm(tf_slim.batch_norm)
+
+
+def _guard_batch_norm(batch_norm):
+    """Makes slim's batch norm refuse arguments that its own implementation would ignore.
+
+    `slim.batch_norm` is a function made by `add_arg_scope`; the function it wraps is in its closure
+    alone. Exchanged there, it sees the arguments that arg_scopes add, and
+    `normalizer_fn=slim.batch_norm` in an arg_scope made long ago is caught, too.
+    """
+    cell = batch_norm.__closure__[batch_norm.__code__.co_freevars.index('func')]
+    unguarded = cell.cell_contents
+    if hasattr(unguarded, 'unguarded'):
+        return  # mended before
+    signature = inspect.signature(unguarded)
+
+    def guarded(*args, **kwargs):
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        _check_batch_norm(bound.arguments)
+        return unguarded(*args, **kwargs)
+
+    guarded.unguarded = unguarded
+    # The key under which arg_scopes store the arguments for this function.
+    guarded._key_op = batch_norm._key_op
+    cell.cell_contents = guarded
+
+
+def _check_batch_norm(arguments):
+    """Raises `InvalidArgumentError` for a call that only the lost Keras layer could do right."""
+    if (arguments['batch_weights'] is not None or arguments['zero_debias_moving_mean'] or
+            arguments['updates_collections'] != tf.GraphKeys.UPDATE_OPS):
+        return  # slim never used the Keras layer for these
+    inputs = tf.convert_to_tensor(arguments['inputs'])
+    is_fused = arguments['fused'] is not False and inputs.shape.ndims in (2, 4)
+    dtype = inputs.dtype.base_dtype
+    for is_wrong, what in (
+            (arguments['renorm'], 'renorm=True'), (arguments['adjustment'], 'an adjustment'),
+            (arguments['param_regularizers'] and not is_fused, 'param_regularizers, not fused'),
+            (dtype in (tf.float16, tf.bfloat16) and not is_fused, dtype.name + ', not fused')):
+        if is_wrong:  # would be ignored; averages would be of half precision
+            raise InvalidArgumentError(
+                'slim.batch_norm was given %s, for which it needs a Keras layer that TensorFlow %s '
+                'has no more. Leave it out (it is fused without `fused=` and for inputs of rank 2 '
+                'or 4), use keras.layers.BatchNormalization, or run on TensorFlow 1.15.'
+                % (what, tf.version.VERSION))
 
 
 # ---- Variables and optimizers -------------------------------------------------------------------
@@ -296,14 +363,11 @@ def outermost_graph(graph):
 def within_branch(op):
     """A context in which new operations are in the branch (v1) that an operation is in."""
     context = op._get_control_flow_context()
-    if context is None:
+    with contextlib.ExitStack() as stack:
+        if context is not None:
+            context.Enter()
+            stack.callback(context.Exit)
         yield
-        return
-    context.Enter()
-    try:
-        yield
-    finally:
-        context.Exit()
 
 
 def builds_loop(graph):
@@ -313,10 +377,8 @@ def builds_loop(graph):
 
 def register_gradient(name, function):
     """Registers the gradient of operations that `gradient_override_map` gives a name, once."""
-    try:
+    with contextlib.suppress(KeyError):  # it is there
         tf.RegisterGradient(name)(function)
-    except KeyError:
-        pass  # it is there
 
 
 def multi_device_iterator(dataset, devices, buffer_size):
@@ -328,10 +390,7 @@ def multi_device_iterator(dataset, devices, buffer_size):
 
 
 def shapes_text(shapes):
-    """A nest of shapes as a text for errors, such as '((4, 8, 8, 1), (4,))'.
-
-    Within a tuple TensorFlow writes `TensorShape([Dimension(4)])`, and on 2 `TensorShape([4])`.
-    """
+    """A nest of shapes as a text for errors, such as '((4, 8, 8, 1), (4,))'."""
     if isinstance(shapes, dict):
         return '{%s}' % ', '.join('%s: %s' % (name, shapes_text(each))
                                   for name, each in shapes.items())
@@ -346,10 +405,7 @@ def map_batches(dataset, function):
 
 
 def optimizer_learning_rate(optimizer):
-    """An optimizer's learning rate, a number or a tensor; None where it is not known.
-
-    No public call tells, and the plan shows it.
-    """
+    """An optimizer's learning rate, a number or a tensor, for the plan; None if it is not known."""
     for name in ('_lr', '_learning_rate', 'learning_rate'):
         rate = getattr(optimizer, name, None)
         if rate is not None:
@@ -358,22 +414,16 @@ def optimizer_learning_rate(optimizer):
 
 
 def initialize_with(variable, value):
-    """Replaces the value that a variable's initializer assigns by the tensor `value`.
-
-    A variable whose initial value depends on another variable cannot simply be made with that
-    value: TF rewrites the value's graph and puts the copy on the new variable's device, where a
-    reference variable of another device cannot be read.
-    """
+    """Replaces the value that a variable's initializer assigns by the tensor `value`: TF would copy
+    the value's graph onto the device of a variable that is made with it."""
     with tf.control_dependencies(None):
         assign = tf.assign(variable, value, validate_shape=value.shape.is_fully_defined())
     variable._initializer_op = assign.op
 
 
 def initializer_of(variable):
-    """The operation that gives a variable its initial value, or None.
-
-    Where `tf.train.init_from_checkpoint` has set a reference variable, `initializer` is a tensor.
-    """
+    """The operation that gives a variable its initial value, or None (`initializer` is a tensor
+    where `tf.train.init_from_checkpoint` has set a reference variable)."""
     return getattr(variable.initializer, 'op', variable.initializer)
 
 
@@ -407,18 +457,19 @@ GATHERS_ANY_ROWS = TF_VERSION >= (2, 0)
 
 # ---- Operations ---------------------------------------------------------------------------------
 
+def control_flow_context(op):
+    """The object of the loop or branch (v1) around an operation, one for all in it; or None."""
+    return op._get_control_flow_context()
+
 
 def in_control_flow(op):
     """Whether an operation is in a branch of a `tf.cond` or the body of a `tf.while_loop` (v1)."""
-    return op._get_control_flow_context() is not None
+    return control_flow_context(op) is not None
 
 
 def branches_around(op):
-    """The branches (v1) around an operation, from the inside: a list of `(pred, taken, alive)`.
-
-    `taken` is the value of the scalar `pred` with which the branch runs, 0 or 1; `alive` is a
-    tensor that is there where it does.
-    """
+    """The branches (v1) around an operation, from the inside, as `(pred, taken, alive)`: the branch
+    runs where the scalar `pred` is `taken`, 0 or 1; `alive` is a tensor that is there then."""
     found, context = [], op._get_control_flow_context()
     while context is not None:
         found.append((context.pred, context.branch, context.pivot))
@@ -435,11 +486,6 @@ def _loop_around(context):
     while context is not None and context.IsCondContext():
         context = context.outer_context
     return context
-
-
-def control_flow_context(op):
-    """The object of the loop or branch (v1) around an operation, one for all in it; or None."""
-    return op._get_control_flow_context()
 
 
 def replace_tensor(old, new, readers=None):
@@ -467,12 +513,8 @@ _MOVES = ('_Send', '_Recv', '_HostSend', '_HostRecv', 'Const', '_MklToTf', '_Mkl
 def computed_operation(op_type):
     """The public type of operation that a node of the runtime's graph computes.
 
-    oneDNN computes products as `_MklMatMul` or `_MklNativeMatMul` where it is on and, for half
-    precision, where the CPU has instructions for it; grappler joins a product, a bias and an
-    activation into `_FusedMatMul`, which oneDNN has as well.
-
-    Returns:
-      `'MatMul'` of each of these; None for what only moves tensors.
+    oneDNN computes products as `_MklMatMul` or `_MklNativeMatMul`, grappler joins a product, a bias
+    and an activation into `_FusedMatMul`: `'MatMul'` of each; None for what only moves tensors.
     """
     if op_type in _MOVES:
         return None
@@ -487,8 +529,8 @@ def uses_onednn():
     on where `TF_ENABLE_ONEDNN_OPTS` says so, or the CPU has instructions for neural networks.
     """
     said = os.environ.get('TF_ENABLE_ONEDNN_OPTS', '').strip().lower()
-    if TF_VERSION < (2, 9):
-        return said in ('1', 'true') and TF_VERSION >= (2, 5)
+    if TF_VERSION < (2, 0):
+        return False
     if said:
         return said in ('1', 'true')
     try:
@@ -501,12 +543,8 @@ def uses_onednn():
 
 
 def device_scopes(op):
-    """The arguments of the `tf.device` scopes that an operation was made in, innermost first.
-
-    The device itself is that of all scopes together, and copies need the model's own ones.
-
-    Each as the `str()` of the argument: a name, 'None', or for a function 'name<file, line>'.
-    """
+    """The arguments of the `tf.device` scopes that an operation was made in, innermost first, each
+    as a string: a name, 'None', or for a function 'name<file, line>'."""
     return [scope.obj for scope in op._device_assignments]
 
 
@@ -569,8 +607,8 @@ def set_control_inputs(op, others):
     op._add_control_inputs(others)
 
 
+# Held while `control_flow_v1` has TensorFlow's switch off.
 CONTROL_FLOW_SWITCH = threading.RLock()
-"""Held while `control_flow_v1` has TensorFlow's switch off: one thread at a time may build so."""
 
 
 @contextlib.contextmanager
@@ -578,56 +616,38 @@ def control_flow_v1():
     """A context in which `tf.cond` is TF 1's, whose branches may write reference variables.
 
     The switch is TensorFlow's own, for the whole process; it is put back at the end. Two threads
-    that build at once take turns: the end of one must not switch the other's back. A thread that
-    makes loops of its own meanwhile may get those of TF 1, which compute the same.
+    that build at once take turns: the end of one must not switch the other's back.
     """
-    with CONTROL_FLOW_SWITCH:
-        if not tf.control_flow_v2_enabled():
-            yield
-            return
-        tf.disable_control_flow_v2()
-        try:
-            yield
-        finally:
-            tf.enable_control_flow_v2()
+    with CONTROL_FLOW_SWITCH, contextlib.ExitStack() as stack:
+        if tf.control_flow_v2_enabled():
+            tf.disable_control_flow_v2()
+            stack.callback(tf.enable_control_flow_v2)
+        yield
 
 
-# ---- Checkpoints --------------------------------------------------------------------------------
-
+# ---- Checkpoints, determinism, profiles ----------------------------------------------------------
 
 def saved_as(variable):
-    """`(name, shape)` by which a `Saver` keeps a variable: for a part, those of the whole variable.
-
-    `Saver` asks `_get_save_slice_info`, too: there is no public way from a part of a partitioned
-    variable, as `tf.global_variables` lists it, to the whole.
-    """
+    """`(name, shape)` by which a `Saver` keeps a variable: for a part of a partitioned variable,
+    as `tf.global_variables` lists it, those of the whole one."""
     info = variable._get_save_slice_info()
     if info is None:
         return variable.op.name, variable.shape
     return info.full_name, tf.TensorShape(info.full_shape)
 
 
-# ---- Determinism -------------------------------------------------------------------------------
-
-
 def enable_determinism():
-    """Has operations compute the same bits in each run, as far as this TensorFlow can.
-
-    From 2.8 on an operation of a GPU that cannot do so fails. Before, environment variables choose
-    kernels, without a word where there is none: the second one is all that 1.15 and 2.0 look at.
-    """
-    if TF_VERSION >= (2, 8):
+    """Has operations compute the same bits in each run. On TF 2 an operation of a GPU that cannot
+    do so fails; on 1.15 environment variables choose kernels (NVIDIA's looks at the first one)."""
+    if TF_VERSION >= (2, 0):
         tensorflow.config.experimental.enable_op_determinism()
     else:
         os.environ['TF_DETERMINISTIC_OPS'] = os.environ['TF_CUDNN_DETERMINISTIC'] = '1'
 
 
-# ---- Profiles ------------------------------------------------------------------------------------
-
-
 def start_profile(directory):
-    """Begins a profile for TensorBoard; returns whether it has: before 2.2 graph mode has none."""
-    if TF_VERSION < (2, 2):
+    """Begins a profile for TensorBoard; returns whether it has: graph mode of 1.15 has none."""
+    if TF_VERSION < (2, 0):
         return False
     tensorflow.profiler.experimental.start(directory)
     return True

@@ -1,7 +1,6 @@
 """Files in folders that others may write to: written whole or not at all, read as data."""
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -10,7 +9,7 @@ import stat
 
 import tensorflow.compat.v1 as tf
 
-from towers.errors import BadFileError, LogFileError, TowersError
+from towers.errors import BadFileError, LogFileError
 
 # What a killed writer leaves: names that nobody can foresee, and put something in the place of.
 UNFINISHED = re.compile(r'^\.unfinished-[0-9a-f]{16}$')
@@ -24,7 +23,7 @@ _NO_LINK, _NO_WAITING = getattr(os, 'O_NOFOLLOW', 0), getattr(os, 'O_NONBLOCK', 
 
 
 @contextlib.contextmanager
-def written_whole(path, mode='w', advice='', may_be_stream=False, **options):
+def written_whole(path, mode='w', advice='', **options):
     """A file that replaces `path` when the `with` block ends without an error.
 
         with written_whole('predictions.csv', newline='') as table:
@@ -37,8 +36,6 @@ def written_whole(path, mode='w', advice='', may_be_stream=False, **options):
       path: of the file.
       mode: 'w', or 'wb' for bytes.
       advice: what to do, as the end of the error's text.
-      may_be_stream: of a path that a user names: whether a device or a pipe by its kind, such as
-        `/dev/stdout`, is written to directly.
       options: of `open`, for text.
 
     Yields:
@@ -47,44 +44,28 @@ def written_whole(path, mode='w', advice='', may_be_stream=False, **options):
     Raises:
       BadFileError: there is something else than a regular file.
       LogFileError: the file cannot be written.
-      BrokenPipeError: the reader of a pipe is gone.
     """
-    unfinished = None
+    unfinished = unfinished_beside(path)
     try:
-        stream = _stream(path) if may_be_stream else None
-        if stream is not None:
-            with open(stream, mode, **options) as opened:
-                yield opened
-            return
         if os.path.lexists(path):
             check_regular(path, os.lstat(path).st_mode)
-        name = unfinished_beside(path)
-        with open(name, mode.replace('w', 'x'), **options) as opened:
-            unfinished = name
+        with open(unfinished, mode.replace('w', 'x'), **options) as opened:
             yield opened
             opened.flush()
             os.fsync(opened.fileno())
         os.replace(unfinished, path)
-        unfinished = None
-    except (TowersError, BrokenPipeError):
-        raise
     except OSError as error:
         raise LogFileError('%s cannot be written: %s.%s' % (
             path, error.strerror or error, ' ' + advice if advice else '')) from error
     finally:
-        if unfinished is not None:
-            with contextlib.suppress(OSError):
-                os.remove(unfinished)
+        with contextlib.suppress(OSError):  # where it is there no more
+            os.remove(unfinished)
 
 
 @contextlib.contextmanager
 def folder_written_whole(path):
     """As `written_whole`, for a folder on any file system of TensorFlow: yields the name of the
-    folder to be made, which is renamed to `path` at the end.
-
-    Raises:
-      tf.errors.OpError: it cannot be renamed, or `path` is there by now.
-    """
+    folder to be made, which is renamed to `path` at the end; errors are TensorFlow's."""
     unfinished = unfinished_beside(path)
     try:
         yield unfinished
@@ -101,11 +82,7 @@ def unfinished_beside(path):
 
 
 def moved_aside(path):
-    """Renames a file to the first of `path.1`, `path.2`, … that is free, and returns that name.
-
-    Raises:
-      LogFileError: it cannot be renamed.
-    """
+    """Renames a file to the first of `path.1`, `path.2`, … that is free, and returns that name."""
     number = 1
     while os.path.lexists('%s.%d' % (path, number)):
         number += 1
@@ -120,12 +97,7 @@ def moved_aside(path):
 
 def regular(path, flags):
     """Opens a regular file, as the `opener` of `open`: nothing is waited for, as at a pipe; and
-    through a symbolic link a file is read, and never written.
-
-    Raises:
-      BadFileError: it is something else.
-      OSError: it cannot be opened.
-    """
+    through a symbolic link a file is read, and never written. Else raises `BadFileError`."""
     reads = not flags & (os.O_WRONLY | os.O_RDWR)
     try:
         opened = os.open(path, flags | _NO_WAITING | (0 if reads else _NO_LINK), 0o666)
@@ -149,37 +121,11 @@ def check_regular(path, mode):
                                                  if is_kind(mode))))
 
 
-def _stream(path):
-    """The file descriptor to write to a device or a pipe, by its kind; None for anything else."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    for number in (1, 2):  # which a shell may have led into a file
-        with contextlib.suppress(OSError):
-            if os.path.islink(path) and os.path.samestat(found, os.fstat(number)):
-                return os.dup(number)
-    if not (stat.S_ISCHR(found.st_mode) or stat.S_ISFIFO(found.st_mode)):
-        return None
-    try:
-        opened = os.open(path, os.O_WRONLY | os.O_APPEND | _NO_WAITING)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        raise BadFileError('%s is a pipe that nobody reads: give another path, or read it.' % path)
-    os.set_blocking(opened, True)
-    return opened
-
-
 def read_data(path, most=2 ** 20):
-    """The bytes of a small regular file; None where there is no such file.
-
-    Args:
-      path: of the file, or of a link to it.
-      most: bytes that it may have.
+    """The bytes of a small regular file, or of one that a link leads to; None where there is none.
 
     Raises:
-      BadFileError: it is larger, or no regular file.
+      BadFileError: it has more bytes than `most`, or is no regular file.
       OSError: it cannot be read.
     """
     try:
@@ -196,13 +142,8 @@ def read_data(path, most=2 ** 20):
 def read_json(path, form, advice, most=2 ** 20):
     """The value in a small file, as `parsed`; None where there is no such file.
 
-    Args:
-      path, most: as for `read_data`.
-      form: as for `parsed`.
-      advice: what to do about a file that holds something else.
-
     Raises:
-      BadFileError: the file holds something else, or cannot be read.
+      BadFileError: the file holds something else, or cannot be read; ends with the `advice`.
     """
     try:
         data = read_data(path, most)

@@ -6,7 +6,7 @@ import os
 
 import tensorflow.compat.v1 as tf
 
-from towers.tensorflow_errors import reason_of
+from towers.errors import reason_of
 from trainer.flags import FLAGS, PATHS, SETTINGS, profiled_steps
 
 

@@ -10,8 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import datasets
 from datasets.held_out import with_unlabelled, with_validation
-from towers.errors import MeasurementError
-from towers.tensorflow_errors import is_of_input, reason_of
+from towers.errors import MeasurementError, is_of_input, reason_of
 from trainer import own_model
 from trainer.flags import FLAGS
 

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from datasets.errors import OwnModelError
 from datasets.own import calling, own_function, takes
 import towers
-from towers.tensorflow_errors import is_of_input, reason_of
+from towers.errors import is_of_input, reason_of
 from towers.tower.outputs import to_model_output
 from trainer.flags import FLAGS
 

@@ -73,7 +73,7 @@ def predict(evaluation, setup):
     classes = None if is_own_model() else getattr(setup.dataset, 'classes', None)
     with restored_session(evaluation.built) as session, \
             written_whole(FLAGS.predictions, advice='Give another --predictions.',
-                          may_be_stream=True, newline='') as table:
+                          newline='') as table:
         lines = csv.writer(table)
         count, numbers = 0, iter(test_numbers(setup.dataset))
         for batch in evaluation.predict(session):

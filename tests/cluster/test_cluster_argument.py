@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers import Cluster
-from towers.optimizers import combiner_of
+from towers.arguments import combiner_of
 from towers.cluster.cluster_arguments import parse_tf_config
 from towers.errors import ClusterError, InvalidArgumentError, MissingPackageError
 

@@ -9,8 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.cluster import member
-from towers.errors import ClusterError
-from towers.nonfinite import NonFiniteError
+from towers.errors import ClusterError, NonFiniteError
 from one_process import StopWithoutSignals, addresses, halving, in_sessions, serve, together, train
 
 

@@ -118,7 +118,7 @@ def _compare(keras, make, x, y, losses='mse', devices=None, make_optimizer=_sgd,
     return model, plain
 
 
-def test_is_a_keras_model_in_the_default_graph(keras, graph):
+def test_is_a_keras_model_in_the_default_graph(keras, graph, tmp_path):
     inner = _dense_model(keras)
     model = towers.ParallelModel(inner, DEVICES)
     assert isinstance(model, keras.Model)
@@ -130,12 +130,11 @@ def test_is_a_keras_model_in_the_default_graph(keras, graph):
     model.summary(print_fn=lambda line, **_: lines.append(line))
     inner.summary(print_fn=lambda line, **_: of_inner.append(line))
     assert lines == of_inner and any('out (Dense)' in line for line in lines)
-    assert model.layers == inner.layers and model.get_layer('out') is inner.get_layer('out')
-    assert model.get_config() == inner.get_config() and model.to_json() == inner.to_json()
-    for clone in (keras.models.clone_model,
-                  lambda model: type(model).from_config(model.get_config())):
+    for call in (keras.models.clone_model, lambda model: model.to_json(),
+                 lambda model: keras.models.save_model(
+                     model, str(tmp_path / 'model.h5'))):
         with pytest.raises(towers.InvalidArgumentError, match=r'clone_model\(p.inner_model\)'):
-            clone(model)
+            call(model)
     clone = towers.ParallelModel(keras.models.clone_model(inner), DEVICES)
     assert clone.count_params() == model.count_params()
 
@@ -191,8 +190,6 @@ def test_gradients_are_on_the_devices_of_the_copies(keras, graph):
     model = towers.ParallelModel(inner, ['/cpu:1', '/cpu:3'])
     model.compile(_sgd(keras), 'mse')
     model.train_on_batch(X, Y)
-    assert {op.device for op in graph.get_operations()  # the sums are with the weights
-            if op.type == 'AddN' and 'training/' in op.name} == {'/device:CPU:2'}
     found = collections.Counter(op.device for op in graph.get_operations()
                                 if op.type in ('MatMul', 'TanhGrad', 'BiasAddGrad')
                                 and 'training/' in op.name)
@@ -247,17 +244,13 @@ def test_models_and_weights_are_saved_for_one_device(keras, tmp_path):
     model.compile(_adam(keras), 'mse')
     model.fit(X, Y, batch_size=8, epochs=1, verbose=0)
     model.save(str(tmp_path / 'model.h5'))
-    keras.models.save_model(model, str(tmp_path / 'other.h5'))
-    loaded, other = [keras.models.load_model(str(tmp_path / name)) for name in (
-        'model.h5', 'other.h5')]
+    loaded = keras.models.load_model(str(tmp_path / 'model.h5'))
     assert [layer.name for layer in loaded.layers] == [layer.name for layer in
                                                        model.inner_model.layers]
-    # With the state of the optimizer: all go on alike.
-    for each in (model, loaded, other):
+    assert not hasattr(loaded, 'inner_model')
+    for each in (model, loaded):  # with the state of the optimizer: both go on alike
         each.train_on_batch(X, Y)
-    for each in (loaded, other):
-        assert isinstance(each, keras.Model) and not hasattr(each, 'inner_model')
-        _assert_close(each.get_weights(), model.get_weights())
+    _assert_close(loaded.get_weights(), model.get_weights())
     weights, plain = str(tmp_path / 'weights.h5'), _dense_model(keras)
     plain.save_weights(weights)
     model.load_weights(weights)
@@ -330,42 +323,14 @@ def test_updates_in_the_graphs_collection_are_those_of_the_first_copy(keras, ses
     assert session.get_session().run(count) == 2.
 
 
-@pytest.mark.parametrize('graph_seed, seed, functions', [
-    (None, None, False), (3, 1, False), (None, 1, True)])
-def test_copies_have_dropout_masks_of_their_own(keras, session, graph, graph_seed, seed, functions):
-    """Also where `tf.cond` makes functions, in which seeds count from zero again."""
-    if functions and tf.version.VERSION < '2':
-        pytest.skip('control flow v2')
-    tf.set_random_seed(graph_seed)
-    switches = [tf.disable_control_flow_v2, tf.enable_control_flow_v2]
-    before = tf.control_flow_v2_enabled()
-    switches[functions]()
-    try:
-        x = keras.Input((200,))
-        inner = keras.Model(x, keras.layers.Dropout(0.5, seed=seed)(x))
-        model = towers.ParallelModel(inner, DEVICES)
-    finally:
-        switches[before]()
-    assert graph.seed == graph_seed
+def test_copies_have_dropout_masks_of_their_own(keras, session):
+    x = keras.Input((200,))
+    model = towers.ParallelModel(keras.Model(x, keras.layers.Dropout(0.5)(x)), DEVICES)
     run = keras.backend.function([model.input, session.learning_phase()], [model.output])
     steps = [run([np.ones([4, 200]), 1])[0] for _ in range(2)]
     masks = [step[rows].tolist() for step in steps for rows in (slice(0, 2), slice(2, 4))]
     assert all(one != other for i, one in enumerate(masks) for other in masks[:i])
     assert (run([np.ones([4, 200]), 0])[0] == 1).all()
-
-
-def test_draws_are_left_where_a_gradient_may_draw_them_again(keras, session):
-    @tf.custom_gradient
-    def dropped(x):
-        # As a recomputation in the backward pass: the seed makes the two masks one.
-        return tf.nn.dropout(x, rate=0.5, seed=1), lambda dy: tf.nn.dropout(dy, rate=0.5, seed=1)
-
-    x = keras.Input((200,))
-    model = towers.ParallelModel(keras.Model(x, keras.layers.Lambda(dropped)(x)), DEVICES)
-    gradient = keras.backend.gradients(keras.backend.sum(model.output), model.inputs)[0]
-    run = keras.backend.function(model.inputs, [model.output, gradient])
-    output, of_input = run([np.ones([4, 200])])
-    assert (output == of_input).all() and 0 < np.count_nonzero(output) < 800
 
 
 def test_cells_that_drop_draw_for_each_copy(keras):
@@ -537,12 +502,6 @@ def test_in_the_model_function_of_build_towers(keras):
     _error(towers.ModelFunctionError,
            lambda: towers.build_towers(lambda x: tf.reduce_mean(model(x)), tf.constant(X), None, 2),
            'the inner_model of a ParallelModel')
-
-
-def test_session_without_the_devices(keras):
-    model = towers.ParallelModel(_dense_model(keras), ['/cpu:0', '/cpu:6'])
-    _error(towers.DeviceError, lambda: model.predict(X), '/cpu:6', 'set_session',
-           "towers.session_config(['/cpu:0', '/cpu:6'])")
 
 
 def test_optimizer_that_cannot_train_in_graphs(keras):

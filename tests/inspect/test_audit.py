@@ -159,22 +159,6 @@ def by_a_function(x, y):
         return linear(tf.tanh(x), y)
 
 
-def recomputed(x, y):
-    @tf.custom_gradient
-    def layer(x):
-        def on_cpu(x):
-            with tf.device('/cpu:0'):
-                return tf.tanh(x, name='stays')
-
-        def gradient(upstream):
-            with tf.control_dependencies([upstream]):
-                again = on_cpu(tf.identity(x))
-            return upstream * (1. - again * again)
-        return on_cpu(x), gradient
-    w = tf.get_variable('w', [6, 6], x.dtype)
-    return linear(layer(tf.matmul(x, w)), y)
-
-
 def in_a_loop(x, y):
     weights = tf.get_variable('weights', [6, 6], x.dtype)
     with tf.device('/cpu:0'):
@@ -191,7 +175,7 @@ def reset(x, y):
 
 @pytest.mark.parametrize('model_fn, operation, where, copies', [
     (on_cpu_0, 'Tanh', '/cpu:0', 'clone'), (by_a_function, 'Tanh', '/cpu:0', 'reuse'),
-    (recomputed, 'stays', '/cpu:0', 'clone'), (in_a_loop, 'while/Tanh', '/cpu:0', 'clone'),
+    (in_a_loop, 'while/Tanh', '/cpu:0', 'clone'),
     (reset, 'anywhere', 'no device', 'clone')],
     ids=lambda value: getattr(value, '__name__', ''))
 def test_what_the_model_puts_elsewhere_is_a_note(model_fn, operation, where, copies):

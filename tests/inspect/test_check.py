@@ -104,7 +104,6 @@ def clip(pairs):
 @pytest.mark.parametrize('options', [
     dict(make_optimizer=lambda: towers.Objective(tf.train.GradientDescentOptimizer(
         tf.constant(0.1, tf.float64)), lambda every: every[:1])),
-    dict(remainder='drop', num_towers=3),
     dict(regularization='add', model_fn=samples.slim_layers),
     pytest.param(dict(reduction='sum', devices=['/cpu:2', '/cpu:0', '/cpu:1', '/cpu:3']),
                  marks=slow),
@@ -119,16 +118,6 @@ def test_options_hold_on_both_sides(options):
 
 
 # ---- bad models, and why ------------------------------------------------------------------------
-
-def counts_calls():
-    calls = []
-
-    def model_fn(x, y):
-        calls.append(1)
-        with tf.variable_scope('call_%d' % len(calls)):
-            return linear(x, y)
-    return model_fn
-
 
 def with_dropout(x, y):
     return samples.mean_squared_error(tf.nn.dropout(linear_layer(x), rate=0.5, seed=5), y)
@@ -149,7 +138,6 @@ def takes_a_norm_of_the_batch(x, y):
 
 
 @pytest.mark.parametrize('make, cause', [
-    (counts_calls, "an unshared variable.*tower 1 makes variable 'call_3/kernel'"),
     (lambda: with_batch_norm, 'batch norm: each tower.*same_shards=True'),
     (lambda: with_dropout, r'random numbers in the model \(RandomUniform\), such as dropout'),
     (lambda: divides_by_the_positives, 'a loss divided by a count that differs by shard'),
@@ -198,7 +186,7 @@ def test_a_step_counts_once_for_decay():
     (dict(optimizer=None), 'takes no optimizer: expected some of make_optimizer, devices, .* '
      'make_optimizer= is a function'),
     (dict(reuse=True), 'takes no reuse: expected some of make_optimizer, .*batch_norm.$'),
-    (dict(remainder='drop', num_towers=9), 'too few'),
+    (dict(remainder='drop', num_towers=3), "a batch that divides, or remainder='weight'"),
     (dict(same_shards=True, num_towers=9), 'too few'),
     (dict(num_towers=3), 'does not divide'),
     (dict(model_fn=lambda x, y: None), 'returned None'),
@@ -243,21 +231,16 @@ def batch_normalized(x):
     dict(devices='/cpu:0+/cpu:1', pipeline=towers.Pipeline(micro_batches=3, stages='auto'))],
     ids=['accumulate', 'pipeline'])
 def test_each_micro_batch_is_a_part_of_the_batch(options):
-    """What `same_shards` repeats, `remainder='drop'` leaves out, and losses are added up over."""
-    values = np.random.RandomState(0).rand(20, 3).astype(np.float32)
-    report = towers.check_towers(batch_normalized, values[:18], same_shards=True, **options)
+    """What `same_shards` repeats, and losses are added up over."""
+    values = np.random.RandomState(0).rand(18, 3).astype(np.float32)
+    report = towers.check_towers(batch_normalized, values, same_shards=True, **options)
     assert report.equal, report
-    assert not towers.check_towers(batch_normalized, values[:18], **options).equal
-
-    def linear_model(x):
-        return tf.reduce_mean(tf.square(tf.matmul(x, tf.get_variable('w', [3, 1])) - 1))
-    report = towers.check_towers(linear_model, values, remainder='drop', **options)
-    assert report.equal, report
+    assert not towers.check_towers(batch_normalized, values, **options).equal
 
     def of_sum(x):
         return tf.reduce_sum(tf.square(tf.matmul(x, tf.get_variable('w', [3, 1])) - 1))
     assert 'the loss sums over the batch' in str(
-        towers.check_towers(of_sum, values[:18], **options))
+        towers.check_towers(of_sum, values, **options))
 
 
 # ---- programs that it once judged wrongly --------------------------------------------------------
@@ -317,7 +300,7 @@ def scaled_by_its_first_batch(x, y):
 def test_an_initial_value_of_a_part_of_the_batch_is_not_equal():
     report = towers.check_towers(scaled_by_its_first_batch, (X, Y), steps=1)
     assert not report.equal and report.not_finite is None
-    assert report.first[:2] == ('initial value', 'g') and report.first.relative > 1e-2
+    assert report.first[:2] == ('initial value', 'g')
     assert str(report).startswith('NOT equal: initial value g differs by ')
     assert "tower 0's part of it: compute it from the whole batch" in report.cause
     # Shards that are alike have the whole batch's.

@@ -22,7 +22,7 @@ def momentum():
 def test_machines_are_one_device(kind, shares, num_towers, reduction):
     report = towers.check_towers(
         sparse_and_dense, BATCH, momentum, num_towers, 2, reduction, tolerance=1e-12, cluster=kind,
-        shares=shares, num_ps=2 if kind == 'ps' else None)
+        shares=shares)
     assert report.equal, str(report)
     assert report.towers == len(shares) * num_towers and report.workers == len(shares)
     assert '%d towers of %d workers against one device' % (
@@ -71,13 +71,11 @@ def test_several_losses_are_refused():
     ({'cluster': 'ring', 'shares': (5, 2)}, 'of 12 examples'),
     ({'cluster': 'ring', 'shares': (1,)}, 'two or more workers'),
     ({'cluster': 'ring', 'shares': (3, 1), 'same_shards': True}, 'the workers have equal parts'),
-    ({'cluster': 'rings'}, "cluster='rings'"), ({'cluster': ['a:1']}, 'starts workers of its own'),
-    ({'cluster': 'ring', 'num_ps': 2}, "num_ps=2 goes with cluster='ps'"),
-    ({'cluster': 'ps', 'num_ps': 0}, 'num_ps=0'), ({'num_ps': 1}, 'num_ps=1 goes with cluster='),
+    ({'cluster': 'rings'}, "cluster='rings': expected one of 'ring', "),
     ({'shares': (1,)}, 'for 2 towers'),
     ({'shares': (3, 1), 'same_shards': True}, 'the towers have equal parts'),
     ({'cluster': 'ring', 'devices': 2}, 'devices= and cluster='),
-    ({'cluster': 'ring', 'remainder': 'drop'}, 'remainder= and cluster=')])
+    ({'cluster': 'ring', 'remainder': 'weight'}, 'remainder= and cluster=')])
 def test_refused(arguments, said):
     with pytest.raises(towers.InvalidArgumentError, match=re.escape(said)):
         towers.check_towers(sparse_and_dense, BATCH, **arguments)

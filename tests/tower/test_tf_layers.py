@@ -33,7 +33,7 @@ def test_the_error_says_what_to_do(layer):
 
 
 @pytest.mark.parametrize('error', [AttributeError("'Tensor' object has no attribute 'foo'"),
-                                   ImportError('No module named foo'), RecursionError()])
+                                   ImportError('No module named foo')])
 def test_other_errors_stay_what_they_are(error):
     def model_fn(unused_x):
         raise error
@@ -42,17 +42,9 @@ def test_other_errors_stay_what_they_are(error):
     assert caught.value is error
 
 
-@pytest.mark.parametrize('version', ['2.15', '2.21'])
-def test_the_variable_without_the_package(monkeypatch, version):
-    monkeypatch.setattr(compat, 'TF_VERSION', tuple(map(int, version.split('.'))))
-    text = compat.missing_layers(
+def test_the_variable_without_the_package():
+    assert 'which is not installed: ' + ADVICE in compat.missing_layers(
         ImportError('Keras cannot be imported. Check that it is installed.'))
-    assert 'which is not installed' in text
-    if version == '2.15':
-        assert 'Take the variable out of the environment: TensorFlow 2.15 has tf.layers' in text
-    else:
-        assert "pip install 'tf-keras==%s.*' (the extra tf-layers-%s), " % (
-            version, version) in text
 
 
 def test_there_is_an_extra_for_each_version_that_needs_one():

@@ -115,7 +115,7 @@ class Numerics(collections.namedtuple('Numerics', [
       xla: whether XLA compiles each tower's forward and backward pass, see `xla`. Combination and
         update are not compiled.
       check_numerics: a NaN or an infinity in a tower's loss or gradient fails the step, naming the
-        tower and the variable; see `nonfinite`.
+        tower and the variable; see `errors`.
       stateless_random: dropout and other random ops of the model draw numbers that depend on the
         graph-level seed, the op's name and `global_step` alone, so that a run that resumes draws
         the same numbers as a run without a break; see `stateless_random`.

@@ -1,13 +1,9 @@
 """Checkpoints as files: which is the newest, and whether it is whole.
 
-`tf.train.Saver` writes a checkpoint, on TF 1.15 as on 2.21, in this order: the data under another
-name, renamed; the index (V2 format) under another name, renamed; the state file `checkpoint`, which
-names the newest one, under another name, renamed; only then does it delete the oldest one. So at
-whatever moment a process is killed, a checkpoint that the state file names is whole; another one
-may be incomplete. (A `Saver(sharded=True)` writes into a folder first and the index in place, also
-before the state file.)
-
-TF notices damage when it reads: the blocks of an index, and each tensor, carry a CRC.
+`tf.train.Saver` writes a checkpoint in this order: the data, the index, and the state file
+`checkpoint`, which names the newest one, each under another name first; only then does it delete
+the oldest one. So at whatever moment a process is killed, a checkpoint that the state file names is
+whole; another one may be incomplete. TF notices damage when it reads: by CRCs.
 """
 
 import collections
@@ -21,9 +17,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_flag, directory_name
-from towers.errors import BadFileError, CheckpointError, shown
+from towers.errors import BadFileError, CheckpointError, reason_of, shown
 from towers.safe_files import check_regular, read_data
-from towers.tensorflow_errors import reason_of
 
 STATE_FILE = 'checkpoint'
 
@@ -86,24 +81,19 @@ def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[
     named, wrong = newest_named(directory, there)
     if named is None and wrong is None:
         return None
+    candidates, skipped, good = there, [], None
     if named is None:
-        candidates = there
         skipped = [Damaged(os.path.join(directory, STATE_FILE), None, wrong)]
     else:
-        reason = damage(named)
-        if reason is None:
-            return Newest(named, step_of(named), [])
-        candidates = [prefix for prefix in there[:there.index(named)]
+        candidates = [prefix for prefix in there[:there.index(named) + 1]
                       if same_series(prefix, named)]
-        skipped = [Damaged(named, step_of(named), reason)]
-    good = None
     for prefix in reversed(candidates):
         reason = damage(prefix)
         if reason is None:
             good = Newest(prefix, step_of(prefix), skipped)
             break
         skipped.append(Damaged(prefix, step_of(prefix), reason))
-    if good is not None and recover:
+    if good is not None and (recover or not skipped):
         return good
     what_to_do = (
         'No other checkpoint there can be used: bring the files back from a copy, or start anew in '
@@ -128,40 +118,25 @@ def newest_named(directory, there):
             return prefix, None
         return None, 'names %s as the newest checkpoint, which is not there' % (
             os.path.basename(prefix))
-    there = [prefix for prefix in there if not _is_unfinished(prefix)]
     if len(there) > 1:
         return None, 'is missing, and only it says which of the %d checkpoints is the newest' % (
             len(there))
     return (there[0] if there else None), None
 
 
-def _is_unfinished(prefix):
-    """Whether the shards of a checkpoint are being merged: TF removes their folder at the end."""
-    directory, base = os.path.split(prefix)
-    return any(name.startswith(base + '_temp') for name in names_in(directory or '.'))
-
-
 def describe_safe(directory):
     """A sentence for errors about writing: which checkpoint of a directory is whole."""
-    if not tf.io.gfile.isdir(directory):
-        return 'There is no checkpoint there.'
     try:
         newest = newest_checkpoint(directory, recover=True)
     except CheckpointError as error:
         return 'No checkpoint there is safe: %s' % error
     if newest is None:
-        return 'There is no checkpoint there yet.'
+        return 'There is no checkpoint there.'
     return 'Safe and whole is %s (step %s).' % (newest.prefix, newest.step)
 
 
 def damage(prefix):
-    """Reads every tensor of a checkpoint, V1 or V2.
-
-    Relies on TF's CRCs; takes the time of reading it, and the memory of its largest tensor.
-
-    Returns:
-      None if all is well, else the file and what is wrong with it: 'is damaged: …'.
-    """
+    """Reads every tensor of a checkpoint, V1 or V2: None if all is well, else 'is damaged: …'."""
     try:
         reader = reader_of(prefix)
         names = sorted(reader.get_variable_to_shape_map())
@@ -177,7 +152,8 @@ def damage(prefix):
         except tf.errors.UnimplementedError:
             continue  # no damage: the reader of V1 files knows few dtypes, and not float16
         except READ_ERRORS as error:
-            files = ', '.join(map(os.path.basename, data_files(prefix))) or 'no data file'
+            files = ', '.join(os.path.basename(path) for path in files_of(prefix)
+                              if '.data-' in path) or 'no data file'
             return 'is damaged: %s: tensor %s: %s' % (files, name, first_line(error))
     return None
 
@@ -215,10 +191,8 @@ def first_line(error):
 def step_of(prefix):
     """The step in a checkpoint's name, `…-500`, else its tensor `global_step`, else None."""
     match = _STEP.search(prefix)
-    if match:
-        return int(match.group(1))
     try:
-        return counter_in(prefix, 'global_step')
+        return int(match.group(1)) if match else counter_in(prefix, 'global_step')
     except READ_ERRORS + (BadFileError,):
         return None  # not there; or damaged, which is for `damage` to say
 
@@ -229,10 +203,7 @@ def same_series(prefix, other):
 
 
 def list_checkpoints(directory):
-    """Prefixes of the checkpoints in a directory that have an index or are V1 files.
-
-    Returns:
-      List, by the step in their names, then by age; those without a step come first.
+    """Prefixes of the checkpoints in a directory, V1 or V2, by step, then by age, as a list.
 
     Raises:
       CheckpointError: `directory` is something other than a directory, cannot be read, or has a
@@ -274,24 +245,17 @@ def names_in(directory):
             directory, first_line(error)))
 
 
-def data_files(prefix):
-    """Paths of the data files of a V2 checkpoint."""
-    return sorted(tf.io.gfile.glob(prefix + '.data-?????-of-?????'))
-
-
 def files_of(prefix):
     """Paths of the files of a checkpoint, in the order in which TF deletes them: data last."""
     paths = [prefix + '.meta', prefix + '.index', prefix]
-    return [path for path in paths if tf.io.gfile.exists(path)] + data_files(prefix)
+    return [path for path in paths if tf.io.gfile.exists(path)] + sorted(
+        tf.io.gfile.glob(prefix + '.data-?????-of-?????'))
 
 
 def read_state(directory):
     """Reads the state file: (`CheckpointState`, None), (None, what is wrong) or (None, None).
 
     Not by `tf.train.get_checkpoint_state`, which waits for a pipe and logs what the file holds.
-
-    Raises:
-      BadFileError: it is no regular file, or much too large.
     """
     path = os.path.join(directory, STATE_FILE)
     if not tf.io.gfile.exists(path):

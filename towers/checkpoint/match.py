@@ -45,36 +45,29 @@ def check_fits(prefix: str, variables: typing.Any = None) -> typing.List[str]:
 
 
 def difference(prefix, variables=None):
-    """The error of `check_fits`, as `(text, names that are in the checkpoint only)`.
+    """The error of `check_fits`, as `(text, sorted names that are in the checkpoint only)`.
 
-    Args:
-      prefix, variables: as for `check_fits`.
-
-    Returns:
-      Text without its full stop, or None where all variables are in the checkpoint; and a sorted
-      list.
+    The text is without its full stop; None where all variables are in the checkpoint.
 
     Raises:
       CheckpointError: the checkpoint cannot be read.
     """
     wanted = _wanted(variables)
     shapes, dtypes = _contents(prefix)
-    reasons = collections.OrderedDict()
-    for name, (shape, dtype, _) in sorted(wanted.items()):
-        reason = _mismatch(name, shape, dtype, shapes, dtypes)
-        if reason:
-            reasons[name] = reason
+    reasons = [(name, _mismatch(name, shape, dtype, shapes, dtypes))
+               for name, (shape, dtype, _) in sorted(wanted.items())]
+    reasons = [pair for pair in reasons if pair[1] is not None]
     only_there = sorted(set(shapes) - set(wanted))
     if not reasons:
         return None, only_there
     text = ('the checkpoint %s is of another model: %d of the %d variables of this model differ: %s'
-            % (prefix, len(reasons), len(wanted), '; '.join(_by_kind(reasons.items()))))
+            % (prefix, len(reasons), len(wanted), '; '.join(_by_kind(reasons))))
     if only_there:
         text += '; only in the checkpoint: ' + some(only_there)
     return text, only_there
 
 
-class InitialValues(object):
+class InitialValues:
     """The values that `init_from` takes from a checkpoint; `str` lists them.
 
     Attributes:
@@ -143,24 +136,19 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
         raise CheckpointError('%s %s. Bring the file back, or fetch it again.' % (prefix, reason))
     shapes, dtypes = _contents(prefix)
     own_names = {compat.saved_as(variable)[0] for variable in tf.global_variables()}
-    taken, left = collections.OrderedDict(), []
-    for name, (shape, dtype, parts) in wanted.items():
-        reason = 'excluded' if any(_is_under(name, scope) for scope in exclude) else (
-            None if optimizer_state else _kind_of_state(parts[0], own_names)) or _mismatch(
-                name, shape, dtype, shapes, dtypes)
-        if reason:
-            left.append((name, reason))
-        else:
-            taken[name] = parts
+    reasons = {name: 'excluded' if any(_is_under(name, scope) for scope in exclude) else (
+        None if optimizer_state else _kind_of_state(parts[0], own_names)) or _mismatch(
+            name, shape, dtype, shapes, dtypes) for name, (shape, dtype, parts) in wanted.items()}
+    left = [(name, reason) for name, reason in reasons.items() if reason]
+    taken = {name: wanted[name][2] for name, reason in reasons.items() if not reason}
     if not taken:
         raise CheckpointError(
             'nothing in %s fits this model: it has %s; of the model are left, %s. If only a scope '
             'in the names differs, pass a dict from names there to variables.' % (
                 prefix, some(sorted(shapes)), '; '.join(_by_kind(left))))
-    if hasattr(variables, 'items'):
-        var_list = {name: parts[0] for name, parts in taken.items()}
-    else:  # `Saver` puts parts of a variable together in a list, not in a dict
-        var_list = [part for parts in taken.values() for part in parts]
+    # `Saver` puts parts of a variable together in a list, not in a dict.
+    var_list = {name: parts[0] for name, parts in taken.items()} if (
+        hasattr(variables, 'items')) else [part for parts in taken.values() for part in parts]
     return InitialValues(prefix, taken, left, set(shapes) - set(wanted), var_list)
 
 
@@ -168,12 +156,10 @@ def _contents(prefix):
     """`({name: shape}, {name: type})` of the tensors in a checkpoint."""
     try:
         reader = reader_of(prefix)
-        shapes = reader.get_variable_to_shape_map()
-        dtypes = reader.get_variable_to_dtype_map()
+        return reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     except READ_ERRORS as error:
         raise CheckpointError('%s cannot be read: %s. Expected a checkpoint of tf.train.Saver, '
                               'without .index or .data at the end.' % (prefix, first_line(error)))
-    return shapes, dtypes
 
 
 def _wanted(variables):
@@ -184,20 +170,14 @@ def _wanted(variables):
             variables, collections.abc.Iterable):
         raise InvalidArgumentError('variables=%.80r: expected a list of variables, or a dict from '
                                    'names to them.' % (variables,))
-    if not hasattr(variables, 'items'):
-        variables = list(variables)
-    for variable in getattr(variables, 'values', lambda: variables)():
+    named = list(variables.items()) if hasattr(variables, 'items') else [
+        (None, variable) for variable in variables]
+    wanted = collections.OrderedDict()
+    for name, variable in named:
         check_instance('a variable among variables', variable, compat.VARIABLE_TYPES,
                        'a tf.Variable')
-    wanted = collections.OrderedDict()
-    if hasattr(variables, 'items'):
-        for name, variable in variables.items():
-            wanted[name] = (variable.shape, variable.dtype.base_dtype, [variable])
-        return wanted
-    for variable in variables:
-        name, shape = compat.saved_as(variable)
-        entry = wanted.setdefault(name, (shape, variable.dtype.base_dtype, []))
-        entry[2].append(variable)
+        whole, shape = compat.saved_as(variable) if name is None else (name, variable.shape)
+        wanted.setdefault(whole, (shape, variable.dtype.base_dtype, []))[2].append(variable)
     return wanted
 
 
@@ -214,7 +194,7 @@ def _mismatch(name, shape, dtype, shapes, dtypes):
 
 def _by_kind(reasons):
     """Texts, one a kind of reason, each with a count and some names: from (name, reason) pairs."""
-    kinds = collections.OrderedDict()
+    kinds = {}
     for name, reason in reasons:
         kind, _, details = reason.partition(': ')
         kinds.setdefault(kind, []).append('%s (%s)' % (name, details) if details else name)
@@ -240,22 +220,19 @@ def _check_exclude(exclude, wanted):
 
 
 def _is_under(name, scope):
-    return name == scope.rstrip('/') or name.startswith(scope.rstrip('/') + '/')
+    return (name + '/').startswith(scope.rstrip('/') + '/')
 
 
 def _kind_of_state(variable, own_names):
-    """'counter' (the global step, examples seen, epochs), 'optimizer state', or None.
-
-    Optimizer state has a name below another variable's name.
-    """
+    """'counter' (the global step, examples seen, epochs), 'optimizer state' (with a name below
+    another variable's), or None."""
     if variable.trainable:
         return None
     if variable.dtype.is_integer and variable.shape.num_elements() == 1:
         return 'counter'
     name = compat.saved_as(variable)[0]
-    scopes = name.split('/')
-    is_slot = bool(_BETA_POWER.search(name)) or any(
-        '/'.join(scopes[:end]) in own_names for end in range(1, len(scopes)))
+    is_slot = _BETA_POWER.search(name) or any(
+        name[:at.start()] in own_names for at in re.finditer('/', name))
     return 'optimizer state' if is_slot else None
 
 

@@ -1,7 +1,4 @@
-"""Puts a directory of checkpoints in order: leftovers of a killed writer, damage, the state file.
-
-Only under `hold_directory`, so that no other process writes there.
-"""
+"""Puts a directory of checkpoints in order, under `hold_directory`, as no other process writes."""
 
 import os
 import re
@@ -18,20 +15,17 @@ from towers.safe_files import UNFINISHED
 # Names under which TF writes before it renames: of tensors, and of `checkpoint` and `….meta`.
 _TEMPORARY_FILE = re.compile(r'\.tempstate\d+$|^checkpoint\.tmp[0-9a-f]{32}$'
                              r'|\.meta\.tmp[0-9a-f]{32}$')
-# Folder of a sharded checkpoint in the making: TF 2, and TF 1.15.
-_TEMPORARY_FOLDER = re.compile(r'.\.ckpt(-\d+)?_temp(_[0-9a-f]{32})?$')
 _DATA_FILE = re.compile(r'^(.+\.ckpt(?:-\d+)?)\.data-\d{5}-of-\d{5}$')
 
 
 def tidy_directory(directory: str, newest: str) -> typing.List[str]:
     """Brings a directory into order before a run writes into it.
 
-    Removes the leftovers of a killed writer: files and folders under the temporary names that TF
-    uses, and data files without an index that the state file does not know. Renames the checkpoints
-    that `recover=True` passed over to `….damaged`, so that they are not taken for checkpoints
-    again, and writes a state file that names `newest`. A whole checkpoint that the state file does
-    not know stays: a process that is killed between writing the state file and deleting the oldest
-    checkpoint leaves one, but so does a user who keeps a checkpoint on purpose.
+    Removes the leftovers of a killed writer: files under the temporary names that TF uses, and data
+    files without an index that the state file does not know. Renames the checkpoints that
+    `recover=True` passed over to `….damaged`, so that they are not taken for checkpoints again, and
+    writes a state file that names `newest`. A whole checkpoint that the state file does not know
+    stays: a user may keep it on purpose.
 
     Args:
       directory: the folder of the checkpoints.
@@ -67,10 +61,7 @@ def tidy_directory(directory: str, newest: str) -> typing.List[str]:
 
 
 def remove_leftovers(directory):
-    """Removes the leftovers of a killed writer from a directory.
-
-    Returns:
-      List of the names that were removed.
+    """Removes the leftovers of a killed writer from a directory; returns a list of their names.
 
     Raises:
       tf.errors.OpError: one of them cannot be removed.
@@ -82,19 +73,14 @@ def remove_leftovers(directory):
     for name in names:
         path = os.path.join(directory, name)
         data = _DATA_FILE.match(name)
-        # TF writes the data before the index and deletes it after. But if the state file has the
-        # checkpoint, or may have had, its index was lost in another way: not ours to remove.
+        # TF writes the data before the index and deletes it after. If the state file has the
+        # checkpoint, or may have had, its index was lost in another way.
         is_half = (data is not None and known is not None and data.group(1) not in known
                    and data.group(1) + '.index' not in names)
-        if tf.io.gfile.isdir(path):
-            if not _TEMPORARY_FOLDER.search(name):
-                continue
-            tf.io.gfile.rmtree(path)
-        elif is_half or _TEMPORARY_FILE.search(name) or UNFINISHED.search(name):
+        if (is_half or _TEMPORARY_FILE.search(name) or UNFINISHED.search(name)) and (
+                not tf.io.gfile.isdir(path)):
             tf.io.gfile.remove(path)
-        else:
-            continue
-        removed.append(name)
+            removed.append(name)
     return removed
 
 

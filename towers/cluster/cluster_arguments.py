@@ -4,12 +4,11 @@ import json
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_choice
+from towers.arguments import check_choice, combiner_of, name_of
 from towers.cluster.machines import count_builds
-from towers.cluster.sockets import split_address
 from towers.cluster.ring import MOST_GATHERED, WIRES
+from towers.cluster.sockets import split_address
 from towers.errors import ClusterError, InvalidArgumentError
-from towers.optimizers import combiner_of, name_of
 
 JOBS = ('chief', 'worker', 'ps', 'evaluator')
 _FORM = '{"cluster": {"worker": ["host:port"]}, "task": {"type": "worker", "index": 0}}'

@@ -18,9 +18,8 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.arguments import check_instance
-from towers.errors import ClusterError, InputError
+from towers.errors import ClusterError, InputError, reason_of
 from towers.placement.variable_device import only_device
-from towers.tensorflow_errors import reason_of
 
 COLLECTIONS = ['towers_begun']
 """For the variables that the hooks alone give a value to."""

@@ -10,7 +10,6 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers import nonfinite
 from towers.arguments import (check_config, check_function, check_instance, check_number,
                               check_say)
 from towers.cluster import data_end, horovod, server_placement
@@ -22,9 +21,8 @@ from towers.cluster.same_weights import AskForCheck, AveragingHook, DriftHook
 from towers.cluster.sessions import BeginHook, check_built
 from towers.cluster.signature import signature
 from towers.cluster.sockets import FIRST, connect, listen, silent_servers, wait_for_servers
-from towers.errors import ClusterError, WorkerLostError
+from towers.errors import ClusterError, WorkerLostError, explained, reason_of
 from towers.placement.devices import session_config
-from towers.tensorflow_errors import reason_of
 
 START_TIMEOUT = 120.
 DEAD_AFTER = 30.
@@ -271,8 +269,8 @@ def _explained_in_words():
     try:
         yield
     except tf.errors.OpError as error:
-        for room in (nonfinite, data_end, horovod):
-            reason = room.explained(error)
+        for explain in (explained, data_end.explained, horovod.explained):
+            reason = explain(error)
             if reason is not None:
                 raise reason from None
         raise

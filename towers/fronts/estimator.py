@@ -1,4 +1,4 @@
-"""`replicate_model_fn`: an Estimator's model function on several devices."""
+"""`replicate_model_fn` and `TowerOptimizer`: an Estimator's model function on several devices."""
 
 import copy
 import functools
@@ -9,12 +9,13 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.api.build import build_towers
-from towers.arguments import check_function
-from towers.errors import (GradientError, InvalidArgumentError, MissingPackageError,
-                           ModelFunctionError)
-from towers.fronts.optimizer_calls import OptimizerCalls, share_of_sum
+from towers.api.options import check_optimizer
+from towers.arguments import check_choice, check_function
+from towers.errors import InvalidArgumentError, MissingPackageError, ModelFunctionError
+from towers.fronts.optimizer_calls import OptimizerCalls, calls_of, share_of_sum
 from towers.placement.devices import check_one_stage, resolve_devices
 from towers.placement.variable_device import only_device
+from towers.tower.optimizer_gradients import has_own_minimize
 from towers.tower.outputs import weighted_mean
 
 _NEEDED = {'train': ('loss', 'train_op'), 'eval': ('loss',), 'infer': ('predictions',)}
@@ -45,13 +46,11 @@ def replicate_model_fn(model_fn: typing.Callable,
 
     so that SUM is right for losses that are sums over the examples, the others are for means.
 
-    Of the `EstimatorSpec`s the loss, the predictions, the metrics and the export outputs become
+    Of the `EstimatorSpec` the loss, the predictions, the metrics and the export outputs become
     those of the whole batch: predictions and export outputs in batch order (scalars: [towers]),
-    metrics counted over all towers in one set of counters. Everything else is the first tower's, in
-    each mode: the train op, `training_hooks`, `training_chief_hooks`, `evaluation_hooks`,
-    `prediction_hooks` and `scaffold`. Operations of the first tower have the names that they have
-    without towers; so hooks and programs that look for operations by name get the first tower's.
-    Batch-norm updates are the first tower's and ride on the train op, in `UPDATE_OPS` or not.
+    metrics counted over all towers in one set of counters. All hooks and the scaffold are the first
+    tower's, and so are operations that a program looks for by name. Batch-norm updates are the
+    first tower's and ride on the train op, in `UPDATE_OPS` or not.
 
     With one device the model function is called directly, and its `EstimatorSpec` is not changed.
 
@@ -63,13 +62,11 @@ def replicate_model_fn(model_fn: typing.Callable,
       devices: see `resolve_devices`: None (every GPU, else one CPU), a count, or names. One a
         tower: stages are for `build_towers`.
       on_built: called as `on_built(mode, built)` with the `BuiltTowers` of each mode, for its plan
-        and the audit; not on one device, where nothing is built. `built.train_op` does all of the
-        model function's updates.
+        and the audit; not on one device, where nothing is built.
 
     Returns:
-      A function `f(features, labels, mode, params=None, config=None)`, a model function for
-      `tf.estimator.Estimator`; or to be called in a program of your own, with tensors, arrays, or
-      placeholders of any shape.
+      A function `f(features, labels, mode, params=None, config=None)`, for `tf.estimator.Estimator`
+      or to be called in a program of your own, with tensors, arrays, or placeholders.
 
     Raises:
       MissingPackageError: this TensorFlow has no Estimator.
@@ -84,31 +81,32 @@ def replicate_model_fn(model_fn: typing.Callable,
             'TensorFlow %s has no tf.estimator, which was removed in 2.16: give the loss of the '
             'model function to towers.build_towers, or use TensorFlow 1.15 or 2.15.'
             % tf.version.VERSION)
-    _check_reduction(loss_reduction)
+    # As contrib's, it does not take NONE: the losses of the towers have to become one.
+    check_choice('loss_reduction', loss_reduction, sorted(
+        set(tf.losses.Reduction.all()) - {tf.losses.Reduction.NONE}))
     if on_built is not None:
         check_function('on_built', on_built, 2, 'a function of the mode and of what was built')
-    function = _ModelFunction(model_fn)
-    is_empty = isinstance(devices, (list, tuple)) and not devices
-    names = resolve_devices(None if is_empty else devices)
+    takes = _arguments_of(model_fn)
+    names = resolve_devices(devices)
     check_one_stage('replicate_model_fn', names)
     is_sum = loss_reduction == tf.losses.Reduction.SUM
 
     def replicated_model_fn(features, labels, mode, params=None, config=None):
-        _check_mode(mode)
+        check_choice('mode', mode, sorted(_NEEDED))
         if len(names) == 1:
             with tf.device(names[0]):
-                return function(features, labels, mode, params, config)
+                return _spec_of(model_fn, takes, features, labels, mode, params, config)
         trains = mode == tf.estimator.ModeKeys.TRAIN
-        graph = tf.get_default_graph()
-        calls = OptimizerCalls(graph, len(names), is_sum, trains)
+        calls = OptimizerCalls(tf.get_default_graph(), is_sum, trains)
         specs = []
 
         def of_tower(inputs):
             # Its own parameters: it may remove entries from them.
-            spec = function(inputs['features'], inputs['labels'], mode, copy.copy(params), config)
+            spec = _spec_of(model_fn, takes, inputs['features'], inputs['labels'], mode,
+                            copy.copy(params), config)
             specs.append(spec)
             if trains:
-                _check_train_op(calls, spec)
+                calls.check_spec(spec)
             return dict(loss=spec.loss, predictions=_mergeable(spec),
                         metrics=_metrics(spec) if mode == tf.estimator.ModeKeys.EVAL else None)
 
@@ -120,128 +118,68 @@ def replicate_model_fn(model_fn: typing.Callable,
         if on_built is not None:
             on_built(mode, built)
         return _merged_spec(specs[0], built, is_sum)
-
     return replicated_model_fn
 
 
-def _check_reduction(loss_reduction):
-    reductions = tf.losses.Reduction.all()
-    if isinstance(loss_reduction, str) and loss_reduction == tf.losses.Reduction.NONE:
-        raise InvalidArgumentError(
-            "loss_reduction='none': the losses of the towers have to become one, and none "
-            'reduction is specified: pass Reduction.SUM or Reduction.MEAN.')
-    if not isinstance(loss_reduction, str) or loss_reduction not in reductions:
-        raise InvalidArgumentError(
-            'loss_reduction=%.80r: expected one of tf.losses.Reduction, %s.' % (
-                loss_reduction, ', '.join(map(repr, sorted(set(reductions) - {'none'})))))
+def _arguments_of(model_fn):
+    """Names of the arguments that a model function takes; raises `ModelFunctionError`."""
+    if not callable(model_fn) or isinstance(model_fn, type):
+        raise ModelFunctionError('model_fn=%.80r cannot be called as the model function of an '
+                                 'Estimator.' % (model_fn,))
+    parameters = list(inspect.signature(model_fn).parameters.values())
+    bound = model_fn.keywords if isinstance(model_fn, functools.partial) else {}
+    names = {each.name for each in parameters} - set(bound)
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        names.update(('features', 'labels', 'mode'))
+    if 'features' not in names:
+        raise ModelFunctionError(
+            'model_fn=%.80r takes no argument features: expected the model function of an '
+            'Estimator, model_fn(features, labels, mode, params).' % (model_fn,))
+    return names
 
 
-def _check_train_op(calls, spec):
-    """Raises `GradientError` unless the train op makes its updates by `TowerOptimizer`s."""
-    calls.check_train_op(spec.train_op)
-    after = calls.after_update()
-    for what, tensor in [('loss', spec.loss)] + [
-            ('update in UPDATE_OPS', update)
-            for update in tf.get_collection(tf.GraphKeys.UPDATE_OPS)]:
-        op = getattr(tensor, 'op', tensor)
-        if op.name in after:
-            raise GradientError(
-                'the %s of the model function, %r, waits for an update of a TowerOptimizer, which '
-                'itself comes after the losses and the UPDATE_OPS of all towers: take it out of '
-                'tf.control_dependencies of the train op.' % (what, op.name))
+def _spec_of(model_fn, takes, features, labels, mode, params, config):
+    """The `EstimatorSpec` of a call of the model function with those arguments that it takes.
 
-
-class _ModelFunction:
-    """An Estimator's model function, which is called with the arguments that it has."""
-
-    def __init__(self, function):
-        """
-        Args:
-          function: `f(features, labels, mode, params, config)`, or some of these.
-
-        Raises:
-          ModelFunctionError: it cannot be called, or takes no features.
-        """
-        if not callable(function) or isinstance(function, type):
-            raise ModelFunctionError('model_fn=%.80r cannot be called as the model function of an '
-                                     'Estimator.' % (function,))
-        parameters = list(inspect.signature(function).parameters.values())
-        bound = function.keywords if isinstance(function, functools.partial) else {}
-        self._names = {each.name for each in parameters} - set(bound)
-        if any(each.kind is each.VAR_KEYWORD for each in parameters):
-            self._names.update(('features', 'labels', 'mode'))
-        if 'features' not in self._names:
-            raise ModelFunctionError(
-                'model_fn=%.80r takes no argument features: expected the model function of an '
-                'Estimator, model_fn(features, labels, mode, params).' % (function,))
-        self._function = function
-
-    def __call__(self, features, labels, mode, params, config):
-        """Calls the model function.
-
-        Returns:
-          Its `EstimatorSpec`.
-
-        Raises:
-          InvalidArgumentError: there are labels, and the function has no argument for them.
-          ModelFunctionError: the function returns no `EstimatorSpec`.
-        """
-        if labels is not None and 'labels' not in self._names:
-            raise InvalidArgumentError('the model function takes no labels, and labels=%.80r are '
-                                       'given.' % (labels,))
-        given = {'labels': labels, 'mode': mode, 'params': params, 'config': config}
-        spec = self._function(features=features, **{
-            name: value for name, value in given.items() if name in self._names})
-        if not isinstance(spec, tf.estimator.EstimatorSpec):
-            raise ModelFunctionError('the model function returned %.80r of type %s: expected a '
-                                     'tf.estimator.EstimatorSpec.' % (spec, type(spec).__name__))
-        # The class itself checks what its own mode needs. No predictions are an empty dict there.
-        missing = [field for field in _NEEDED[mode] if spec.mode != mode
-                   and (getattr(spec, field) is None or getattr(spec, field) == {})]
-        if missing:
-            raise ModelFunctionError(
-                'the model function was called in mode %r and returned an EstimatorSpec of mode '
-                '%r without %s: make the EstimatorSpec of the mode that it is called with.' % (
-                    mode, spec.mode, ' and '.join(missing)))
-        return spec
-
-
-def _check_mode(mode):
-    """Raises `InvalidArgumentError` unless `mode` is one of `tf.estimator.ModeKeys`."""
-    if mode not in _NEEDED:
-        raise InvalidArgumentError('mode=%.80r: expected one of tf.estimator.ModeKeys, %s.' % (
-            mode, ', '.join(map(repr, _NEEDED))))
+    Raises:
+      InvalidArgumentError: there are labels, and the function has no argument for them.
+      ModelFunctionError: the function returns no `EstimatorSpec` of this mode.
+    """
+    if labels is not None and 'labels' not in takes:
+        raise InvalidArgumentError('the model function takes no labels, and labels=%.80r are '
+                                   'given.' % (labels,))
+    given = {'labels': labels, 'mode': mode, 'params': params, 'config': config}
+    spec = model_fn(features=features, **{
+        name: value for name, value in given.items() if name in takes})
+    if not isinstance(spec, tf.estimator.EstimatorSpec):
+        raise ModelFunctionError('the model function returned %.80r of type %s: expected a '
+                                 'tf.estimator.EstimatorSpec.' % (spec, type(spec).__name__))
+    # The class itself checks what its own mode needs. No predictions are an empty dict there.
+    missing = [field for field in _NEEDED[mode] if spec.mode != mode
+               and (getattr(spec, field) is None or getattr(spec, field) == {})]
+    if missing:
+        raise ModelFunctionError(
+            'the model function was called in mode %r and returned an EstimatorSpec of mode '
+            '%r without %s: make the EstimatorSpec of the mode that it is called with.' % (
+                mode, spec.mode, ' and '.join(missing)))
+    return spec
 
 
 def _mergeable(spec):
     """The tensors of a spec for `build_towers` to merge: a nest of tensors [shard, …], scalars."""
-    return {'predictions': {} if spec.predictions is None else spec.predictions,
-            'export': {name: _parts(output)
-                       for name, output in (spec.export_outputs or {}).items()}}
+    return {'predictions': {} if spec.predictions is None else spec.predictions, 'export': {
+        name: _parts(output) for name, output in (spec.export_outputs or {}).items()}}
 
 
 def _metrics(spec):
-    """The metrics of a spec, each as a `(value, update_op)` pair."""
-    pairs = {}
-    for name, metric in (spec.eval_metric_ops or {}).items():
-        if hasattr(metric, 'update_state'):  # a Keras metric, which has been called
-            metric = metric.result(), tf.group(*metric.updates)
-        pairs[name] = metric
-    return pairs
+    """The metrics of a spec, each as a `(value, update_op)` pair; a Keras metric has been called."""
+    return {name: (metric.result(), tf.group(*metric.updates))
+            if hasattr(metric, 'update_state') else metric
+            for name, metric in (spec.eval_metric_ops or {}).items()}
 
 
 def _merged_spec(spec, built, is_sum):
-    """The spec over all towers.
-
-    Args:
-      spec: the first tower's spec.
-      built: `BuiltTowers`, whose predictions are `_mergeable`s.
-      is_sum: whether the loss is the sum of the towers' losses, or their weighted mean.
-
-    Returns:
-      An `EstimatorSpec`: loss, predictions, metrics and export outputs are those of the whole
-      batch, everything else is the first tower's.
-    """
+    """The first tower's spec, with loss, predictions, metrics and exports of the whole batch."""
     loss = built.loss
     if loss is not None and is_sum:
         with only_device(built.placement.main):
@@ -253,7 +191,7 @@ def _merged_spec(spec, built, is_sum):
         changed['predictions'] = merged['predictions']
     if spec.export_outputs is not None:
         changed['export_outputs'] = {
-            name: _like(output, merged['export'][name])
+            name: type(output)(**merged['export'][name])
             for name, output in spec.export_outputs.items()}
     if built.metrics:
         changed['eval_metric_ops'] = built.metrics
@@ -261,23 +199,97 @@ def _merged_spec(spec, built, is_sum):
 
 
 def _parts(output):
-    """The tensors of an export output."""
+    """The tensors of an export output, by the arguments of its class."""
     kinds = tf.estimator.export
-    if isinstance(output, kinds.ClassificationOutput):
-        parts = {'scores': output.scores, 'classes': output.classes}
-        return {name: tensor for name, tensor in parts.items() if tensor is not None}
-    if isinstance(output, kinds.RegressionOutput):
-        return {'value': output.value}
-    if isinstance(output, kinds.PredictOutput):
-        return dict(output.outputs)
+    for kind, names in ((kinds.ClassificationOutput, ('scores', 'classes')),
+                        (kinds.RegressionOutput, ('value',)), (kinds.PredictOutput, ('outputs',))):
+        if isinstance(output, kind):
+            return {name: getattr(output, name) for name in names
+                    if getattr(output, name) is not None}
     raise ModelFunctionError(
         'the model function returned the export output %r of type %s: expected a '
         'ClassificationOutput, RegressionOutput or PredictOutput of tf.estimator.export.' % (
             output, type(output).__name__))
 
 
-def _like(output, parts):
-    """An export output of the same class."""
-    if isinstance(output, tf.estimator.export.PredictOutput):
-        return type(output)(outputs=parts)
-    return type(output)(**parts)
+class TowerOptimizer(tf.train.Optimizer):
+    """Wraps an optimizer, so that all towers of `replicate_model_fn` make one update together.
+
+        optimizer = towers.TowerOptimizer(tf.train.AdamOptimizer(0.001))
+        train_op = optimizer.minimize(loss, global_step=tf.train.get_global_step())
+
+    Under `replicate_model_fn` on N > 1 devices `compute_gradients` gives the tower's share of the
+    gradient: the gradient of the tower's loss times the weight of its shard (see there). Operations
+    of the model function on it, such as clipping, apply to that share. `apply_gradients` returns an
+    operation that runs the one update of all towers, by the first tower's optimizer, under the
+    names that its variables would have without towers. Gradients that were not computed by
+    `compute_gradients`, but by `tf.gradients` of the loss, are weighted then. In evaluation and
+    prediction it does nothing.
+
+    Elsewhere, also on one device, all calls are passed on to the wrapped optimizer. A model
+    function may use several `TowerOptimizer`s, for one loss or for several; updates that one train
+    op runs together all use gradients at the weights from before it. Wrap a
+    `tf.train.SyncReplicasOptimizer` by a `TowerOptimizer`, not the other way round.
+    """
+
+    def __init__(self, optimizer_or_optimizer_fn: typing.Any):
+        """
+        Args:
+          optimizer_or_optimizer_fn: a `tf.train.Optimizer`; or a function without arguments that
+            returns one, called once, when it is first used.
+
+        Raises:
+          InvalidArgumentError: something else.
+        """
+        super().__init__(use_locking=False, name='TowerOptimizer')
+        self._optimizer = optimizer_or_optimizer_fn
+        if not callable(optimizer_or_optimizer_fn):
+            check_optimizer(optimizer_or_optimizer_fn, 'optimizer_or_optimizer_fn',
+                            'or a function without arguments that returns one')
+
+    def wrapped(self):
+        """The optimizer that this one wraps, itself no `TowerOptimizer`: the shard's weight would
+        count twice."""
+        if callable(self._optimizer):
+            self._optimizer = self._optimizer()
+            check_optimizer(self._optimizer, 'optimizer_or_optimizer_fn() of TowerOptimizer',
+                            or_else='')
+        return (self._optimizer.wrapped() if isinstance(self._optimizer, TowerOptimizer)
+                else self._optimizer)
+
+    @property
+    def minimize(self):
+        """As the wrapped optimizer's. In a tower, raises an `InvalidArgumentError` for a `minimize`
+        of the optimizer's own, which would clip, say, each tower's share of the gradient."""
+        optimizer = self.wrapped()
+        if not has_own_minimize(optimizer):
+            return super().minimize
+        if calls_of(tf.get_default_graph()) is not None:
+            raise InvalidArgumentError(
+                '%s has a minimize of its own, which replicate_model_fn would call in each tower, '
+                'for a part of the batch. Put what it does between the gradients and their update '
+                'into its apply_gradients, which gets those of all towers.'
+                % type(optimizer).__name__)
+        return optimizer.minimize
+
+    def compute_gradients(self, loss, *args, **kwargs):
+        """As the wrapped optimizer's; in a tower, for the loss times the weight of the shard."""
+        calls = calls_of(tf.get_default_graph())
+        return self.wrapped().compute_gradients(
+            loss if calls is None else calls.weighted(loss), *args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None, **kwargs):
+        """As the wrapped optimizer's; in a tower, the operation that stands for all towers' update.
+        Raises a `GradientError` in a branch or a loop."""
+        if name is not None:
+            kwargs['name'] = name
+        calls = calls_of(tf.get_default_graph())
+        if calls is None:
+            return self.wrapped().apply_gradients(grads_and_vars, global_step=global_step, **kwargs)
+        return calls.applied(self.wrapped(), grads_and_vars, global_step=global_step, **kwargs)
+
+    # What there is to know of the wrapped optimizer.
+    get_slot = property(lambda self: self.wrapped().get_slot)
+    get_slot_names = property(lambda self: self.wrapped().get_slot_names)
+    get_name = property(lambda self: self.wrapped().get_name)
+    variables = property(lambda self: self.wrapped().variables)

@@ -1,19 +1,16 @@
 """`ParallelModel`: a Keras model over several devices, itself a Keras model with `fit`."""
 
 import functools
-import sys
 import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.arguments import check_graph_mode
-from towers.errors import DeviceError, InvalidArgumentError, MissingPackageError
-from towers.fronts.keras_towers import (MERGED_ON, KerasTowers, gradient_devices,
-                                        identity_for_losses)
+from towers.errors import InvalidArgumentError, MissingPackageError
+from towers.fronts.keras_towers import KerasTowers, device_of_gradient
 from towers.graph.graph_walk import Recording
-from towers.placement.devices import (check_one_stage, needs_config, resolve_devices,
-                                      short_name)
+from towers.placement.devices import check_one_stage, resolve_devices
 from towers.placement.stages import keep_stacks_with_loops
 from towers.tower.build_context import check_not_nested
 
@@ -42,13 +39,13 @@ def ParallelModel(  # pylint: disable=invalid-name
     such as a loss, becomes [batch, 1]: each example has the value of its part, so that the mean
     over the batch is the weighted mean.
 
-    `layers`, `get_layer`, `summary`, `save`, `save_weights`, `load_weights`, `get_config`,
-    `to_json` and `to_yaml` are those of the model inside, and callbacks such as `ModelCheckpoint`
-    use them: the saved model is a model for one device. Unless the program has compiled the model
-    inside, `save` compiles it with the optimizer and loss of the `ParallelModel`, so that the
-    optimizer's state is in the file.
+    `summary`, `save`, `save_weights` and `load_weights` are those of the model inside, and
+    callbacks such as `ModelCheckpoint` use them: the saved model is a model for one device. Unless
+    the program has compiled the model inside, `save` compiles it with the optimizer and loss of the
+    `ParallelModel`, so that the optimizer's state is in the file.
 
-    Virtual CPUs need a session with this config, set before the first weight is loaded or trained:
+    Virtual CPUs need a session with this config, set before the first weight is loaded or trained
+    (with Keras' own session, TensorFlow puts all towers on one CPU):
 
         keras.backend.set_session(tf.Session(config=towers.session_config(2)))
 
@@ -63,7 +60,7 @@ def ParallelModel(  # pylint: disable=invalid-name
     Raises:
       InvalidArgumentError: `model` is no model of such a Keras; it has no fixed inputs, stateful
         RNNs, or layers that add metrics; it is of another graph; TensorFlow executes eagerly.
-      DeviceError: as `build_towers`; at the first run, where the session lacks the virtual CPUs.
+      DeviceError: as `build_towers`.
       MissingPackageError: a model of Keras 3, whose `fit` does not work in graphs.
     """
     keras = _checked_keras(model)
@@ -71,7 +68,7 @@ def ParallelModel(  # pylint: disable=invalid-name
     check_one_stage('ParallelModel', devices)
     model_towers = KerasTowers(model, devices)
     base = type(keras.Model(model.inputs, model.outputs))  # on 2.15 `Functional`
-    return _parallel_class(base, type(model).__name__)(keras, model_towers)
+    return _parallel_class(base)(keras, model_towers)
 
 
 def _checked_keras(model):
@@ -98,19 +95,19 @@ def _checked_keras(model):
 
 def _fault_of_model(model):
     """Why towers cannot call a model, a text that goes on from its name; None if they can."""
+    or_else = 'call it in the model function of towers.build_towers'
     if not getattr(model, 'inputs', None) or not getattr(model, 'outputs', None):
         return ('has no inputs yet: give the first layer of a Sequential an input_shape=, make a '
                 'subclassed model a functional one (keras.Model(x, model(x)) with x = '
-                'keras.Input(…)), or call it in the model function of towers.build_towers')
+                'keras.Input(…)), or ' + or_else)
     if not compat.is_keras_graph_network(model):
         return ('is a subclassed model of type %s, with no graph of layers to call for each tower: '
-                'make it a functional one (keras.Model(x, model(x)) with x = keras.Input(…)), or '
-                'call it in the model function of towers.build_towers' % type(model).__name__)
+                'make it a functional one (keras.Model(x, model(x)) with x = keras.Input(…)), or %s'
+                % (type(model).__name__, or_else))
     for name, tensor in zip(model.input_names, model.inputs):
         if not isinstance(tensor, tf.Tensor):
-            return ('has the input %r, a %s: give it a dense input, or call it in the model '
-                    'function of towers.build_towers, which cuts sparse ones' % (
-                        name, type(tensor).__name__))
+            return ('has the input %r, a %s: give it a dense input, or %s, which cuts sparse ones'
+                    % (name, type(tensor).__name__, or_else))
         if tensor.graph is not tf.get_default_graph():
             return ('belongs to another graph than the default one: make both under the same '
                     'tf.Graph().as_default(), after any keras.backend.clear_session()')
@@ -126,8 +123,8 @@ def _fault_of_part(part, keras):
     if getattr(part, 'stateful', False) and hasattr(part, 'reset_states'):
         return ('has the stateful layer %r, which keeps a state for each example of a whole batch: '
                 'make it with stateful=False and pass the state as initial_state= from an input '
-                'and out as an output; or make and call it in the model function of '
-                'towers.build_towers, where each tower has a state of its own' % part.name)
+                'and out as an output, or call it in the model function of towers.build_towers'
+                % part.name)
     if getattr(part, 'metrics', None):
         return ('has the layer %r, which adds a metric: each tower would add it. Make what it is '
                 'computed from an output, and give the metric to compile(metrics=…)' % part.name)
@@ -183,56 +180,24 @@ def _layer_class(layer):
             return masks if len(masks) > 1 else masks[0]
 
         def get_config(self):  # pylint: disable=missing-docstring
-            raise _not_cloned()
+            raise _NoConfigError()
 
-    class Merged(layer):
-        """Passes one output on, under its name."""
-
-        def __init__(self, **keywords):
-            super().__init__(autocast=False, **keywords)
-            self.supports_masking = True
-
-        def call(self, inputs):  # pylint: disable=missing-docstring
-            with tf.device(MERGED_ON):
-                return identity_for_losses(inputs)
-
-    return TowersOfModel, Merged
+    return TowersOfModel
 
 
-class _NotCloned(InvalidArgumentError, NotImplementedError):
+class _NoConfigError(InvalidArgumentError, NotImplementedError):
     """Also the type that Keras expects from a layer without a config, where it needs none."""
 
-
-def _not_cloned():
-    return _NotCloned(
-        'a ParallelModel p cannot be cloned or made from a config, which would be that of the '
-        'model inside: make keras.models.clone_model(p.inner_model), or '
-        'p.inner_model.from_config(…), and give that to towers.ParallelModel.')
-
-
-_OF_INNER = ('get_layer', 'summary', 'save_weights', 'load_weights', 'get_config', 'to_json',
-             'to_yaml', 'get_weights', 'set_weights', 'count_params')
+    def __init__(self):
+        super().__init__(
+            'a ParallelModel p has no config, for clone_model or save_model: call p.save, or make '
+            'keras.models.clone_model(p.inner_model) and give that to towers.ParallelModel.')
 
 
 @functools.lru_cache(maxsize=None)
-def _parallel_class(base, name_of_inner):
-    """The class of parallel models that derives from a Keras' class of functional models.
-
-    It has the name of the inner model's class, which `keras.models.save_model` writes beside that
-    model's config and weights: the file is then the same as that of `save`.
-    """
-    methods = {name: _of_inner(name, getattr(base, name))
-               for name in _OF_INNER if hasattr(base, name)}
-    return type(base)(name_of_inner, (_ParallelMethods, base), dict(
-        methods, __doc__=ParallelModel.__doc__, __qualname__='ParallelModel', __module__=__name__))
-
-
-def _of_inner(name, original):
-    """A method that calls the inner model's method of the same name."""
-    @functools.wraps(original)
-    def call_inner(self, *args, **keywords):
-        return getattr(self.inner_model, name)(*args, **keywords)
-    return call_inner
+def _parallel_class(base):
+    """The class of parallel models that derives from a Keras' class of functional models."""
+    return type(base)('ParallelModel', (_ParallelMethods, base), {'__doc__': ParallelModel.__doc__})
 
 
 class _ParallelMethods(_WeightsOfInner):
@@ -243,15 +208,12 @@ class _ParallelMethods(_WeightsOfInner):
         inner = model_towers.model
         backend = compat.keras_backend_of(inner)
         backend.learning_phase()  # here, not on the first tower's device
-        towers_layer, merged = _layer_class(keras.layers.Layer)
         name = backend.unique_object_name('parallel_model', zero_based=True)
         inputs = list(inner.inputs)
-        made = towers_layer(model_towers, name=name + '_towers')(
+        made = _layer_class(keras.layers.Layer)(model_towers, name=name + '_towers')(
             inputs if len(inputs) > 1 else inputs[0])
-        made = list(made) if isinstance(made, (list, tuple)) else [made]
-        super().__init__(inputs=inputs, outputs=[
-            merged(name=output_name)(output)
-            for output_name, output in zip(inner.output_names, made)], name=name)
+        super().__init__(inputs=inputs, outputs=tf.nest.flatten(made), name=name)
+        self.output_names = list(inner.output_names)
 
     inner_model = property(lambda self: self.model_towers.model)
     devices = property(lambda self: self.model_towers.devices)
@@ -261,26 +223,20 @@ class _ParallelMethods(_WeightsOfInner):
         check_not_nested(tf.get_default_graph())  # here, where AutoGraph rewords no error
         return super().__call__(*args, **keywords)
 
-    @property
-    def layers(self):
-        if sys._getframe(1).f_code.co_name == 'get_network_config':
-            raise _not_cloned()  # in TF 2's clone_model, which would look for these for ever
-        return self.model_towers.model.layers
+    def get_config(self):
+        raise _NoConfigError()
 
-    @property
-    def metrics_names(self):
-        # TF 1.15 looks for those of `add_metric` among `layers`, which are the inner model's.
-        names = list(super().metrics_names)
-        return names + [metric.name for metric in self.metrics if metric.name not in names]
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        raise _not_cloned()
+    summary = property(lambda self: self.inner_model.summary)
+    save_weights = property(lambda self: self.inner_model.save_weights)
+    load_weights = property(lambda self: self.inner_model.load_weights)
 
     def save(self, *args, **keywords):
-        if keywords.get('include_optimizer', True):
-            self._compile_inner()
-        return self.inner_model.save(*args, **keywords)
+        inner = self.inner_model
+        if keywords.get('include_optimizer', True) and getattr(self, 'optimizer', None) and not (
+                getattr(inner, 'optimizer', None)
+                or any(output.shape.ndims == 0 for output in inner.outputs)):
+            inner.compile(self.optimizer, loss=self.loss, loss_weights=self.loss_weights)
+        return inner.save(*args, **keywords)
 
     def compile(self, *args, **keywords):
         super().compile(*args, **keywords)
@@ -306,46 +262,7 @@ class _ParallelMethods(_WeightsOfInner):
     def _set_trainable_state(self, state):
         self.inner_model._set_trainable_state(state)
 
-    # The session is looked at last: it would take up loops of TF 2 as they are before their
-    # gradients are made, and refuse them after that.
     def _make_train_function(self):
-        with tf.device(gradient_devices(self.devices, self.weights)), Recording(
-                tf.get_default_graph()) as made:
+        with tf.device(device_of_gradient), Recording(tf.get_default_graph()) as made:
             super()._make_train_function()
         keep_stacks_with_loops(made.operations)
-        self._check_session()
-
-    def _make_test_function(self):
-        super()._make_test_function()
-        self._check_session()
-
-    def _make_predict_function(self):
-        super()._make_predict_function()
-        self._check_session()
-
-    def _check_session(self):
-        if not needs_config(self.devices):
-            return
-        try:
-            listed = [device.name for device in compat.keras_backend_of(
-                self.inner_model).get_session().list_devices()]
-        except tf.errors.InvalidArgumentError as error:  # raised for what it initializes
-            if 'Cannot assign a device' not in str(error):
-                raise
-            listed = ()
-        missing = [name for name in self.devices if tf.DeviceSpec.from_string(name).device_index
-                   and '/job:' not in name and not any(each.endswith(name) for each in listed)]
-        if missing:
-            raise DeviceError(
-                "Keras' session has no %s, which is a virtual CPU: before weights are loaded "
-                'or trained, call keras.backend.set_session(tf.Session('
-                'config=towers.session_config(%r))), with tf.compat.v1.keras on TF 2.'
-                % (short_name(missing[0]), [short_name(each) for each in self.devices]))
-
-    def _compile_inner(self):
-        inner = self.inner_model
-        scalars = [name for name, output in zip(inner.output_names, inner.outputs)
-                   if output.shape.ndims == 0]
-        if getattr(inner, 'optimizer', None) or not getattr(self, 'optimizer', None) or scalars:
-            return
-        inner.compile(self.optimizer, loss=self.loss, loss_weights=self.loss_weights)

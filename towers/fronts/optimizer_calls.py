@@ -23,11 +23,13 @@ from towers.placement.variable_device import only_device
 from towers.reduce.combination import combine
 from towers.tower.build_context import current_call
 from towers.tower.objectives import GradientsOfModel, tensors_of
+from towers.tower.optimizer_gradients import times
 from towers.tower.ownership import OF_GRADIENTS, OPTIMIZER_UPDATES
 from towers.tower.variables import new_slots
 
-_KEY = ('towers_optimizer_calls',)
-"""A collection's key that is no string, like those of TF's stores: no meta graph holds it."""
+_CALLS = {}  # graph -> the `OptimizerCalls` of the towers that are being built in it
+
+_GATHERED = re.compile(r'Accumulator(Take|Apply)Gradient$')  # outside of the graph's tensors
 
 Call = collections.namedtuple('Call', 'optimizer pairs waits_for stand_ins update operations')
 """One call of `apply_gradients`, in the first tower.
@@ -44,8 +46,7 @@ Fields:
 
 def calls_of(graph):
     """The `OptimizerCalls` of the towers that are being built in a graph, or None."""
-    found = graph.get_collection(_KEY)
-    return found[-1] if found else None
+    return _CALLS.get(graph)
 
 
 class OptimizerCalls(GradientsOfModel):
@@ -55,47 +56,34 @@ class OptimizerCalls(GradientsOfModel):
 
         mean:  sum_k (n_k / n) dL_k
         sum:   sum_k dL_k
-
-    Attributes:
-      calls: list of the first tower's `Call`s.
     """
 
-    def __init__(self, graph, num_towers, is_sum, trains):
+    def __init__(self, graph, is_sum, trains):
         """
         Args:
           graph: the `tf.Graph` of the towers.
-          num_towers: N.
           is_sum: whether the towers' losses are added up, or averaged.
           trains: False for evaluation and prediction, where calls do nothing.
         """
-        self.calls = []
-        self._graph = graph
-        self._num_towers = num_towers
-        self._is_sum = is_sum
-        self._trains = trains
+        self._graph, self._is_sum, self._trains = graph, is_sum, trains
+        self._calls = []        # the first tower's `Call`s
         self._weight = None     # of the tower's loss; None: it counts as it is
         self._weighted = []     # the operations by which losses of this tower were weighted
-        self._start = 0         # how many operations the graph had before the call
-        self._operations = []   # those that the call made
+        self._start = 0         # how many operations the graph had before the call,
+        self._operations = []   # and those that the call made
         self._copied = []       # for each further tower, the function from a tensor to its copy
         self._owners = {}       # variable's name -> number of the call that hands its gradient over
         self._together = ()     # numbers of the calls that the model's train op runs in one step
-        self._placement = None
-        self._slots = []
+        self._placement, self._slots = None, []
 
     @contextlib.contextmanager
     def reported_to(self):
         """The context in which the graph's `TowerOptimizer`s report to this object."""
-        entries = self._graph.get_collection_ref(_KEY)
-        entries.append(self)
+        _CALLS[self._graph] = self
         try:
             yield
         finally:
-            entries.pop()
-            if not entries:
-                self._graph.clear_collection(_KEY)
-
-    # ---- within a tower -------------------------------------------------------------------------
+            _CALLS.pop(self._graph, None)
 
     def weights(self, shards):
         if not self._is_sum:
@@ -126,15 +114,6 @@ class OptimizerCalls(GradientsOfModel):
         """A call of `apply_gradients`: the operation of the update."""
         pairs = [(gradient if gradient is None else tf.convert_to_tensor_or_indexed_slices(
             gradient, variable.dtype.base_dtype), variable) for gradient, variable in pairs]
-        before = graph_walk.ancestors(tensors_of(pairs)) if self._trains else ()
-        gathered = [op.name for op in self._made() if _GATHERED.search(op.type)
-                    and op.name in before]
-        if gathered:
-            raise GradientError(
-                'a TowerOptimizer applies gradients that come from the accumulator %r, as those of '
-                'a SyncReplicasOptimizer do: each tower would hand its own share over to it. Wrap '
-                'them the other way round: towers.TowerOptimizer(tf.train.SyncReplicasOptimizer('
-                'optimizer, …)).' % gathered[0])
         waits_for = tf.no_op('before_update')
         if not self._trains:
             return waits_for
@@ -144,85 +123,90 @@ class OptimizerCalls(GradientsOfModel):
                 'which no other tower can join: call it outside, and decide by the gradients.')
         pairs = self._weighted_pairs(pairs)
         variables = [variable for _, variable in pairs]
-        call = current_call(self._graph)
-        with call.variables.outside(), only_device(self._placement.main), \
+        with current_call(self._graph).variables.outside(), only_device(self._placement.main), \
                 new_slots(self._placement, variables) as slots, \
                 graph_walk.Recording(self._graph) as made:
             handed_on = [(_stand_in(gradient, variable), variable) for gradient, variable in pairs]
             update = optimizer.apply_gradients(handed_on, **arguments)
         self._slots += slots
-        self.calls.append(Call(
+        self._calls.append(Call(
             optimizer, pairs, waits_for, [pair for pair in handed_on if pair[0] is not None],
             getattr(update, 'op', update), {op.name for op in made.operations}))
         return update
 
-    def check_train_op(self, train_op):
-        """Checks the train op that the call of the model function returns.
+    def check_spec(self, spec):
+        """Checks the `EstimatorSpec` that the call of the model function returns.
 
         Raises:
-          GradientError: not all updates of the train op come from `TowerOptimizer`s.
+          GradientError: not all updates of the train op come from `TowerOptimizer`s; the loss or an
+            update in UPDATE_OPS waits for one of these.
         """
-        if not self.calls:
-            raise GradientError(
-                'the train_op of the model function comes from no TowerOptimizer, and there are %d '
-                'devices: each tower would train on its own shard. Wrap the optimizer: '
-                'optimizer = towers.TowerOptimizer(optimizer).' % self._num_towers)
-        step = graph_walk.step_operations([train_op])
-        trainable = {variable.op.name for variable in tf.trainable_variables()}
+        step = graph_walk.step_operations([spec.train_op])
+        trained = {variable.op.name for variable in tf.trainable_variables()}
         known = self._of_updates()
-        for op in step:
-            if OPTIMIZER_UPDATES.search(op.type) and op.name not in known and any(
-                    tensor.op.name in trainable for tensor in op.inputs):
+        alone = [op.name for op in step if OPTIMIZER_UPDATES.search(op.type)
+                 and op.name not in known and any(each.op.name in trained for each in op.inputs)]
+        if alone or not self._calls:
+            raise GradientError(
+                'the train_op of the model function %s, which comes from no TowerOptimizer: each '
+                'tower would train on its own shard. Wrap every optimizer of the model function: '
+                'optimizer = towers.TowerOptimizer(optimizer).' % (
+                    'has the update %r' % alone[0] if alone else 'is %r' % spec.train_op.name))
+        after = graph_walk.reachable_from([call.update for call in self._calls], self._made(),
+                                          control=True)
+        for each in [spec.loss] + tf.get_collection(tf.GraphKeys.UPDATE_OPS):
+            op = getattr(each, 'op', each)
+            if op.name in after:
                 raise GradientError(
-                    'the train_op of the model function has the update %r, which comes from no '
-                    'TowerOptimizer: wrap every optimizer of the model function.' % op.name)
+                    '%r, the loss of the model function or one of its UPDATE_OPS, waits for an '
+                    'update of a TowerOptimizer, which itself comes after the losses and the '
+                    'UPDATE_OPS of all towers: take it out of tf.control_dependencies of the train '
+                    'op.' % op.name)
         names = {op.name for op in step}
-        self._together = [number for number, call in enumerate(self.calls)
+        self._together = [number for number, call in enumerate(self._calls)
                           if call.update.name in names]
 
     def optimizers(self):
-        return list({id(call.optimizer): call.optimizer for call in self.calls}.values())
+        return list({id(call.optimizer): call.optimizer for call in self._calls}.values())
 
     def slots(self):
         return list(self._slots)
 
     def fetches(self):
-        return [call.waits_for for call in self.calls] + [
-            tensor for call in self.calls for tensor in tensors_of(call.pairs)]
+        return [call.waits_for for call in self._calls] + self._tensors()
 
-    def after_update(self):
-        """Names of the call's operations that come after one of its updates."""
-        return graph_walk.reachable_from([call.update for call in self.calls],
-                                         self._made(), control=True)
+    def _tensors(self):
+        return [tensor for call in self._calls for tensor in tensors_of(call.pairs)]
 
     def _of_updates(self):
-        return set().union(*[call.operations for call in self.calls])
+        return set().union(*[call.operations for call in self._calls])
 
     def _check_no_gathering(self):
-        """Raises `GradientError` for gradients that are gathered in a variable, then applied.
+        """Raises `GradientError` for gradients that are gathered in shared state, then applied.
 
-        Each tower would add its share of the gradient to the variable that all towers share, and
-        hand over the whole of it; or the first tower's train op would add that tower's share alone.
+        Each tower would add its share of the gradient to the variable or accumulator that all
+        towers share, and hand over the whole of it.
         """
         of_updates = self._of_updates()
         made = [op for op in self._made() if op.name not in of_updates]
         names = {op.name for op in made}
         trained = {variable.op.name for variable in tf.trainable_variables()}
-        applied = graph_walk.ancestors([each for call in self.calls
-                                        for each in tensors_of(call.pairs)])
+        applied = graph_walk.ancestors(self._tensors())
         read = {variable.op.name for variable in tf.global_variables()} & applied - trained
         writes = Writes(self._graph)
-        for op in made if read else ():
-            for name in read.intersection(writes.of(op)):
-                if any(OF_GRADIENTS.search(each) for each in names.intersection(
-                        graph_walk.ancestors([tensor for tensor in op.inputs
-                                              if tensor.op.name != name]))):
-                    raise GradientError(
-                        'the model function writes gradients of a tower to the variable %r, which '
-                        'all towers share, and applies what is computed from it: that would not be '
-                        'the gradient of all towers. Do it in the apply_gradients of an optimizer '
-                        'of your own, which gets the gradients of all towers, and wrap that one: '
-                        'towers.TowerOptimizer(GatheringOptimizer(optimizer)).' % name)
+
+        def is_of_gradients(op, name):
+            sources = graph_walk.ancestors([each for each in op.inputs if each.op.name != name])
+            return any(OF_GRADIENTS.search(each) for each in names & set(sources))
+        gathered = [op.name for op in made if _GATHERED.search(op.type) and op.name in applied] + [
+            name for op in made for name in read.intersection(writes.of(op) if read else ())
+            if is_of_gradients(op, name)]
+        if gathered:
+            raise GradientError(
+                'the model function writes gradients of a tower to %r, which all towers share, and '
+                'applies what is computed from it. An optimizer within the TowerOptimizer gets the '
+                'gradients of all towers: towers.TowerOptimizer(tf.train.SyncReplicasOptimizer('
+                'optimizer, …)), or TowerOptimizer(GatheringOptimizer(optimizer)).' % gathered[0])
 
     def _made(self):
         return self._graph.get_operations()[self._start:]
@@ -235,25 +219,18 @@ class OptimizerCalls(GradientsOfModel):
     def _weighted_pairs(self, pairs):
         """The pairs; gradients that are not computed from a weighted loss are weighted here.
 
-        A model function may take these with `tf.gradients` of the loss that it returns.
+        A model function (BERT's) takes these with `tf.gradients` of the loss that it returns.
         """
         if self._weight is None:
             return pairs
         known = graph_walk.reachable_from(self._weighted, self._made())
         return [(gradient if gradient is None or gradient.op.name in known
-                 else self._weighted_gradient(gradient), variable) for gradient, variable in pairs]
-
-    def _weighted_gradient(self, gradient):
-        if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(self._weighted_gradient(gradient.values), gradient.indices,
-                                    gradient.dense_shape)
-        return gradient * self._weight_as(gradient.dtype)
-
-    # ---- over all towers ------------------------------------------------------------------------
+                 else times(gradient, self._weight_as(gradient.dtype)), variable)
+                for gradient, variable in pairs]
 
     def compute_gradients(self, loss, var_list=None):
         # A variable that several calls train is handed over once, so that each occurs once.
-        return [(gradient, variable) for number, call in enumerate(self.calls)
+        return [(gradient, variable) for number, call in enumerate(self._calls)
                 for gradient, variable in call.pairs
                 if self._owners.setdefault(variable.op.name, number) == number]
 
@@ -261,18 +238,18 @@ class OptimizerCalls(GradientsOfModel):
         """Has the stand-ins of all calls hand on the gradients of all towers."""
         ready = tf.no_op('before_update')
         handed_over = {variable.op.name: gradient for gradient, variable in grads_and_vars}
-        combined = [self._combined(number, handed_over) for number in range(len(self.calls))]
-        for number, call in enumerate(self.calls):
+        combined = [self._combined(number, handed_over) for number in range(len(self._calls))]
+        for number, call in enumerate(self._calls):
             waits_for = [ready] + self._before(number, combined)
             for stand_in, variable in call.stand_ins:
                 for old, new in zip(_parts(stand_in), _parts(combined[number][variable.op.name])):
                     compat.replace_input(old.op, 0, new)
                     compat.add_control_inputs(old.op, waits_for)
-        return tf.group(*[call.update for call in self.calls])
+        return tf.group(*[call.update for call in self._calls])
 
     def _combined(self, number, handed_over):
         """{name of a variable: gradient} of call `number`, over all towers."""
-        pairs = [pair for pair in self.calls[number].pairs if pair[0] is not None]
+        pairs = [pair for pair in self._calls[number].pairs if pair[0] is not None]
         found = {variable.op.name: handed_over[variable.op.name] for _, variable in pairs
                  if self._owners[variable.op.name] == number}
         others = [pair for pair in pairs if pair[1].op.name not in found]
@@ -284,17 +261,14 @@ class OptimizerCalls(GradientsOfModel):
         return found
 
     def _before(self, number, combined):
-        """The gradients that the update of a call waits for: all that are taken at the old weights.
-
-        Not only the call's own gradients: if a reference variable is updated while another gradient
-        is computed, that gradient changes, on one device, too.
-        """
-        after = graph_walk.reachable_from([self.calls[number].update], self._operations,
+        """The gradients that the update of a call waits for: all that are taken at the old weights,
+        those of the other calls of a train op included."""
+        after = graph_walk.reachable_from([self._calls[number].update], self._operations,
                                           control=True)
         waits_for = []
         for other in self._together if number in self._together else [number]:
             # Unless they are taken after the update, on purpose.
-            if not any(tensor.op.name in after for tensor in tensors_of(self.calls[other].pairs)):
+            if not any(tensor.op.name in after for tensor in tensors_of(self._calls[other].pairs)):
                 waits_for += [tensor.op for tensor in tensors_of(
                     [(gradient, None) for gradient in combined[other].values()])]
         return waits_for
@@ -319,15 +293,6 @@ def _parts(gradient):
 
 
 def share_of_sum(size):
-    """The weight of a shard of this size where losses are added up.
-
-    Returns:
-      1, or 0 for a shard that holds nothing but padding: a float where the size is an int, else a
-      float64 scalar.
-    """
+    """The weight of a shard of this size where losses are added up: 0 of one of padding alone, else
+    1; a float where the size is an int, else a float64 scalar."""
     return float(size > 0) if isinstance(size, int) else tf.cast(size > 0, tf.float64)
-
-
-_GATHERED = re.compile(r'Accumulator(Take|Apply)Gradient$')
-"""Types of the operations that gather gradients outside of the graph's tensors."""
-

@@ -21,6 +21,9 @@ Transfers = collections.namedtuple('Transfers', 'source target tensors bytes unk
 """Tensors that cross from one device to another in a step; `unknown` have no static size."""
 
 
+_BROKEN, _NOTE = 'broken', 'note'
+
+
 class Audit(collections.namedtuple('Audit', 'broken notes transfers')):
     """The findings of the audit.
 
@@ -42,10 +45,9 @@ class Audit(collections.namedtuple('Audit', 'broken notes transfers')):
                 short_name(pair.source), short_name(pair.target), _bytes(pair.bytes), pair.tensors,
                 '' if pair.tensors == 1 else 's',
                 ', and %d of unknown size' % pair.unknown if pair.unknown else ''))
-        if len(self.transfers) > 6:
-            rest = self.transfers[6:]
+        if self.transfers[6:]:
             lines.append('  sent    %d other pairs: %s a step' % (
-                len(rest), _bytes(sum(pair.bytes for pair in rest))))
+                len(self.transfers[6:]), _bytes(sum(pair.bytes for pair in self.transfers[6:]))))
         return '\n'.join(lines)
 
     def raise_if_broken(self):
@@ -81,96 +83,85 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
         [fetch for fetch in [built.train_op] + list(built.train_ops.values()) + flat(built.loss)
          if fetch is not None]
         + leaves_of(built.predictions))
-    broken, notes = [], []
-    _check_variables(built, lambda variable: resolved(variable.device), broken, notes)
-    _check_operations(built, operations, broken, notes)
+    found = list(_of_variables(built, lambda variable: resolved(variable.device)))
+    found += _of_operations(built, operations)
     if built.replicas is not None:
-        notes.append('%d replicas of trainable variables, and their %d slots, take %s on %s' % (
-            len(built.replicas.variables), len(built.replicas.slots),
-            _bytes(built.replicas.bytes()),
-            ', '.join(short_name(device) for device in built.devices[1:])))
+        found.append((_NOTE, '%d replicas of trainable variables, and their %d slots, take %s on '
+                      '%s' % (len(built.replicas.variables), len(built.replicas.slots),
+                              _bytes(built.replicas.bytes()),
+                              ', '.join(short_name(device) for device in built.devices[1:]))))
     if run_metadata is not None:
-        _check_runtime(built, run_metadata, broken, notes)
-    return Audit(_once(broken), _once(notes), _transfers(operations))
+        found += _of_runtime(built, run_metadata)
+    found = collections.OrderedDict.fromkeys(found)  # micro-batches of a tower are alike
+    return Audit([line for kind, line in found if kind == _BROKEN],
+                 [line for kind, line in found if kind == _NOTE], _transfers(operations))
 
 
-def _once(lines):
-    """The lines without repetitions: micro-batches of a tower are alike."""
-    return list(collections.OrderedDict.fromkeys(lines))
-
-
-def _check_variables(built, device_of, broken, notes):
+def _of_variables(built, device_of):
+    """Yields what there is to say of variables, replicas and slots: pairs (_BROKEN or _NOTE, line),
+    by the function `device_of` a variable."""
     by_name = {variable.op.name: variable for variable in built.variables}
     allowed = built.placement.devices()
-    for variable in built.variables:
+    for name, variable in by_name.items():
         device = device_of(variable)
-        if device in allowed:
-            continue
-        if variable.op.name not in built.made:
-            notes.append('variable %s, made before the towers, is on %s%s' % (
-                variable.op.name, _named(device), '' if device else ': the runtime chooses'))
-            continue
-        broken.append('variable %s is on %s, not on %s' % (
-            variable.op.name, _named(device),
-            ' or '.join(short_name(each) for each in allowed)))
-    for slot in built.slots:
-        owner = owner_by_name(slot.op.name, by_name)
-        if owner is not None and device_of(slot) != device_of(owner):
-            broken.append('slot %s is on %s, its variable on %s' % (
-                slot.op.name, _named(device_of(slot)), _named(device_of(owner))))
-    if built.replicas is not None:
-        _check_replicas(built, device_of, broken)
-
-
-def _check_replicas(built, device_of, broken):
+        if device not in allowed and name in built.made:
+            yield _BROKEN, 'variable %s is on %s, not on %s' % (
+                name, _named(device), ' or '.join(map(short_name, allowed)))
+        elif device not in allowed:
+            yield _NOTE, 'variable %s, made before the towers, is on %s%s' % (
+                name, _named(device), '' if device else ': the runtime chooses')
+    yield from _of_slots(built.slots, by_name, device_of, 'its variable')
+    if built.replicas is None:
+        return
     for variable in built.variables:
         for tower in built.towers[1:]:
             replica = built.replicas.replica_of(variable, tower.index)
             if replica is not variable and device_of(replica) != tower.device:
-                broken.append("tower %d's replica of %s is on %s, not on %s" % (
+                yield _BROKEN, "tower %d's replica of %s is on %s, not on %s" % (
                     tower.index, variable.op.name, _named(device_of(replica)),
-                    short_name(tower.device)))
-    by_name = {replica.op.name: replica for replica in built.replicas.variables}
-    for slot in built.replicas.slots:
+                    short_name(tower.device))
+    yield from _of_slots(built.replicas.slots, {
+        replica.op.name: replica for replica in built.replicas.variables}, device_of,
+                         'the replica of its variable')
+
+
+def _of_slots(slots, by_name, device_of, owner_is):
+    for slot in slots:
         owner = owner_by_name(slot.op.name, by_name)
-        if device_of(slot) != device_of(owner):
-            broken.append('slot %s is on %s, the replica of its variable on %s' % (
-                slot.op.name, _named(device_of(slot)), _named(device_of(owner))))
+        if owner is not None and device_of(slot) != device_of(owner):
+            yield _BROKEN, 'slot %s is on %s, %s on %s' % (
+                slot.op.name, _named(device_of(slot)), owner_is, _named(device_of(owner)))
 
 
-def _check_operations(built, operations, broken, notes):
-    by_name = {variable.op.name for variable in built.variables}
-    if built.replicas is not None:
-        by_name |= {replica.op.name for replica in built.replicas.variables}
+def _of_operations(built, operations):
+    """Yields what there is to say of the towers' operations off their devices."""
+    variables = {variable.op.name for variable in list(built.variables) + (
+        [] if built.replicas is None else list(built.replicas.variables))}
     for tower in built.towers:
         stray, with_variable, chosen = [], [], []
         for op in operations:
-            if not tower.has(op.name):
-                continue
             device = operation_device(op)
-            if device in stages_of(tower.device) or _follows_input(op, tower) or (
-                    op.type == 'NoOp'):  # it only waits for others
+            if not tower.has(op.name) or op.type == 'NoOp' or (  # it only waits for others
+                    device in stages_of(tower.device) or _follows_input(op, tower)):
                 continue
-            (with_variable if _touches_variable(op, by_name) else
+            (with_variable if _touches_variable(op, variables) else
              chosen if was_chosen(op, tower, built.towers[0]) else stray).append((op, device))
         if stray:
-            broken.append('%s of tower %d off %s: %s' % (
+            yield _BROKEN, '%s of tower %d off %s: %s' % (
                 _operations(stray), tower.index, short_name(tower.device),
-                _some(['%s on %s' % (op.name, _named(device)) for op, device in stray])))
+                _some(['%s on %s' % (op.name, _named(device)) for op, device in stray]))
         if with_variable:
-            notes.append('%s of tower %d, with a variable that is read or written, kept on %s' % (
-                _operations(with_variable), tower.index, _all_named(with_variable)))
+            yield _NOTE, '%s of tower %d, with a variable that is read or written, kept on %s' % (
+                _operations(with_variable), tower.index, _all_named(with_variable))
         if chosen:
-            notes.append("%s of tower %d on %s by the model's own tf.device: %s" % (
+            yield _NOTE, "%s of tower %d on %s by the model's own tf.device: %s" % (
                 _operations(chosen), tower.index, _all_named(chosen),
-                _some([op.name for op, _ in chosen])))
+                _some([op.name for op, _ in chosen]))
 
 
 def _touches_variable(op, names, depth=3):
-    """Whether an operation gets a variable itself, or TF colocated it with one that does.
-
-    An operation that gets only a variable's value can be on its tower's device.
-    """
+    """Whether an operation gets a variable itself, not its value alone, or TF colocated it with one
+    that does."""
     if any(tensor.dtype == tf.resource or tensor.op.name in names for tensor in op.inputs):
         return True
     return any(other.name in names or depth and _touches_variable(other, names, depth - 1)
@@ -178,11 +169,8 @@ def _touches_variable(op, names, depth=3):
 
 
 def _follows_input(op, tower):
-    """Whether TensorFlow puts an operation with a value that it gets, and not where it was made.
-
-    That is a `Switch` of `tf.cond` (v1) with its input from outside; and a TensorArray (v1), and
-    the constant of its size, with the first value that is written to it.
-    """
+    """Whether TensorFlow puts an operation with a value that it gets: a `Switch` of `tf.cond` (v1)
+    with its input; a TensorArray (v1), and its size, with the first value that is written to it."""
     if op.type in ('Switch', 'RefSwitch') and not tower.has(op.inputs[0].op.name):
         return operation_device(op) == operation_device(op.inputs[0].op)
     readers = [op] + [reader for tensor in op.outputs for reader in tensor.consumers()
@@ -190,18 +178,18 @@ def _follows_input(op, tower):
     return any(reader.type == 'TensorArrayV3' for reader in readers)
 
 
-def _check_runtime(built, run_metadata, broken, notes):
+def _of_runtime(built, run_metadata):
+    """Yields what there is to say of the devices on which the runtime placed a step."""
     placed = {node.name: resolved(node.device) for graph in run_metadata.partition_graphs
               for node in graph.node}
     if not placed:
         raise InvalidArgumentError(
             'run_metadata holds no partition graphs: run the step with options='
             'tf.RunOptions(output_partition_graphs=True).')
-    seen = [v for v in built.variables + built.slots if v.op.name in placed]
-    _check_variables(built._replace(variables=[v for v in built.variables if v in seen],
-                                    slots=[s for s in built.slots if s in seen]),
-                     lambda variable: placed.get(variable.op.name, resolved(variable.device)),
-                     broken, notes)
+    yield from _of_variables(
+        built._replace(variables=[v for v in built.variables if v.op.name in placed],
+                       slots=[s for s in built.slots if s.op.name in placed]),
+        lambda variable: placed.get(variable.op.name, resolved(variable.device)))
     graph = leaves_of(built.towers[0].inputs)[0].graph
     for tower in built.towers:
         moved_away, without_kernel = [], []
@@ -209,63 +197,57 @@ def _check_runtime(built, run_metadata, broken, notes):
             if not tower.has(name) or device in stages_of(tower.device):
                 continue
             op = operation_named(graph, name)
-            if op is None:
-                continue  # the runtime's own: a transfer, a folded constant
-            if operation_device(op) not in stages_of(tower.device):
-                continue  # a device named in the graph, which the audit of the graph has checked
-            if any(tensor.dtype == tf.resource for tensor in op.inputs) or op.type == 'Enter':
-                continue  # has to be where the variable, or the TensorArray, is
+            # The runtime's own is a transfer, or a folded constant. A device named in the graph is
+            # what the audit of the graph has checked. A variable, or a TensorArray, binds the rest.
+            if op is None or operation_device(op) not in stages_of(tower.device) or any(
+                    tensor.dtype == tf.resource for tensor in op.inputs) or op.type == 'Enter':
+                continue
             # Integers and strings have few kernels on a GPU; what computes floats has one.
             floats = any(output.dtype.is_floating for output in op.outputs)
             (moved_away if floats or not is_gpu(tower.device) else without_kernel).append(
                 '%s to %s' % (name, _named(device)))
         if moved_away:
-            broken.append('the runtime moved %s of tower %d off %s: %s' % (
-                _operations(moved_away), tower.index, short_name(tower.device), _some(moved_away)))
+            yield _BROKEN, 'the runtime moved %s of tower %d off %s: %s' % (
+                _operations(moved_away), tower.index, short_name(tower.device), _some(moved_away))
         if without_kernel:
-            notes.append('the runtime moved %s of tower %d that %s has no kernel for' % (
-                _operations(without_kernel), tower.index, short_name(tower.device)))
-    _check_rewrites(built, run_metadata, broken, notes)
-    notes.append('what the runtime placed was checked: %s on %s' % (
-        _operations(placed), ', '.join(short_name(name) for name in sorted(set(placed.values())))))
+            yield _NOTE, 'the runtime moved %s of tower %d that %s has no kernel for' % (
+                _operations(without_kernel), tower.index, short_name(tower.device))
+    yield from _of_rewrites(built, run_metadata)
+    yield _NOTE, 'what the runtime placed was checked: %s on %s' % (
+        _operations(placed), ', '.join(short_name(name) for name in sorted(set(placed.values()))))
 
 
-def _check_rewrites(built, run_metadata, broken, notes):
-    """Checks that a precision and XLA, which the runtime's own rewrites bring, are in the step."""
+def _of_rewrites(built, run_metadata):
+    """Yields whether a precision and XLA, which the runtime's rewrites bring, are in the step."""
     if built.precision != 'float32':
         converted = converted_operations(run_metadata, built.precision)
         if converted:
-            notes.append('in %s: %s' % (built.precision, ', '.join(
-                '%d %s' % (count, kind) for kind, count in converted.most_common(6))))
+            yield _NOTE, 'in %s: %s' % (built.precision, ', '.join(
+                '%d %s' % (count, kind) for kind, count in converted.most_common(6)))
         else:
-            broken.append('no operation ran in %s: was the session made with use_precision(config, '
-                          '%r, built.devices)? bf16 on CPUs needs TF_ENABLE_ONEDNN_OPTS=1, fp16 a '
-                          'GPU of compute capability 7.0' % (built.precision, built.precision))
+            yield _BROKEN, (
+                'no operation ran in %s: was the session made with use_precision(config, %r, '
+                'built.devices)? bf16 on CPUs needs TF_ENABLE_ONEDNN_OPTS=1, fp16 a GPU of compute '
+                'capability 7.0' % (built.precision, built.precision))
     if built.xla:
         found = clusters(run_metadata)
-        notes.append('XLA compiled %s' % (', '.join('%d clusters for %s' % (
-            found[tower.device], short_name(tower.device)) for tower in built.towers)))
+        yield _NOTE, 'XLA compiled %s' % (', '.join('%d clusters for %s' % (
+            found[tower.device], short_name(tower.device)) for tower in built.towers))
         if not all(found[tower.device] for tower in built.towers):
-            broken.append('XLA compiled nothing for some tower')
+            yield _BROKEN, 'XLA compiled nothing for some tower'
 
 
 def _transfers(operations):
-    sizes = {}
-    for op in operations:
-        target = operation_device(op)
-        for tensor in op.inputs:
-            source = operation_device(tensor.op)
-            if source and target and source != target and tensor.dtype != tf.resource:
-                count = tensor.shape.num_elements()
-                known = count is not None and tensor.dtype != tf.string
-                sizes[(source, target, tensor.name)] = (
-                    count * tensor.dtype.base_dtype.size if known else None)
-    totals = collections.OrderedDict()
-    for (source, target, _), size in sizes.items():
-        tensors, total, unknown = totals.get((source, target), (0, 0, 0))
-        totals[source, target] = (tensors + 1, total + (size or 0), unknown + (size is None))
-    return sorted((Transfers(source, target, tensors, total, unknown)
-                   for (source, target), (tensors, total, unknown) in totals.items()),
+    tensors = {(operation_device(tensor.op), operation_device(op), tensor.name): tensor
+               for op in operations for tensor in op.inputs if tensor.dtype != tf.resource}
+    by_pair = collections.OrderedDict()
+    for (source, target, _), tensor in tensors.items():
+        if source and target and source != target:
+            count = None if tensor.dtype == tf.string else tensor.shape.num_elements()
+            by_pair.setdefault((source, target), []).append(
+                None if count is None else count * tensor.dtype.base_dtype.size)
+    return sorted((Transfers(source, target, len(sizes), sum(size or 0 for size in sizes),
+                             sizes.count(None)) for (source, target), sizes in by_pair.items()),
                   key=lambda pair: -pair.bytes)
 
 

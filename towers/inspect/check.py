@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import numbers
 import typing
 
 import numpy as np
@@ -12,20 +11,21 @@ from towers import compat
 from towers.api.options import Memory, Pipeline
 from towers.api.request import REDUCTIONS, check_model_fn
 from towers.arguments import (check_choice, check_count, check_flag, check_function,
-                              check_instance)
+                              check_instance, check_number)
 from towers.cluster.cluster import KINDS
-from towers.errors import InputError, InvalidArgumentError, SharedVariableError
+from towers.errors import InputError, InvalidArgumentError
 from towers.inspect.check_machines import run_machines
-from towers.inspect.check_report import (Difference, TowersReport, compare, compare_initial_values,
-                                         is_finite, likely_cause, not_compared, why_not_finite)
-from towers.inspect.check_runs import (first_examples, repeat_first_shard, run_one_device,
-                                       run_towers)
+from towers.inspect.check_report import TowersReport, report_on
+from towers.inspect.check_runs import map_leaves, run_one_device, run_towers
 from towers.placement.devices import resolve_devices
 from towers.placement.tower_device import all_devices
 from towers.tower.shards import checked_shares
 
 OPTIONS = ('devices', 'remainder', 'variables', 'regularization', 'update_ops', 'copies', 'memory',
            'pipeline', 'batch_norm')
+
+Machines = collections.namedtuple('Machines', 'kind shares')
+"""The workers of `check_towers(cluster=…)`: the kind of cluster, and their shares of a batch."""
 
 
 def check_towers(model_fn: typing.Callable, inputs: typing.Any,
@@ -34,7 +34,7 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
                  tolerance: typing.Optional[float] = None, seed: int = 0,
                  cluster: typing.Optional[str] = None,
                  shares: typing.Optional[typing.Sequence[int]] = None,
-                 num_ps: typing.Optional[int] = None, **options) -> TowersReport:
+                 **options) -> TowersReport:
     """Trains a model some steps on N towers and on one device, and compares the numbers.
 
     One device runs a plain TF1 program, without this package's towers and their analysis of graphs:
@@ -74,113 +74,61 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
       shares: the towers' parts of the batch, as for `build_towers`; with `cluster` the workers':
         `(1, 1)`, the default there, are two halves, `(3, 1)` three quarters and a quarter. n has to
         be a multiple of their sum. With `same_shards` all equal.
-      num_ps: number of parameter servers, for `'ps'`; 1 if None.
       **options: more arguments of `build_towers`: `devices` (then they are counted, not
-        `num_towers`) and `remainder`, without `cluster`; `variables`,
+        `num_towers`) and `remainder` (but `'drop'`), without `cluster`; `variables`,
         `regularization`, `update_ops`, `copies`, `memory`, `pipeline`, `batch_norm`.
 
     Returns:
-      `TowersReport`. A variable that cannot be shared is a report too, not an error.
+      `TowersReport`.
 
     Raises:
+      SharedVariableError: a variable that the towers cannot share.
       StepError: TensorFlow cannot run the model's step, on one device or on the towers.
       TowersError: bad arguments, as `build_towers`; or a cluster that cannot be made.
     """
     check_model_fn(model_fn)
     check_choice('reduction', reduction, REDUCTIONS)
     _check_inputs(inputs)
-    _check_make_optimizer(make_optimizer)
+    if make_optimizer is None:
+        make_optimizer = functools.partial(tf.train.MomentumOptimizer, 0.01, 0.9)
+    check_function('make_optimizer', functools.partial(make_optimizer) if isinstance(
+        make_optimizer, type) else make_optimizer, 0, 'a function that makes the optimizer, such '
+                   'as lambda: tf.train.AdamOptimizer(0.001), since there are two graphs')
     for name, value, least in (('num_towers', num_towers, 1), ('steps', steps, 1),
                                ('seed', seed, 0)):
         check_count(name, value, least)
-    if tolerance is not None and (isinstance(tolerance, bool) or not isinstance(
-            tolerance, numbers.Real) or not tolerance >= 0):
-        raise InvalidArgumentError('tolerance=%r: expected None or a number of at least 0.'
-                                   % (tolerance,))
+    if tolerance is not None:
+        check_number('tolerance', tolerance, 0, expected='None or a number of at least 0')
     check_flag('same_shards', same_shards)
     options = _checked_options(options)
-    machines = _checked_machines(cluster, shares, num_ps, same_shards, options)
-    make_optimizer = make_optimizer or (lambda: tf.train.MomentumOptimizer(0.01, 0.9))
-    workers, devices, sizes = 1, None, None
-    if machines is not None:
-        workers = len(machines.shares)
-    else:
+    machines = _checked_machines(cluster, shares, options)
+    if machines is None:
         devices = resolve_devices(options.pop('devices')) if 'devices' in options else tuple(
             '/device:CPU:%d' % index for index in range(num_towers))
-        num_towers = len(devices)
+        num_towers, workers, of = len(devices), 1, 'towers'
         _check_devices(devices, options)
-        options['shares'] = checked_shares(shares, num_towers, 'towers')
-        if same_shards and len(set(options['shares'])) > 1:
-            raise InvalidArgumentError('shares=%r and same_shards=True: all shards are the same, '
-                                       'so that the towers have equal parts.' % (tuple(shares),))
+        shares = options['shares'] = checked_shares(shares, num_towers, 'towers')
+    else:
+        workers, of, shares = len(machines.shares), 'workers', machines.shares
+    if same_shards and len(set(shares)) > 1:
+        raise InvalidArgumentError('shares=%r and same_shards=True: all shards are the same, so '
+                                   'that the %s have equal parts.' % (tuple(shares), of))
     # One for each tower, or for each of its micro-batches.
     parts = workers * num_towers * options['memory'].accumulate * options['pipeline'].micro_batches
     if same_shards:
-        inputs = repeat_first_shard(inputs, parts)
-    elif options.get('remainder') == 'drop':
-        unit = parts // num_towers * sum(options['shares'])
-        inputs = first_examples(inputs, lambda count: count - count % unit)
-    if machines is not None:
-        sizes = machines.sizes(inputs)
+        inputs = _first_shard_repeated(inputs, parts)
+    sizes = None if machines is None else _sizes_of_workers(inputs, shares)
     factor = workers * num_towers if reduction == 'sum' else 1
     one, traits = run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, options)
-    try:
-        if machines is None:
-            many, sum_of_losses = run_towers(model_fn, inputs, make_optimizer, devices, steps,
-                                             one['initial'], reduction, options)
-        else:
-            many, sum_of_losses = run_machines(
-                machines, sizes, model_fn, inputs, make_optimizer, num_towers, steps,
-                one['initial'], reduction, options)
-    except SharedVariableError as error:
-        missing = Difference('variable', 'of a later tower', float('inf'))
-        return TowersReport(False, missing, _tolerance(tolerance, traits), missing,
-                            'an unshared variable: %s' % error, 0, workers * num_towers, steps,
-                            reduction, None, [], workers)
-    return _report_on(one, many, traits, tolerance, sum_of_losses, workers * num_towers, steps,
-                      reduction, same_shards, parts, workers)
-
-
-def _report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, reduction,
-               same_shards, parts, workers):
-    """The `TowersReport` of two runs.
-
-    Args:
-      one, traits: as `run_one_device` returns them.
-      many: such a dict of the towers' values.
-      sum_of_losses: the sum of the towers' losses in the first step.
-      tolerance, num_towers, steps, reduction, same_shards: as for `check_towers`.
-      parts: into how many parts a batch is cut.
-      workers: of how many workers the towers are.
-    """
-    tolerance = _tolerance(tolerance, traits)
-    noise = _ROUNDING[traits.coarsest].noise * max(
-        [np.abs(each).max() for each in one['gradient'].values() if each.size] or [0.])
-    left_out = not_compared(one, many, noise, same_shards)
-    differences = compare_initial_values(one, many) + compare(
-        one, many, noise, [each.name for each in left_out])
-    worst = max(differences, key=lambda difference: difference.relative)
-    beyond = [each for each in differences if not each.relative <= tolerance]
-    not_finite = next((each for each in differences if not (
-        is_finite(one, each) and is_finite(many, each))), None)
-    cause = None
-    if not_finite is not None:
-        cause = why_not_finite(not_finite, one, many)
-    elif beyond:
-        cause = likely_cause(beyond[0], one, traits, sum_of_losses, parts)
-    return TowersReport(not beyond and not_finite is None, worst, tolerance,
-                        beyond[0] if beyond else None, cause, len(differences), num_towers, steps,
-                        reduction, not_finite, left_out, workers)
-
-
-_Rounding = collections.namedtuple('_Rounding', 'tolerance noise')
-# Sums in another order differ in the last digits, and steps make that grow.
-_ROUNDING = {'float64': _Rounding(1e-9, 1e-14), 'float32': _Rounding(1e-4, 1e-6),
-             'float16': _Rounding(2e-2, 2e-3), 'bfloat16': _Rounding(0.1, 2e-2)}
-
-
-def _tolerance(given, traits):
-    return _ROUNDING[traits.coarsest].tolerance if given is None else given
+    if machines is None:
+        many, sum_of_losses = run_towers(model_fn, inputs, make_optimizer, devices, steps,
+                                         one['initial'], reduction, same_shards, options)
+    else:
+        many, sum_of_losses = run_machines(
+            machines, sizes, model_fn, inputs, make_optimizer, num_towers, steps,
+            one['initial'], reduction, options)
+    return report_on(one, many, traits, tolerance, sum_of_losses, parts, same_shards,
+                     towers=workers * num_towers, steps=steps, reduction=reduction, workers=workers)
 
 
 def _check_devices(devices, options):
@@ -205,12 +153,16 @@ def _check_inputs(inputs):
                              % (leaf,))
 
 
-def _check_make_optimizer(make_optimizer):
-    if make_optimizer is not None:
-        if isinstance(make_optimizer, type):
-            make_optimizer = functools.partial(make_optimizer)  # a class makes one, too
-        check_function('make_optimizer', make_optimizer, 0, 'a function that makes the optimizer, '
-                       'such as lambda: tf.train.AdamOptimizer(0.001), since there are two graphs')
+def _first_shard_repeated(inputs, num_towers):
+    """The inputs' first n // N examples, N times over."""
+    def repeated(leaf):
+        if isinstance(leaf, tf.SparseTensorValue):
+            raise InputError('same_shards takes arrays here, not sparse tensors.')
+        leaf = np.asarray(leaf)
+        if len(leaf) < num_towers:
+            raise InputError('%d examples are too few: every tower needs one.' % len(leaf))
+        return np.concatenate([leaf[:len(leaf) // num_towers]] * num_towers)
+    return map_leaves(repeated, inputs)
 
 
 def _checked_options(options):
@@ -227,58 +179,39 @@ def _checked_options(options):
         given = options.get(name)
         options[name] = kind() if given is None else given
         check_instance(name, options[name], kind, 'a towers.%s, or None' % kind.__name__)
+    if options.get('remainder') == 'drop':
+        raise InvalidArgumentError("remainder='drop': give check_towers a batch that divides, or "
+                                   "remainder='weight'.")
     return options
 
 
-class Machines(collections.namedtuple('Machines', 'kind shares num_ps')):
-    """The workers of `check_towers(cluster=…)`: the kind of cluster, their shares of a batch, and
-    the number of parameter servers."""
-    __slots__ = ()
-
-    def sizes(self, inputs):
-        """How many of the inputs' examples each worker has."""
-        leaves = tf.nest.flatten(inputs)
-        sparse = [leaf for leaf in leaves if isinstance(leaf, tf.SparseTensorValue)]
-        counts = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in leaves
-                  if leaf is not None}
-        if sparse or len(counts) != 1 or None in counts:
-            raise InputError('inputs=%.80r: with cluster= expected arrays [n, …] of the same n, '
-                             'which can be cut into the parts of the workers.' % (inputs,))
-        [count] = counts
-        if not count or count % sum(self.shares):
-            raise InvalidArgumentError(
-                'shares=%r of %d examples: expected whole numbers whose sum divides the number of '
-                'examples.' % (self.shares, count))
-        return [share * count // sum(self.shares) for share in self.shares]
+def _sizes_of_workers(inputs, shares):
+    """How many of the inputs' examples each worker has."""
+    leaves = tf.nest.flatten(inputs)
+    counts = {None if isinstance(leaf, tf.SparseTensorValue) or not np.ndim(leaf) else
+              np.shape(leaf)[0] for leaf in leaves if leaf is not None}
+    if len(counts) != 1 or None in counts:
+        raise InputError('inputs=%.80r: with cluster= expected arrays [n, …] of the same n, '
+                         'which can be cut into the parts of the workers.' % (inputs,))
+    [count] = counts
+    if not count or count % sum(shares):
+        raise InvalidArgumentError(
+            'shares=%r of %d examples: expected whole numbers whose sum divides the number of '
+            'examples.' % (shares, count))
+    return [share * count // sum(shares) for share in shares]
 
 
-def _checked_machines(cluster, shares, num_ps, same_shards, options):
+def _checked_machines(cluster, shares, options):
     """The `Machines` that `check_towers` is asked for; None for one machine."""
     if cluster is None:
-        if num_ps is not None:
-            raise InvalidArgumentError("num_ps=%r goes with cluster='ps'." % (num_ps,))
         return None
-    if not isinstance(cluster, str):
-        raise InvalidArgumentError(
-            'cluster=%.80r: check_towers starts workers of its own, and takes the kind of cluster: '
-            '%s.' % (cluster, ', '.join(map(repr, KINDS))))
     check_choice('cluster', cluster, KINDS)
-    for name in ('devices', 'remainder'):
+    for name, why in (('devices', 'each worker has num_towers towers on CPUs of its own'),
+                      ('remainder', "a worker's batch that does not divide is weighted")):
         if name in options:
-            raise InvalidArgumentError(
-                '%s= and cluster=: %s. Pass one of the two.' % (name, {
-                    'devices': 'each worker has num_towers towers on CPUs of its own',
-                    'remainder': "a worker's batch that does not divide is weighted"}[name]))
-    if num_ps is not None and cluster != 'ps':
-        raise InvalidArgumentError("num_ps=%r goes with cluster='ps', and it is %r."
-                                   % (num_ps, cluster))
-    check_count('num_ps', 1 if num_ps is None else num_ps)
+            raise InvalidArgumentError('%s= and cluster=: %s. Pass one of the two.' % (name, why))
     shares = (1, 1) if shares is None else shares
     if not isinstance(shares, (tuple, list)) or len(shares) < 2:
         raise InvalidArgumentError('shares=%.80r: expected the parts of two or more workers, whole '
                                    'numbers such as (1, 1) or (3, 1).' % (shares,))
-    shares = checked_shares(shares, len(shares), 'workers')
-    if same_shards and len(set(shares)) > 1:
-        raise InvalidArgumentError('shares=%r and same_shards=True: all shards are the same, so '
-                                   'that the workers have equal parts.' % (tuple(shares),))
-    return Machines(cluster, shares, 1 if num_ps is None else int(num_ps))
+    return Machines(cluster, checked_shares(shares, len(shares), 'workers'))

@@ -12,10 +12,9 @@ from towers.cluster.cluster import Cluster
 from towers.cluster.horovod import gathered_lines
 from towers.cluster.member import join, start_server
 from towers.cluster.sockets import free_ports
-from towers.errors import ClusterError
+from towers.errors import ClusterError, failing_on
 from towers.inspect.check_runs import assigned, constants, map_leaves, train
 from towers.placement.devices import session_config
-from towers.tensorflow_errors import failing_on
 
 
 _PATIENCE = 120.  # seconds for the chief to begin, or to say what is wrong
@@ -57,7 +56,7 @@ def _on_servers(machines, work, uneven):
     """
     # All at once: what one call gives as free, the next one may give again.
     kind, count = machines.kind, len(machines.shares)
-    ports = free_ports(count + (machines.num_ps if kind == 'ps' else 0))
+    ports = free_ports(count + (kind == 'ps'))
     addresses = ['127.0.0.1:%d' % port for port in ports]
 
     def member(job, rank):

@@ -11,8 +11,13 @@ difference over the largest absolute value (inf where one side lacks it)."""
 LeftOut = collections.namedtuple('LeftOut', 'name why')
 """A variable that is not compared, by its name on one device, and why, in a few words."""
 
-ROUNDING = 'its gradient is zero but for rounding'
-SHARD_VARIANCE = 'a moving variance, under same_shards'
+_NO_GRADIENT = 'its gradient is zero but for rounding'
+_SHARD_VARIANCE = 'a moving variance, under same_shards'
+
+_Rounding = collections.namedtuple('_Rounding', 'tolerance noise')
+# Sums in another order differ in the last digits, and steps make that grow.
+_ROUNDING = {'float64': _Rounding(1e-9, 1e-14), 'float32': _Rounding(1e-4, 1e-6),
+             'float16': _Rounding(2e-2, 2e-3), 'bfloat16': _Rounding(0.1, 2e-2)}
 
 
 class TowersReport(collections.namedtuple('TowersReport', [
@@ -55,62 +60,83 @@ class TowersReport(collections.namedtuple('TowersReport', [
                 self.cause)
         return text + ''.join('\nnot compared (%s): %s' % (why, ', '.join(
             each.name for each in self.left_out if each.why == why))
-                              for why in (ROUNDING, SHARD_VARIANCE)
+                              for why in (_NO_GRADIENT, _SHARD_VARIANCE)
                               if any(each.why == why for each in self.left_out))
 
 
-def not_compared(one, many, noise, same_shards):
-    """The variables that are left out of the comparison of two runs: list of `LeftOut`, by name.
+def report_on(one, many, traits, tolerance, sum_of_losses, parts, same_shards, **ran):
+    """The `TowersReport` of two runs.
 
     Args:
-      one, many: dicts from kind to dict from name to array.
-      noise: the largest element of a gradient that rounding alone may make. A bias in front of a
-        batch norm has the gradient zero, computed as the remainder of a sum. (Adam's step is as
-        large for it as for any other gradient, which shows in the moving mean; that of momentum SGD
-        is not.)
-      same_shards: whether the batch repeats one shard, so that moving variances are the shard's.
+      one, many: dicts from kind to dict from name to array: of one device, and of the towers.
+      traits: `Traits` of the model.
+      sum_of_losses: the sum of the towers' losses in the first step.
+      parts: into how many parts a batch is cut.
+      **ran: the fields of the report that say what was run.
     """
-    found = {name: ROUNDING for name in set(one['gradient']) & set(many['gradient'])
+    rounding = _ROUNDING[traits.coarsest]
+    tolerance = rounding.tolerance if tolerance is None else tolerance
+    # The largest element of a gradient that rounding alone may make. A bias in front of a batch
+    # norm has the gradient zero, computed as the remainder of a sum. (Adam's step is as large for
+    # it as for any other gradient, which shows in the moving mean.)
+    noise = rounding.noise * max([_largest(each) for each in one['gradient'].values()] or [0.])
+    left_out = _not_compared(one, many, noise, same_shards)
+    differences = _compare(one, many, noise, [each.name for each in left_out])
+    beyond = [each for each in differences if not each.relative <= tolerance]
+    not_finite = next((each for each in differences if not (
+        _is_finite(one, each) and _is_finite(many, each))), None)
+    cause = None
+    if not_finite is not None:
+        cause = ('%s: a division by zero, a logarithm of zero or a learning rate that is too '
+                 'large, in the model or in what it was given.' % (
+                     'only the towers' if _is_finite(one, not_finite) else 'only one device'
+                     if _is_finite(many, not_finite) else
+                     'both sides, so the model itself makes it'))
+    elif beyond:
+        cause = _likely_cause(beyond[0], one, traits, sum_of_losses, parts)
+    return TowersReport(
+        equal=not beyond and not_finite is None, tolerance=tolerance, cause=cause,
+        worst=max(differences, key=lambda difference: difference.relative),
+        first=beyond[0] if beyond else None, compared=len(differences), not_finite=not_finite,
+        left_out=left_out, **ran)
+
+
+def _not_compared(one, many, noise, same_shards):
+    """The variables that are left out of the comparison, as `LeftOut`s by name: those whose gradient
+    is noise; where the batch repeats one shard, moving variances."""
+    found = {name: _NO_GRADIENT for name in set(one['gradient']) & set(many['gradient'])
              if noise and _largest(one['gradient'][name]) <= noise
              and _largest(many['gradient'][name]) <= noise}
     if same_shards:
-        found.update((name, SHARD_VARIANCE) for name in set(one['variable']) | set(many['variable'])
-                     if name.endswith('moving_variance'))
+        found.update((name, _SHARD_VARIANCE) for name in set(one['variable'])
+                     | set(many['variable']) if name.endswith('moving_variance'))
     return [LeftOut(name, why) for name, why in sorted(found.items())]
 
 
-def compare(one, many, noise, left_out):
-    """The `Difference`s of two runs.
-
-    Args:
-      one, many: dicts from kind to dict from name to array.
-      noise: the amount that rounding may add to any element of a gradient.
-      left_out: names of variables that are not compared, nor are their gradients and slots.
-    """
+def _compare(one, many, noise, left_out):
+    """The `Difference`s of two runs, without the gradients, values and slots of some variables."""
     differences = []
-    for what in ('loss', 'gradient', 'variable', 'slot'):
-        for name in sorted(set(one[what]) | set(many[what])):
+    for what in ('initial value', 'loss', 'gradient', 'variable', 'slot'):
+        on_one, on_many = one.get(what, {}), many.get(what, {})
+        for name in sorted(set(on_one) | set(on_many)):
             if name in left_out or any(name.startswith(each + '/') for each in left_out):
                 continue
-            if name not in one[what] or name not in many[what]:
-                differences.append(Difference(what, name, float('inf')))
-                continue
-            values = [one[what][name], many[what][name]]
-            if what in ('variable', 'slot'):
-                values = _without_noise(values, [run['gradient'].get(
-                    name if what == 'variable' else name.rsplit('/', 1)[0])
-                                                 for run in (one, many)], noise)
-            differences.append(Difference(
-                what, name, _relative(values[0], values[1], noise if what == 'gradient' else 0.)))
+            relative = float('inf')
+            if name in on_one and name in on_many:
+                values = [on_one[name], on_many[name]]
+                if what in ('variable', 'slot'):
+                    values = _without_noise(values, [run['gradient'].get(
+                        name if what == 'variable' else name.rsplit('/', 1)[0])
+                                                     for run in (one, many)], noise)
+                relative = _relative(*values, noise if what == 'gradient' else 0.)
+            differences.append(Difference(what, name, relative))
     return differences
 
 
 def _without_noise(values, gradients, noise):
-    """Values of a variable on two sides, without the elements whose gradient is rounding alone.
-
-    Such an element is a part of a variable that the loss does not depend on (the keys' part of the
-    bias in front of a softmax over products), where an optimizer makes a step of rounding.
-    """
+    """Values of a variable on two sides, without the elements whose gradient is rounding alone: the
+    loss does not depend on these (the keys' part of the bias in front of a softmax over products),
+    and an optimizer makes a step of rounding."""
     if any(each is None or np.shape(each) != np.shape(values[0]) for each in gradients):
         return values
     sizes = np.maximum(*[np.abs(_as_numbers(each)) for each in gradients])
@@ -118,14 +144,6 @@ def _without_noise(values, gradients, noise):
     if sizes.shape != np.shape(values[0]) or not is_noise.any():
         return values
     return [np.where(is_noise, 0, _as_numbers(value)) for value in values]
-
-
-def compare_initial_values(one, many):
-    """The `Difference`s of the initial values that towers compute from a part of the batch."""
-    on_one, on_many = dict(one.get('initial', ())), many.get('initial value', {})
-    return [Difference('initial value', name, _relative(on_one[name], value, 0.)
-                       if name in on_one else float('inf'))
-            for name, value in sorted(on_many.items())]
 
 
 def _largest(array):
@@ -157,29 +175,14 @@ def _as_numbers(value):
     return value.astype(np.float32) if value.dtype.name == 'bfloat16' else value
 
 
-def is_finite(run, difference):
+def _is_finite(run, difference):
     """Whether one run's side of a `Difference` holds no NaN and no infinity."""
-    if difference.what == 'initial value':
-        value = dict(run.get('initial', run.get('initial value', ()))).get(difference.name)
-    else:
-        value = run[difference.what].get(difference.name)
-    if value is None:
-        return True
-    value = _as_numbers(value)
+    value = run.get(difference.what, {}).get(difference.name)
+    value = _as_numbers(0 if value is None else value)
     return value.dtype.kind != 'f' or bool(np.all(np.isfinite(value)))
 
 
-def why_not_finite(difference, one, many):
-    """The cause that a report gives for a value that is not finite."""
-    sides = [side for side, run in (('one device', one), ('the towers', many))
-             if not is_finite(run, difference)]
-    return ('%s: a division by zero, a logarithm of zero or a learning rate that is too large, in '
-            'the model or in what it was given.' % (
-                'both sides, so the model itself makes it' if len(sides) == 2
-                else 'only %s' % sides[0]))
-
-
-def likely_cause(first, one, traits, sum_of_losses, num_parts):
+def _likely_cause(first, one, traits, sum_of_losses, num_parts):
     """The cause that a report gives for the first `Difference`, told by the model's `Traits`."""
     if first.what == 'initial value':
         return ("the initial value of %s is computed from the batch, and towers have that of tower "

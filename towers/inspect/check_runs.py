@@ -2,24 +2,21 @@
 
 import collections
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.api.options import check_var_list, checked_objectives
 from towers.api.build import build_towers
-from towers.errors import GradientError, InputError, InvalidArgumentError
+from towers.errors import GradientError, InputError, InvalidArgumentError, failing_on
 from towers.graph import graph_walk
 from towers.graph.graph_walk import is_computed_from
 from towers.graph.variable_access import Writes
 from towers.placement.devices import session_config
-from towers.tensorflow_errors import failing_on
 from towers.reduce.update import checked_transform, free_initial_values
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.losses import registered_losses
 from towers.tower.objectives import all_pairs, flat, tensors_of
 from towers.tower.outputs import call_model_fn, to_model_output
-from towers.tower.optimizer_gradients import times
-from towers.tower.optimizer_gradients import Minimizing, has_own_minimize, minimized
+from towers.tower.optimizer_gradients import Minimizing, has_own_minimize, minimized, times
 from towers.tower.variables import without_numbers
 
 Traits = collections.namedtuple('Traits', 'coarsest random batch_norm updated')
@@ -34,10 +31,8 @@ FLOATS = ('float64', 'float32', 'float16', 'bfloat16')
 def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, options):
     """Trains on one device without this package's towers.
 
-    Args:
+    Args: those of `check_towers`; options are of `build_towers`; and
       factor: the factor of the loss: 1, or N for the sum over N towers.
-      options: dict of the arguments of `build_towers`.
-      The others are those of `check_towers`.
 
     Returns:
       (result, `Traits`): a dict with `'loss'`, `'gradient'`, `'variable'` and `'slot'`, each a dict
@@ -134,9 +129,6 @@ def _pairs_on_one_device(objective, loss, factor):
     trainable = tf.trainable_variables()
     if objective.var_list is not None:
         trainable = objective.var_list(trainable)
-        if not isinstance(trainable, (list, tuple)):
-            raise InvalidArgumentError('var_list returned %.80r: expected a list of variables.'
-                                       % (trainable,))
         check_var_list(trainable)
     if not trainable:
         raise GradientError('the model function makes no trainable variable, or var_list leaves '
@@ -163,26 +155,20 @@ def _applied_on_one_device(objective, loss, pairs, global_step, factor):
 
 
 def _registering_tensors(getter, *args, **kwargs):
-    """A custom getter that makes TF 2 register a tensor for a regularizer, as TF 1 does.
-
-    The object that TF 2 registers makes new operations at each use, so that it cannot be told
-    whether a loss has it in it.
-    """
+    """A custom getter that makes TF 2 register a tensor for a regularizer, as TF 1 does: what TF 2
+    registers makes new operations at each use, and no loss has these in it."""
     variable = getter(*args, **kwargs)
     registered_losses()
     return variable
 
 
-def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduction, options):
-    """Trains on towers, from the initial values of `run_one_device`.
-
-    Args:
-      initial: list of (name, value) of variables.
+def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduction, same_shards,
+               options):
+    """Trains on towers, from the `'initial'` values of `run_one_device`.
 
     Returns:
-      (result, sum of the towers' losses): the result is that of `run_one_device`, without
-      `'initial'`, variables under their names on one device; and with `'initial value'`: dict from
-      name to array, the initial values that towers compute from a part of the batch.
+      (result, sum of the towers' losses): as that of `run_one_device`, without `'initial'`; its
+      `'initial value'` has the variables whose initial value is of a part of the batch as keys.
     """
     with tf.Graph().as_default():
         batch = constants(inputs)
@@ -197,23 +183,18 @@ def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduct
             names = _names_on_one_device(tf.global_variables(), initial)
             assignments, fed = assigned(dict(initial), names)
             session.run(assignments, fed)
-            from_batch = _computed_from_batch(session, built.plan.initial_of_first)
-            session.run(assignments, fed)
             if built.replicas is not None:
                 session.run(built.replicas.refresh())
             result = train(session, built.loss, built.gradients, built.train_op, steps, names,
                            sum_of_losses)
-            result['initial value'] = {names[name]: value for name, value in from_batch.items()}
+            result['initial value'] = {names[name]: None for name in (
+                () if same_shards else built.plan.initial_of_first)}
             return result, result['also']
 
 
 def assigned(values, names):
-    """`(operations, what to feed)` that give variables the values of one device.
-
-    Args:
-      values: dict from names on one device.
-      names: dict from the variables' names to those on one device; others have the same.
-    """
+    """`(operations, what to feed)` that give variables the `values` of one device, a dict by the
+    names there; `names` is a dict from the variables' names to these, where they differ."""
     operations, fed = [], {}
     for variable in tf.global_variables():
         name = names.get(variable.op.name, variable.op.name)
@@ -224,23 +205,9 @@ def assigned(values, names):
     return operations, fed
 
 
-def _computed_from_batch(session, names):
-    """{name: initial value} of variables whose initial value is computed from a batch.
-
-    The other variables have the values of one device already, which an initial value may need.
-    """
-    variables = [variable for variable in tf.global_variables() if variable.op.name in names]
-    for variable in variables:
-        session.run(variable.initializer)
-    return {variable.op.name: session.run(variable) for variable in variables}
-
-
 def _names_on_one_device(variables, initial):
-    """Dict from the names of the towers' variables to those on one device.
-
-    They are the same but for layers that a library numbers on from graph to graph (Keras 3): these
-    are matched by their order, when everything but the numbers agrees.
-    """
+    """Dict from the names of the towers' variables to those on one device: the same, but for layers
+    that Keras 3 numbers on from graph to graph, which are matched by their order."""
     names = [variable.op.name for variable in variables]
     known = [name for name, _ in initial]
     if set(names) != set(known) and (
@@ -306,25 +273,6 @@ def _labelled(shaped):
     if not isinstance(shaped, dict):
         return [('', shaped)]
     return [('of %s: ' % name, value) for name, value in shaped.items()]
-
-
-def repeat_first_shard(inputs, num_towers):
-    """The inputs' first n // N examples, N times over."""
-    first = first_examples(inputs, lambda count: count // num_towers)
-    return map_leaves(lambda leaf: np.concatenate([leaf] * num_towers), first)
-
-
-def first_examples(inputs, how_many):
-    """The first `how_many(n)` examples of inputs of n; if that is none, an `InputError`."""
-    def first(leaf):
-        if isinstance(leaf, tf.SparseTensorValue):
-            raise InputError("same_shards and remainder='drop' take arrays here, not sparse "
-                             'tensors.')
-        leaf = np.asarray(leaf)
-        if not how_many(len(leaf)):
-            raise InputError('%d examples are too few: every tower needs one.' % len(leaf))
-        return leaf[:how_many(len(leaf))]
-    return map_leaves(first, inputs)
 
 
 def map_leaves(function, inputs):

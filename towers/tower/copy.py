@@ -12,8 +12,8 @@ behind. So the operations that tower 0's outputs need are imported once more for
 
 import tensorflow.compat.v1 as tf
 
-from towers import compat, nonfinite
-from towers.errors import CloneError, SharedVariableError
+from towers import compat
+from towers.errors import CloneError, SharedVariableError, message_of_tower
 from towers.graph import graph_walk
 from towers.graph.edit import (Library, colocate, copied_functions, functions_of, group_in_node,
                                rename_functions)
@@ -278,7 +278,7 @@ class Copies:
                 if key in node.attr and node.attr[key].s:
                     node.attr[key].s = root.encode() + node.attr[key].s
             if node.op == 'CheckNumerics':
-                node.attr['message'].s = nonfinite.message_of_tower(
+                node.attr['message'].s = message_of_tower(
                     node.attr['message'].s.decode(), number).encode()
             if name in self._random_keys:
                 key = key_of(self._random_keys[name], self._graph.seed, draws_as)

@@ -283,7 +283,7 @@ class _ImportWatcher:
 
     def find_spec(self, name, unused_path=None, unused_target=None):
         """The spec that the other finders give, changed to call `then` when the module is there."""
-        if name not in compat.keras_layer_modules():
+        if name not in compat.KERAS_LAYERS:
             return None
         sys.meta_path.remove(self)
         try:

@@ -1,13 +1,15 @@
-"""mend_slim: slim's layers give the numbers they gave on TF 1.15, worked out by hand."""
+"""towers.compat: slim's layers give the numbers of TF 1.15, by hand; texts and switches."""
 
+import re
 import sys
+import threading
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import compat, slim_mend
-from towers import errors
+from sample_models import switched
+from towers import compat, errors
 
 slim = pytest.importorskip('tf_slim', reason='tf-slim is not installed')
 
@@ -20,7 +22,7 @@ IMAGES = EXAMPLES.reshape([2, 1, 1, 2])
 
 @pytest.fixture(autouse=True)
 def mended_slim_in_a_graph():
-    slim_mend.mend_slim()
+    compat.mend_slim()
     with tf.Graph().as_default():
         yield
 
@@ -49,11 +51,8 @@ def test_leaves_the_modules_of_tensorflow_alone():
 
 
 @pytest.mark.parametrize('named', [False, True], ids=['default', 'collection given'])
-@pytest.mark.parametrize('inputs, variance', [
-    (IMAGES, [2., 8.]),    # fused: the moving variance is of n - 1
-    (EXAMPLES, [2., 8.]),  # slim makes these images, and fuses
-], ids=['rank 4', 'rank 2'])
-def test_batch_norm(inputs, variance, named):
+@pytest.mark.parametrize('inputs', [IMAGES, EXAMPLES])  # of which slim makes images, and fuses
+def test_batch_norm(inputs, named):
     given = {'updates_collections': tf.GraphKeys.UPDATE_OPS} if named else {}
     with slim.arg_scope([slim.batch_norm], decay=0.9, epsilon=0.5, **given):
         outputs = slim.batch_norm(tf.constant(inputs), scale=True)
@@ -67,7 +66,7 @@ def test_batch_norm(inputs, variance, named):
         values.reshape([2, 2]),
         np.array([[-1., -2.], [1., 2.]]) / np.sqrt(np.array([1.5, 4.5])), rtol=1e-5)
     np.testing.assert_allclose(moving[0], [0.2, 0.4], rtol=1e-5)
-    np.testing.assert_allclose(moving[1], 0.9 + 0.1 * np.array(variance), rtol=1e-5)
+    np.testing.assert_allclose(moving[1], 0.9 + 0.1 * np.array([2., 8.]), rtol=1e-5)  # of n - 1
 
 
 def test_batch_norm_that_updates_in_place():
@@ -129,3 +128,31 @@ def test_batch_norm_refuses_what_it_would_leave_out(dtype, given, word):
         with pytest.raises(errors.InvalidArgumentError, match=word):
             slim.conv2d(images, 2, 1, normalizer_fn=slim.batch_norm)
     assert _names() in ([], ['Conv/weights'])
+
+
+def test_shapes_are_written_as_python_writes_tuples():
+    shapes = ({'image': tf.TensorShape([4, 8]), 'other': (tf.TensorShape([]),)},
+        tf.TensorShape([4]))
+    assert compat.shapes_text(shapes) == '({image: (4, 8), other: (())}, (4,))'
+    assert re.match(r'\(\((\?|None), 8\)\)$', compat.shapes_text((tf.TensorShape([None, 8]),)))
+
+
+def test_threads_that_need_the_control_flow_of_tf_1_take_turns():
+    def in_block():
+        with compat.control_flow_v1():
+            seen.append(tf.control_flow_v2_enabled())
+    seen, thread = [], threading.Thread(target=in_block)
+    with switched('control_flow_v2', True):
+        with compat.control_flow_v1():
+            thread.start()
+            thread.join(.2)
+            assert thread.is_alive() and not seen
+        thread.join()
+        assert seen == [False]
+        assert tf.control_flow_v2_enabled()
+
+
+def test_what_the_runtime_makes_of_a_product_is_a_product():
+    for op_type in ('MatMul', '_MklMatMul', '_MklNativeMatMul', '_FusedMatMul',
+                    '_MklNativeFusedMatMul'):
+        assert compat.computed_operation(op_type) == 'MatMul', op_type
