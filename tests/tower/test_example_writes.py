@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from sample_models import momentum, plain_step, values_after
+from sample_models import momentum, plain_step, switched, values_after
 
 X = np.random.RandomState(0).randn(12, 6)
 LABELS = np.array([0, 1, 2, 3, 0, 1, 0, 2, 1, 3, 2, 0])
@@ -153,20 +153,25 @@ def test_rows_that_the_loss_reads_after_they_are_written_are_refused():
 
 
 @pytest.mark.skipif(tf.version.VERSION < '2', reason='TF 1 takes no averages in training')
-def test_a_fused_batch_norm_may_be_given_its_averages_in_training_as_keras_does():
+@pytest.mark.parametrize('is_fed', [False, True])
+def test_a_fused_batch_norm_may_be_given_its_averages_in_training_as_keras_does(is_fed):
     images = np.random.RandomState(1).randn(8, 2, 2, 3).astype('f')
 
     def model_fn(x):
         average = tf.get_variable('average', [3], initializer=tf.ones_initializer(),
                                   trainable=False)
         scale = tf.get_variable('scale', [3], initializer=tf.ones_initializer())
-        y, mean, _ = tf.nn.fused_batch_norm(x, scale, tf.zeros([3]), average, average,
-                                            is_training=True)
+
+        def norm(is_training):
+            return tf.nn.fused_batch_norm(x, scale, tf.zeros([3]), average, average,
+                                          is_training=is_training)
+        y, mean, _ = tf.cond(tf.placeholder_with_default(True, []), lambda: norm(True),
+                             lambda: norm(False)) if is_fed else norm(True)
         tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_sub(
             average, (average - mean) * .1))
         return tf.reduce_mean(tf.square(y - .5))
 
-    with tf.Graph().as_default():
+    with switched('control_flow_v2', True), tf.Graph().as_default():
         built = towers.build_towers(model_fn, tf.constant(images), momentum(), 2, 'mean')
         with tf.Session(config=towers.session_config(built.devices)) as session:
             _, after = values_after(session, built.loss, built.train_op, steps=1)

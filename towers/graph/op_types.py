@@ -6,8 +6,8 @@ PLACEHOLDERS = frozenset(['Placeholder', 'PlaceholderV2', 'PlaceholderWithDefaul
 # Control flow v1: what enters, leaves or repeats a loop or a branch; and v2.
 CONTROL_FLOW = frozenset(prefix + name for prefix in ('', 'Ref') for name in (
     'Switch', 'Merge', 'Enter', 'Exit', 'NextIteration')) | {'LoopCond'}
-CONTROL_FLOW_V2 = frozenset(['If', 'StatelessIf', 'Case', 'StatelessCase', 'While',
-                             'StatelessWhile'])
+BRANCHES_V2 = frozenset(['If', 'StatelessIf', 'Case', 'StatelessCase'])
+CONTROL_FLOW_V2 = BRANCHES_V2 | {'While', 'StatelessWhile'}
 
 # What hands on a value, or a variable itself, and leaves both as they are; and of that, what has
 # one input that counts and lies on the way into a loop or a branch.

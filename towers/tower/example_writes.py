@@ -15,8 +15,8 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
-from towers.graph.op_types import (ADDS, CHOICES, QUOTIENTS, SAME_NUMBERS, SETS, SIZES, SUMS,
-                                   is_fused_batch_norm)
+from towers.graph.op_types import (ADDS, BRANCHES_V2, CHOICES, QUOTIENTS, READS, SAME_NUMBERS,
+                                   SETS, SIZES, SUMS, is_fused_batch_norm)
 from towers.graph.variable_access import Writes, read_from
 from towers.tower.batch_values import is_batch_value
 from towers.tower.sync_batch_norm import statistics_of
@@ -48,7 +48,7 @@ def written_by_every_tower(recorded, writes, size, request):
     others = 'servers' if served else 'copies' if request.has_copies else None
     finder, examples = Writes(tf.get_default_graph()), recorded.from_shard
     depends = _Dependence({name for write in writes for name in write.variables},
-                          recorded.operations)
+                          recorded.operations, finder)
     for op, names in writes:
         has_rows_inside = op.name in examples and any(
             'Scatter' in node.op for each in finder.functions(op) for node in each.node_def)
@@ -137,7 +137,8 @@ def _static(tensor):
 class _Dependence:
     """Which operations are computed from the values of which variables, in one pass."""
 
-    def __init__(self, names, operations):
+    def __init__(self, names, operations, finder):
+        self._finder = finder
         self._bits = {name: 1 << number for number, name in enumerate(sorted(names))}
         self._found = dict(self._bits)  # name of an operation -> bits of the variables
         made, grows = {op.name for op in operations}, True
@@ -160,12 +161,35 @@ class _Dependence:
         """Whether it is computed from the value of any of the variables."""
         return bool(self._found.get(tensor.op.name, 0))
 
+    def chosen(self, tensor):
+        """The tensors of which a branch of control flow v2 hands one on; None if it computes one.
+
+        A fused batch norm in a branch, of Keras with a fed `training`, either computes statistics,
+        which count as nothing here, or hands on the averages that it is given.
+        """
+        found = []
+        for function in self._finder.functions(tensor.op):
+            nodes = {node.name: node for node in function.node_def}
+            arguments = [each.name for each in function.signature.input_arg]
+            text = function.ret[function.signature.output_arg[tensor.value_index].name]
+            while text is not None and text not in arguments:
+                node, output = nodes[text.split(':')[0]], text.split(':')[1]
+                is_statistic = is_fused_batch_norm(node.op) and output.startswith('batch_')
+                if is_statistic and node.attr['is_training'].b:
+                    break
+                text = node.input[3 + (output != 'batch_mean')] if is_statistic else (
+                    node.input[0] if node.op in SAME_NUMBERS | READS else None)
+            if text is None:
+                return None
+            found += [tensor.op.inputs[1 + arguments.index(text)]] if text in arguments else []
+        return found
+
 
 def _counted_inputs(op):
     """The inputs that an operation reads: Keras gives its moving averages to a fused batch norm in
     training, too, which ignores them (unless `exponential_avg_factor` is set).
     """
-    if not op.type.startswith('FusedBatchNorm') or not op.get_attr('is_training'):
+    if not is_fused_batch_norm(op.type) or not op.get_attr('is_training'):
         return op.inputs
     attributes = op.node_def.attr
     is_average = 'exponential_avg_factor' in attributes and (
@@ -192,15 +216,17 @@ def _is_affine(tensor, name, examples, depends, of_means, size):
     while stack:
         tensor = stack.pop()
         op = tensor.op
-        if op.name in seen or any(source.name == name for source in read_from(tensor)):
+        if tensor.name in seen or any(source.name == name for source in read_from(tensor)):
             continue
-        seen.add(op.name)
+        seen.add(tensor.name)
         if op.name not in examples:
             if depends.on(tensor, name):
                 stack.extend(op.inputs)
             continue
         if is_fused_batch_norm(op.type) and not op.get_attr('is_training'):
             stack.append(op.inputs[tensor.value_index + 2])  # hands on the averages it is given
+        elif op.type in BRANCHES_V2 and depends.chosen(tensor) is not None:
+            stack.extend(depends.chosen(tensor))
         elif op.type in _LINEAR:
             stack.extend(op.inputs)
         elif op.type in QUOTIENTS and not depends.on(tensor, name) and (
