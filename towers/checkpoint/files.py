@@ -127,7 +127,7 @@ def newest_named(directory, there):
 def describe_safe(directory):
     """A sentence for errors about writing: which checkpoint of a directory is whole."""
     try:
-        newest = newest_checkpoint(directory, recover=True)
+        newest = newest_checkpoint(directory, True) if tf.io.gfile.isdir(directory) else None
     except CheckpointError as error:
         return 'No checkpoint there is safe: %s' % error
     if newest is None:

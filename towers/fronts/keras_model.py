@@ -213,7 +213,7 @@ class _ParallelMethods(_WeightsOfInner):
         made = _layer_class(keras.layers.Layer)(model_towers, name=name + '_towers')(
             inputs if len(inputs) > 1 else inputs[0])
         super().__init__(inputs=inputs, outputs=tf.nest.flatten(made), name=name)
-        self.output_names = list(inner.output_names)
+        self.__dict__['output_names'] = list(inner.output_names)  # which Keras would track
 
     inner_model = property(lambda self: self.model_towers.model)
     devices = property(lambda self: self.model_towers.devices)
