@@ -79,6 +79,7 @@ class RunEvaluation:
 
     def _read(self):
         """`_values` of a run that resumes, from its log, where null stands for NaN."""
-        name = 'test_' + self._name
-        return [(entry['step'], math.nan if entry[name] is None else float(entry[name]))
-                for entry in entries(self._log) if name in entry]
+        found = [(entry['step'], entry['test_' + self._name]) for entry in entries(self._log)
+                 if 'test_' + self._name in entry]
+        return [(step, value if isinstance(value, (int, float)) else math.nan)
+                for step, value in found]

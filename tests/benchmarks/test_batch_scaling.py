@@ -3,16 +3,19 @@
 import json
 import os
 import signal
-import subprocess
-import sys
+import threading
 import time
 
+from absl.testing import flagsaver
 import pytest
 
 from benchmarks.batch_scaling import results
 from benchmarks.batch_scaling.arms import Run, Settings, make_arms, train_flags
 from benchmarks.batch_scaling.claim import judge, sentences
+from benchmarks.batch_scaling.runs import Runner, status
 from towers.errors import InvalidArgumentError
+from trainer.command_line import parse_flags
+from trainer.flags import FLAGS
 
 
 def settings(**changes):
@@ -123,38 +126,54 @@ def test_a_run_is_read(tmp_path):
 
 # ---- Running a set: in order, resumable, stopped cleanly -----------------------------------------
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# Stands for train.py: a line a step; the arm sqrt waits, at first, for a signal in its second step.
+TRAIN = '''
+import json, os, signal, sys
+stopped = []
+signal.signal(signal.SIGINT, lambda number, frame: stopped.append(number))
+flags = dict(each[2:].partition('=')[::2] for each in sys.argv[1:])
+path, steps = os.path.join(flags['train_dir'], 'metrics.jsonl'), int(flags['train_steps'])
+before = len(open(path).readlines()) if os.path.exists(path) else 0
+for step in range(before + 1, steps + 1):
+    line = {'step': step, 'examples': step * int(flags['batch_size']), 'images_per_second': 9.}
+    if step % int(flags['eval_steps']) == 0:
+        line.update(test_accuracy=.5, test_loss=1.)
+    with open(path, 'a') as log:
+        log.write(json.dumps(line) + chr(10))
+    if flags['train_dir'].endswith('sqrt') and step == 2:
+        while not stopped:
+            signal.pause()
+        sys.exit(130)
+'''
 
 
-@pytest.mark.slow
 def test_a_signal_stops_the_run_under_way_and_the_set_goes_on_later(tmp_path):
-    """Real runs on the digits; the CSV; nothing run twice."""
-    folder = str(tmp_path / 'set')
+    (tmp_path / 'train.py').write_text(TRAIN)
+    runs = [Run(arm, 1, str(tmp_path / arm.key), train_flags(settings(), arm, 1))
+            for arm in make_arms(settings(), ['one', 'sqrt'])]
+    with flagsaver.flagsaver():
+        FLAGS.unparse_flags()
+        for run in runs:
+            parse_flags(['train.py'] + run.flags)  # the real one takes them
 
-    def start():
-        return subprocess.Popen(
-            [sys.executable, '-m', 'benchmarks.batch_scaling', '--model=digits', '--seeds=1',
-             '--arms=one,sqrt', '--batch_size=25', '--examples=2000', '--evaluations=2',
-             '--num_towers=2', '--noplots', '--directory=' + folder], cwd=ROOT,
-            env=dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3'), stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, universal_newlines=True)
+    def steps(run):
+        return [line['step'] for line in results.read_metrics(run.folder)]
 
-    def steps_of(arm):
-        return [line['step'] for line in results.read_metrics('%s/%s/seed-1' % (folder, arm))]
-
-    stopped, deadline = start(), time.time() + 120
-    while len(steps_of('sqrt')) < 2 and time.time() < deadline:
-        time.sleep(0.02)
-    stopped.send_signal(signal.SIGTERM)
-    _, said = stopped.communicate()
-    assert said.count('stopping: the run finishes its step and saves') == 1
-    assert 'FAILED' not in said  # it is no failure, and has saved
-    assert any(name.startswith('model.ckpt-') for name in os.listdir(folder + '/sqrt/seed-1'))
-    process = start()
-    _, said = process.communicate()
-    assert process.returncode == 0 and said.count('finished already') == 1, said
-    assert steps_of('sqrt') == sorted(set(steps_of('sqrt')))
-    found = results.read_csv(folder + '/batch_scaling.csv')
-    assert [(each.arm.key, each.status) for each in found] == [
-        ('one', 'finished'), ('sqrt', 'finished')]
-    assert [[point.examples for point in each.points] for each in found] == [[1000, 2000]] * 2
+    def stop():
+        while len(steps(runs[1])) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+    said, stopper = [], threading.Thread(target=stop)
+    stopper.start()
+    for _ in range(2):
+        Runner(runs, 600, train=str(tmp_path / 'train.py'), say=said.append).run()
+    stopper.join()
+    assert [line.partition(': ')[2] for line in said if 'examples' not in line] == [
+        'starting', 'starting', 'the run finishes its step and saves; start the same command again '
+        'to go on', 'finished already', 'starting']  # a run that is stopped has not failed
+    assert steps(runs[0]) == list(range(1, 25)) and steps(runs[1]) == list(range(1, 7))
+    found = [results.run_result(run, *status(run, 600)) for run in runs]
+    assert [each.status for each in found] == ['finished'] * 2
+    assert [[point.examples for point in each.points] for each in found] == [[200, 400, 600]] * 2
+    results.write_csv(str(tmp_path / 'all.csv'), found)
+    assert results.read_csv(str(tmp_path / 'all.csv')) == found

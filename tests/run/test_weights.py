@@ -193,7 +193,8 @@ def test_a_checkpoint_of_another_model_is_refused(checkpoint, tmp_path):
 
 
 def test_what_is_no_model(checkpoint, tmp_path):
-    for returned in (({}, {}), ({'x': 3}, {'y': tf.zeros([2])})):
+    of_another_graph = tf.zeros([2])
+    for returned in (({}, {}), ({'x': 3}, {'y': 3}), ({'x': of_another_graph},) * 2):
         with pytest.raises(InvalidArgumentError, match='^build returned .*: expected .inputs'):
             export_saved_model(lambda: returned, checkpoint[0], str(tmp_path / 'export'))
     assert not (tmp_path / 'export').exists()

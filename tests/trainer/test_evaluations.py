@@ -80,7 +80,7 @@ def test_a_run_that_goes_on_from_an_earlier_step_keeps_what_it_would_have_kept(t
 
 def test_steps_between_evaluations_that_change_do_not_count_them_anew(tmp_path):
     (tmp_path / 'metrics.jsonl').write_text(''.join(
-        '{"step": %d, "test_accuracy": %s}\n' % each for each in ((1, .9), (2, .2), (3, 'null'))))
+        '{"step": %d, "test_accuracy": %s}\n' % each for each in ((1, .9), (2, '"much"'), (3, 'null'))))
     assert evaluations(tmp_path, 'accuracy', 4, 8)[0] == [3, 4]
 
 

@@ -175,9 +175,12 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) 
 
 def _checked_signature(built):
     """`(inputs, outputs)` of what the caller's function built in the default graph."""
+    graph = tf.get_default_graph()
     if not isinstance(built, (tuple, list)) or len(built) != 2 or not all(
-            isinstance(part, dict) and part and all(isinstance(each, _TENSORS)
-                                                    for each in part.values()) for part in built):
+            isinstance(part, dict) and part and all(
+                isinstance(each, _TENSORS) and getattr(each, 'graph', graph) is graph
+                for each in part.values()) for part in built):
         raise InvalidArgumentError('build returned %.200r: expected (inputs, outputs), two dicts '
-                                   'from names to tensors.' % (built,))
+                                   'from names to tensors of the graph that it is called under.'
+                                   % (built,))
     return built
