@@ -7,6 +7,7 @@ Modules of Keras are looked up in `sys.modules`: a program that does not use Ker
 """
 
 import contextlib
+import importlib
 import os
 import re
 import sys
@@ -94,9 +95,16 @@ _LEGACY_LAYERS = (
 )
 
 
-def keras_layer_modules():
-    """Names of the modules that may define a base class of Keras layers, imported or not."""
-    return _KERAS_LAYERS
+def import_keras():
+    """Imports what `tf.keras` is, and the base classes of layers of each Keras that is in use."""
+    try:
+        tf.keras.layers  # pylint: disable=pointless-statement
+    except (AttributeError, ImportError, RecursionError):
+        pass  # none is installed; see `missing_layers`
+    for name in _KERAS_LAYERS:
+        if name.partition('.engine')[0] in sys.modules:
+            with contextlib.suppress(ImportError):  # Keras 3 has no `engine`
+                importlib.import_module(name)
 
 
 def keras_base_layers():

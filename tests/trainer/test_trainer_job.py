@@ -200,7 +200,7 @@ def test_the_rate_sees_all_machines_and_the_step_counts_their_examples():
     assert job.counts.batch_size == 30
     assert '0.006 = 0.001 x 6, warm-up from 0.001' in job.built.plan.line('learning rate')
     assert job.built.machines.counted(10) == 30
-    assert job.built.plan.all_towers == 6
+    assert '; 6 towers in all' in job.built.plan.line('cluster')
 
 
 def test_workers_compare_every_flag_that_changes_the_numbers():

@@ -9,8 +9,8 @@ from towers.cluster.shared_state import share_state
 from towers.compat import TF_VERSION
 from towers.errors import MissingPackageError, WorkerLostError
 from towers.placement.variable_device import only_device
-from towers.reduce.sparse_rows import each_row_once, scaled
-from towers.tower.objectives import tensors_of
+from towers.reduce.sparse_rows import each_row_once
+from towers.tower.objectives import tensors_of, times
 
 
 _BEGIN = 'towers_begin/'  # the scope of what sessions begin with, at the root, see `shared_scope`
@@ -66,7 +66,7 @@ class HorovodMachines(Machines):
             with only_device(variable.device or None), tf.name_scope(
                     '%ssums/%s/' % (self._scope, variable.op.name)):
                 if weight is not None:
-                    gradient = scaled(gradient, weight)
+                    gradient = times(gradient, weight)
                 # Horovod brings together what has one name, and names it by what it is given: by
                 # the variable here, and not by operations that each worker may have others of.
                 gradient = data_end.same(gradient)

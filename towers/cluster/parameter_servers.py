@@ -24,8 +24,8 @@ from towers.cluster.server_placement import tasks_by_size
 from towers.cluster.session_steps import COLLECTIONS, SessionBegun
 from towers.graph.nests import bytes_of
 from towers.placement.variable_device import only_device
-from towers.reduce.sparse_rows import each_row_once, rows_once, scaled
-from towers.tower.objectives import tensors_of
+from towers.reduce.sparse_rows import each_row_once, rows_once
+from towers.tower.objectives import tensors_of, times
 
 FIRST_SERVER = '/job:ps/task:0/device:CPU:0'
 
@@ -86,7 +86,7 @@ class ServedMachines(Machines):
         to_sum = [] if weight is None else [(weight, [], _SCOPE + 'examples', FIRST_SERVER)]
         for gradient, variable in gradients:
             with only_device('/cpu:0'):
-                gradient = scaled(_as(gradient, _summed_dtype(gradient)), factor)
+                gradient = times(_as(gradient, _summed_dtype(gradient)), factor)
                 if isinstance(gradient, tf.IndexedSlices):
                     gradient = each_row_once(gradient)
             to_sum.append((gradient, variable.get_shape(), _SCOPE + 'sums/' + variable.op.name,
@@ -105,7 +105,7 @@ class ServedMachines(Machines):
                 is_over = total <= 0.
                 total = tf.maximum(total, 1.)
             of_all = (1. if shares.is_mean else float(cluster.num_workers)) / total
-            sums = [scaled(each, of_all) for each in sums]
+            sums = [times(each, of_all) for each in sums]
         # An accumulator adds up equal rows of two workers only where both send them in ascending
         # order.
         with only_device('/cpu:0'):

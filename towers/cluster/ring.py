@@ -18,7 +18,8 @@ from towers.cluster.shared_state import share_state
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import buffers_of, unpacked
-from towers.reduce.sparse_rows import rows_once, scaled
+from towers.reduce.sparse_rows import rows_once
+from towers.tower.objectives import times
 
 _CPU = '/cpu:0'
 
@@ -143,7 +144,7 @@ class RingMachines(Machines):
             packed = added[0] if len(added) == 1 else tf.concat(
                 [tf.reshape(each, [-1]) for each in added], 0)
             if weight is not None:
-                packed = scaled(packed, weight)
+                packed = times(packed, weight)
             packed = ring.reduce_gradient(packed, weight is None and self._shares.is_mean, last)
             pieces = [packed] if len(added) == 1 else unpacked(packed, variables)
             reduced.update(zip((variable.op.name for variable in variables), pieces))

@@ -12,7 +12,8 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import ClusterError
 from towers.graph.graph_walk import step_operations
-from towers.reduce.sparse_rows import each_row_once, scaled
+from towers.reduce.sparse_rows import each_row_once
+from towers.tower.objectives import times
 
 _INDEX_BITS = 48
 _EXACT_BITS = {tf.float16: 11, tf.bfloat16: 8, tf.float32: 24, tf.float64: 53}
@@ -96,7 +97,7 @@ class SparseGradients:
         slices, variable = self._gradients[place]
         indices, of_row = self._found[place]
         shape = _row_shape(slices, variable)
-        values = tf.math.unsorted_segment_sum(scaled(slices, weight).values, of_row,
+        values = tf.math.unsorted_segment_sum(times(slices, weight).values, of_row,
                                               tf.size(indices))
         values = tf.cast(tf.reshape(values, [-1, shape.num_elements()]), dtype)
         packed = tf.concat([values] + _digits(indices, dtype), 1)

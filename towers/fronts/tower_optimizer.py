@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 from towers.api.options import check_optimizer
 from towers.errors import InvalidArgumentError
 from towers.fronts.optimizer_calls import calls_of
-from towers.tower.optimizer_gradients import has_own_minimize
+from towers.tower.objectives import has_own_minimize
 
 
 _OR_ELSE = 'or a function without arguments that returns one'
