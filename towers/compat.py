@@ -98,7 +98,7 @@ _LEGACY_LAYERS = (
 def import_keras():
     """Imports what `tf.keras` is, and the base classes of layers of each Keras that is in use."""
     try:
-        tf.keras.layers  # pylint: disable=pointless-statement
+        tf.keras.layers.Layer  # pylint: disable=pointless-statement
     except (AttributeError, ImportError, RecursionError):
         pass  # none is installed; see `missing_layers`
     for name in _KERAS_LAYERS:
