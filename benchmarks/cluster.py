@@ -133,7 +133,8 @@ def worker(options):
     step = tf.train.get_or_create_global_step()
     built = towers.build_towers(model_fn, arrays(), tf.train.GradientDescentOptimizer(
         cluster_peers.RATE), count, 'mean', global_step=step, cluster=cluster)
-    least = 2 * 1 / 2 * built.plan.parameter_bytes
+    least = 2 * 1 / 2 * sum(
+        each.dtype.size * each.get_shape().num_elements() for each in built.variables)
     if cluster is None:
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())

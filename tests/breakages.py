@@ -18,8 +18,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # (file, old text, which is there once, new text, tests that should notice, in tests/)
 BREAKAGES = [
-    ('towers/tower/shards.py', 'share / sum(shares) for share in shares',
-     '1. / count for _ in shares', 'tower/test_shares.py'),
+    ('towers/tower/shards.py', 'share: share / sum(shares)',
+     'share: 1. / len(shares)', 'tower/test_shares.py'),
     ('towers/tower/shards.py', "tf.device('/cpu:0'):", "tf.device('/cpu:1'):",
      'inspect/test_audit.py'),
     ('towers/tower/shards.py', 'tf.where_v2(weight > 0., value, tf.zeros_like(value))', 'value',
@@ -61,8 +61,8 @@ BREAKAGES = [
      'parts[start:start + micro_batches - 1]', 'reduce/test_accumulation.py'),
     ('towers/reduce/combination.py', 'only_device(device)', 'only_device(devices[0])',
      'reduce/test_combination.py reduce/test_replicas.py'),
-    ('towers/reduce/loss_scale.py', 'gradient = gradient / tf.cast(self.scale, gradient.dtype)',
-     'pass', 'reduce/test_loss_scale.py'),
+    ('towers/reduce/loss_scale.py', 'values / tf.cast(self.scale, values.dtype)',
+     'values', 'reduce/test_loss_scale.py'),
     ('towers/reduce/loss_scale.py', 'good >= rule.growth_steps', 'good > rule.growth_steps',
      'reduce/test_loss_scale.py'),
     ('towers/reduce/loss_scale.py', 'tf.maximum(self.scale / rule.factor, rule.least)',
@@ -84,7 +84,7 @@ BREAKAGES = [
      'max(self._used, key=self._used.get)', 'placement/test_variable_device.py'),
     ('towers/graph/graph_walk.py', 'for other in op.control_inputs if waits(op) else ():',
      'for other in ():', 'graph/test_graph_walk.py'),
-    ('towers/api/train_ops.py', 'request.global_step if is_last else None', 'request.global_step',
+    ('towers/api/train_ops.py', 'request.global_step if each is objectives[-1] else None', 'request.global_step',
      'api/test_train_ops.py'),
     ('towers/api/make_towers.py', 'shards.weights[number] * request.factor',
      'shards.weights[number]', 'api/test_build.py tower/test_reuse.py'),

@@ -9,9 +9,8 @@ Importing this package changes nothing in the program that imports it.
 """
 
 from towers.api.build import build_towers
-from towers.api.built import BuiltTowers
+from towers.api.built import BuiltTowers, Plan
 from towers.api.options import Memory, Numerics, Objective, Pipeline, VariablePlacement
-from towers.api.plan import Plan
 from towers.checkpoint.files import newest_checkpoint
 from towers.checkpoint.match import check_fits, init_from
 from towers.checkpoint.tidy import tidy_directory

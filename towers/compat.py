@@ -8,6 +8,7 @@ Modules of Keras are looked up in `sys.modules`: a program that does not use Ker
 
 import contextlib
 import functools
+import importlib
 import inspect
 import os
 import re
@@ -66,6 +67,18 @@ _KERAS_BACKENDS = ('tensorflow.python.keras.backend', 'keras.src.backend', 'tf_k
 _LEGACY_LAYERS = ('tensorflow.python.layers.base',) + tuple(
     package + 'legacy_tf_layers.base'
     for package in ('tensorflow.python.keras.', 'keras.src.', 'tf_keras.src.'))
+
+
+def import_keras():
+    """Imports what `tf.keras` is, and the base classes of layers of each Keras that is in use."""
+    try:
+        tf.keras.layers.Layer  # pylint: disable=pointless-statement
+    except (AttributeError, ImportError, RecursionError):
+        pass  # none is installed; see `missing_layers`
+    for name in KERAS_LAYERS:
+        if name.partition('.engine')[0] in sys.modules:
+            with contextlib.suppress(ImportError):  # Keras 3 has no `engine`
+                importlib.import_module(name)
 
 
 def keras_base_layers():

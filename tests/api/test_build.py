@@ -241,7 +241,7 @@ MISUSES = [
      dict(model_fn=lambda: lambda x, y: tf.stop_gradient(linear(x, y)))),
     ('var_list leaves none', towers.GradientError, 'left by var_list: the choices were kernel',
      dict(optimizer=lambda: towers.Objective(sgd(), lambda every: []))),
-    ('var_list of names', towers.InvalidArgumentError, "in var_list='kernel' of type str",
+    ('var_list of names', towers.InvalidArgumentError, "var_list holds 'kernel' of type str",
      dict(optimizer=lambda: towers.Objective(sgd(), ['kernel']))),
     ('var_list returns None', towers.InvalidArgumentError, 'var_list returned None',
      dict(optimizer=lambda: towers.Objective(sgd(), lambda every: None))),

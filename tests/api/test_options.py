@@ -4,7 +4,6 @@ import inspect
 
 import numpy as np
 import pytest
-import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import sgd, slope
@@ -60,11 +59,3 @@ def test_who_updates_the_variables(graph, kind, rank, updates_here):
     cluster = kind and towers.Cluster(kind, ['a:1', 'b:1'], ['c:1'] if kind == 'ps' else (),
                                       rank=rank)
     assert build(cluster=cluster).updates_here is updates_here
-
-
-def test_a_rate_of_another_graph(graph):
-    with tf.Graph().as_default():
-        rate = tf.constant(.1)
-    with pytest.raises(towers.InvalidArgumentError, match='belongs to another graph than the '):
-        towers.build_towers(slope, BATCH, tf.train.AdamOptimizer(rate), 2)
-    assert not graph.get_operations()

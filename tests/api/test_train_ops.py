@@ -205,7 +205,7 @@ SGD = tf.train.GradientDescentOptimizer
     (dict(var_lists={'generator': lambda all_: 3}), "var_list for 'generator' returned 3"),
     (dict(var_lists={}, generator=lambda pairs: 3),
      "transform_gradients for 'generator' returned 3"),
-    (dict(regularization='add'), 'there are several losses'),
+    (dict(regularization='add'), 'the model function returned several losses'),
     (dict(numerics=towers.Numerics(loss_scale=towers.LossScale())),
      'a loss scale (loss_scale=) goes with one loss')])
 def test_errors(arguments, text):

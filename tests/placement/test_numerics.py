@@ -81,7 +81,7 @@ def test_devices_of_two_kinds():
 def test_float16_scales_the_loss():
     built = build(towers.resolve_devices(GPUS, check=False),
                   numerics=towers.Numerics(precision='fp16'))
-    assert built.precision == 'fp16' and built.scaled_losses.rule == towers.LossScale()
+    assert built.precision == 'fp16' and built.scaled_losses.losses.rule == towers.LossScale()
     assert built.plan.line('precision') == (
         "fp16 by TensorFlow's rewrite auto_mixed_precision; the audit of a step says whether it "
         'acts')

@@ -152,9 +152,10 @@ OF_V = ('expected a tensor or an IndexedSlices of this graph, of shape () and dt
     (lambda v: [[(dense(1.), v)], [(dense([1., 2., 3.]), v)]], OF_V),
     (lambda v: [[(dense(1.), foreign('v'))]], OF_V),
     (lambda v: [[(dense(1.), v)], [(1., v)]], "the gradient of 'v' in tower 1 is 1.0: " + OF_V),
-    (lambda v: [3], 'the gradients of tower 0 are a int: expected a list of (gradient, variable) '
+    (lambda v: [3], 'the gradients of tower 0 are 3: expected a list of (gradient, variable) '
      'pairs.'),
-    (lambda v: [[(dense(1.), v)], [(dense(1.), v, 1)]], 'expected a (gradient, variable) pair.'),
+    (lambda v: [[(dense(1.), v)], [(dense(1.), v, 1)]], ': expected a list of (gradient, variable) '
+     'pairs.'),
     (lambda v: [[], []], 'no tower has a (gradient, variable) pair, all 2 lists are empty: pass '
      'for each tower what its optimizer.compute_gradients(loss) returned.'),
     (lambda v: [[(dense(1.), variable('tower_%d/w' % k, [])), (None, v)] for k in range(2)],
@@ -181,7 +182,7 @@ def test_variables_of_some_towers_only_are_no_mistake():
     assert combine_gradients([[(None, one)], [(gradient, other)]])[0][1] is other
 
 
-# ---- sums on every tower, for replicated variables ------------------------------------------------
+# ---- sums on every tower, for replicated variables -----------------------------------------------
 
 def test_sums_by_hand_on_every_tower():
     a, b, table, unused = [variable(name, [2]) for name in 'ab'] + [

@@ -170,7 +170,7 @@ def in_a_loop(x):
     (lambda x: towers.batch_sum(x[0]), dict(memory=towers.Memory(accumulate=4)),
      r'batch_sum\(.*4 micro-batches'),
     (in_a_loop, {}, 'batch_sum.* is in a loop, or in a function or branch'),
-    (lambda x: towers.batch_concat(tf.reduce_sum(x)), {}, r'shape \(\).*\[rows'),
+    (lambda x: towers.batch_concat(tf.reduce_sum(x)), {}, r'shape=\(\).*\[rows'),
     (lambda x: towers.batch_sum(None), {}, r'batch_sum\(None\): expected a dense tensor'),
     (lambda x: towers.batch_sum(tf.equal(x, 0.)), {}, 'bool.*floats or integers'),
     (lambda x: tf.gradients(towers.batch_sum(x), x)[0], {}, r'a gradient .*through batch_sum\('),
@@ -255,6 +255,17 @@ def test_a_fused_batch_norm_in_a_branch_of_control_flow_v2_is_refused():
             lambda: tf.nn.fused_batch_norm(x, scale, scale)[0], lambda: x))
     with switched('control_flow_v2', True), pytest.raises(
             towers.ModelFunctionError, match="^batch_norm='sync', and batch norm .*flow v2"):
+        towers.build_towers(model_fn, tf.constant(IMAGES[:8].astype(np.float32)),
+                            tf.train.GradientDescentOptimizer(.1), 2, batch_norm='sync')
+
+
+@pytest.mark.skipif(tf.version.VERSION < '2', reason='a kernel that averages')
+def test_a_kernel_that_averages_by_itself_is_refused():
+    def model_fn(x):
+        scale = tf.get_variable('scale', [3], initializer=tf.ones_initializer())
+        return tf.reduce_mean(tf.nn.fused_batch_norm(
+            x, scale, scale, scale, scale, exponential_avg_factor=.5)[0])
+    with pytest.raises(towers.ModelFunctionError, match='averages by itself: leave exponential_av'):
         towers.build_towers(model_fn, tf.constant(IMAGES[:8].astype(np.float32)),
                             tf.train.GradientDescentOptimizer(.1), 2, batch_norm='sync')
 

@@ -2,7 +2,6 @@
 
 import collections
 
-import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -167,25 +166,24 @@ def test_predictions_that_are_no_tensors():
 
 
 @pytest.mark.parametrize('returned, text', [
-    (lambda: None, "^the model function returned None: return the loss, or a dict or ModelOutput "
-                   "with 'loss'"),
+    (lambda: None, '^the model function returned None .is a return statement missing.*: expected'),
     (lambda: {'predictions': tf.constant([1])}, 'returned no loss, and there is an optimizer'),
-    (lambda: {'loss': tf.constant(1.), 'prediction': 1}, "a dict with the key 'prediction': exp"),
+    (lambda: {'loss': tf.constant(1.), 'prediction': 1},
+     "a dict with the keys 'loss', 'prediction': expected"),
     (lambda: (1, 2), 'returned a tuple: expected a scalar loss, or a dict or ModelOutput'),
-    (lambda: tf.zeros([4]), r'a loss of shape \(4,\): expected a scalar, the mean over the '
-                            'examples of the shard. Take tf.reduce_mean of it'),
-    (lambda: {'loss': tf.constant(1)}, 'a loss of dtype int32: expected a float'),
-    (lambda: {'loss': 0.5}, 'the loss 0.5 of type float: expected a scalar tensor')])
+    (lambda: tf.zeros([4]), r'the loss <tf.Tensor .* shape=\(4,\) .*: expected a scalar float of '
+                            'this graph, the mean over the examples of the shard.'),
+    (lambda: {'loss': tf.constant(1)}, 'the loss <tf.Tensor .*int32>: expected a scalar float'),
+    (lambda: {'loss': 0.5}, 'the loss 0.5: expected a scalar float')])
 @pytest.mark.parametrize('registers', [False, True])
 def test_what_is_no_loss_is_refused(returned, text, registers):
     """Where losses are registered, as slim's are, the text says how to return them."""
     value = returned()
     if registers:
         tf.losses.mean_squared_error(tf.ones([4]), tf.ones([4]))
-    with pytest.raises(ModelFunctionError, match=text.split(' Take')[0]) as caught:
+    with pytest.raises(ModelFunctionError, match=text) as caught:
         to_model_output(value, True)
-    assert ('There is 1 loss in the collection LOSSES' in str(caught.value)) == (
-        registers and not any(each in text for each in ('int32', 'float:', 'key')))
+    assert ('There are losses in the collection LOSSES' in str(caught.value)) == registers
 
 
 def test_metrics_that_cannot_be_merged():

@@ -243,7 +243,7 @@ def of_itself():
     (of_itself, 'inputs contain themselves, or are nested too deeply'),
     (lambda: (None, None), 'inputs=(None, None) holds no tensor'),
     (lambda: (tf.zeros([4]), foreign()), 'inputs[1] (foreign:0) belongs to another graph than the'),
-    (lambda: tf.data.Dataset.range(4), 'pass the tensors of one batch, such as tf.data.make_one_'),
+    (lambda: tf.data.Dataset.range(4), 'tensors of one batch, such as tf.data.make_one_shot_itera'),
     (lambda: tf.ragged.constant([[1, 2], [3]]), 'is a RaggedTensor, which cannot be cut'),
     (lambda: (numbers(2), object()), 'inputs[1] is a object, which cannot be made a tensor'),
     (lambda: {1: numbers(2), 'x': numbers(2)}, 'inputs cannot be taken apart')])

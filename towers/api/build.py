@@ -13,6 +13,7 @@ from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement
 from towers.api.request import checked_request
 from towers.api.train_ops import update_variables
 from towers.errors import InputError
+from towers.graph.scopes import full_scope_name
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import Combined, all_reduce, combine
 from towers.reduce.loss_scale import ScaledLosses
@@ -145,7 +146,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         plan=describe(tower_set, shards, request, update, len(collections_before.updates)),
         replicas=replicas, precision=request.numerics.precision,
         scaled_losses=update.scaled_losses, xla=request.numerics.xla,
-        variable_scope=request.full_scope_name, machines=machines,
+        variable_scope=full_scope_name(request.variable_scope), machines=machines,
         own_state=tower_set.roles.own_variables(),
         made=frozenset(variable.op.name for variable in recorded.created),
         opened_scopes=recorded.opened_scopes)
@@ -155,10 +156,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
 
 
 def check_build_arguments(*given, **named):
-    """Raises the errors that `build_towers` raises for these arguments before any op is made.
-
-    The inputs are not checked, and may be made later.
-    """
+    """Raises what `build_towers` raises for arguments but the inputs, before any op is made."""
     bound = inspect.signature(build_towers).bind(*given, **named)
     bound.apply_defaults()
     checked_request(**{name: value for name, value in bound.arguments.items()
@@ -166,12 +164,7 @@ def check_build_arguments(*given, **named):
 
 
 def check_inputs(request, inputs):
-    """Checks the inputs before any operation is made; the graph has no new name then.
-
-    Raises:
-      InputError: a batch that cannot be cut as `remainder` says; `Shards` with arguments that cut
-        them, or that are computed from a trained variable.
-    """
+    """Raises `InputError` for inputs that cannot be cut; the graph has no new name then."""
     if isinstance(inputs, Shards):
         for name, given, default in (('remainder', request.remainder, 'error'),
                                      ('shares', set(request.shares), {1})):
@@ -231,10 +224,7 @@ def merge_outputs(tower_set, request, shards):
 
 
 def combine_towers(tower_set, request, shards, behind):
-    """Combines the gradients of all towers, variable by variable: `Combined`.
-
-    With several losses, a dict of `Combined` by name.
-    """
+    """Combines the gradients of all towers, variable by variable: `Combined`, shaped."""
     if not request.objectives:
         return Combined([])
     towers = tower_set.towers
@@ -255,13 +245,9 @@ def combine_towers(tower_set, request, shards, behind):
 
 
 def combine_machines(request, shards, combined, loss):
-    """The gradients over all machines, and the object that combines them.
+    """`(Combined over all machines, the object that combines them)`; it is None without a cluster.
 
-    Args:
-      loss: the loss of this machine's batch, which reads the weights before they change.
-
-    Returns:
-      `(Combined, machines)`; `machines` is None without a cluster.
+    It takes the loss of this machine's batch, which reads the weights before they change.
     """
     if request.cluster is None or not request.objectives:
         return combined, None

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.api.plan import Plan, PlannedTower, briefly
+from towers.api.built import Plan, PlannedTower, briefly
 from towers.arguments import effect_of_factor, is_repeatable
 from towers.graph import graph_walk
 from towers.graph.nests import bytes_of, leaves_of
@@ -14,29 +14,21 @@ from towers.graph.variable_access import metric_variables
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
 from towers.placement.numerics import describe_xla
 from towers.tower.losses import whole_batch_line
-from towers.tower.objectives import GradientsOfModel, all_pairs
+from towers.tower.objectives import all_pairs
 from towers.tower.stage_cuts import accumulation_line, stages_line
 from towers.tower.write_order import updates_that_write
 
 
 def describe(tower_set, shards, request, update, num_before):
-    """The `Plan` of what `build_towers` has just built.
-
-    Args:
-      tower_set: `TowerSet`.
-      shards: `CutBatch`.
-      request: `Request`.
-      update: `Update`.
-      num_before: how many `UPDATE_OPS` from before the towers ride on the train op.
-    """
+    """The `Plan` of a build; `num_before` of its `UPDATE_OPS` are from before the towers."""
     local = {variable.op.name for variable in tf.local_variables()}  # metric counters
     variables = [v for v in tower_set.recorded.variables if v.op.name not in local]
     cluster = request.cluster if request.objectives else None
-    all_towers = len(request.devices) * (1 if cluster is None else cluster.num_workers)
     from_shard = _from_shard(variables, tower_set.towers[0]) if len(tower_set.towers) > 1 else []
+    trained = {variable.op.name for _, variable in all_pairs(update.gradients)}
     lines = _of_variables(variables, tower_set, request, update)
     if cluster is not None:
-        lines += [('cluster', _cluster(cluster, shards.batch_size, all_towers)),
+        lines += [('cluster', _cluster(cluster, shards.batch_size, len(request.devices))),
                   ('open to anyone', cluster.warning())]
     lines += [
         ('session', 'tf.Session(config=towers.session_config(built.devices)) makes the CPU devices'
@@ -52,16 +44,20 @@ def describe(tower_set, shards, request, update, num_before):
         ('batch norm', _batch_norm(tower_set, request, num_before) if request.objectives
          else None)]
     if len(tower_set.towers) > 1:
-        lines += _of_writes(tower_set, request)
+        own = tower_set.roles.names('own')
+        lines += [('who writes', tower_set.roles.describe(
+            len(tower_set.gradients.trainable) if request.objectives else 0, request)),
+                  ('of each tower', own and '%s; tf.variables_initializer(built.own_state) resets '
+                   'every tower' % briefly(own))]
     lines += [
         ('initial value', from_shard and (
             "of %s is of tower 0's part of the batch, not of all of it" % briefly(from_shard))),
-        ('no gradient', briefly(_without_gradient(tower_set, update)))]
+        ('no gradient', briefly([each.op.name for each in tower_set.gradients.trainable
+                                 if each.op.name not in trained]))]
     return Plan(
         towers=_rows(tower_set, request), lines=[(label, text) for label, text in lines if text],
         batch_size=shards.batch_size if isinstance(shards.batch_size, int) else None,
         remainder=request.remainder, shares=request.shares, reduction=request.reduction,
-        all_towers=all_towers, parameter_bytes=sum(map(bytes_of, variables)),
         initial_of_first=from_shard)
 
 
@@ -69,36 +65,32 @@ def _rows(tower_set, request):
     """The plan's rows: a list of `PlannedTower`."""
     rows, towers, update_ops = [], tower_set.towers, request.update_ops
     for first in range(0, len(towers), request.accumulate):
-        tower, owns = towers[first], []
-        if tower.updates and (update_ops == 'all' or update_ops == 'first' and tower.index == 0):
-            owns.append('batch-norm updates')
-        sizes = [part.size for part in towers[first:first + request.accumulate]]
+        tower, sizes = towers[first], [
+            part.size for part in towers[first:first + request.accumulate]]
+        owns = tower.updates and (update_ops == 'all' or update_ops == 'first' and not tower.index)
         rows.append(PlannedTower(
-            tower.index, tower.device,
-            sum(sizes) if all(isinstance(size, int) for size in sizes) else None, owns))
+            tower.index, tower.device, sum(sizes) if isinstance(sizes[0], int) else None,
+            ['batch-norm updates'] * bool(owns)))
     return rows
 
 
 def _of_variables(variables, tower_set, request, update):
     """The lines that say how many variables there are, and where."""
-    size, several = sum(map(bytes_of, variables)), len(tower_set.towers) > 1
+    size = sum(map(bytes_of, variables))
     names = {variable.op.name for variable in variables}
     trainable = tower_set.gradients.trainable if request.objectives else [
         each for each in tf.trainable_variables() if each.op.name in names]
     is_sent = update.train_op is not None and tower_set.roles.replicas is not None and not all(
         is_repeatable(each.optimizer) for each in request.objectives)
     return [
-        ('towers', tower_set.how_built if several else None),
+        ('towers', tower_set.how_built if len(tower_set.towers) > 1 else None),
         ('variables', '%d (%d trainable), %s parameters, %s' % (
             len(variables), len(trainable),
             '{:,}'.format(sum(each.get_shape().num_elements() or 0 for each in variables)),
             '%.1f MB' % (size / 1e6) if size >= 1e5 else '%.1f kB' % (size / 1e3))),
         ('variables on', _placed(request, tower_set.recorded) + (
             '; updated once and sent to the replicas, since the optimizer may look at more than '
-            'each gradient' if is_sent else '')),
-        ('shared by order', briefly(
-            [each.variable.op.name for each in tower_set.recorded.direct
-             if each.variable.op.name in names] if several else []))]
+            'each gradient' if is_sent else ''))]
 
 
 def _placed(request, recorded):
@@ -107,15 +99,14 @@ def _placed(request, recorded):
     if cluster is not None and cluster.kind == 'ps':
         return 'the parameter servers, by size, once there is a session'
     made = {variable.op.name for variable in recorded.created}
-    placed = request.placement.describe()
-    devices = [] if request.placement.is_earlier_builds else sorted(
+    before = [] if request.placement.is_earlier_builds else sorted(
         {short_name(variable.device) or 'no device' for variable in recorded.variables
          if variable.op.name not in made})
-    before = ['those from before the build on ' + ', '.join(devices)] if devices else []
-    return '; '.join(([placed] if made or not before else []) + before)
+    return '; '.join([request.placement.describe()] * bool(made or not before) + [
+        'those from before the build on ' + ', '.join(before)] * bool(before))
 
 
-def _cluster(cluster, batch_size, all_towers):
+def _cluster(cluster, batch_size, num_towers):
     """The machines, and the number of towers and examples that a step has on all of them."""
     batch = 'batches of any size'
     if not cluster.synchronous or cluster.has_local_steps:
@@ -125,7 +116,8 @@ def _cluster(cluster, batch_size, all_towers):
         batch = ('%d examples here a step' % batch_size if cluster.uneven else
                  'batch %s%d = %d x %d' % ('' if count == cluster.num_workers else 'of at least ',
                                            batch_size * count, count, batch_size))
-    return '%s; %d towers in all, %s' % (cluster.describe(), all_towers, batch)
+    return '%s; %d towers in all, %s' % (
+        cluster.describe(), num_towers * cluster.num_workers, batch)
 
 
 def _of_training(tower_set, request, update):
@@ -142,13 +134,6 @@ def _of_training(tower_set, request, update):
         ('loss scale', request.loss_scale and request.loss_scale.describe()),
         ('whole batch', whole_batch_line(tower_set.recorded, request.reduction)
          if len(tower_set.towers) > 1 else None)]
-
-
-def _without_gradient(tower_set, update):
-    """Names of the trainable variables that no tower has a gradient of."""
-    trained = {variable.op.name for _, variable in all_pairs(update.gradients)}
-    return [variable.op.name for variable in tower_set.gradients.trainable
-            if variable.op.name not in trained]
 
 
 def _together(request):
@@ -172,20 +157,21 @@ def _gradient(request):
     return "sum: %d x the gradient of the %s's mean loss" % (together, batch)
 
 
-def _real(optimizer):
-    """The optimizers of a build: the model function's, where it takes gradients by its own."""
-    return optimizer.optimizers() if isinstance(optimizer, GradientsOfModel) else [optimizer]
+def _optimizers_of(objectives):
+    """`[(name of its loss, optimizer)]`, with those that the model function itself uses."""
+    of_model = objectives.of_model
+    return [(each.name, each.optimizer) for each in objectives] if of_model is None else [
+        (None, each) for each in of_model.optimizers()]
 
 
 def _adds_up(request):
     """Whether losses are sums over the examples, so that the towers' losses are added up."""
-    return request.reduction == 'sum' and any(
-        isinstance(each.optimizer, GradientsOfModel) for each in request.objectives)
+    return request.reduction == 'sum' and request.objectives.of_model is not None
 
 
 def _optimizers(request, update):
     if request.objectives.names is None:
-        return ', '.join(type(each).__name__ for each in _real(request.objectives[0].optimizer))
+        return ', '.join(type(each).__name__ for _, each in _optimizers_of(request.objectives))
     return '; '.join('%s: %s, %d variables%s' % (
         each.name, type(each.optimizer).__name__, len(update.gradients[each.name]),
         '' if not update.rides[each.name] else ', %d of the updates' % update.rides[each.name])
@@ -193,11 +179,9 @@ def _optimizers(request, update):
 
 
 def _learning_rates(request):
-    if request.objectives.names is None:
-        return '; '.join(dict.fromkeys(_learning_rate(each, request)
-                                       for each in _real(request.objectives[0].optimizer)))
-    return '; '.join('%s: %s' % (each.name, _learning_rate(each.optimizer, request))
-                     for each in request.objectives)
+    return '; '.join(dict.fromkeys(
+        ('' if name is None else name + ': ') + _learning_rate(optimizer, request)
+        for name, optimizer in _optimizers_of(request.objectives)))
 
 
 def _learning_rate(optimizer, request):
@@ -247,24 +231,6 @@ def _batch_norm(tower_set, request, before):
     return in_sync + {'first': '%d update ops of tower 0 ride on the train op' % count,
                       'all': '%d update ops of every tower ride on the train op' % count,
                       'none': "nobody's %d update ops run" % count}[update_ops] + others
-
-
-def _of_writes(tower_set, request):
-    """The lines about the variables that a step writes beside the trained ones."""
-    roles, update_ops = tower_set.roles, request.update_ops
-    left_out, used = roles.inline_updates.variables()
-    of_all = {name for write in roles.inline_updates.writes for name in write.variables}
-    inline = [text + briefly(names) for text, names in [
-        ('every tower writes ', sorted(of_all) if update_ops == 'all' else []),
-        ('%s writes ' % ('nobody' if update_ops == 'none' else 'tower 0 alone'), left_out),
-        ('tower 0 writes, and every tower uses, ', used)] if names]
-    own = roles.names('own')
-    return [
-        ('who writes', roles.describe(
-            len(tower_set.gradients.trainable) if request.objectives else 0, request)),
-        ('forward pass', '; '.join(inline)),
-        ('of each tower', own and '%s; tf.variables_initializer(built.own_state) resets every '
-         'tower' % briefly(own))]
 
 
 def _from_shard(variables, first):

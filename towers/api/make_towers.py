@@ -9,9 +9,8 @@
             with tf.variable_scope(tf.get_variable_scope(), reuse=k > 0):
                 losses.append(model_fn(*shard))
 
-It is for model functions whose Python has to run once per tower, and has the recipe's limits: only
-variables of `tf.get_variable` are shared, collections have the entries of all towers, and a tower
-has no state of its own.
+for model functions whose Python has to run once per tower. Only variables of `tf.get_variable` are
+shared, collections have the entries of all towers, and a tower has no state of its own.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ from towers.tower.batch_values import exchange, is_batch_value
 from towers.tower.copy import Copies, Substitution
 from towers.tower.gradients import TowerGradients, differentiate
 from towers.tower.losses import make_losses
-from towers.tower.objectives import GradientsOfModel, flat, tensors_of
+from towers.tower.objectives import flat, tensors_of
 from towers.tower.outputs import fetches_of
 from towers.tower.ownership import ownership
 from towers.tower.record import put_on_devices, record
@@ -36,19 +35,12 @@ from towers.tower.write_order import write_after_reads
 
 
 def call_once_and_copy(request, shards, behind, scaled_losses):
-    """Builds all towers, by one call of the model function: `TowerSet`.
-
-    Args:
-      request: `Request`.
-      shards: `CutBatch`, one for each of the request's parts.
-      behind: `VariablesBehindInputs`.
-      scaled_losses: `ScaledLosses`; or None.
-    """
+    """Builds all towers, by one call of the model function: `TowerSet`."""
     weights = _as_tensors(shards.weights, shards.is_even)
+    # By these the losses are multiplied, so that the plain sum of gradients is the batch's.
     scales = [request.factor / len(request.parts) if shards.is_even else weight * request.factor
               for weight in weights]
-    of_model = next((each.optimizer for each in request.objectives
-                     if isinstance(each.optimizer, GradientsOfModel)), None)
+    of_model = request.objectives.of_model
     of_calls = [None] if of_model is None else _as_tensors(of_model.weights(shards), shards.is_even)
     recorded = record(
         request, shards, 0, contextlib.nullcontext if of_model is None else (
@@ -77,20 +69,16 @@ def call_once_and_copy(request, shards, behind, scaled_losses):
         write_after_reads(towers, roles)
     return TowerSet(
         towers=towers, recorded=recorded, losses=losses, gradients=gradients, roles=roles,
-        recomputed=first.recomputed, how_built=_how_built(len(towers)), cuts=cuts,
-        slots=slots)
+        recomputed=first.recomputed, cuts=cuts, slots=slots,
+        how_built='1 call of the model function, %d cop%s of its graph' % (
+            len(others), 'y' if len(others) == 1 else 'ies'))
 
 
 def copies_of(first, roles, request, shards, by_shard, of_model=None):
-    """The towers after the first: a list of `Tower`.
+    """The towers after the first, `Differentiated`: a list of `Tower`.
 
-    Args:
-      first: `Differentiated`: tower 0.
-      roles: `Roles`.
-      request: `Request`.
-      shards: `CutBatch`.
-      by_shard: lists of further values with one for each shard; tensors among them are exchanged.
-      of_model: `GradientsOfModel`, which is told of each copy; or None.
+    `by_shard` has lists of values, one for each shard, whose tensors are exchanged; `of_model` is
+    told of each copy.
     """
     if len(request.parts) == 1:
         return []
@@ -122,26 +110,8 @@ def _as_tensors(weights, is_even):
                 for weight in weights]
 
 
-def _how_built(count):
-    if count == 1:
-        return '1 call of the model function'
-    return '1 call of the model function, %d cop%s of its graph' % (
-        count - 1, 'y' if count == 2 else 'ies')
-
-
 def call_for_each_tower(request, shards, behind, scaled_losses):
-    """Builds all towers, by a call of the model function for each: `TowerSet`.
-
-    Args:
-      request: `Request`.
-      shards: `CutBatch`, one for each of the request's parts.
-      behind: `VariablesBehindInputs`.
-      scaled_losses: `ScaledLosses`; or None.
-
-    Raises:
-      SharedVariableError: a later tower makes a variable, or a tower writes one.
-      ModelFunctionError: the loss of a tower is computed from another tower's shard.
-    """
+    """Builds all towers, by a call of the model function for each: `TowerSet`."""
     calls, all_losses, done = [], [], []
     for number, part in enumerate(request.parts):
         # As in the recipe: entered anew, so that layers without a name find their variables.

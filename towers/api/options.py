@@ -2,12 +2,10 @@
 
 import collections
 import inspect
-import re
 import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers import compat
 from towers.arguments import check_choice, check_count, check_flag, check_function, check_instance
 from towers.errors import InvalidArgumentError
 from towers.placement.devices import canonical_device
@@ -15,7 +13,7 @@ from towers.placement.numerics import PRECISIONS
 from towers.placement.variable_device import BALANCED, BY_STAGE, REPLICATED
 from towers.reduce.loss_scale import LossScale
 from towers.reduce.micro_batches import SCHEDULES
-from towers.tower.objectives import Objectives
+from towers.tower.objectives import Objectives, checked_variables
 
 
 class VariablePlacement(collections.namedtuple('VariablePlacement', 'device')):
@@ -37,13 +35,12 @@ class VariablePlacement(collections.namedtuple('VariablePlacement', 'device')):
     __slots__ = ()
 
     def __new__(cls, device: typing.Any = None):
-        ways = (BALANCED, REPLICATED, BY_STAGE)
-        if device is not None and not (isinstance(device, str) and device in ways):
-            if not isinstance(device, str) or ':' not in device:
-                raise InvalidArgumentError(
-                    "device=%.80r: expected None, a device's name, with a number, or 'balanced', "
-                    "'replicated' or 'stage'%s." % (device, ' (not a device function)' if callable(
-                        device) else ''))
+        if device is not None and not (isinstance(device, str) and (
+                ':' in device or device in (BALANCED, REPLICATED, BY_STAGE))):
+            raise InvalidArgumentError(
+                "device=%.80r: expected None, a device's name, with a number, or 'balanced', "
+                "'replicated' or 'stage' (not a device function)." % (device,))
+        if device is not None and ':' in device:
             canonical_device(device)
         return super(VariablePlacement, cls).__new__(cls, device)
 
@@ -134,14 +131,6 @@ class Numerics(collections.namedtuple('Numerics', [
         return super(Numerics, cls).__new__(cls, precision, loss_scale, xla, check_numerics,
                                             stateless_random)
 
-    def scale_of_loss(self):
-        """The given `LossScale`, or the default one of the precision; or None."""
-        return LossScale() if self.loss_scale is None and self.precision == 'fp16' else (
-            self.loss_scale)
-
-
-_NAME = re.compile(r'[A-Za-z0-9.][A-Za-z0-9_.\\\-]*')
-
 
 class Objective(collections.namedtuple('Objective', [
         'optimizer', 'var_list', 'transform_gradients', 'name'])):
@@ -164,13 +153,7 @@ class Objective(collections.namedtuple('Objective', [
     def __new__(cls, optimizer: typing.Any, var_list: typing.Any = None,
                 transform_gradients: typing.Optional[typing.Callable] = None):
         check_optimizer(optimizer, or_else='')
-        rate = compat.optimizer_learning_rate(optimizer)
-        if isinstance(rate, tf.Tensor) and getattr(rate, 'graph', None) is not (
-                tf.get_default_graph()):
-            raise InvalidArgumentError(
-                'the learning rate of the optimizer=%.80r belongs to another graph than the '
-                'default one: make it and the towers under the same tf.Graph().' % (rate,))
-        check_var_list(var_list)
+        var_list = _checked_var_list(var_list)
         if transform_gradients is not None:
             check_function('transform_gradients', transform_gradients, 1,
                            'a function from (gradient, variable) pairs to such pairs')
@@ -178,26 +161,12 @@ class Objective(collections.namedtuple('Objective', [
 
 
 def checked_objectives(optimizer):
-    """The losses that a build trains for, each with its optimizer.
-
-    Args:
-      optimizer: as for `build_towers`.
-
-    Returns:
-      `Objectives`.
-
-    Raises:
-      InvalidArgumentError: a value that is no optimizer.
-    """
+    """The `Objectives` of the `optimizer=` of `build_towers`."""
     if not isinstance(optimizer, dict):
         return Objectives([] if optimizer is None else [_objective(optimizer, 'optimizer')])
-    for name in optimizer:
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise InvalidArgumentError('optimizer has the name %.80r: expected a word such as '
-                                       "'generator', the name of a loss." % (name,))
-    if not optimizer:
-        raise InvalidArgumentError('optimizer={}: expected an optimizer for each loss by its name, '
-                                   'one optimizer, or None to evaluate.')
+    if not optimizer or not all(isinstance(name, str) for name in optimizer):
+        raise InvalidArgumentError('optimizer=%.200r: expected an optimizer for each loss by its '
+                                   'name, one optimizer, or None to evaluate.' % (optimizer,))
     objectives = [_objective(each, 'optimizer[%r]' % name)._replace(name=name)
                   for name, each in optimizer.items()]
     if len({id(each.optimizer) for each in objectives}) < len(objectives):
@@ -217,10 +186,7 @@ def _objective(given, argument):
 def check_optimizer(optimizer, argument='optimizer', or_else='or None to evaluate'):
     """Raises `InvalidArgumentError` for an object without the methods of a `tf.train.Optimizer`.
 
-    Args:
-      optimizer: the object.
-      argument: the argument's name, for the error's text.
-      or_else: which other values are allowed, for the error's text.
+    Its text has the argument's name, and `or_else`, which other values are allowed.
     """
     if isinstance(optimizer, type):
         raise InvalidArgumentError('%s=%r is a class: pass an instance, such as '
@@ -236,18 +202,14 @@ def check_optimizer(optimizer, argument='optimizer', or_else='or None to evaluat
                 argument, optimizer, ', ' + or_else if or_else else ''))
 
 
-def check_var_list(var_list):
-    """Raises `InvalidArgumentError` unless it is None, a function, or a list of variables."""
+def _checked_var_list(var_list):
+    """None, a function, or a list of variables; else `InvalidArgumentError`."""
     expected = ('None, a list of variables, or a function from all trainable variables to such a '
                 'list')
     if callable(var_list):
         check_function('var_list', var_list, 1, expected)
-    elif var_list is not None and not isinstance(var_list, (list, tuple)):
-        raise InvalidArgumentError('var_list=%.80r: expected %s.' % (var_list, expected))
-    elif var_list is not None and not var_list:
-        raise InvalidArgumentError('var_list=%r leaves no variable to train: pass None for all, or '
-                                   'optimizer=None to evaluate.' % (var_list,))
     elif var_list is not None:
-        for variable in var_list:
-            check_instance('a variable in var_list', compat.keras_variable_value(variable),
-                           compat.VARIABLE_TYPES, 'a variable')
+        if not isinstance(var_list, (list, tuple)) or not var_list:
+            raise InvalidArgumentError('var_list=%.80r: expected %s.' % (var_list, expected))
+        return checked_variables(var_list, 'var_list')
+    return var_list

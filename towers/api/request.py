@@ -14,12 +14,13 @@ from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve
 from towers.placement.numerics import rewrite_field
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import Placement
+from towers.reduce.loss_scale import LossScale
 from towers.reduce.micro_batches import kept_at_once
 from towers.tower.build_context import check_no_failed_build
 from towers.tower.shards import checked_shares
-from towers.tower.optimizer_gradients import has_own_minimize
+from towers.tower.objectives import has_own_minimize
 from towers.tower.stage_cuts import Cutting
-from towers.tower.variables import full_scope_name, scope_to_enter
+from towers.tower.variables import scope_to_enter
 
 REDUCTIONS = ('sum', 'mean')
 _CHOICES = dict(reduction=REDUCTIONS, regularization=('none', 'add'),
@@ -30,32 +31,25 @@ _CHOICES = dict(reduction=REDUCTIONS, regularization=('none', 'add'),
 class Request(collections.namedtuple('Request', [
         'model_fn', 'objectives', 'devices', 'reduction', 'remainder', 'shares', 'global_step',
         'regularization', 'update_ops', 'batch_norm', 'numerics', 'recompute', 'cluster', 'copies',
-        'reuse', 'earlier', 'variable_scope', 'full_scope_name', 'name', 'parts_before', 'parts',
+        'reuse', 'earlier', 'variable_scope', 'name', 'parts_before', 'parts',
         'accumulate', 'schedule', 'cutting', 'placement', 'loss_scale',
         'no_batch_values', 'precision_text'])):
     """The checked arguments of a call; arguments under their own names, and:
 
     Attributes:
-      objectives: `Objectives`.
-      devices: canonical names.
       shares: the proportions of the parts, see `checked_shares`.
-      recompute: as in `Memory`.
       reuse: as the variable scope of the model takes it.
-      earlier: `BuiltTowers`: the build whose variables are shared; or None.
+      earlier: `BuiltTowers`, whose variables are shared; or None.
       variable_scope: the scope to enter for the model; None for the caller's.
-      full_scope_name: full name of the model's variable scope.
-      name: prefix of the name scopes of further towers: `'tower'`; in a graph that has such
-        scopes already `'build_2/tower'`.
+      name: prefix of the towers' name scopes: `'tower'`; of a second build `'build_2/tower'`.
       parts_before: how many parts the machines before this one have, for seeds of random ops.
-      parts: list of `Part` of all towers, in the order of the batch: tower by tower, and within a
-        tower micro-batch by micro-batch.
+      parts: list of `Part`, in the order of the batch: tower by tower, then by micro-batch.
       accumulate: how many micro-batches each tower has.
       schedule: the order of micro-batches in the stages; None for one after the other.
       cutting: `Cutting`; None where the model is not cut into stages.
-      placement: `Placement`.
       loss_scale: `LossScale` or None: the given one, or the default for the precision.
       no_batch_values: why the parts of the batch cannot exchange values in this build; or None.
-      precision_text: the plan's line about the precision, or None for float32.
+      precision_text: the plan's line about the precision; None for float32.
     """
     __slots__ = ()
 
@@ -91,31 +85,20 @@ class Request(collections.namedtuple('Request', [
 
 
 Part = collections.namedtuple('Part', 'tower micro_batch device scope')
-"""The place of a shard.
-
-Fields:
-  tower: number of the tower.
-  micro_batch: number of the shard among the tower's micro-batches.
-  device: the tower's device.
-  scope: name of the name scope of the operations; None for the scope of the caller.
-"""
+"""The place of a shard: numbers of its tower and of the micro-batch there; device; name scope."""
 
 
 def checked_request(*, model_fn, optimizer, devices, reduction, remainder, shares, global_step,
                     regularization, update_ops, batch_norm, variables, numerics, memory, pipeline,
                     cluster, copies, reuse):
-    """Checks the arguments of `build_towers`, see there; makes no operation.
-
-    Returns:
-      `Request`.
-
-    Raises:
-      TowersError: one of its subclasses, for every bad argument.
-    """
-    variables, numerics, memory, pipeline = [
-        _of_type(name, given, kind) for name, given, kind in (
+    """Checks the arguments of `build_towers`, before any operation is made: the `Request`."""
+    for name, given, kind in (
             ('variables', variables, VariablePlacement), ('numerics', numerics, Numerics),
-            ('memory', memory, Memory), ('pipeline', pipeline, Pipeline))]
+            ('memory', memory, Memory), ('pipeline', pipeline, Pipeline)):
+        if given is not None:
+            check_instance(name, given, kind, 'a towers.%s, or None' % kind.__name__)
+    variables, numerics = variables or VariablePlacement(), numerics or Numerics()
+    memory, pipeline = memory or Memory(), pipeline or Pipeline()
     devices = resolve_devices(devices)
     shares = checked_shares(shares, len(devices), 'towers')
     check_no_failed_build(tf.get_default_graph())
@@ -129,16 +112,19 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
     if global_step is not None:
         check_step_variable(global_step)
     if not (cluster is None or hasattr(cluster, 'check_build')):
-        raise InvalidArgumentError('cluster=%.80r: expected a towers.Cluster, or None.' % (
-            cluster,))
+        raise InvalidArgumentError(
+            'cluster=%.80r: expected a towers.Cluster, or None.' % (cluster,))
     earlier, variable_scope = _checked_reuse(reuse)
-    loss_scale = numerics.scale_of_loss() if objectives else None
-    _check_losses(objectives, regularization, numerics, memory, pipeline, cluster)
+    loss_scale = numerics.loss_scale if objectives else None
+    if objectives and loss_scale is None and numerics.precision == 'fp16':
+        loss_scale = LossScale()
+    accumulate = max(memory.accumulate, pipeline.micro_batches)
+    if objectives.names is not None:
+        _check_losses(objectives.names, accumulate, numerics, cluster)
     _check_micro_batches(devices, objectives, memory, pipeline)
     placement = _checked_placement(variables, devices, objectives, earlier, cluster)
-    _check_together(objectives, placement, loss_scale, copies, pipeline, memory, numerics,
-                    global_step)
-    accumulate = max(memory.accumulate, pipeline.micro_batches)
+    _check_together(objectives, placement.has_replicas, loss_scale, copies, pipeline, memory,
+                    numerics, global_step)
     schedule = pipeline.schedule if pipeline.micro_batches > 1 else None
     name, parts = _named_parts(tf.get_default_graph(), devices, accumulate, copies)
     if cluster is not None and objectives:
@@ -152,9 +138,9 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
         global_step=global_step, regularization=regularization, update_ops=update_ops,
         batch_norm=batch_norm, numerics=numerics, recompute=memory.recompute, cluster=cluster,
         copies=copies, reuse=reuse if earlier is None else True, earlier=earlier,
-        variable_scope=variable_scope, full_scope_name=full_scope_name(variable_scope), name=name,
-        parts_before=_before(cluster, len(parts)),
-        parts=parts, accumulate=accumulate, schedule=schedule,
+        variable_scope=variable_scope, name=name,
+        parts_before=0 if cluster is None else cluster.rank * len(parts), parts=parts,
+        accumulate=accumulate, schedule=schedule,
         cutting=_cutting(pipeline.stages, placement, stages_of(devices[0]), schedule, accumulate,
                          objectives),
         placement=placement, loss_scale=loss_scale,
@@ -162,13 +148,6 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
         precision_text=None if numerics.precision == 'float32' else (
             "%s by TensorFlow's rewrite %s; the audit of a step says whether it acts" % (
                 numerics.precision, rewrite_field(numerics.precision, devices))))
-
-
-def _of_type(name, given, kind):
-    """An argument that is an object of options, or its defaults for None."""
-    given = kind() if given is None else given
-    check_instance(name, given, kind, 'a towers.%s, or None' % kind.__name__)
-    return given
 
 
 def check_model_fn(model_fn):
@@ -214,28 +193,18 @@ def _raise_first(contradictions):
             raise InvalidArgumentError(text)
 
 
-def _check_losses(objectives, regularization, numerics, memory, pipeline, cluster):
-    """Raises `InvalidArgumentError` for what goes with one loss, where there are several."""
-    if objectives.names is None:
-        return
-    names = ', '.join(objectives.names)
-    count = max(memory.accumulate, pipeline.micro_batches)
-    _raise_first([
-        (regularization == 'add',
-         "regularization='add', and there are several losses (%s): which of them it belongs to is "
-         'not known here. Add tf.losses.get_regularization_loss() to those that it belongs to, in '
-         'the model function.' % names),
-        (numerics.loss_scale is not None or numerics.precision == 'fp16',
-         'a loss scale (%s) goes with one loss, and there are several (%s): pass '
-         "precision='bf16' or 'float32', and no loss_scale." % (
-             "precision='fp16'" if numerics.loss_scale is None else 'loss_scale=', names)),
-        (count > 1,
-         '%s=%d goes with one loss, and there are several (%s): a micro-batch waits for the '
-         'gradients of the one before, which would be those of all losses.' % (
-             'accumulate' if memory.accumulate > 1 else 'micro_batches', count, names)),
-        (cluster is not None,
-         'cluster= goes with one loss, and there are several (%s): which of their steps the '
-         'machines take together is not known here.' % names)])
+def _check_losses(names, count, numerics, cluster):
+    """Raises `InvalidArgumentError` for what does not go with several losses of these names."""
+    _raise_first([(is_so, '%s goes with one loss, and there are several (%s): %s.' % (
+        what, ', '.join(names), because)) for is_so, what, because in [
+            (numerics.loss_scale is not None or numerics.precision == 'fp16',
+             'a loss scale (%s)' % (
+                 "precision='fp16'" if numerics.loss_scale is None else 'loss_scale='),
+             "pass precision='bf16' or 'float32', and no loss_scale"),
+            (count > 1, 'a number of micro-batches (%d)' % count,
+             'one waits for the gradients of the one before, which would be those of all losses'),
+            (cluster is not None, 'cluster=',
+             'which of their steps the machines take together is not known here')]])
 
 
 def _check_micro_batches(devices, objectives, memory, pipeline):
@@ -251,44 +220,38 @@ def _check_micro_batches(devices, objectives, memory, pipeline):
         (count > 1 and not objectives,
          '%s=%d, and there is no optimizer: it is for gradients. Evaluate in smaller batches.' % (
              name, count)),
-        (pipeline.stages is not None and not has_stages,
-         'stages=%.40r, and each tower has one device: pass several a tower, such as '
-         "devices=[['/gpu:0', '/gpu:1'], ['/gpu:2', '/gpu:3']]." % (pipeline.stages,)),
-        (is_pipeline and not has_stages,
-         'micro_batches=%d, and each tower has one device, so that there is no pipeline: pass '
-         'Memory(accumulate=%d) to cut the batch further, or several devices a tower.' % (
-             count, count)),
+        ((is_pipeline or pipeline.stages is not None) and not has_stages,
+         '%s, and each tower has one device: pass several a tower, such as devices=[[\'/gpu:0\', '
+         "'/gpu:1'], ['/gpu:2', '/gpu:3']]; to cut the batch alone, Memory(accumulate=…)." % (
+             'micro_batches=%d' % count if is_pipeline else 'stages=%.40r' % pipeline.stages)),
         (count * len(devices) > MOST_TOWERS,
          '%s=%d on %d tower%s: expected %d micro-batches in all at most.' % (
              name, count, len(devices), '' if len(devices) == 1 else 's', MOST_TOWERS))])
 
 
-def _check_together(objectives, placement, loss_scale, copies, pipeline, memory, numerics,
+def _check_together(objectives, has_replicas, loss_scale, copies, pipeline, memory, numerics,
                     global_step):
     """Raises `InvalidArgumentError` for other options that contradict each other."""
-    has_replicas = placement.has_replicas
-    minimizing = [type(each.optimizer).__name__ for each in objectives
-                  if has_own_minimize(each.optimizer)]
-    recompute = '%.80r' % (memory.recompute,)
+    minimizing = ', '.join(type(each.optimizer).__name__ for each in objectives
+                           if has_own_minimize(each.optimizer))
+    recompute = None if memory.recompute is None else '%.80r' % (memory.recompute,)
     _raise_first([
         (numerics.stateless_random and global_step is None,
          'stateless_random=True needs a global_step to draw by.'),
-        (memory.recompute is not None and not objectives,
+        (recompute and not objectives,
          'recompute=%s, and there is no optimizer: without a backward pass nothing is kept for '
          'it.' % recompute),
-        (memory.recompute is not None and numerics.xla,
+        (recompute and numerics.xla,
          'recompute=%s and xla=True: XLA decides by itself what it keeps. Pass one of the two.'
          % recompute),
         (copies == 'reuse' and (has_replicas or pipeline.stages is not None),
          "copies='reuse' goes with neither VariablePlacement('replicated') nor stages=: pass "
          "copies='clone'."),
         (minimizing and (loss_scale is not None or has_replicas),
-         '%s has a minimize of its own, and there is %s: what it does between the gradients and '
-         'their update would be done to %s. Put it into apply_gradients, or into '
-         'transform_gradients.' % ((', '.join(minimizing),) + (
-             ('a loss scale', 'gradients that are not finite, too') if loss_scale is not None else
-             ("a replica of each variable on each tower (VariablePlacement('replicated'))",
-              'each replica'))))])
+         '%s has a minimize of its own, and there is a %s: what it does between the gradients and '
+         'their update would be done to others, too. Put it into apply_gradients, or into '
+         'transform_gradients.' % (minimizing, 'loss scale' if loss_scale is not None else
+                                   "replica of each variable (VariablePlacement('replicated'))"))])
 
 
 def _cutting(stages, placement, devices, schedule, micro_batches, objectives):
@@ -304,21 +267,14 @@ def _cutting(stages, placement, devices, schedule, micro_batches, objectives):
 
 def _no_batch_values(accumulate, cluster, batch_norm):
     """Why the parts of a batch cannot exchange values in a build; or None."""
-    reason = None
+    reason = None if cluster is None else (
+        'the batch is on several machines, which do not exchange it: build without cluster=')
     if accumulate > 1:
         reason = ('a tower has %d micro-batches, which are not there at the same time: build '
                   'without micro-batches (Memory, Pipeline)' % accumulate)
-    elif cluster is not None:
-        reason = ('the batch is on several machines, which do not exchange it: build without '
-                  'cluster=')
     if batch_norm == 'sync' and reason is not None:
         raise InvalidArgumentError("batch_norm='sync': %s." % reason)
     return reason
-
-
-def _before(cluster, count):
-    """How many the machines before this one have, if each has `count`."""
-    return 0 if cluster is None else cluster.rank * count
 
 
 def _named_parts(graph, devices, accumulate, copies):

@@ -7,8 +7,8 @@ from towers.cluster import data_end
 from towers.cluster.machines import Machines
 from towers.errors import MissingPackageError, WorkerLostError
 from towers.placement.variable_device import only_device
-from towers.reduce.sparse_rows import each_row_once, scaled
-from towers.tower.objectives import tensors_of
+from towers.reduce.sparse_rows import each_row_once
+from towers.tower.objectives import tensors_of, times
 
 
 _SCOPE = 'towers_shared/'
@@ -52,7 +52,7 @@ class HorovodMachines(Machines):
         for gradient, variable in gradients:
             with only_device(variable.device or None), tf.name_scope(
                     '%ssums/%s/' % (_SCOPE, variable.op.name)):
-                gradient = data_end.same(gradient if average else scaled(gradient, weight))
+                gradient = data_end.same(gradient if average else times(gradient, weight))
                 # Horovod gathers rows and adds none: each is sent once, and those of all are added.
                 combined.append((
                     each_row_once(hvd.allreduce(each_row_once(gradient), op=operation))

@@ -25,8 +25,8 @@ from towers.cluster.machines import Machines
 from towers.cluster.server_placement import server, tasks_by_size
 from towers.graph.nests import bytes_of
 from towers.placement.variable_device import only_device
-from towers.reduce.sparse_rows import each_row_once, rows_once, scaled
-from towers.tower.objectives import tensors_of
+from towers.reduce.sparse_rows import each_row_once, rows_once
+from towers.tower.objectives import tensors_of, times
 
 _FIRST_SERVER = server(0)
 
@@ -144,7 +144,7 @@ def _to_sum(gradients, shares, num_servers):
     to_sum = [] if weight is None else [(weight, [], _SCOPE + 'examples', _FIRST_SERVER)]
     for gradient, variable in gradients:
         with only_device('/cpu:0'):
-            gradient = scaled(_as(gradient, _summed_dtype(gradient)),
+            gradient = times(_as(gradient, _summed_dtype(gradient)),
                               shares.constant if weight is None else weight)
             if isinstance(gradient, tf.IndexedSlices):
                 gradient = each_row_once(gradient)
@@ -189,7 +189,7 @@ def _for_update(gradients, sums, shares, cluster, rounds):
         with only_device(_FIRST_SERVER):
             total, sums = sums[0], sums[1:]
             of_all, is_over = shares.of_all(total), total <= 0.
-        sums = [scaled(each, of_all) for each in sums]
+        sums = [times(each, of_all) for each in sums]
     # An accumulator adds up equal rows of two workers only where both send them in ascending order.
     with only_device('/cpu:0'):
         sums = rows_once([(_as(each, gradient.dtype.base_dtype), variable)

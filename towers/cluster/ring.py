@@ -23,7 +23,8 @@ from towers.errors import ClusterError
 from towers.graph.nests import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import buffers_of, unpacked
-from towers.reduce.sparse_rows import each_row_once, scaled
+from towers.reduce.sparse_rows import each_row_once
+from towers.tower.objectives import times
 
 BUFFER_MB = 4.
 """Gradients travel together up to this, in MiB, and larger ones in pieces: see `Cluster`."""
@@ -90,7 +91,7 @@ def _add_dense(ring, gradients, weight, mean, last):
         variables = [variable for variable, _ in buffer]
         packed = buffer[0][1][0][1] if len(buffer) == 1 else tf.concat(
             [tf.reshape(gradient, [-1]) for _, [(_, gradient)] in buffer], 0)
-        packed, last = ring.reduce_gradient(packed if mean else scaled(packed, weight), mean, last)
+        packed, last = ring.reduce_gradient(packed if mean else times(packed, weight), mean, last)
         pieces = [packed] if len(buffer) == 1 else unpacked(packed, variables)
         sums.update(zip((variable.op.name for variable in variables), pieces))
     return sums, last
@@ -115,7 +116,7 @@ def _add_rows(ring, gradients, weight, last):
                            []).append(place)
     for dtype, places in sorted(by_type.items(), key=lambda item: item[0].name):
         own = [tf.cast(tf.reshape(tf.math.unsorted_segment_sum(
-            scaled(sparse[place][0], weight).values, found[place][1], sizes[place]),
+            times(sparse[place][0], weight).values, found[place][1], sizes[place]),
             [-1] + sparse[place][2]), dtype) for place in places]
         values, last = _gathered(ring, own, [most[place] for place in places], last)
         rows.update(zip(places, values))

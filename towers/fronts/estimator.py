@@ -15,7 +15,7 @@ from towers.errors import InvalidArgumentError, MissingPackageError, ModelFuncti
 from towers.fronts.optimizer_calls import OptimizerCalls, calls_of, share_of_sum
 from towers.placement.devices import check_one_stage, resolve_devices
 from towers.placement.variable_device import only_device
-from towers.tower.optimizer_gradients import has_own_minimize
+from towers.tower.objectives import has_own_minimize
 from towers.tower.outputs import weighted_mean
 
 _NEEDED = {'train': ('loss', 'train_op'), 'eval': ('loss',), 'infer': ('predictions',)}

@@ -23,7 +23,7 @@ from towers.placement.variable_device import only_device
 from towers.reduce.combination import combine
 from towers.tower.build_context import current_call
 from towers.tower.objectives import GradientsOfModel, tensors_of
-from towers.tower.optimizer_gradients import times
+from towers.tower.objectives import times
 from towers.tower.ownership import OF_GRADIENTS, OPTIMIZER_UPDATES
 from towers.tower.variables import new_slots
 

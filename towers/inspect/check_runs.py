@@ -4,7 +4,7 @@ import collections
 
 import tensorflow.compat.v1 as tf
 
-from towers.api.options import check_var_list, checked_objectives
+from towers.api.options import checked_objectives
 from towers.api.build import build_towers
 from towers.errors import GradientError, InputError, InvalidArgumentError, failing_on
 from towers.graph import graph_walk
@@ -14,9 +14,9 @@ from towers.placement.devices import session_config
 from towers.reduce.update import checked_transform, free_initial_values
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.losses import registered_losses
-from towers.tower.objectives import all_pairs, flat, tensors_of
+from towers.tower.objectives import (Minimizing, all_pairs, checked_variables, flat,
+                                     has_own_minimize, minimized, tensors_of, times)
 from towers.tower.outputs import call_model_fn, to_model_output
-from towers.tower.optimizer_gradients import Minimizing, has_own_minimize, minimized, times
 from towers.tower.variables import without_numbers
 
 Traits = collections.namedtuple('Traits', 'coarsest random batch_norm updated')
@@ -128,8 +128,7 @@ def _pairs_on_one_device(objective, loss, factor):
     """The gradients of one loss, as its optimizer gets them."""
     trainable = tf.trainable_variables()
     if objective.var_list is not None:
-        trainable = objective.var_list(trainable)
-        check_var_list(trainable)
+        trainable = checked_variables(objective.var_list(trainable), 'var_list')
     if not trainable:
         raise GradientError('the model function makes no trainable variable, or var_list leaves '
                             'none: there is no training to compare.')

@@ -11,19 +11,14 @@ from towers.graph.nests import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce.joined_products import joined_product
 from towers.reduce.sparse_rows import each_row_once, parts_of_lookups
+from towers.tower.objectives import listed_pairs
 
 BUFFER_BYTES = 4 << 20
 """Gradients that travel are packed together up to this; a larger one travels as it is."""
 
 Combined = collections.namedtuple('Combined', 'gradients on_towers', defaults=(None,))
-"""One gradient a variable.
-
-Fields:
-  gradients: list of `(gradient, variable)`, as `combine_gradients` returns them: of replicated
-    variables, tower 0's result.
-  on_towers: for replicated variables, dict from a variable's name to the list of its combined
-    gradient on each tower, of which the first is the one in `gradients`; else None.
-"""
+"""A gradient a variable: list of pairs, as `combine_gradients` returns them; and, for replicated
+variables, dict from a variable's name to the list of its gradient on each tower, else None."""
 
 
 def combine_gradients(tower_gradients: typing.Sequence) -> list:
@@ -57,21 +52,19 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
         `t0/w` and `t1/w`.
     """
     check_graph_mode('what combine_gradients makes')
-    if isinstance(tower_gradients, (list, tuple)):
-        tower_gradients = [list(_listed(pairs, tower)) for tower, pairs in
-                           enumerate(tower_gradients)]
-    _check_shared(align(tower_gradients))
-    return combine(tower_gradients)
+    aligned = align(tower_gradients)
+    _check_shared(aligned)
+    return _sums(aligned)
 
 
 def combine(tower_gradients):
-    """`combine_gradients` for lists that may belong to no tower, see `VariablesBehindInputs`.
+    """`combine_gradients` for lists that may belong to no tower, see `VariablesBehindInputs`."""
+    return _sums(align(tower_gradients))
 
-    Raises:
-      GradientError: as `combine_gradients`.
-    """
+
+def _sums(aligned):
     combined = []
-    for variable, present in align(tower_gradients):
+    for variable, present in aligned:
         gradients = [gradient for _, gradient in present]
         with only_device(variable.device or None):
             joined = joined_product(gradients, variable)
@@ -80,22 +73,10 @@ def combine(tower_gradients):
 
 
 def all_reduce(tower_gradients, further, devices):
-    """Sums the towers' gradients and gives each tower the sums, for replicated variables.
+    """Sums the towers' gradients and gives each tower the sums, for replicas: `Combined`.
 
-    Each variable's gradients are added on one tower, which sends the sum to the others. The
-    variables are dealt out so that every tower adds about as many bytes.
-
-    Args:
-      tower_gradients: list, one entry a tower, of lists of `(gradient, variable)`; the variables
-        are the model's own in every tower.
-      further: list of further lists of pairs that belong to no tower, see `combine`.
-      devices: the towers' devices.
-
-    Returns:
-      `Combined`.
-
-    Raises:
-      GradientError: as `combine_gradients`.
+    Each variable's gradients, and further ones that belong to no tower, are added on one tower,
+    which sends the sum to the others; every tower adds about as many bytes.
     """
     combined, on_towers, added = [], {}, dict.fromkeys(devices, 0)  # bytes that each one adds
     for variable, present in align(list(tower_gradients) + list(further)):
@@ -109,12 +90,7 @@ def all_reduce(tower_gradients, further, devices):
 
 
 def buffers_of(aligned, most=None):
-    """Lists of `(variable, present)` that share a buffer, the variables made last first.
-
-    Args:
-      aligned: list of `(variable, present)`, `present` a list of `(tower, gradient)`.
-      most: bytes of a buffer; None for `BUFFER_BYTES`.
-    """
+    """Lists of `(variable, present)` that share a buffer of `most` bytes, those made last first."""
     most = most or BUFFER_BYTES
     buffers, open_ones = [], {}  # dtype -> (the buffer to be filled, bytes in it)
     for variable, present in reversed(aligned):
@@ -141,15 +117,8 @@ def unpacked(buffer, variables):
 def align(tower_gradients):
     """The gradients of all towers by variable, checked; makes no operation.
 
-    Args:
-      tower_gradients: as for `combine_gradients`.
-
-    Returns:
-      List of `(variable, [(tower, gradient)])`, in the order in which variables first occur,
-      without those that have no gradient in any tower.
-
-    Raises:
-      GradientError: as `combine_gradients`.
+    Returns a list of `(variable, [(tower, gradient)])`, in the order in which variables first
+    occur, without those that have no gradient in any tower.
     """
     if not isinstance(tower_gradients, (list, tuple)) or not tower_gradients:
         raise GradientError('combine_gradients expects a list with one list of (gradient, '
@@ -173,10 +142,7 @@ def align(tower_gradients):
 
 
 def add_up(gradients, variable):
-    """The sum of gradients of one variable, on the current device; a single one is returned as is.
-
-    Dense gradients are added, `IndexedSlices` concatenated; the sum of both kinds is dense.
-    """
+    """The sum of gradients of one variable, on the current device; sparse where all are."""
     if len(gradients) == 1:
         return gradients[0]
     if all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
@@ -203,24 +169,15 @@ def _check_shared(aligned):
             'share them.' % (one, of_one, other, of_other))
 
 
-def _listed(pairs, tower):
-    try:
-        if isinstance(pairs, (str, bytes, dict)):
-            raise TypeError
-        return list(pairs)
-    except (TypeError, RuntimeError):  # the latter for a tensor
-        raise GradientError('the gradients of tower %d are a %s: expected a list of (gradient, '
-                            'variable) pairs.' % (tower, type(pairs).__name__)) from None
-
-
 def _checked(pairs, tower):
-    found, graph = {}, tf.get_default_graph()
-    for pair in _listed(pairs, tower):
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not hasattr(pair[1], 'op'):
-            raise GradientError('tower %d has %r among its gradients: expected a (gradient, '
-                                'variable) pair.' % (tower, pair))
-        gradient, variable = pair
-        if variable.graph is not graph or not may_be_gradient_of(gradient, variable):
+    """{name of a variable: (variable, gradient)} of a tower's pairs."""
+    listed, found = listed_pairs(pairs), {}
+    if listed is None or not all(hasattr(variable, 'op') for _, variable in listed):
+        raise GradientError('the gradients of tower %d are %.200r: expected a list of (gradient, '
+                            'variable) pairs.' % (tower, pairs))
+    for gradient, variable in listed:
+        if variable.graph is not tf.get_default_graph() or (
+                not may_be_gradient_of(gradient, variable)):
             raise GradientError('the gradient of %r in tower %d is %.80r: %s.' % (
                 variable.op.name, tower, gradient, gradient_of(variable)))
         if variable.op.name in found:
@@ -251,12 +208,10 @@ def gradient_of(variable):
 
 
 def _rows_of_all(slices):
-    """The rows of all gradients, one after the other; see `parts_of_lookups` for the exception.
+    """The rows of all gradients, one after the other; of lookups that take each row once, added up.
 
-    `tf.nn.embedding_lookup_sparse` looks up each id of its batch once, and a lookup of
-    `tf.range(n)`, of places in a text, takes each row once for all examples. So their gradients on
-    one device have no row twice, and a norm of them, taken for clipping, counts no row twice. Here
-    rows of such lookups are added up, each row once.
+    On one device gradients of `tf.nn.embedding_lookup_sparse`, or of places in a text, have no row
+    twice, and a norm of them, taken for clipping, counts no row twice.
     """
     parts = [parts_of_lookups(each) for each in slices]
     kinds = {tuple(part.is_unique for part in of_one) for of_one in parts}

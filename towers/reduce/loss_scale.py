@@ -1,13 +1,13 @@
 """Loss scaling: keeps small gradients above zero in half precision; an overflow skips the step."""
 
 import collections
-import copy
 
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_count, check_number
 from towers.errors import GradientError, InvalidArgumentError
 from towers.placement.variable_device import only_device
+from towers.tower.objectives import of_values
 
 _LARGEST = float(tf.float32.max)
 
@@ -53,102 +53,90 @@ class LossScale(collections.namedtuple('LossScale', 'initial growth_steps factor
 
 
 class ScaledLosses:
-    """The scale of one graph: its variables, and what a step does with them.
-
-    The variables are saved with the rest, so a run that resumes goes on with its scale and counts.
+    """The scale of one graph, in variables that are saved with the rest, and what it scales.
 
     Attributes:
+      rule: `LossScale`.
+      placement: `Placement` of the variables.
+      value, good_steps, skipped: the variables: the scale; counts of the finite steps since it
+        changed, and of skipped steps.
       scale: float32 scalar, the scale that the step uses.
-      skipped_steps: int64 scalar, the number of skipped steps so far, this step included; of
-        `watching` alone. To fetch `scale` or `skipped_steps` changes nothing.
-      is_finite: bool scalar, whether all gradients of the step are finite; of `watching` alone.
-      variables: the variables that hold scale and counts.
     """
 
     def __init__(self, rule, name, placement):
-        """
-        Args:
-          rule: `LossScale`.
-          name: the beginning of the variables' names.
-          placement: `Placement`.
-        """
-        self.rule = rule
-        self.is_finite = self.skipped_steps = None
-        self._placement = placement
+        self.rule, self.placement = rule, placement
 
         def variable(last, value, dtype):
             # A resource variable: a fetched value is the one that was read, never a later one.
             return tf.Variable(value, trainable=False, name='%s/%s' % (name, last), dtype=dtype,
                                use_resource=True)
         with only_device(placement.main):
-            self._value = variable('loss_scale', rule.initial, tf.float32)
-            self._good_steps = variable('good_steps', 0, tf.int64)
-            self._skipped = variable('skipped_steps', 0, tf.int64)
-            self.scale = self._value.read_value()
-        self.variables = [self._value, self._good_steps, self._skipped]
+            self.value = variable('loss_scale', rule.initial, tf.float32)
+            self.good_steps = variable('good_steps', 0, tf.int64)
+            self.skipped = variable('skipped_steps', 0, tf.int64)
+            self.scale = self.value.read_value()
 
     def scaled(self, loss):
         """The loss times the scale, in the loss's dtype."""
         return loss * tf.cast(self.scale, loss.dtype)
 
-    def unscaled(self, gradients):
-        """Gradients of a scaled loss, divided by the scale again.
-
-        Args:
-          gradients: list of `(gradient, variable)`; dense, `IndexedSlices` or None.
-
-        Raises:
-          GradientError: a gradient in 16 bits, in which small numbers would be lost after all.
-        """
-        # Divided: the inverse of a scale above 2 ** 126 would be flushed to zero.
-        result = []
-        for gradient, variable in gradients:
+    def unscaled(self, pairs):
+        """The `(gradient, variable)` pairs of a scaled loss, divided by the scale again."""
+        for gradient, variable in pairs:
             if gradient is not None and gradient.dtype.size < 4:
                 raise GradientError(
                     'the gradient of %r is %s: a scaled loss needs variables in float32, which '
                     'operations may well read in half precision.' % (
                         variable.op.name, gradient.dtype.base_dtype.name))
-            if isinstance(gradient, tf.IndexedSlices):
-                gradient = tf.IndexedSlices(
-                    gradient.values / tf.cast(self.scale, gradient.dtype), gradient.indices,
-                    gradient.dense_shape)
-            elif gradient is not None:
-                gradient = gradient / tf.cast(self.scale, gradient.dtype)
-            result.append((gradient, variable))
-        return result
+        # Divided: the inverse of a scale above 2 ** 126 would be flushed to zero.
+        return [(gradient if gradient is None else of_values(
+            lambda values: values / tf.cast(self.scale, values.dtype), gradient), variable)
+                for gradient, variable in pairs]
 
-    def watching(self, gradients):
-        """These `ScaledLosses` with a check of the combined gradients.
-
-        NaN or Inf in any tower is NaN or Inf in the sum.
-
-        Args:
-          gradients: list of `(gradient, variable)`, before any transformation, which might hide a
-            value that is not finite.
-        """
+    def watched(self, gradients):
+        """The `WatchedLosses` of combined gradients, before a transformation might hide an Inf."""
         flags = []
         for gradient, variable in gradients:
-            with self._placement.scope_of(variable):
-                values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-                flags.append(tf.reduce_all(tf.is_finite(values)))
-        watching = copy.copy(self)
-        with only_device(self._placement.main):
-            watching.is_finite = tf.reduce_all(tf.stack(flags))
-            watching.skipped_steps = self._skipped.read_value() + tf.cast(
-                tf.logical_not(watching.is_finite), tf.int64)
-        return watching
+            with self.placement.scope_of(variable):
+                flags.append(tf.reduce_all(tf.is_finite(getattr(gradient, 'values', gradient))))
+        with only_device(self.placement.main):
+            is_finite = tf.reduce_all(tf.stack(flags))
+            return WatchedLosses(self, is_finite, self.skipped.read_value() + tf.cast(
+                tf.logical_not(is_finite), tf.int64))
+
+
+class WatchedLosses(collections.namedtuple('WatchedLosses', 'losses is_finite skipped_steps')):
+    """`ScaledLosses` with a check of the step's gradients.
+
+    Attributes:
+      is_finite: bool scalar, whether all gradients of the step are finite.
+      skipped_steps: int64 scalar, the number of skipped steps so far, this step included. To fetch
+        it, or `scale`, changes nothing.
+    """
+    __slots__ = ()
+
+    @property
+    def scale(self):
+        """float32 scalar, the scale that the step uses."""
+        return self.losses.scale
+
+    @property
+    def variables(self):
+        """The variables that hold scale and counts."""
+        return [self.losses.value, self.losses.good_steps, self.losses.skipped]
 
     def update(self):
         """The operation that moves the scale and the counts after a step."""
-        rule = self.rule
-        with only_device(self._placement.main):
-            good = self._good_steps.read_value() + 1
+        value, good_steps, skipped = self.variables
+        rule = self.losses.rule
+        with only_device(self.losses.placement.main):
+            good = good_steps.read_value() + 1
             grows = (good >= rule.growth_steps) if rule.growth_steps else tf.constant(False)
             grown = tf.where_v2(grows, tf.minimum(self.scale * rule.factor, rule.most), self.scale)
             shrunk = tf.maximum(self.scale / rule.factor, rule.least)
-            zero = tf.zeros([], tf.int64)
             return tf.group(
-                self._value.assign(tf.where_v2(self.is_finite, grown, shrunk)),
-                self._good_steps.assign(tf.where_v2(
-                    tf.logical_and(self.is_finite, tf.logical_not(grows)), good, zero)),
-                self._skipped.assign(self.skipped_steps))
+                value.assign(tf.where_v2(self.is_finite, grown, shrunk)),
+                good_steps.assign(tf.where_v2(
+                    tf.logical_and(self.is_finite, tf.logical_not(grows)), good,
+                    tf.zeros([], tf.int64))),
+                skipped.assign(self.skipped_steps))

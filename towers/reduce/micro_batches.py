@@ -1,18 +1,14 @@
 """Several micro-batches a tower for one update: one after the other, or through stages.
 
-A tower's shard is cut into k micro-batches, and each has a forward and a backward pass of its own,
-whose operations are built already. Here each pass is made to wait for the one before it, so that
-memory is free again, and the gradients are added up: a tower holds one sum a variable and the
-activations of one micro-batch, whatever k is.
+Each of a tower's k micro-batches has a forward and a backward pass of its own, whose operations are
+built already. Here each pass is made to wait for the one before it, so that memory is free again,
+and the gradients, which carry the micro-batches' weights, are added up:
 
     sum_j = sum_(j-1) + gradient_j
 
 In a pipeline a tower has several stages, each on a device of its own: while a stage works on a
 micro-batch, the stage before works on the next. Each stage has one thing to do at a time, in the
 order of `stage_order`; for tensors of other stages a pass waits by its data.
-
-The loss of a micro-batch is weighted by its size, as the loss of a tower is, so that the plain sum
-is the tower's gradient.
 """
 
 import tensorflow.compat.v1 as tf
@@ -31,20 +27,10 @@ SCHEDULES = ('one_forward_one_backward', 'all_forward')
 
 
 def add_up_micro_batches(parts, micro_batches, schedule=None):
-    """Runs each tower's micro-batches in order, and adds up their gradients.
+    """Runs each tower's micro-batches in order: for each tower a list of its gradients' sums.
 
-    Args:
-      parts: list of `Tower`, one a micro-batch: the first tower's, then the next tower's.
-      micro_batches: k, how many each tower has.
-      schedule: one of `SCHEDULES`, for the stages of the towers; None: one micro-batch after the
-        other, through all stages.
-
-    Returns:
-      List, one entry a tower, of lists of `(gradient, variable)`. Sums of dense gradients are
-      dense; `IndexedSlices` are joined and stay sparse.
-
-    Raises:
-      ModelFunctionError: a stage takes a tensor of a later stage, for which there is no schedule.
+    `parts` are the `Tower`s, tower by tower. Without a `schedule` (of `SCHEDULES`) micro-batches go
+    through all stages one after the other. Sums of `IndexedSlices` stay sparse.
     """
     totals, to_begin = [], _needed_to_begin(tf.get_default_graph())
     for start in range(0, len(parts), micro_batches):
@@ -129,11 +115,7 @@ def _by_stage(part, stages, to_begin):
 
 
 def _needed_by(end):
-    """The names of the operations that have to run before one can, itself included.
-
-    The stacks on which a loop keeps values for its gradient are among them, though the gradient has
-    made them: the loop pushes in every turn.
-    """
+    """Names of the operations that run before one can, a loop's pushes onto stacks included."""
     names, stack = {end.name}, [end]
     while stack:
         for name in _waits_for(stack.pop()) - names:
@@ -152,9 +134,8 @@ def _added(present, variable, stages):
 def _follow(earlier, later, frames):
     """Makes the operations of a pass wait for those of another one.
 
-    Only operations without an input from within the pass need a control edge. No operation waits
-    for one within a loop or a branch (v1), since an operation in a branch that is not taken never
-    runs; it waits for the operations that leave the loop or the branch.
+    Only those without an input from within the pass need a control edge. None waits for one within
+    a v1 loop or branch, which may never run: it waits for those that leave the loop or the branch.
     """
     inside, names = {op.name for op in earlier}, {op.name for op in later}
     earlier = [op for op in earlier if frames.always_runs(op)]
@@ -174,10 +155,6 @@ def _may_wait(op, to_begin):
 
     Constants may not, since they are folded. What only names a variable, a table or a queue may
     not, since it runs outside of steps, too: to initialize it, to fill it, to look at it.
-
-    Args:
-      op: an operation.
-      to_begin: `_needed_to_begin`.
     """
     names_state = not op.inputs and op.outputs and all(
         tensor.dtype == tf.resource or tensor.dtype != tensor.dtype.base_dtype  # a reference
@@ -196,16 +173,10 @@ def _needed_to_begin(graph):
 
 
 def check_order(fetches):
-    """Raises if operations would wait for each other, so that the step would never end.
+    """Raises `InvalidArgumentError` if operations would wait for each other, and no step could end.
 
     Each micro-batch waits for the one before it. A model may make an earlier one wait for a later
     one, too: the first writes a variable in its forward pass, after all have read it.
-
-    Args:
-      fetches: the tensors and operations that a step runs.
-
-    Raises:
-      InvalidArgumentError: names an operation in the circle.
     """
     operations = graph_walk.step_operations(fetches)
     runs = {op.name for op in in_order(operations, _waits_for)}
@@ -221,8 +192,7 @@ def check_order(fetches):
 def _waits_for(op):
     """Names of the operations that an operation waits for, without the back edges of a loop.
 
-    An operation that leads out of a loop waits for all that leads into the next turn: no turn
-    begins before all of the one `parallel_iterations` earlier is over, pushes onto stacks included.
+    What leads out of a loop waits for all that leads into the next turn, onto stacks included.
     """
     names = before(op)
     if op.type in ('Exit', 'RefExit') and len(op.inputs[0].op.inputs) == 2:

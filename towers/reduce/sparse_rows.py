@@ -1,4 +1,4 @@
-"""Sparse gradients row by row and lookup by lookup, and gradients times a number."""
+"""Sparse gradients row by row and lookup by lookup."""
 
 import collections
 
@@ -9,12 +9,7 @@ from towers.graph.graph_walk import behind
 from towers.graph.op_types import SAME_NUMBERS
 
 Part = collections.namedtuple('Part', 'slices is_unique')
-"""Rows of a sparse gradient that come from one lookup.
-
-Fields:
-  slices: `tf.IndexedSlices`.
-  is_unique: whether the lookup takes each row once.
-"""
+"""`tf.IndexedSlices` that come from one lookup, and whether it takes each row once."""
 
 # Operations with an output in which no number occurs twice, and the output's index. The gradients
 # of segment sums are the gradients of `embedding_lookup_sparse` on later TensorFlows.
@@ -69,12 +64,7 @@ def _follows_from_unique(tensor):
 def each_row_once(slices):
     """The same sparse gradient with its rows added up, each once, in the order of first occurrence.
 
-    Args:
-      slices: `tf.IndexedSlices`, whose indices may repeat.
-
-    Returns:
-      `tf.IndexedSlices` without repeated indices. Equal rows in equal order give equal bits, while
-      kernels that apply repeated rows may add them up in any order.
+    Kernels that apply repeated rows may add them up in any order, with other bits.
     """
     rows, place = tf.unique(slices.indices)
     return tf.IndexedSlices(
@@ -86,19 +76,3 @@ def rows_once(gradients):
     """`each_row_once` for the sparse ones among `(gradient, variable)` pairs."""
     return [(each_row_once(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient,
              variable) for gradient, variable in gradients]
-
-
-def scaled(gradient, factor):
-    """A gradient times a number, dense or sparse, in its own dtype.
-
-    Args:
-      gradient: a tensor, or `tf.IndexedSlices`, whose values alone are multiplied.
-      factor: a float, or a float scalar.
-    """
-    if isinstance(factor, float) and factor == 1.:
-        return gradient
-    dtype = gradient.dtype.base_dtype
-    factor = tf.cast(factor, dtype) if isinstance(factor, tf.Tensor) else tf.constant(factor, dtype)
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * factor

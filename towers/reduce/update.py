@@ -12,46 +12,24 @@ from towers.graph import graph_walk
 from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import gradient_of, may_be_gradient_of
-from towers.tower.optimizer_gradients import listed_pairs
+from towers.tower.objectives import listed_pairs
 from towers.tower.variables import like_current_scope, new_slots
 
 
 Applied = collections.namedtuple('Applied', 'train_op slots slots_of_replicas counts')
-"""An update of the variables.
-
-Fields:
-  train_op: the operation of one step.
-  slots: the variables that the optimizer made, without those of replicas.
-  slots_of_replicas: those that it made for replicas.
-  counts: whether the step is counted here, since the optimizer leaves it to its caller.
-"""
+"""The operation of one step; the variables that the optimizer made for variables, and for replicas;
+whether the step is counted here, since the optimizer leaves it to its caller."""
 
 
 def apply_update(optimizer, gradients, global_step, placement, variables, after, replicas=None,
                  on_towers=None, scaled_losses=None):
-    """Applies the combined gradients once.
+    """Applies the combined gradients once: `Applied`.
 
-    Args:
-      optimizer: a `tf.train.Optimizer`.
-      gradients: list of `(gradient, variable)`.
-      global_step: variable to increase by one, or None. Where the optimizer does not write it
-        (BERT's leaves it to the caller), it is increased here. An optimizer that writes it does all
-        the counting, also if it writes within a branch (one that gathers gradients over steps).
-      placement: `Placement`; slots go to their variables' devices.
-      variables: the model's variables.
-      after: tensors and operations to run before the first variable changes: the loss, which reads
-        the weights, and the batch-norm updates.
-      replicas: `Replicas`, which are updated in the same call, or get the variables' new values
-        where the optimizer is not `is_repeatable`; or None.
-      on_towers: the gradients that the replicas get, see `Replicas.pairs`.
-      scaled_losses: `ScaledLosses` that has checked the gradients: if they are not finite, the
-        optimizer does nothing, and yet the step is counted, since its batch is used up; or None.
-
-    Returns:
-      `Applied`.
-
-    Raises:
-      InvalidArgumentError: the optimizer returned no operation.
+    `global_step` is increased by one, also where the optimizer leaves that to its caller, as BERT's
+    does; one that writes it does all the counting. `after` are the tensors and operations to run
+    before the first variable changes. `replicas` are updated in the same call by `on_towers`; where
+    the optimizer is not `is_repeatable`, they get the new values. With `scaled_losses`, which are
+    `WatchedLosses`, gradients that are not finite change nothing, and yet the step is counted.
     """
     is_repeated = replicas is not None and is_repeatable(optimizer)
     pairs = replicas.pairs(gradients, on_towers) if is_repeated else gradients
@@ -87,15 +65,10 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
 
 
 def free_initial_values(created, made, after):
-    """Has initializers of variables wait for nothing that the update waits for.
+    """Has initializers of created variables wait for nothing that the update waits for, `after`.
 
     A program that makes `tf.Variable(tf.zeros_like(…))` in `apply_gradients` makes the value there:
     it would wait for the loss, and so for a batch and for variables that have no value yet.
-
-    Args:
-      created: the variables that the optimizer has made.
-      made: the operations that it has made.
-      after: tensors and operations that the update waits for.
     """
     made = {op.name for op in made}
     after = {getattr(each, 'op', each).name for each in after}
@@ -106,10 +79,7 @@ def free_initial_values(created, made, after):
 
 
 def _uncounted(applied, made, global_step, scaled_losses):
-    """(what to add to the step after an update, whether the optimizer leaves the step alone).
-
-    The former is None where the optimizer does all the counting.
-    """
+    """(what to add to the step after an update, or None; whether the optimizer leaves it alone)."""
     dtype = global_step.dtype.base_dtype
     writing = {op.name for op in Writes(global_step.graph).to(global_step)}
     if not writing.isdisjoint(op.name for op in made):
@@ -151,21 +121,7 @@ def _scope_without_reuse():
 
 
 def checked_transform(transform, gradients, device=None, of_loss=None):
-    """Calls the user's transformation of the combined gradients and checks what comes back.
-
-    Args:
-      transform: the function, or None.
-      gradients: list of `(gradient, variable)`.
-      device: where to make its operations; None for the current device.
-      of_loss: with several losses, the name of the loss of these gradients, for error texts.
-
-    Returns:
-      List of `(gradient, variable)`.
-
-    Raises:
-      InvalidArgumentError: the function does not return pairs of a gradient and one of these
-        variables.
-    """
+    """The user's transformation of the combined gradients, made on `device`, checked."""
     if transform is None:
         return gradients
     with only_device(device) if device else contextlib.nullcontext(), tf.name_scope(
@@ -184,7 +140,4 @@ def checked_transform(transform, gradients, device=None, of_loss=None):
         if not may_be_gradient_of(gradient, variable):
             raise InvalidArgumentError('%s returned %.80r as the gradient of %r: %s.' % (
                 called, gradient, variable.op.name, gradient_of(variable)))
-    if all(gradient is None for gradient, _ in transformed):
-        raise InvalidArgumentError('%s returned None for every gradient: there is nothing left to '
-                                   'apply.' % called)
     return transformed

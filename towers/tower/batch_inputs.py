@@ -19,21 +19,12 @@ from towers.graph import graph_walk
 from towers.placement.variable_device import only_device
 
 Inputs = collections.namedtuple('Inputs', 'leaves size unknown')
-"""Inputs that can be cut by examples.
-
-Fields:
-  leaves: list of `(path, leaf)`; the path is for the texts of errors, such as `inputs['x']`.
-  size: the first dimension of all leaves; None where it is not static.
-  unknown: the paths of the leaves whose first dimension is not static.
-"""
+"""Inputs that can be cut by examples: list of `(path, leaf)`, with paths for errors, `inputs['x']`;
+their first dimension, None if not static; the paths of leaves that do not say it."""
 
 
 def looked_at(inputs):
-    """The `Inputs` of a nest; makes no operation.
-
-    Raises:
-      InputError: what cannot be cut by examples.
-    """
+    """The `Inputs` of a nest, or `InputError` for what cannot be cut by examples; makes no op."""
     check_graph_mode('what split_batch makes')
     leaves, sizes, unknown = _leaves(inputs), {}, []
     for path, leaf in leaves:
@@ -70,14 +61,8 @@ def tensors_of_leaves(leaves):
 
 
 def size_and_guards(inputs, tensors):
-    """The number of examples, and the assertions that all tensors have it.
-
-    Args:
-      inputs: `Inputs`.
-      tensors: as `tensors_of_leaves` returns them.
-
-    Returns:
-      `(size, guards)`: an int where it is static, else an int32 scalar; and a list of operations.
+    """`(size, guards)`: the number of examples, an int or an int32 scalar; and a list of assertions
+    that all tensors, as `tensors_of_leaves` returns them, have it.
     """
     sizes = [(path, tf.cast(tensor.dense_shape[0], tf.int32) if isinstance(
         tensor, tf.SparseTensor) else tf.shape(tensor)[0])
@@ -108,13 +93,11 @@ def _leaves(inputs):
         paths = ['[%d]' % i for i in range(len(flat))]
     leaves = [('inputs' + path, leaf) for path, leaf in zip(paths, flat)]
     for path, leaf in leaves:
-        if isinstance(leaf, compat.DATASET_TYPES + (tf.data.Iterator,)):
-            raise InputError('%s is a %s: pass the tensors of one batch, such as '
-                             'tf.data.make_one_shot_iterator(dataset).get_next().'
-                             % (path, type(leaf).__name__))
-        if isinstance(leaf, (tf.RaggedTensor, tf.IndexedSlices)):
-            raise InputError('%s is a %s, which cannot be cut by examples here: pass a dense or a '
-                             'sparse tensor.' % (path, type(leaf).__name__))
+        if isinstance(leaf, compat.DATASET_TYPES + (
+                tf.data.Iterator, tf.RaggedTensor, tf.IndexedSlices)):
+            raise InputError('%s is a %s, which cannot be cut by examples: pass dense or sparse '
+                             'tensors of one batch, such as tf.data.make_one_shot_iterator(dataset)'
+                             '.get_next().' % (path, type(leaf).__name__))
         graph = getattr(leaf, 'graph', None)
         if graph is not None and graph is not tf.get_default_graph():
             raise InputError('%s (%s) belongs to another graph than the default one: make the '
@@ -149,11 +132,7 @@ def _no_tensor(path, leaf, because):
 
 
 def static_shape(path, leaf):
-    """The `tf.TensorShape` of a tensor, a variable or an array, as far as it is static.
-
-    Raises:
-      InputError: the leaf at this path is no tensor and no array.
-    """
+    """The `tf.TensorShape` of a tensor, a variable or an array, as far as it is static."""
     if isinstance(leaf, (tf.SparseTensor, tf.Tensor) + compat.VARIABLE_TYPES):
         return leaf.get_shape()
     array = np.asarray(leaf)
@@ -189,7 +168,6 @@ class VariablesBehindInputs(collections.namedtuple(
     Attributes:
       inputs: the nest of inputs, behind which no gradient is taken.
       leaves: list of its leaves that are computed from such variables; None for the others.
-      variables: list of the variables.
     """
     __slots__ = ()
 
@@ -199,13 +177,10 @@ class VariablesBehindInputs(collections.namedtuple(
                 if leaf is not None]
 
     def gradients(self, of_shards, sizes, trained):
-        """`[[(gradient, variable)]]`, as `combine` takes further gradients; [] without any.
+        """`[[(gradient, variable)]]` of trained ones, as `combine` takes further gradients; or [].
 
-        Args:
-          of_shards: for each shard, the gradients with respect to `shard_tensors`; None for an
-            input that the loss does not depend on.
-          sizes: examples in each shard; padding behind them gets no gradient.
-          trained: list of the variables that are trained.
+        `of_shards` has each shard's gradients with respect to `shard_tensors`, None for an input
+        that the loss does not depend on; padding behind the `sizes` gets no gradient.
         """
         trained = {variable.op.name for variable in trained}
         variables, ys, grads = [v for v in self.variables if v.op.name in trained], [], []
@@ -223,11 +198,7 @@ class VariablesBehindInputs(collections.namedtuple(
 
 
 def variables_behind(inputs):
-    """The `VariablesBehindInputs` of a nest.
-
-    Raises:
-      InputError: a sparse tensor is computed from a trainable variable.
-    """
+    """The `VariablesBehindInputs` of a nest; `InputError` where they are behind a sparse tensor."""
     leaves = tf.nest.flatten(inputs)
     check_nothing_is_trained_behind([each for each in leaves if isinstance(each, tf.SparseTensor)])
     names = list(map(_trained_behind, leaves))

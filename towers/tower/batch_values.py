@@ -10,9 +10,8 @@ the batch's examples, and g_j the gradient that tower j's loss sends back:
 
 (The towers' losses carry their weights, so the sum over j is the gradient of the batch's loss.)
 While the model function is recorded, each call adds a placeholder that passes on the tower's own x,
-and its gradient a placeholder that passes on the tower's own g. Once all towers are built,
-`exchange` connects the placeholders to the values over all towers. A further operation of this kind
-is one more `kind` in `_value`, `_backward` and `_exchanged`.
+and its gradient one that passes on the tower's own g. Once all towers are built, `exchange`
+connects them to the values over all towers.
 """
 
 import collections
@@ -83,15 +82,14 @@ def batch_concat(x: typing.Any) -> tf.Tensor:
 def _value(x, kind):
     try:
         x = tf.convert_to_tensor(x)
-    except (TypeError, ValueError) as error:
-        raise ModelFunctionError('batch_%s(%.80r): expected a dense tensor: %s' % (
-            kind, x, str(error).split('\n', 1)[0])) from None
-    allowed = x.dtype.is_floating or x.dtype.is_integer and kind != 'mean'
-    if not allowed or kind == 'concat' and x.shape.ndims == 0:
-        raise ModelFunctionError(
-            'batch_%s of %s (%s, shape %s): expected a dense tensor of %s%s.' % (
-                kind, x.name, x.dtype.name, x.shape, 'floats' if kind == 'mean' else
-            'floats or integers', ', [rows, …]' if kind == 'concat' else ''))
+        allowed = (x.dtype.is_floating or x.dtype.is_integer and kind != 'mean') and (
+            kind != 'concat' or x.shape.ndims != 0)
+    except (TypeError, ValueError):
+        allowed = False
+    if not allowed:
+        raise ModelFunctionError('batch_%s(%.120r): expected a dense tensor of %s%s.' % (
+            kind, x, 'floats' if kind == 'mean' else 'floats or integers',
+            ', [rows, …]' if kind == 'concat' else ''))
     graph = compat.outermost_graph(tf.get_default_graph())
     call = current_call(graph)
     if call is None:
@@ -115,11 +113,8 @@ def _value(x, kind):
 
 
 def _mark(x, shape, number, role, known_shape=None):
-    """A placeholder that passes on a tensor until `exchange` gives it another input.
-
-    Args:
-      shape: the shape that both inputs have.
-      known_shape: the shape of the second one.
+    """A placeholder of this shape that passes on a tensor until `exchange` gives it another input,
+    of the `known_shape`.
     """
     compat.register_gradient(_GRADIENT, _backward)
     with x.graph.gradient_override_map({'PlaceholderWithDefault': _GRADIENT}):
@@ -155,12 +150,7 @@ def _mark_of(op):
 def exchange(towers, weights, device):
     """Gives all marked operations their values: sums, means and rows over all towers.
 
-    Args:
-      weights: each tower's part of the batch's examples: floats, or float64 scalars.
-      device: where sums over the towers are made.
-
-    Raises:
-      ModelFunctionError: towers differ in the values of the batch that they ask for.
+    `weights` are the towers' parts of the batch's examples; sums are made on `device`.
     """
     marks = [collections.defaultdict(list) for _ in towers]
     for op in tf.get_default_graph().get_operations():
@@ -192,12 +182,7 @@ def exchange(towers, weights, device):
 
 
 def _exchanged(role, values, weights, rows):
-    """The values that the towers get: a list.
-
-    Args:
-      role: a kind of value, or `'<kind>_gradient'`.
-      rows: [N], how many rows each tower adds to a `'concat'`.
-    """
+    """The values that the towers get: a list; `rows` [N]: how many each adds to a `'concat'`."""
     if role == 'concat':
         with tf.control_dependencies(_has_examples(weights)):
             return [_of_any_size(tf.concat(values, 0))] * len(values)

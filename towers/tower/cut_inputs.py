@@ -48,7 +48,7 @@ class Shards:
         """Raises `InputError` for what a build on these devices does not take."""
         if len(self.batches) != len(devices):
             raise InputError('Shards has the inputs of %d towers, and there are %d devices: pass '
-                             'one nest of tensors for each.' % (len(self.batches), len(devices)))
+                             'one for each.' % (len(self.batches), len(devices)))
         self._looks()
 
     def cut(self):

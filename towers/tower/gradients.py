@@ -1,22 +1,27 @@
 """The backward pass of tower 0: a tower with the gradients of its losses, as a value."""
 
 import collections
+import re
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.errors import GradientError, InvalidArgumentError, checked_gradients
+from towers.errors import GradientError, checked_gradients
 from towers.graph import graph_walk
 from towers.placement.stages import keep_stacks_with_loops, place_backward
 from towers.placement.tower_device import TowerDevice, keep_with_tower
 from towers.placement.variable_device import only_device
 from towers.recompute.rewrite import rewrite
-from towers.tower.objectives import all_pairs, tensors_of
-from towers.tower.optimizer_gradients import computed, has_own, has_own_minimize, own_pairs
+from towers.tower.objectives import (GradientsOfModel, all_pairs, checked_variables, computes_with,
+                                     first_taken, has_own_minimize, listed_pairs,
+                                     loss_with_gradients, tensors_of, times)
 from towers.tower.outputs import fetches_of
 from towers.tower.stateless_random import (check_draws_nothing, give_own_seeds,
                                            give_seeds_of_tower, make_stateless)
 from towers.tower.tower import Tower
+
+
+_OF_GATE = re.compile(r'tuple/control_dependency(_\d+)?$')
 
 
 class Differentiated(collections.namedtuple('Differentiated', [
@@ -33,13 +38,10 @@ class Differentiated(collections.namedtuple('Differentiated', [
 
 
 def differentiate(recorded, losses, gradients_of, request, shards, number, scale, taken=()):
-    """Takes the gradients of the recorded loss: `Differentiated`.
+    """Takes the gradients of the recorded loss times `scale`, a float or scalar: `Differentiated`.
 
-    Args:
-      gradients_of: `TowerGradients`.
-      number: of the part: 0, but for the recipe's calls after the first.
-      scale: the factor of the loss in the combined gradient: a float, or a scalar.
-      taken: what a step runs besides what the model function returned.
+    `number` is that of the part of the batch; `taken` are the tensors and operations that a step
+    runs besides what the model function returned.
     """
     graph, output, device = tf.get_default_graph(), recorded.output, request.parts[number].device
     outer = graph.get_name_scope()
@@ -103,17 +105,12 @@ class TowerGradients:
     """
 
     def __init__(self, request, scaled_losses, behind):
-        """
-        Raises:
-          GradientError: a loss trains no variable.
-          InvalidArgumentError: `var_list` has something else than trainable variables.
-        """
-        self.scaled_losses = scaled_losses
-        self._request, self._behind, self._graph = request, behind, tf.get_default_graph()
+        """Raises `GradientError` for a loss that trains no variable."""
+        self.scaled_losses, self._request, self._behind = scaled_losses, request, behind
         self._variables_of = self._chosen_variables()  # by the objective's name
         self._factors = {}  # of losses whose optimizers have a compute_gradients of their own
         for each in request.objectives:
-            if has_own(each.optimizer):
+            if _has_own(each.optimizer):
                 with tf.control_dependencies(None), only_device(request.placement.main):
                     # float64 holds a factor of any other type.
                     self._factors[each.name] = tf.constant(1., tf.float64, name='loss_factor')
@@ -124,49 +121,22 @@ class TowerGradients:
         """{name of an objective: the variables that its loss trains}."""
         found, candidates = {}, tf.trainable_variables()
         for objective in self._request.objectives:
-            named = '' if objective.name is None else ' for %r' % objective.name
-            chosen = candidates if objective.var_list is None else self._chosen(
-                objective.var_list, 'var_list' + named, candidates)
+            named, wanted = '' if objective.name is None else ' for %r' % (
+                objective.name), objective.var_list
+            chosen = candidates if wanted is None else wanted if not callable(wanted) else (
+                checked_variables(wanted(list(candidates)), 'var_list' + named))
             if not chosen:
                 raise GradientError(
                     'there is no trainable variable%s%s: %s' % (
-                        named, ' left by var_list' if objective.var_list is not None else '',
+                        named, '' if wanted is None else ' left by var_list',
                         'the choices were %s.' % ', '.join(v.op.name for v in candidates[:5])
                         if candidates else 'the model function made none. Pass optimizer=None to '
                         'evaluate it.'))
             found[objective.name] = chosen
         return found
 
-    def _chosen(self, wanted, called, candidates):
-        chosen = wanted(list(candidates)) if callable(wanted) else wanted
-        try:
-            chosen = [compat.keras_variable_value(variable) for variable in chosen]
-        except TypeError:
-            raise InvalidArgumentError('%s returned %r: expected a list of variables.'
-                                       % (called, chosen)) from None
-        for place, variable in enumerate(chosen):
-            if not isinstance(variable, compat.VARIABLE_TYPES):
-                raise InvalidArgumentError('%s holds %r of type %s: expected variables.'
-                                           % (called, variable, type(variable).__name__))
-            if variable.graph is not self._graph:
-                raise InvalidArgumentError('%s holds %r, which belongs to another graph.'
-                                           % (called, variable.op.name))
-            if any(variable is each for each in chosen[:place]):
-                raise InvalidArgumentError('%s holds %r twice: expected each variable once.'
-                                           % (called, variable.op.name))
-        return chosen
-
     def of_tower(self, number, data_losses, scale, inputs):
-        """Takes the gradients of a tower's losses, in its scope, on its device.
-
-        Args:
-          scale: the factor of the loss: a float, or a scalar.
-          inputs: the tower's shard.
-
-        Returns:
-          `(gradients, of_shard, operations)`: the former two as of a `Tower`; and a list of the
-          operations that were made for each loss.
-        """
+        """`(gradients, of_shard, [operations of each loss])` of a tower's losses times `scale`."""
         shard = self._behind.shard_tensors(inputs)
         found = [self._of_objective(number, each, data_losses, scale, shard)
                  for each in self._request.objectives]
@@ -175,15 +145,14 @@ class TowerGradients:
                 [operations for _, _, operations in found])
 
     def made_by_optimizer(self, objective, loss, combined):
-        """What the objective's optimizer makes of the combined gradients, see `own_pairs`.
+        """What the objective's optimizer makes of the combined gradients: a pair for each variable.
 
-        These gradients themselves where its `compute_gradients` is the usual one: as that returns
-        them, with a pair of None for each variable that has no gradient. A program may go by their
-        places.
+        Where its `compute_gradients` is the usual one, these gradients themselves, and None for a
+        variable that has none: a program may go by their places.
         """
         variables = self._variables_of[objective.name]
         if objective.name in self._factors:
-            return own_pairs(objective, loss, combined, variables, self._factors[objective.name],
+            return _own_pairs(objective, loss, combined, variables, self._factors[objective.name],
                              self._request)
         rest = collections.OrderedDict((pair[1].op.name, pair) for pair in combined)
         return [rest.pop(variable.op.name, (None, variable)) for variable in variables] + list(
@@ -192,7 +161,7 @@ class TowerGradients:
     def _of_objective(self, number, objective, data_losses, scale, shard):
         """The pairs of one objective, and the operations that were made for them."""
         data_loss = self._request.objectives.of(objective, data_losses)
-        with graph_walk.Recording(self._graph) as backward:
+        with graph_walk.Recording(tf.get_default_graph()) as backward:
             pairs, of_shard = self._pairs(objective, data_loss, scale, shard)
             # With a scaled loss, a gradient that is not finite skips the step: see `reduce.update`.
             if self._request.numerics.check_numerics and self.scaled_losses is None:
@@ -208,13 +177,82 @@ class TowerGradients:
             data_loss = data_loss * scale
         if self.scaled_losses is not None:
             data_loss = self.scaled_losses.scaled(data_loss)
-        optimizer = objective.optimizer
         if objective.name in self._factors:
             data_loss = data_loss * tf.cast(self._factors[objective.name], data_loss.dtype)
-        if objective.name in self._factors or has_own_minimize(optimizer):  # called later
-            optimizer = _PLAIN
-        pairs = computed(optimizer, data_loss, self._variables_of[objective.name])
+        is_called_later = objective.name in self._factors or has_own_minimize(objective.optimizer)
+        pairs = _computed(_PLAIN if is_called_later else objective.optimizer, data_loss,
+                          self._variables_of[objective.name])
         of_shard = list(zip(tf.gradients(data_loss, list(shard)), shard)) if shard else []
         if self.scaled_losses is not None:
             pairs, of_shard = map(self.scaled_losses.unscaled, (pairs, of_shard))
         return pairs, [gradient for gradient, _ in of_shard]
+
+
+def _has_own(optimizer):
+    """Whether the towers get their gradients by an optimizer's own `compute_gradients`."""
+    if isinstance(optimizer, GradientsOfModel) or has_own_minimize(optimizer):
+        return False  # the model function's own, in each call; or `minimize` calls it
+    return getattr(optimizer.compute_gradients, '__func__',
+                   None) is not tf.train.Optimizer.compute_gradients
+
+
+def _own_pairs(objective, loss, combined, variables, factor, request):
+    """What an optimizer's own `compute_gradients` makes of the combined gradients: list of pairs.
+
+    `loss` is the mean over the batch of this machine; `factor` the constant by which the towers
+    multiply their losses, whose place dL/dS takes.
+    """
+    called = 'compute_gradients of ' + type(objective.optimizer).__name__
+    reduction = request.factor  # the towers' losses have it already
+
+    def checked(of_loss, factors):
+        if of_loss.graph is not loss.graph or compat.in_control_flow(of_loss.op):
+            raise GradientError(called + ' takes the gradient of its loss within a branch or a '
+                                'loop: take it outside.')
+        numbers = [tf.get_static_value(each) for each in [of_loss] + factors]
+        if factors and (None in numbers or len(set(map(float, numbers))) > 1):
+            raise GradientError(
+                called + ' takes gradients of its loss with several factors, by groups of '
+                'variables say, and the towers have one backward pass: take them with one factor, '
+                'and multiply the gradients.')
+        return [gradient for gradient, _ in combined]
+    with only_device(request.placement.main):
+        with tf.control_dependencies(None):
+            surrogate, factors = loss_with_gradients(loss, combined, checked)
+        with graph_walk.Recording(loss.graph) as made:
+            pairs = _computed(objective.optimizer, surrogate, variables)
+            found = tf.cast(first_taken(factors, called), tf.float64) / reduction
+        _free_of_gates(found, {op.name for op in made.operations})
+        pairs = [(None if gradient is None else times(gradient, reduction), variable)
+                 for gradient, variable in pairs]
+    if not request.has_whole_batch and computes_with([found], surrogate, combined):
+        raise GradientError(
+            "%s multiplies its loss by what depends on the value of the loss, which is of one "
+            "worker's examples: let UPDATE_OPS write it to a variable, and read the variable."
+            % called)
+    if request.accumulate > 1 and surrogate.op in graph_walk.step_operations([found]):
+        raise GradientError(
+            '%s multiplies its loss by what depends on the value of the loss, which is known when '
+            'the last micro-batch is done: train without accumulate= and micro_batches=.' % called)
+    compat.replace_tensor(surrogate, loss)
+    compat.replace_tensor(factor, found)
+    return pairs
+
+
+def _computed(optimizer, loss, variables):
+    """What an optimizer's `compute_gradients` returns, as a list of pairs; else `GradientError`."""
+    returned = optimizer.compute_gradients(loss, var_list=variables)
+    pairs = listed_pairs(returned)
+    if not pairs or any(isinstance(variable, (tf.Tensor, tf.IndexedSlices))
+                        for _, variable in pairs):
+        raise GradientError('compute_gradients of %s returned %.200r: expected a list of '
+                            '(gradient, variable) pairs, one for each of its var_list.' % (
+                                type(optimizer).__name__, returned))
+    return pairs
+
+
+def _free_of_gates(factor, made):
+    """Frees what a factor is computed by from gates, else it would wait for all towers' losses."""
+    for op in graph_walk.step_operations([factor]):
+        if op.name in made and _OF_GATE.search(op.name):
+            compat.set_control_inputs(op, [])

@@ -56,14 +56,6 @@ class InlineUpdates(collections.namedtuple('InlineUpdates', [
     """
     __slots__ = ()
 
-    def variables(self):
-        """`(left out, used)`: names of the variables that the first tower writes for all."""
-        used = {name for write in self.writes if write.op.name in self.shared
-                for name in write.variables}
-        others = {name for write in self.writes for name in write.variables
-                  if write.op.name in self.left_out or write.op.name in self.in_functions}
-        return sorted(others - used), sorted(used)
-
 
 def inline_updates(writes, operations, fetches, request, replicated=frozenset()):
     """Leaves out or shares the first tower's writes, before gradients are taken: `InlineUpdates`.

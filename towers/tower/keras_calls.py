@@ -8,8 +8,6 @@ lists on the layer, and Keras 3 makes assign ops that nothing runs.
 import collections
 import contextlib
 import functools
-import importlib.util
-import sys
 import threading
 
 import tensorflow.compat.v1 as tf
@@ -31,27 +29,21 @@ _WRITES = ('Assign', 'ResourceScatter', 'Scatter')  # a variable, given as the f
 def record_keras_calls():
     """Records the Keras layers and models that are called in a `with` block, in this graph.
 
-    Of tf.keras of TF 1.15, Keras 2.15, tf_keras and Keras 3, imported before the block or in it.
-    Layers of `tf.layers` and tf_slim are left out: their updates and losses are in collections.
-
-    During the block, in this thread, `__call__`, `add_loss` and `add_update` of the base classes of
-    Keras layers are wrapped. Blocks can be nested. Yields a `KerasCalls`; ask it after the block.
+    Of tf.keras of TF 1.15, Keras 2.15, tf_keras and Keras 3; layers of `tf.layers` and tf_slim have
+    their updates and losses in collections. During the block, in this thread, the base classes'
+    `__call__`, `add_loss` and `add_update` are wrapped. Blocks can be nested. Yields `KerasCalls`,
+    to be asked after the block. Raises `ModelFunctionError` where the block imports a Keras.
     """
-    record, wrapped = KerasCalls(tf.get_default_graph()), []
+    compat.import_keras()
+    record, bases = KerasCalls(tf.get_default_graph()), compat.keras_base_layers()
     with contextlib.ExitStack() as undo:
-        def wrap():
-            for base in compat.keras_base_layers():
-                if base not in wrapped:
-                    wrapped.append(base)
-                    _wrap(base, record, undo)
-        wrap()
-        watcher = _ImportWatcher(wrap)
-        sys.meta_path.insert(0, watcher)
-        undo.callback(sys.meta_path.remove, watcher)
-        try:
-            yield record
-        finally:
-            record.close()
+        for base in bases:
+            _wrap(base, record, undo)
+        yield record
+    for base in compat.keras_base_layers():
+        if base not in bases:
+            raise ModelFunctionError('the model function imports %s, whose layers it calls unseen: '
+                                     'import it before the build.' % base.__module__.split('.')[0])
 
 
 class KerasCalls:
@@ -59,8 +51,8 @@ class KerasCalls:
 
     def __init__(self, graph):
         self._graph, self._thread = graph, threading.get_ident()
-        self._open, self._depth = True, 0
-        self._calls, self._waiting = [], None  # outermost calls, in order
+        self._depth, self._waiting = 0, None
+        self._calls = []     # outermost calls, in order
         self._updates = []   # (layer, op, whether it was frozen), as given to add_update
         self._activity = []  # (layer, tensor), as layers gave them to add_loss
 
@@ -75,15 +67,14 @@ class KerasCalls:
     def updates(self):
         """Ops to run once a step for the calls in this block: a list, each once.
 
-        These are the updates of moving averages and other state (metrics, stateful RNNs), and in
-        Keras 3 the steps of the seed generators, without which each step has the same dropout
-        mask. Left out are initializers, updates of frozen layers, and those that cannot be run:
-        in `tf.cond`, in `tf.while_loop`, behind the placeholder of a `keras.Input`.
+        Updates of moving averages and other state, and in Keras 3 the steps of the seed generators,
+        without which each step has the same dropout mask. Not those of frozen layers, nor what
+        cannot run: in `tf.cond`, in `tf.while_loop`, behind the placeholder of a `keras.Input`.
         """
         waiting = self._waiting_for_keras_input()
         return unique([op for _, op, frozen in self._updates
                        if op.name not in waiting and not frozen]
-                       + self._keras_3_updates())
+                      + self._keras_3_updates())
 
     def updates_of_layers(self):
         """`[(layer, op)]`: the updates of Keras 2 layers, also of frozen ones, and those that wait
@@ -91,10 +82,7 @@ class KerasCalls:
         return [(layer, op) for layer, op, _ in self._updates]
 
     def weight_losses(self):
-        """The regularization losses of the weights of `layers`: a list of scalars, made anew.
-
-        A loss that two of the layers share, because both contain its layer, is there once.
-        """
+        """The regularization losses of the weights of `layers`, each once: a list of scalars."""
         losses = dict(pair for layer in self.layers for pair in compat.keras_weight_losses(layer))
         made = [make() for make in losses.values()]
         return [tf.convert_to_tensor(loss) for loss in made if loss is not None]
@@ -102,14 +90,9 @@ class KerasCalls:
     def activity_losses(self, on_keras_input=False):
         """The losses that depend on what the layers were called on: a list of scalars.
 
-        These are the activity regularizers, which Keras divides by the size of the batch, and
-        tensors given to `add_loss`; not within `tf.cond` or `tf.while_loop`.
-
-        Args:
-            on_keras_input: whether losses that wait for a `keras.Input` are wanted, too.
-
-        Raises:
-            ModelFunctionError: one is not a scalar.
+        Activity regularizers, which Keras divides by the size of the batch, and tensors given to
+        `add_loss`; not within `tf.cond` or `tf.while_loop`, and those that wait for a
+        `keras.Input` if they are wanted.
         """
         waiting = () if on_keras_input else self._waiting_for_keras_input()
         losses = [(layer, loss) for layer, loss in self._activity
@@ -126,9 +109,8 @@ class KerasCalls:
         return unique(state for layer in self.layers for state in compat.keras_states(layer))
 
     def listens_to(self, layer):
-        """Whether a method call on `layer`, in the present graph and thread, is to be recorded."""
-        return (self._open and threading.get_ident() == self._thread
-                and not compat.is_legacy_layer(layer))
+        """Whether a method call on `layer`, in the present thread, is to be recorded."""
+        return threading.get_ident() == self._thread and not compat.is_legacy_layer(layer)
 
     @contextlib.contextmanager
     def calling(self, layer, arguments):
@@ -161,10 +143,6 @@ class KerasCalls:
         if isinstance(op, tf.Operation) and self._can_run(op):
             self._updates.append((layer, op, frozen))
 
-    def close(self):
-        """Ends the recording; what is called later is not recorded."""
-        self._open = False
-
     def _can_run(self, op):
         return op.graph is self._graph and self._graph.is_fetchable(op)
 
@@ -179,10 +157,7 @@ class KerasCalls:
         return self._waiting
 
     def _keras_3_updates(self):
-        """The ops made in the calls of Keras 3 layers that write a variable.
-
-        Also where the layers do not list the variable, such as the state of a stateful RNN.
-        """
+        """The ops made in the calls of Keras 3 layers that write a variable, listed or not."""
         calls = [call.made.operations for call in self._calls if compat.is_keras_3(call.layer)]
         left_out, found = initializers() if calls else (), []
         for operations in calls:
@@ -196,8 +171,7 @@ class KerasCalls:
 def _is_reset(op, made):
     """Whether `op` sets a variable to a value that depends on nothing from before the call.
 
-    Such an op, made for instance by a layer that is built late and assigns ready-made weights, is
-    an initialization: run at each step, it would undo the training.
+    Such an op, of a layer that is built late and assigns ready-made weights, is an initialization.
     """
     pending, seen = [op.inputs[1].op] if op.type in SETS else [], set()
     while pending:
@@ -256,9 +230,8 @@ def _add_update(record, layer, original, args, kwargs):
 def _watched(update, layer, record):
     """Notes `update` and returns it; a function is wrapped, to note its result when Keras calls it.
 
-    It runs on the device of the layer's variables, where these have one. Otherwise a branch of TF
-    2's `tf.cond`, which batch norm makes under a learning phase, is on the tower's device and also
-    colocated with the variable by Keras: "Cannot colocate nodes".
+    It runs on the device of the layer's variables, where these have one: a branch of TF 2's
+    `tf.cond` is on the tower's device and colocated with the variable by Keras, else.
     """
     if not callable(update):
         record.note_update(layer, update)
@@ -272,29 +245,3 @@ def _watched(update, layer, record):
         record.note_update(layer, result)
         return result
     return call_and_note
-
-
-class _ImportWatcher:
-    """A finder on `sys.meta_path` that calls `then` when a module with a base class is imported:
-    TensorFlow imports Keras when `tf.keras` is first used, which may be in the model function."""
-
-    def __init__(self, then):
-        self._then = then
-
-    def find_spec(self, name, unused_path=None, unused_target=None):
-        """The spec that the other finders give, changed to call `then` when the module is there."""
-        if name not in compat.KERAS_LAYERS:
-            return None
-        sys.meta_path.remove(self)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            sys.meta_path.insert(0, self)
-        if spec is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module):
-                execute(module)
-                self._then()
-            spec.loader.exec_module = exec_module
-        return spec

@@ -6,9 +6,9 @@ counts once, since the towers' weights w_k add up to 1 (to N for `reduction='sum
 
     loss of the build = sum_k w_k data_loss_k
 
-A tower has a part of the batch. Where a loss divides by a number that is counted in the batch,
-takes a root of its mean, or multiplies examples with each other, the mean of the towers' losses is
-not the loss of the batch. The plan tells what a graph shows of that; `check_towers` measures it.
+Where a loss divides by a number that is counted in the batch, takes a root of its mean, or
+multiplies examples with each other, the mean of the towers' losses is not the loss of the batch.
+The plan tells what a graph shows of that; `check_towers` measures it.
 """
 
 import collections
@@ -28,11 +28,9 @@ from towers.tower.objectives import flat, map_shaped, with_parts
 
 
 class Losses(collections.namedtuple('Losses', 'data_loss description operations')):
-    """The loss of a tower.
+    """The loss that a tower differentiates, a scalar; or a dict by name, or None.
 
     Attributes:
-      data_loss: scalar that the tower differentiates; with several losses a dict of scalars by
-        name; None without a loss.
       description: the plan's line about the regularization; None where none was found.
       operations: list of the operations that were made for it.
     """
@@ -40,12 +38,7 @@ class Losses(collections.namedtuple('Losses', 'data_loss description operations'
 
 
 def make_losses(recorded, request, number):
-    """Makes the loss that a tower differentiates of the one that its model returned: `Losses`.
-
-    Raises:
-      ModelFunctionError: the loss is the same for every shard; or what is registered cannot be
-        added to it.
-    """
+    """Makes the loss that a tower differentiates of the one that its model returned: `Losses`."""
     loss = recorded.output.loss
     if loss is None:
         return Losses(None, None, [])
@@ -81,9 +74,8 @@ def _check_depends_on_shard(recorded):
 def registered_losses():
     """The losses in `REGULARIZATION_LOSSES`, as tensors: a list.
 
-    TF 2 registers objects for `get_variable(regularizer=)`, which make new operations at each use,
-    so that it cannot be told whether a loss has one in it. They are exchanged for tensors, as TF 1
-    registers them; the collection of the graph then has these.
+    TF 2 registers objects, which make new operations at each use, so that it cannot be told whether
+    a loss has one in it. In the collection they are exchanged for tensors, as TF 1 registers them.
     """
     listed = tf.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
     for place, loss in enumerate(listed):
@@ -113,7 +105,7 @@ def _registered(recorded):
 def _of_before(recorded):
     """The losses from before the towers that regularize the model's variables.
 
-    Losses of activations from before the towers belong to an earlier build, and are left out.
+    Those of activations belong to an earlier build.
     """
     names = {variable.op.name for variable in recorded.variables}
     return [loss for loss in recorded.registered_before
@@ -121,10 +113,7 @@ def _of_before(recorded):
 
 
 def _depends_on_a_batch(loss):
-    """Whether a loss is computed from a placeholder or an iterator that is no scalar.
-
-    A placeholder that is a scalar may be the factor of an L2 loss.
-    """
+    """Whether a loss needs a placeholder or an iterator that is no scalar, such as an L2 factor."""
     sources = map(loss.graph.get_operation_by_name, graph_walk.ancestors([loss]))
     return any((op.type in PLACEHOLDERS or op.type == 'IteratorGetNext')
                and any(output.shape.ndims != 0 for output in op.outputs) for op in sources)
@@ -132,22 +121,17 @@ def _depends_on_a_batch(loss):
 
 def _device_of_loss(loss, device):
     """The device for operations on the loss: the loss's own in a tower of several stages."""
-    there = flat(loss)[0].op.device
-    return TowerDevice(there, stages_of(device)) if there in stages_of(device) else (
-        TowerDevice(device))
+    there, stages = flat(loss)[0].op.device, stages_of(device)
+    return TowerDevice(there, stages) if there in stages else TowerDevice(device)
 
 
 def _described(num_inside, num_outside, adds):
+    outside = '%d registered loss%s' % (num_outside, '' if num_outside == 1 else 'es')
     if num_outside and not adds:
-        return "%s %s not part of the loss: regularization='add' adds %s" % (
-            _count(num_outside), *(('is', 'it') if num_outside == 1 else ('are', 'them')))
-    facts = ['%s added' % _count(num_outside)] * bool(num_outside)
+        return outside + " not in the model's loss: regularization='add' adds what is missing"
+    facts = [outside + ' added'] * bool(num_outside)
     facts += ["in the model's own loss"] * bool(num_inside)
     return ' and '.join(facts) + ', counted once' if facts else None
-
-
-def _count(number):
-    return '%d registered loss%s' % (number, '' if number == 1 else 'es')
 
 
 _LINEAR = SAME_NUMBERS | SUMS | CHOICES | {'Neg', 'Mul'}
@@ -155,11 +139,7 @@ _BENT = frozenset(['Sqrt', 'Rsqrt', 'Square', 'Pow', 'Log', 'Log1p', 'Exp', 'Rec
 
 
 def whole_batch_line(recorded, reduction):
-    """The plan's line about such a loss, or dict of losses: a text, or None.
-
-    Args:
-      reduction: as of `build_towers`; the sum of the towers' sums is the batch's.
-    """
+    """The plan's line about a loss that is not the mean of the towers' losses: a text, or None."""
     by_value = graph_walk.reachable_from(
         recorded.sources, [op for op in recorded.operations if op.type not in SIZES
                              and not is_batch_value(op)])

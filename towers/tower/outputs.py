@@ -40,25 +40,19 @@ def fetches_of(output):
 
 
 def call_model_fn(model_fn, inputs):
-    """Calls the model function with its shard: a plain tuple or list is spread over arguments.
-
-    Raises `ModelFunctionError` where it takes another number of arguments, `MissingPackageError`
-    where it uses `tf.layers`, which this TensorFlow does not have by itself.
-    """
+    """Calls the model function with its shard: a plain tuple or list is spread over arguments."""
     arguments = inputs if type(inputs) in (tuple, list) else [inputs]
     try:
         signature = inspect.signature(model_fn)
-    except (TypeError, ValueError):
-        signature = None  # some callables of C have none; Python raises an error of its own then
-    if signature is not None:
-        try:
-            signature.bind(*arguments)
-        except TypeError as error:
-            raise ModelFunctionError(
-                'the model function %s%s cannot take the inputs: %s. Inputs that are a tuple or a '
-                'list become one argument each (%d here), everything else is one argument.'
-                % (getattr(model_fn, '__name__', 'model_fn'), signature, error,
-                   len(arguments))) from None
+        signature.bind(*arguments)
+    except ValueError:
+        pass  # some callables of C have no signature; Python raises an error of its own then
+    except TypeError as error:
+        raise ModelFunctionError(
+            'the model function %s%s cannot take the inputs: %s. Inputs that are a tuple or a list '
+            'become one argument each (%d here), everything else is one argument.' % (
+                getattr(model_fn, '__name__', 'model_fn'), signature, error,
+                len(arguments))) from None
     try:
         return model_fn(*arguments)
     except (AttributeError, ImportError, RecursionError) as error:
@@ -69,16 +63,7 @@ def call_model_fn(model_fn, inputs):
 
 
 def to_model_output(returned, needs_loss, names=None):
-    """Checks the value that the model function returned and makes it a `ModelOutput`.
-
-    Args:
-      returned: a scalar tensor; a dict or an object with some of the fields of `ModelOutput`.
-      needs_loss: whether there is an optimizer.
-      names: list of the names of several losses; None for one loss.
-
-    Raises:
-      ModelFunctionError: None, an unknown type or key, a loss that is missing or no scalar float.
-    """
+    """The returned value as a `ModelOutput`; `names` are those of several losses, or None."""
     if isinstance(returned, (tf.Tensor,) + compat.VARIABLE_TYPES):
         output = ModelOutput(loss=returned)
     elif isinstance(returned, dict) and set(returned) <= set(_FIELDS):
@@ -87,7 +72,13 @@ def to_model_output(returned, needs_loss, names=None):
         output = ModelOutput(*[getattr(returned, field, default) for field, default
                                in zip(_FIELDS, ModelOutput())])
     else:
-        raise _not_an_output(returned, names)
+        raise ModelFunctionError(
+            '%s returned %s: expected a scalar loss, or a dict or ModelOutput with some of %s%s.%s'
+            % (_WHERE, 'None (is a return statement missing?)' if returned is None else
+               'a dict with the keys %.200s' % ', '.join(map(repr, returned))
+               if isinstance(returned, dict) else 'a ' + type(returned).__name__,
+               ', '.join(_FIELDS), '' if names is None else ", {'loss': {%s}}" % _listed(
+                   names, ': …'), _registered_losses()))
     updates = output.updates if output.updates is not None else ()
     if not isinstance(updates, (list, tuple)) or not all(isinstance(
             each, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES) for each in updates):
@@ -102,25 +93,6 @@ def to_model_output(returned, needs_loss, names=None):
     if names is None and not isinstance(output.loss, dict):
         return output._replace(loss=_scalar_loss(output.loss, _WHERE))
     return output._replace(loss=_named_losses(output.loss, names, needs_loss))
-
-
-def _not_an_output(returned, names):
-    """The error about a value that is no loss and has no losses and predictions by name."""
-    if returned is None:
-        return ModelFunctionError(
-            "%s returned None: return the loss, or a dict or ModelOutput with 'loss' (is a return "
-            'statement missing?).%s' % (_WHERE, _registered_losses()))
-    if isinstance(returned, dict):
-        if names is not None and set(returned) == set(names):
-            return ModelFunctionError(
-                "%s returned the losses %s themselves: expected them under 'loss', return {'loss': "
-                '{%s}}.' % (_WHERE, _listed(names), _listed(names, ': …')))
-        return ModelFunctionError('%s returned a dict with the key %r: expected some of %s.%s' % (
-            _WHERE, min(map(str, set(returned) - set(_FIELDS))), ', '.join(_FIELDS),
-            '' if 'loss' in returned else _registered_losses()))
-    return ModelFunctionError(
-        '%s returned a %s: expected a scalar loss, or a dict or ModelOutput with some of %s.%s' % (
-            _WHERE, type(returned).__name__, ', '.join(_FIELDS), _registered_losses()))
 
 
 def _listed(names, after=''):
@@ -147,43 +119,29 @@ def _named_losses(losses, names, needs_loss):
 
 
 def _scalar_loss(loss, where):
-    if not isinstance(loss, (tf.Tensor,) + compat.VARIABLE_TYPES):
-        raise ModelFunctionError('%s returned the loss %r of type %s: expected a scalar tensor.'
-                                 % (where, loss, type(loss).__name__))
-    loss, wrong = tf.convert_to_tensor(loss), None
-    if loss.graph is not tf.get_default_graph():
-        wrong = ('the loss %r of another graph: make it of the inputs that it is called with.'
-                 % loss.name)
-    elif not loss.dtype.is_floating:
-        wrong = 'a loss of dtype %s: expected a float.' % loss.dtype.name
-    elif loss.shape.ndims != 0:
-        wrong = ('a loss of shape %s: expected a scalar, the mean over the examples of the shard.%s'
-                 % (loss.shape, _registered_losses() or ' Take tf.reduce_mean of it.'))
-    if wrong is not None:
-        raise ModelFunctionError('%s returned %s' % (where, wrong))
+    is_tensor, graph = isinstance(loss, (tf.Tensor,) + compat.VARIABLE_TYPES), None
+    if is_tensor:
+        loss = tf.convert_to_tensor(loss)
+        graph = loss.graph
+    if graph is not tf.get_default_graph() or not loss.dtype.is_floating or loss.shape.ndims != 0:
+        raise ModelFunctionError(
+            '%s returned the loss %r: expected a scalar float of this graph, the mean over the '
+            'examples of the shard.%s' % (where, loss, _registered_losses()))
     return loss
 
 
 def _registered_losses():
     """Advice for a model that registers losses (slim's do) and returns none; else ''."""
-    count = len(tf.losses.get_losses())
-    return '' if not count else (
-        ' There %s in the collection LOSSES: if what it returns are predictions, return '
-        "{'loss': tf.losses.get_total_loss(), 'predictions': ...}." % (
-            'is 1 loss' if count == 1 else 'are %d losses' % count))
+    return '' if not tf.losses.get_losses() else (
+        ' There are losses in the collection LOSSES: if what it returns are predictions, return '
+        "{'loss': tf.losses.get_total_loss(), 'predictions': ...}.")
 
 
 def merge_predictions(predictions, sizes, examples=None):
     """The towers' predictions as one nest: leaves [n, …]; scalars [N], of towers with an example.
 
-    Args:
-      predictions: list of N equal nests of tensors.
-      sizes: N numbers of examples where a shard without one holds padding, whose rows are left
-        out; None where shards hold just their examples.
-      examples: of the first shard, an int; None where it is not static.
-
-    Raises:
-      ModelFunctionError: the nests differ from tower to tower, or hold what is no prediction.
+    `sizes` are N numbers of examples where a shard without one holds padding, whose rows are left
+    out, else None; `examples` the first shard's number, where it is static.
     """
     columns = []
     try:
@@ -248,21 +206,11 @@ def metrics_by_kind(metrics):
 
 
 def merge_metrics(metrics, weights, inputs=()):
-    """The towers' metrics as one dict.
+    """The towers' metrics, a dict or None each, as one dict.
 
-    A scalar becomes the mean over all examples, `sum_k weight_k * value_k`. A `(value, update_op)`
-    pair of `tf.metrics` stays a pair: the counters are shared, so the value of any tower reads the
-    counts of all, and the update runs the updates of all towers but those that hold only padding;
-    its value is of all counts. Where the batch size is not static these add nothing, see
-    `metric_counters`; but a running maximum and the like sees the padding, in training.
-
-    Args:
-      metrics: for each tower a dict, or None.
-      weights: for each tower its weight in means.
-      inputs: the first tower's shard: a nest of tensors.
-
-    Raises:
-      ModelFunctionError: no dict of scalars and pairs; a pair whose value is of one shard.
+    A scalar becomes the mean over all examples. A `(value, update_op)` pair stays one: the towers
+    share the counters, and the update runs the updates of all towers but those that hold only
+    padding, which add nothing where the batch size is not static, see `metric_counters`.
     """
     if metrics[0] is None:
         return {}

@@ -14,13 +14,8 @@ from towers.errors import InputError, InvalidArgumentError
 from towers.tower.batch_inputs import looked_at, size_and_guards, tensors_of_leaves
 
 Remainder = collections.namedtuple('Remainder', 'needs_all drops pads')
-"""What becomes of a batch that the towers do not divide.
-
-Fields:
-  needs_all: it is an error.
-  drops: its last examples are left out.
-  pads: shards differ by an example, and one without an example holds padding.
-"""
+"""What becomes of a batch that the towers do not divide: an error; or its last examples are left
+out; or shards differ by an example, and one without an example holds padding."""
 
 REMAINDERS = {'error': Remainder(True, False, False), 'weight': Remainder(False, False, True),
               'drop': Remainder(False, True, False)}
@@ -31,10 +26,9 @@ class CutBatch(collections.namedtuple('CutBatch', [
     """A batch of `n` examples, cut into N shards.
 
     Attributes:
-      inputs: list of N nests, each shaped like the whole one; every dense tensor of a shard is a
+      inputs: list of N nests like the whole one; every dense tensor of a shard is a
         `placeholder_with_default`, so that one tower can be fed by hand.
-      sizes: list of N numbers of examples `n_k`: ints where the batch is static, else int32
-        scalars.
+      sizes: list of N numbers of examples `n_k`: ints, or int32 scalars if not static.
       weights: list of N floats `n_k / n`, or float64 scalars. They sum to one.
       batch_size: `n`, counting only examples that are used: an int or an int32 scalar.
       is_even: whether it is certain that all shards have the same number of examples.
@@ -96,7 +90,9 @@ def cut_batch(inputs, sizes, batch_size, is_even, shares=None, pads=False):
     """The `CutBatch`; `shares` are the proportions of the sizes, where these are certain."""
     shares = (1,) * len(sizes) if is_even else shares
     if shares is not None:
-        weights = [share / sum(shares) for share in shares]
+        # Equal weights are one object, by which they are known to be equal.
+        of_share = {share: share / sum(shares) for share in shares}
+        weights = [of_share[share] for share in shares]
     else:
         weights = [size / batch_size if isinstance(size, int) else
                    tf.cast(size, tf.float64) / tf.cast(batch_size, tf.float64) for size in sizes]
@@ -117,12 +113,7 @@ def if_any(value, weight):
 
 
 def checked_shares(shares, count, called='shards'):
-    """The proportions of the shards, without a common divisor: a tuple of `count` ints.
-
-    Args:
-      shares: `count` whole numbers, else `InvalidArgumentError`; None for equal parts.
-      called: what they are the parts of, for the error's text.
-    """
+    """The proportions of `count` parts without a common divisor: a tuple of ints; 1s for None."""
     if shares is None:
         return (1,) * count
     if not isinstance(shares, (tuple, list)) or len(shares) != count or not all(

@@ -22,15 +22,7 @@ from towers.tower.batch_values import batch_mean, batch_sum
 
 
 def synchronize(operations, graph):
-    """Rewrites the batch norms in training mode of a recorded forward pass.
-
-    Returns:
-      How many there are; and {name of a tensor: what stands in its place}.
-
-    Raises:
-      ModelFunctionError: a batch norm in a loop, or in a function or branch of control flow v2; or
-        the model function itself differentiates one.
-    """
+    """Rewrites batch norms in training mode: `(how many, {name of a tensor: its stand-in})`."""
     _check_functions(operations, graph)
     moments, instead = _moments(operations), {}
     fused = [op for op in operations if is_fused_batch_norm(op.type) and op.get_attr('is_training')]
@@ -74,8 +66,7 @@ def _check_gradients(batch_norms, operations):
 def _moments(operations):
     """`[(mean, variance)]` of the batch norms that are made of single operations.
 
-    The mean is over the examples, and the variance is the mean of the squares of what is left,
-    over the same dimensions; it goes into the root of a batch norm.
+    The variance is the mean of the squared rest over the same dimensions, and goes into a root.
     """
     found = []
     for op in operations:
@@ -122,7 +113,11 @@ def _exchange(statistic):
 
 def _take_apart(op):
     """Replaces a fused batch norm in training mode: {name of an output: what replaces it}."""
-    x, scale, offset, old_mean, old_variance = op.inputs
+    x, scale, offset = op.inputs[:3]
+    attributes = op.node_def.attr
+    if 'exponential_avg_factor' in attributes and attributes['exponential_avg_factor'].f != 1.:
+        raise ModelFunctionError("batch_norm='sync', and the kernel of batch norm %s averages by "
+                                 'itself: leave exponential_avg_factor= out.' % op.name)
     axes = [axis for axis, letter in enumerate(op.get_attr('data_format').decode())
             if letter != 'C']
     readers = [list(output.consumers()) for output in op.outputs]
@@ -144,11 +139,6 @@ def _take_apart(op):
         count = tf.cast(tf.reduce_prod([tf.shape(x)[axis] for axis in axes]), scale.dtype)
         count = batch_sum(count)
         outputs = [y, mean, variance * (count / tf.maximum(count - 1., 1.))]
-        factor = op.get_attr('exponential_avg_factor') if (
-            'exponential_avg_factor' in op.node_def.attr) else 1.
-        if factor != 1.:  # of a kernel that averages by itself
-            outputs[1:] = [old * (1. - factor) + new * factor for old, new in zip(
-                (old_mean, old_variance), outputs[1:])]
     for some, old, new in zip(readers, op.outputs, outputs):
         new.set_shape(old.shape)
         compat.replace_tensor(old, new, some)
