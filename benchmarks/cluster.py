@@ -92,7 +92,7 @@ def run(way, options, workload):
         command = [HOROVODRUN, '-np', '2'] + command
     elif way != 'towers':
         command = [sys.executable, '-m', 'towers.launch', '--workers=2',
-                   '--ps=%d' % (way == 'ps'), '--linger=0', '--'] + command
+                   '--ps=%d' % (way == 'ps'), '--grace=1', '--'] + command
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     if done.returncode:
         said = (done.stdout + done.stderr).decode(errors='replace').rstrip()

@@ -119,7 +119,7 @@ BREAKAGES = [
      'datasets/test_arrays.py'),
     ('towers/cluster/cluster.py', 'files[cluster.rank::', 'files[0::',
      'cluster/test_data_end.py'),
-    ('towers/cluster/sessions.py', '[[name, int(each)] for', '[[name, 0] for',
+    ('towers/cluster/same_weights.py', '[[name, int(each)] for', '[[name, 0] for',
      'cluster/test_drift.py'),
     ('towers/memory/simulation.py', 'and each.what != ', 'or each.what != ',
      'memory/test_simulation.py'),

@@ -12,7 +12,6 @@ import json
 import os
 import queue
 import signal
-import shutil
 import subprocess
 import sys
 import threading
@@ -30,28 +29,25 @@ def parse(argv):
     parser = argparse.ArgumentParser(
         prog='python -m towers.launch', description='Starts a cluster on this machine, with a '
         'TF_CONFIG for each process, and ends all of it when one process fails.')
-    for name, kind, default, text in (
-            ('workers', int, 2, 'workers, the first of which is the chief (2)'),
-            ('ps', int, 0, 'parameter servers (0)'),
-            ('restarts', int, 0, 'how often all are started again when one fails (0)'),
-            ('linger', float, 5., 'seconds in which the others can notice that one has failed, '
-             'before they are told to end (5)'),
-            ('grace', float, 30., 'seconds from SIGTERM to SIGKILL (30)')):
-        parser.add_argument('--' + name, type=kind, default=default, help=text)
+    numbers = (('workers', 2, 1, 'workers, the first of which is the chief'),
+               ('ps', 0, 0, 'parameter servers'),
+               ('restarts', 0, 0, 'how often all are started again when one fails'),
+               ('grace', 30, 0, 'seconds in which the others can end by themselves when one has '
+                'failed, and from SIGTERM to SIGKILL'))
+    for name, default, _, text in numbers:
+        parser.add_argument('--' + name, type=int, default=default, help=text + ' (%(default)s)')
     parser.add_argument('command', nargs=argparse.REMAINDER, help='-- program and its arguments; a '
                         '.py file, or -m and a module, is run by this Python')
     options = parser.parse_args(argv)
-    for name, least in (('workers', 1), ('ps', 0), ('restarts', 0), ('linger', 0), ('grace', 0)):
-        if not least <= getattr(options, name) < float('inf'):
-            parser.error('--%s=%s: expected at least %d' % (name, getattr(options, name), least))
+    for name, _, least, _ in numbers:
+        if getattr(options, name) < least:
+            parser.error('--%s=%d: expected at least %d' % (name, getattr(options, name), least))
     command = options.command[1:] if options.command[:1] == ['--'] else options.command
     if not command:
         parser.error('there is nothing to start: add -- and a program, such as -- train.py '
                      '--cluster=ring')
     if command[0].endswith('.py') or command[0] == '-m':
         command = [sys.executable] + command
-    elif shutil.which(command[0]) is None:
-        parser.error('%s is no program that can be run' % command[0])
     return options, command
 
 
@@ -74,7 +70,7 @@ _TOLD = tuple(128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.
 _NEVER = float('inf')
 
 
-class TaskProcess:
+class TaskProcess(subprocess.Popen):
     """One process, in a process group of its own, whose lines go to a queue.
 
     On Linux the kernel kills it when the process that started it ends, for whatever reason.
@@ -82,38 +78,31 @@ class TaskProcess:
     Attributes:
       name: such as `'worker 0'`.
       serves: whether it is a parameter server, which never ends by itself.
-      pid: the number of the process.
     """
 
     def __init__(self, task, lines):
         """Starts it; raises `ClusterError` where there is no program that can be run."""
         self.name, self.serves = '%s %d' % (task.job, task.index), task.job == 'ps'
         try:
-            self._process = subprocess.Popen(
+            super(TaskProcess, self).__init__(
                 task.command, env=task.environment, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
                 preexec_fn=_die_with_parent())
         except OSError as error:
             raise ClusterError('%s cannot be started: %s: %s' % (
                 self.name, task.command[0], error.strerror)) from None
-        self.pid = self._process.pid
         self._reader = threading.Thread(target=self._read, args=(lines,), daemon=True)
         self._reader.start()
 
-    def status(self):
-        """None while it runs; then its exit status, or 128 plus the number of the ending signal."""
-        code = self._process.poll()
-        return code if code is None or code >= 0 else 128 - code
+    def _read(self, lines):
+        for line in iter(self.stdout.readline, b''):
+            text = line.decode('utf-8', 'replace').rstrip('\n')
+            lines.put('[%s] %s' % (self.name, text.rpartition('\r')[2]))
 
     def ending(self):
         """How it ended, in words."""
-        code = self._process.poll()
-        return 'ended with status %d' % code if code >= 0 else (
-            'was killed by %s' % signal.Signals(-code).name)
-
-    def was_told(self):
-        """Whether it has ended in good order since a signal told it to, as its status says."""
-        return self._process.poll() in _TOLD
+        return 'ended with status %d' % self.returncode if self.returncode >= 0 else (
+            'was killed by %s' % signal.Signals(-self.returncode).name)
 
     def send(self, number):
         """Sends a signal to its process group; a group that is gone is no error."""
@@ -122,34 +111,29 @@ class TaskProcess:
         except (ProcessLookupError, PermissionError):  # PermissionError: nothing but a zombie
             pass
 
-    def wait(self):
-        """Waits for the end of the process, which was killed, and of its output."""
-        self._process.wait()
+    def end(self):
+        """Kills it, with what it has started; returns when its output has ended."""
+        self.send(signal.SIGKILL)
+        self.wait()
         self._reader.join(2.)
-
-    def _read(self, lines):
-        with self._process.stdout as stream:
-            for line in iter(stream.readline, b''):
-                text = line.decode('utf-8', 'replace').rstrip('\n')
-                lines.put('[%s] %s' % (self.name, text.rpartition('\r')[2]))
 
 
 class Processes:
     """All processes of a cluster; `run` returns when they have ended."""
 
-    def __init__(self, make_tasks, restarts=0, linger=5., grace=30., write=None):
+    def __init__(self, make_tasks, restarts=0, grace=30.,
+                 write=functools.partial(print, flush=True)):
         """
         Args:
           make_tasks: function that returns the list of `Task`s to start.
           restarts: how often all are started again when one has failed; not when it has ended
             with the status of a signal (143, 130, 129), in good order since it was told to.
-          linger: seconds from the failure of one process to SIGTERM for the others, in which they
-            can say so themselves; `grace`, if that is longer, where it was told to stop.
-          grace: seconds from SIGTERM to SIGKILL.
-          write: called with each line of output, prefixed; None for standard output.
+          grace: seconds from the failure of one process to SIGTERM for the others, in which they
+            can say so themselves, and save; and from SIGTERM to SIGKILL.
+          write: called with each line of output, prefixed.
         """
         self._make_tasks, self._restarts = make_tasks, restarts
-        self._linger, self._grace, self._write = linger, grace, write or functools.partial(print, flush=True)
+        self._grace, self._write = grace, write
         self._lines, self._signals = queue.Queue(), collections.deque()
         self._processes, self._signalled = [], None
 
@@ -169,48 +153,51 @@ class Processes:
         """
         try:
             for number in range(1, self._restarts + 2):
-                self._start_all()
-                failed, status = self._wait(number)
+                self._processes = []
+                for task in self._make_tasks():
+                    self._processes.append(TaskProcess(task, self._lines))
+                    self._say('%s is process %d' % (
+                        self._processes[-1].name, self._processes[-1].pid))
+                failed = self._wait(number)
                 if self._signalled is not None:
                     return 128 + self._signalled
-                if failed is None or failed.was_told():
+                if failed is None or failed.returncode in _TOLD:
                     break
-                self._end_groups()
-            return status
+                self._end_all()
+            code = 0 if failed is None else failed.returncode
+            return code if code >= 0 else 128 - code
         finally:
-            self._kill_all()
-
-    def _start_all(self):
-        self._processes = []
-        for task in self._make_tasks():
-            self._processes.append(TaskProcess(task, self._lines))
-            self._say('%s is process %d' % (self._processes[-1].name, self._processes[-1].pid))
+            self._send(signal.SIGTERM)
+            deadline = time.monotonic() + 3.
+            while self._running() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            self._end_all()
 
     def _wait(self, number):
         """Waits for the end of all workers of the start of this number, of which 1 is the first;
-        returns the process that has failed first, or None, and its status."""
+        returns the process that has failed first, or None."""
         failed, terminate_at, kill_at = None, _NEVER, _NEVER
         while True:
             self._show()
             now = time.monotonic()
             while self._signals:
                 self._signalled = self._signalled or self._signals[0]
-                self._send_to_workers(self._signals.popleft())
+                self._send(self._signals.popleft())
                 kill_at = min(kill_at, now + self._grace)
             # Asked once a round: what ends meanwhile still counts as running, so that no failure
             # is passed over because nothing runs any more.
-            status = {process: process.status() for process in self._processes}
+            running = [process for process in self._running() if not process.serves]
             if failed is None and self._signalled is None:
-                failed = next((process for process in self._processes if status[process]), None)
+                failed = next((process for process in self._processes if process.returncode), None)
                 if failed is not None:
-                    terminate_at = now + self._linger_after(failed, number)
-            running = [process for process in self._processes
-                       if status[process] is None and not process.serves]
+                    terminate_at = now + self._grace
+                    self._say('%s %s%s' % (
+                        failed.name, failed.ending(), self._consequence(failed, number)))
             if not running:
-                return failed, 0 if failed is None else status[failed]
+                return failed
             if now >= terminate_at:
                 terminate_at, kill_at = _NEVER, now + self._grace
-                self._send_to_workers(signal.SIGTERM)
+                self._send(signal.SIGTERM)
             if now >= kill_at:
                 kill_at = _NEVER
                 self._say('%s did not end within %g seconds: killed' % (
@@ -218,20 +205,18 @@ class Processes:
                 for process in running:
                     process.send(signal.SIGKILL)
 
-    def _linger_after(self, process, number):
-        """Says that a process has failed; returns the seconds that the others are left alone."""
-        if process.was_told():  # nobody wants the run to go on, and the others have to save
-            self._say('%s %s, since the run was told to stop: the others are ended' % (
-                process.name, process.ending()))
-            return max(self._linger, self._grace)
-        self._say('%s %s: %s' % (
-            process.name, process.ending(), 'the others are ended' if number > self._restarts else
-            'all are ended, and started again (%d of %d)' % (number, self._restarts)))
-        return self._linger
+    def _consequence(self, failed, number):
+        if failed.returncode in _TOLD:
+            return ', since the run was told to stop: the others are ended'
+        return ': the others are ended' if number > self._restarts else (
+            ': all are ended, and started again (%d of %d)' % (number, self._restarts))
 
-    def _send_to_workers(self, number):
+    def _running(self):
+        return [process for process in self._processes if process.poll() is None]
+
+    def _send(self, number):
         # A server ends after the workers: they need it to save, and to say why they end.
-        running = [process for process in self._processes if process.status() is None]
+        running = self._running()
         for process in [each for each in running if not each.serves] or running:
             process.send(number)
 
@@ -245,22 +230,10 @@ class Processes:
     def _say(self, text):
         self._write('[launch] ' + text)
 
-    def _kill_all(self):
-        """Ends all processes: by SIGTERM, and 3 s later by SIGKILL, with their children."""
-        deadline = time.monotonic() + 3.
-        for process in self._processes:
-            process.send(signal.SIGTERM)
-        while time.monotonic() < deadline and any(
-                process.status() is None for process in self._processes):
-            time.sleep(0.02)
-        self._end_groups()
-
-    def _end_groups(self):
+    def _end_all(self):
         """Kills what is left of all processes and their children; writes what they have said."""
         for process in self._processes:
-            process.send(signal.SIGKILL)  # the group: also what a process left behind
-        for process in self._processes:
-            process.wait()
+            process.end()
         while not self._lines.empty():
             self._show()
 
@@ -279,7 +252,7 @@ def main(argv):
     options, command = parse(argv)
     # All again on new ports: what was left of the former processes may still hold theirs.
     processes = Processes(lambda: tasks_of(options.workers, options.ps, command),
-                          options.restarts, options.linger, options.grace)
+                          options.restarts, options.grace)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, lambda received, frame: processes.signal(received))

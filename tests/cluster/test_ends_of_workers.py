@@ -61,18 +61,14 @@ def test_a_chief_that_fails_before_its_session_ends_the_others(synchronous):
     assert 'it has ended: OSError: no such folder' in dict(errors)[1]
 
 
-def hook_of(cluster):
-    built = towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])),
-                                tf.ones([2]), tf.train.GradientDescentOptimizer(.1), 1,
-                                cluster=cluster)
-    return towers.StopTogetherHook(cluster, built), built
-
-
 @pytest.mark.parametrize('cluster', [
     towers.Cluster('ring', ['a:1']),
     towers.Cluster('ps', ['a:1', 'b:2'], ['c:3'], synchronous=False, rank=1)])
 def test_where_workers_do_not_wait_for_each_other_each_stops_by_itself(cluster):
-    hook, built = hook_of(cluster)
+    built = halving(cluster)
+    hook = towers.StopTogetherHook(cluster, built)
+    with pytest.raises(towers.ClusterError, match='is for sessions within towers.join'):
+        hook.begin()
     built.machines.join(types.SimpleNamespace(is_over=False, stopped_by=None, made=0))
     hook.begin()
     stopped = []

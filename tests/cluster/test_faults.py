@@ -35,7 +35,7 @@ def test_a_ring_goes_on_exactly_after_a_frozen_worker_and_a_signal_to_one(runner
     runner.run(folder, FLAGS[:2] + ['--train_steps=20', '--batch_size=20'])
     of_one_machine = set(values(folder, 20))
     shutil.copytree(folder, undisturbed)
-    with Launch(folder, ['--workers=2', '--linger=30'], RING + ['--train_dir=' + folder,
+    with Launch(folder, ['--workers=2'], RING + ['--train_dir=' + folder,
                                                                '--train_steps=10000']) as launch:
         launch.wait_for('step 50/')
         launch.send('worker 1', signal.SIGSTOP)
@@ -44,7 +44,7 @@ def test_a_ring_goes_on_exactly_after_a_frozen_worker_and_a_signal_to_one(runner
         assert launch.status() != 0
         assert is_lost(1, 'no sign of life', launch), launch.output
     assert 20 <= train_runs.newest(folder)
-    with Launch(folder, ['--workers=2', '--linger=30'], RING + [
+    with Launch(folder, ['--workers=2'], RING + [
             '--train_dir=' + folder, '--train_steps=10000', '--save_steps=10000']) as launch:
         launch.wait_for('%d/10000' % (train_runs.newest(folder) // 10 * 10 + 20))
         launch.send('worker 1', signal.SIGTERM)
@@ -72,7 +72,7 @@ def test_a_ring_goes_on_exactly_after_a_frozen_worker_and_a_signal_to_one(runner
 def test_a_process_that_is_killed_is_named_and_all_end_as_an_unbroken_run(kind, killed, tmp_path):
     """Bit for bit: of two workers, the order in which gradients are added up is no matter."""
     folder, unbroken = str(tmp_path / 'run'), str(tmp_path / 'unbroken')
-    launcher = ['--workers=2', '--linger=30'] + ['--ps=1'] * (kind == 'ps')
+    launcher = ['--workers=2'] + ['--ps=1'] * (kind == 'ps')
     flags = FLAGS + ['--cluster=' + kind, '--config={"dead_after": 3}']
     with Launch(folder, launcher + ['--restarts=%d' % len(killed)],
                 flags + ['--train_dir=' + folder]) as launch:
@@ -97,7 +97,7 @@ def test_a_process_that_is_killed_is_named_and_all_end_as_an_unbroken_run(kind, 
 @pytest.mark.slow
 def test_a_frozen_parameter_server_is_named_and_ends_the_run(tmp_path):
     folder = str(tmp_path / 'run')
-    with Launch(folder, ['--workers=2', '--ps=2', '--linger=30'],
+    with Launch(folder, ['--workers=2', '--ps=2'],
                 FLAGS + ['--cluster=ps', '--config={"dead_after": 3}', '--train_steps=100000',
                          '--train_dir=' + folder]) as launch:
         launch.wait_for('step 50/')
@@ -116,7 +116,7 @@ def test_the_program_of_the_docs_trains_on_the_same_data_after_a_restart(tmp_pat
     """A hook chooses the batch, by the step of the session that makes the step."""
     folder, steps = str(tmp_path), 120
     program = own_program(folder, steps, pause=0.02)
-    with Launch(folder, ['--workers=2', '--ps=1', '--restarts=1', '--linger=30'], [],
+    with Launch(folder, ['--workers=2', '--ps=1', '--restarts=1'], [],
                 program) as launch:
         deadline = time.time() + PATIENCE
         while not (tmp_path / 'run' / 'model.ckpt-60.index').exists():

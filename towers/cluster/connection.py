@@ -5,9 +5,9 @@ import time
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.coordinator import CUT, beat, silence_of
+from towers.cluster.coordinator import CUT, SILENT, beat
 from towers.cluster.signature import difference
-from towers.cluster.sockets import MOST_OF_WORKER_0, OF_WORKER_0, Lines, digest_of, readable
+from towers.cluster.sockets import MOST_OF_WORKER_0, Lines, digest_of, readable
 from towers.errors import ClusterError, WorkerLostError
 
 
@@ -15,11 +15,10 @@ def meet(cluster, fingerprint, connected, deadline, say):
     """Tells worker 0 who this worker is; waits until all are there and train the same.
 
     Args:
-      cluster: `Cluster`.
+      cluster, say: as for `join`.
       fingerprint: of this worker, see `signature.signature`.
       connected: socket that is connected with worker 0.
       deadline: `time.monotonic()` at which to give up.
-      say: called with lines about who is waited for.
 
     Returns:
       `Lines` with worker 0.
@@ -27,12 +26,17 @@ def meet(cluster, fingerprint, connected, deadline, say):
     Raises:
       ClusterError: this worker is refused, or worker 0 does not answer in time.
     """
-    lines, timeout = Lines(connected, MOST_OF_WORKER_0), deadline - time.monotonic()
+    lines, chief = Lines(connected, MOST_OF_WORKER_0), cluster.who(0)
+    timeout = deadline - time.monotonic()
     hello = {'type': 'hello', 'rank': cluster.rank, 'digest': digest_of(fingerprint)}
     try:
         lines.send(hello)
         while True:
-            answer = _answer(cluster, lines, deadline)
+            answer = lines.receive(deadline)
+            if answer is None:
+                error = ('%s waits for other workers, or is frozen, and start_timeout is over: see '
+                         'what it says, start them, or give a longer one.' % chief)
+                break
             kind, why = answer['type'], answer.get('why', '').rstrip('.')
             if kind == 'welcome':
                 return lines
@@ -41,31 +45,16 @@ def meet(cluster, fingerprint, connected, deadline, say):
             elif kind == 'waiting':
                 say('waiting        %s, start_timeout is %.3g s' % (why, timeout))
             elif kind == 'refused':
-                raise ClusterError('%s refuses %s: %s.' % (
-                    cluster.who(0), cluster.who(cluster.rank), why))
+                error = '%s refuses %s: %s.' % (chief, cluster.who(cluster.rank), why)
+                break
     except OSError:
-        lines.close()
-        raise ClusterError('%s has closed the connection: it is at work already, or was ended: see '
-                           'what it says.' % cluster.who(0)) from None
-    except ClusterError:
-        lines.close()
-        raise
-
-
-def _answer(cluster, lines, deadline):
-    """What worker 0 says next."""
-    try:
-        answer = lines.receive(deadline)
-        if answer is not None and answer['type'] not in OF_WORKER_0:
-            raise ClusterError('a message of a worker')
-    except ClusterError as error:
-        raise ClusterError('what answers at the address of %s is no worker: %s. Another program '
-                           'uses the port, or the address is wrong.' % (
-                               cluster.who(0), error)) from None
-    if answer is None:
-        raise ClusterError('%s waits for other workers, or is frozen, and start_timeout is over: '
-                           'see what it says, start them, or give a longer one.' % cluster.who(0))
-    return answer
+        error = ('%s has closed the connection: it is at work already, or was ended: see what it '
+                 'says.' % chief)
+    except ClusterError as found:
+        error = ('what answers at the address of %s is no worker: %s. Another program uses the '
+                 'port, or the address is wrong.' % (chief, found))
+    lines.close()
+    raise ClusterError(error)
 
 
 def _compared(theirs, own):
@@ -81,7 +70,7 @@ class Connection:
     """A thread that hears what worker 0 says, and the words of this worker to it.
 
     Attributes:
-      dead_after: seconds of silence after which worker 0 is gone.
+      dead_after: as for `join`.
       lost: None, or `(rank, why)` of the worker that is gone.
       stopped_by: None, or `(rank, number)` of the worker that got a signal, and the signal's.
       is_over: whether this session makes no step after the one that it has begun last.
@@ -91,14 +80,8 @@ class Connection:
     """
 
     def __init__(self, cluster, lines, dead_after, say, on_lost):
-        """
-        Args:
-          cluster: `Cluster`.
-          lines: `Lines`, see `meet`.
-          dead_after: seconds of silence after which worker 0 is gone.
-          say: called with lines about who is waited for, in the thread.
-          on_lost: called once with a `WorkerLostError`, in the thread, when a worker is lost.
-        """
+        """The arguments are those of `join`, and what `meet` returned. `say` and `on_lost`, once,
+        are called in the thread."""
         self.lost, self.dead_after, self.builds = None, dead_after, ''
         self._cluster, self._lines, self._say, self._on_lost = cluster, lines, say, on_lost
         self._session, self._in_step, self._answer = 0, False, None
@@ -112,7 +95,7 @@ class Connection:
 
     def _begin_steps(self):
         self.made, self.stopped_by, self.is_over, self.checks = 0, None, False, False
-        self._signal, self._wants_check = 0, False
+        self._signal, self._wants_check, self._has_failed = 0, False, False
 
     def begin_session(self, value=()):
         """Waits until the sessions of all workers begin; compares a value as `differing`."""
@@ -121,25 +104,13 @@ class Connection:
         return self.differing(value)
 
     def differing(self, value):
-        """Compares a value between two steps, which all workers do at the same place.
-
-        Args:
-          value: of JSON's types.
-
-        Returns:
-          None, or the rank of the first worker whose value is not that of worker 0.
-
-        Raises:
-          WorkerLostError: a worker is gone.
-        """
+        """Compares a value of JSON's types between two steps, as all workers do at that place;
+        returns None, or the rank of the first worker whose value is not that of worker 0."""
         answer = self._ask(['value', value])
         return answer.get('rank', 0) if answer['type'] == 'differs' else None
 
     def begin_step(self, builds):
-        """Waits until all workers begin this step.
-
-        Args:
-          builds: the numbers of its builds, in words.
+        """Waits until all workers begin this step of some builds.
 
         Raises:
           tf.errors.OutOfRangeError: some worker makes no more steps, and nobody makes this one.
@@ -157,9 +128,9 @@ class Connection:
             self.checks, self._wants_check = answer.get('checks', False), False
         self.builds, self._in_step = builds, True
 
-    def step_ended(self):
-        """Notes that the step has been made."""
-        self.made, self._in_step = self.made + 1, False
+    def step_ended(self, is_made=True):
+        """Notes that the step has been made, or has failed."""
+        self.made, self._in_step, self._has_failed = self.made + is_made, False, not is_made
 
     def leave(self):
         """Says that this session makes no more steps.
@@ -167,7 +138,7 @@ class Connection:
         Not after a step that has failed here, such as by the end of this worker's data: the others
         may be in it, and only the end of their own tells that it was no loss.
         """
-        if not self._in_step and not self.is_over:
+        if not self._has_failed and not self.is_over:
             self.is_over = True
             self._send({'type': 'left', 'session': self._session, 'number': self._signal})
 
@@ -194,11 +165,7 @@ class Connection:
     # ---- the end --------------------------------------------------------------------------------
 
     def error(self, seconds=0.):
-        """`WorkerLostError` about the worker that is gone, or None.
-
-        Args:
-          seconds: how long to wait until a loss is known.
-        """
+        """`WorkerLostError` about the worker that is gone, or None; waits some seconds for it."""
         with self._changed:
             self._changed.wait_for(lambda: self.lost is not None, seconds)
         if self.lost is None:
@@ -249,7 +216,7 @@ class Connection:
             if time.monotonic() - now > self.dead_after / 2.:
                 self._heard = time.monotonic()  # this process was frozen itself
             if time.monotonic() - self._heard > self.dead_after:
-                self._lose(0, silence_of(self.dead_after))
+                self._lose(0, SILENT % self.dead_after)
 
     def _take(self, message):
         kind, rank, why = message['type'], message.get('rank', 0), message.get('why', '')
@@ -272,8 +239,6 @@ class Connection:
     def _lose(self, rank, why):
         if self.lost is not None or self._ended:
             return
-        if not 0 <= rank < self._cluster.num_workers:
-            rank, why = 0, 'it sent the number %d of a worker' % rank
         with self._changed:
             self.lost = (rank, why)
             self._changed.notify_all()

@@ -22,6 +22,7 @@ from towers.cluster.sockets import AGAIN, FIRST, Lines, digest_of, readable
 from towers.errors import ClusterError
 
 CUT = 'its process has ended, or its machine cut the connection'
+SILENT = 'there is no sign of life from it for %.0f seconds'
 _BEATS = 5  # messages that a worker sends within `dead_after`
 _LINGER = 0.5  # seconds
 _ENDED_EARLY = ('it has ended its training, perhaps for lack of data, and others have not: see '
@@ -33,16 +34,10 @@ def beat(dead_after):
     return dead_after / _BEATS
 
 
-def silence_of(dead_after):
-    """Why a worker is lost that says nothing, in words."""
-    return 'there is no sign of life from it for %.0f seconds' % dead_after
-
-
 class _Worker:
     """What worker 0 knows of a worker: what the worker has said itself.
 
     Attributes:
-      rank: its number.
       lines: `Lines` of its connection; None before it has come.
       heard: when it sent its last message.
       session: the number of its newest session; 0 before the first one.
@@ -55,9 +50,8 @@ class _Worker:
       tell_at: when it is to be told for whom it waits.
     """
 
-    def __init__(self, rank, lines, first):
-        """`first`: seconds that it waits before it is told for whom."""
-        self.rank, self.lines, self._first = rank, lines, first
+    def __init__(self, rank, lines=None):
+        self.rank, self.lines = rank, lines
         self.session = self.signal = self.left = 0
         self.begins = self.done = None
         self.checks = self.in_step = False
@@ -66,7 +60,7 @@ class _Worker:
     def begin_to_wait(self):
         """It is here, and may wait for others from now on."""
         self.heard = time.monotonic()
-        self.tell_at = self.heard + self._first
+        self.tell_at = self.heard + FIRST
 
     def take(self, message):
         """Notes what the worker says."""
@@ -99,17 +93,17 @@ class Coordinator:
       own_end: connected socket, by which worker 0 itself takes part.
     """
 
-    def __init__(self, cluster, fingerprint, listener, dead_after, start_timeout, say):
+    def __init__(self, cluster, fingerprint, listener, dead_after, say):
         """
         Args:
           fingerprint: of worker 0, see `signature.signature`.
           listener: socket that listens; it is closed when all workers are there.
-          cluster, dead_after, start_timeout, say: as for `join`.
+          cluster, dead_after, say: as for `join`.
         """
         self._cluster, self._listener, self._say = cluster, listener, say
         self._fingerprint, self._digest = fingerprint, digest_of(fingerprint)
-        self._dead_after, self._first = dead_after, min(FIRST, start_timeout / 2.)
-        self._workers = [_Worker(rank, None, self._first) for rank in range(cluster.num_workers)]
+        self._dead_after = dead_after
+        self._workers = [_Worker(rank) for rank in range(cluster.num_workers)]
         self._is_complete, self._is_lost, self._beat_at = False, False, 0.
         own, self.own_end = socket.socketpair()
         self._own = Lines(own)
@@ -120,9 +114,9 @@ class Coordinator:
     def missing(self):
         """`ClusterError` about the workers that have not come."""
         return ClusterError(
-            'of %s nobody has joined within start_timeout: start each one, correct the address, see '
-            'why it was refused, or give a longer one.' % ', '.join(
-                self._cluster.who(worker.rank) for worker in self._workers[1:] if worker.lines is None))
+            '%s did not join within start_timeout: start each one, correct the address, see why '
+            'it was refused, or give a longer one.' % self._named(
+                each for each in self._workers[1:] if each.lines is None))
 
     def close(self):
         """Ends the thread when worker 0 has closed `own_end`, and all are told what it said."""
@@ -153,9 +147,6 @@ class Coordinator:
         for each in [self._listener] + self._connections:
             each.close()
 
-    def _worker_of(self, lines):
-        return next((worker for worker in self._workers if worker.lines is lines), None)
-
     def _hear(self, lines):
         """Takes what has come over a connection, of a worker or of a stranger."""
         messages, why = [], ''
@@ -166,18 +157,18 @@ class Coordinator:
         except ClusterError as error:
             why = 'it sent %s' % error
         for message in messages:
-            worker = self._worker_of(lines)
+            worker = next((each for each in self._workers if each.lines is lines), None)
             if worker is not None:
                 self._take(worker, message)
             elif lines.is_open:
                 self._judge(lines, message)
-        worker = self._worker_of(lines)
         if why:
             lines.close()
-            if worker is not None and self._is_complete and worker.done is None:
-                self._lose(worker, why)
-            elif worker is not None and not self._is_complete:
-                worker.lines = None  # it may come again
+            for worker in [each for each in self._workers if each.lines is lines]:
+                if not self._is_complete:
+                    worker.lines = None  # it may come again
+                elif worker.done is None:
+                    self._lose(worker, why)
 
     # ---- who belongs to the cluster -------------------------------------------------------------
 
@@ -201,7 +192,7 @@ class Coordinator:
             lines.send({'type': 'refused', 'why': why})
             lines.close()
             return
-        self._workers[rank] = _Worker(rank, lines, self._first)
+        self._workers[rank] = _Worker(rank, lines)
         if all(each.lines is not None for each in self._workers):
             self._is_complete = True
             self._listener.close()  # TensorFlow's server of worker 0 may need the port
@@ -236,10 +227,7 @@ class Coordinator:
         for worker in [each for each in waiting if each.session <= left]:
             worker.answer('over', **stop)
             waiting.remove(worker)
-        ended = [each for each in self._workers if each.done is not None]
-        if ended and waiting:
-            self._lose(ended[0], _ENDED_EARLY)
-        elif len(waiting) == len(self._workers):
+        if len(waiting) == len(self._workers):
             other = next((each.rank for each in waiting if each.begins != chief.begins), None)
             checks = any(each.checks for each in waiting)
             for worker in waiting:
@@ -273,8 +261,7 @@ class Coordinator:
             waited = self._waited_for(worker, now) if now >= worker.tell_at else []
             if waited:
                 worker.tell_at = now + AGAIN
-                worker.lines.send({'type': 'waiting', 'why': 'for ' + ', '.join(
-                    self._cluster.who(each.rank) for each in waited)})
+                worker.lines.send({'type': 'waiting', 'why': 'for ' + self._named(waited)})
         if not self._is_complete or self._is_lost:
             return
         if now >= self._beat_at:
@@ -283,13 +270,13 @@ class Coordinator:
         was_frozen = now - looked_at > self._dead_after / 2.  # itself, and has heard nobody
         done = [worker for worker in self._workers if worker.done is not None]
         if done and self._cluster.synchronous and now - done[0].done > self._dead_after and any(
-                worker.in_step for worker in self._workers):
-            self._lose(done[0], _ENDED_EARLY)  # in the step of the others
+                worker.in_step or worker.begins is not None for worker in self._workers):
+            self._lose(done[0], _ENDED_EARLY)
         for worker in self._workers:
             if was_frozen:
                 worker.heard = now
             if worker.done is None and now - worker.heard > self._dead_after:
-                self._lose(worker, silence_of(self._dead_after))
+                self._lose(worker, SILENT % self._dead_after)
 
     def _waited_for(self, worker, now):
         """List of those that a worker waits for."""
@@ -303,6 +290,9 @@ class Coordinator:
         if worker.begins is not None:
             return [each for each in self._workers if each.begins is None]
         return [each for each in self._workers if each.done is None and now - each.heard > silence]
+
+    def _named(self, workers):
+        return ', '.join(self._cluster.who(worker.rank) for worker in workers)
 
     def _send_all(self, message):
         for worker in reversed(self._workers):  # worker 0 may end by it

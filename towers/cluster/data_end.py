@@ -53,11 +53,7 @@ Attributes:
 
 class SessionBegun:
     """A variable that says that the session has begun, for steps that read no other one of
-    `COLLECTIONS`.
-
-    Attributes:
-      begin: operation by which a hook records that the session has begun.
-    """
+    `COLLECTIONS`; a hook runs the operation `begin`."""
 
     def __init__(self):
         with only_device('/cpu:0'):
@@ -92,14 +88,8 @@ def explained(error):
 
 
 def raise_at_end(is_over):
-    """An operation that raises `tf.errors.OutOfRangeError` when a condition holds.
-
-    A queue that is closed and empty raises it, as the end of a `tf.data` iterator does. The next
-    step, or another session, raises it again.
-
-    Args:
-      is_over: bool scalar.
-    """
+    """An operation that raises `tf.errors.OutOfRangeError` when a bool scalar is true: a queue that
+    is closed and empty does, as a `tf.data` iterator at its end; in each step from then on."""
     # An operation waits for all of a branch of control flow v1, and for the condition alone of v2.
     with only_device('/cpu:0'), compat.control_flow_v1():
         data = tf.FIFOQueue(1, tf.int32, [[]], name='no_data_left')
@@ -131,16 +121,12 @@ def own_data(cluster, gradients):
 
 
 def of_batches(gradients, active):
-    """Gradients of which nothing is left in a worker that computes its first batch again.
+    """Gradients of a worker that computes its first batch again: where `active` is 0, dense ones
+    are zeros, and sparse ones have no row.
 
     A weight of 0 is not enough. An optimizer updates the rows that a sparse gradient has, also
     where they are zeros: momentum moves them on. And 0 times infinity, of weights for which nobody
     has looked at that batch, is NaN in the sum of all workers.
-
-    Args:
-      gradients: list of `(gradient, variable)`.
-      active: float scalar, 0 in a worker whose own data have ended. Then dense gradients are zeros,
-        and sparse ones have no row.
     """
     with only_device('/cpu:0'):
         has_batch = active >= .5

@@ -18,7 +18,8 @@ from towers.cluster.cluster import Cluster
 from towers.cluster.connection import Connection, meet
 from towers.cluster.coordinator import Coordinator
 from towers.cluster.machines import builds_of
-from towers.cluster.sessions import AskForCheck, AveragingHook, BeginHook, DriftHook, check_built
+from towers.cluster.same_weights import AskForCheck, AveragingHook, DriftHook
+from towers.cluster.sessions import BeginHook, check_built
 from towers.cluster.signature import signature
 from towers.cluster.sockets import FIRST, connect, listen, silent_servers, wait_for_servers
 from towers.errors import ClusterError, WorkerLostError
@@ -28,8 +29,7 @@ from towers.tensorflow_errors import reason_of
 START_TIMEOUT = 120.
 DEAD_AFTER = 30.
 _TIME_TO_SAY = 5.  # seconds in which the main thread may end by itself when a worker is lost
-_AGAIN = ('The run cannot go on without it: start all again, and it goes on from the last '
-          'checkpoint.')
+_AGAIN = 'The run cannot go on without it: start all again, and it goes on from the last checkpoint'
 
 
 class Member:
@@ -48,9 +48,8 @@ class Member:
 
     def __init__(self, cluster: typing.Any, built: typing.Any, target: typing.Any,
                  config: typing.Optional[tf.ConfigProto], connection: typing.Any):
-        self.cluster, self.is_chief = cluster, cluster.is_chief
+        self.cluster, self.is_chief, self._connection = cluster, cluster.is_chief, connection
         self.target, self.config = target, config
-        self._connection = connection
         self._begin = BeginHook(cluster, built, target, config, connection, self.lost)
         self.hooks, self.listeners = [self._begin], []
         if cluster.has_local_steps:
@@ -73,27 +72,22 @@ class Member:
         """
         return self._begin.creator(creator, scaffold)
 
-    def session(self, hooks=(), session_class=tf.train.MonitoredSession):
-        """A session that saves nothing; its variables begin with worker 0's values.
-
-        Args:
-          hooks: list of hooks, to come after `self.hooks`.
-          session_class: `tf.train.MonitoredSession`, or a class that is made with the same
-            arguments.
-        """
+    def session(self, hooks=()):
+        """A `tf.train.MonitoredSession` that saves nothing; its variables begin with worker 0's
+        values. `hooks` is a list of hooks, to come after `self.hooks`."""
         scaffold, initialises = tf.train.Scaffold(), self.is_chief or not self.cluster.is_served
         make = tf.train.ChiefSessionCreator if initialises else tf.train.WorkerSessionCreator
         creator = make(scaffold, self.target, self.config)
-        return session_class(self.session_creator(creator, scaffold), self.hooks + list(hooks))
+        return tf.train.MonitoredSession(self.session_creator(creator, scaffold),
+                                         self.hooks + list(hooks))
 
     def lost(self):
         """`WorkerLostError` about what this worker's session is lost with; waits until it is known,
         at most for `dead_after`."""
         silent = silent_servers(self.cluster)
-        if silent:
-            return WorkerLostError('%s. %s' % (silent, _AGAIN))
-        return self._connection.error(self._connection.dead_after) or WorkerLostError(
-            'TensorFlow lost the session of %s. %s' % (self.cluster.name, _AGAIN))
+        lost = None if silent else self._connection.error(self._connection.dead_after)
+        return lost or WorkerLostError('%s. %s.' % (
+            silent or 'TensorFlow lost the session of ' + self.cluster.name, _AGAIN))
 
 
 @contextlib.contextmanager
@@ -182,43 +176,37 @@ def _described(cluster, built, settings):
 @contextlib.contextmanager
 def _met(cluster, own, start_timeout, dead_after, say):
     """The `Lines` with worker 0 of a worker that has met the others; on worker 0 they meet here."""
-    deadline, coordinator = time.monotonic() + start_timeout, None
+    deadline = time.monotonic() + start_timeout
     if cluster.has_addresses and not cluster.is_chief:
         listen(cluster.workers[cluster.rank], say).close()  # TensorFlow's server needs the port
     wait_for_servers(cluster, deadline, say)
     address, listener = _address(cluster, say)
-    if listener is not None:
-        coordinator = Coordinator(cluster, own, listener, dead_after, start_timeout, say)
+    if listener is None:
+        connected = connect(address, cluster.who(0), deadline, say)
+        yield meet(cluster, own, connected, deadline, say)
+        return
+    coordinator = Coordinator(cluster, own, listener, dead_after, say)
     try:
-        connected = connect(address, cluster.who(0), deadline, say) if (
-            coordinator is None) else coordinator.own_end
         try:
-            lines = meet(cluster, own, connected, deadline, say)
+            lines = meet(cluster, own, coordinator.own_end, deadline, say)
         except ClusterError:
-            if coordinator is None:
-                raise
             raise coordinator.missing() from None
         yield lines
     finally:
-        if coordinator is not None:
-            coordinator.close()
+        coordinator.close()
 
 
 def _address(cluster, say):
-    """Where worker 0 listens until all are there, and on worker 0 its listener; else None.
-
-    It is worker 0's own address, before TensorFlow's server takes the port.
-    """
+    """Where worker 0 listens until all are there; and on worker 0 its listener, else None."""
     if cluster.has_addresses:
         return cluster.workers[0], listen(cluster.workers[0], say) if cluster.is_chief else None
-    listener, text = None, ''
-    if cluster.is_chief:
-        listener = socket.socket()
-        listener.bind(('', 0))
-        listener.listen(64)
-        host = os.environ.get('HOROVOD_HOSTNAME') or socket.gethostname()
-        text = '%s:%d' % (host, listener.getsockname()[1])
-    return horovod.gathered_lines(text)[0], listener
+    if not cluster.is_chief:
+        return horovod.gathered_lines('')[0], None
+    listener = socket.socket()
+    listener.bind(('', 0))
+    listener.listen(64)
+    host = os.environ.get('HOROVOD_HOSTNAME') or socket.gethostname()
+    return horovod.gathered_lines('%s:%d' % (host, listener.getsockname()[1]))[0], listener
 
 
 @contextlib.contextmanager
@@ -234,7 +222,7 @@ def _servers_watched(cluster, dead_after, say, lose):
             if silent and since is None:
                 say('waiting        ' + silent)
             elif silent and now - since > dead_after - 2. * pause:
-                lose(WorkerLostError('%s. %s' % (silent, _AGAIN)))
+                lose(WorkerLostError('%s. %s.' % (silent, _AGAIN)))
                 return
             since = (since or now) if silent else None
     if cluster.is_served:
@@ -268,11 +256,7 @@ def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
 
 
 def start_server(cluster, config):
-    """TensorFlow's server of this process.
-
-    Raises:
-      ClusterError: it cannot start.
-    """
+    """TensorFlow's server of this process; `ClusterError` if it cannot start."""
     try:
         return tf.train.Server(cluster.spec(), cluster.job, cluster.rank, config=config)
     except tf.errors.OpError as error:
@@ -294,26 +278,21 @@ def _explained_in_words():
         raise
 
 
-# What a step fails by on its own machine, unless the text says that it came from another one.
-_OWN = (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError, tf.errors.NotFoundError,
-        tf.errors.ResourceExhaustedError, tf.errors.FailedPreconditionError,
-        tf.errors.UnimplementedError, tf.errors.DataLossError, tf.errors.PermissionDeniedError)
+# What the loss of another worker is in a step; other errors, where their text says so.
+_OF_PEERS = (tf.errors.CancelledError, tf.errors.UnknownError, tf.errors.DeadlineExceededError,
+             tf.errors.AbortedError, tf.errors.InternalError, tf.errors.UnavailableError)
 _REMOTE = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC', 'Socket closed')
 
 
 def _may_be_a_peers(error):
     """Whether an error in a ring may be the loss of another worker, or what that one failed by."""
-    return isinstance(error, tf.errors.OpError) and (
-        not isinstance(error, _OWN) or any(word in reason_of(error) for word in _REMOTE))
+    return isinstance(error, _OF_PEERS) or isinstance(error, tf.errors.OpError) and any(
+        word in reason_of(error) for word in _REMOTE)
 
 
 def _end_process(error, ended):
-    """Ends the process if it does not end by itself: a step without its peer may never end.
-
-    Args:
-      error: `WorkerLostError`.
-      ended: event that is set when the process ends by itself.
-    """
+    """Ends the process if it does not end by itself, which sets the event `ended`: a step without
+    its peer may never end."""
     if not ended.wait(_TIME_TO_SAY):
         sys.stderr.write('%s\n' % error)
         sys.stderr.flush()

@@ -1,11 +1,4 @@
-"""Sessions of a cluster's workers: how one begins, which calls are its steps, what is done after
-steps, and how all stop.
-
-Every worker of a ring, and of Horovod, makes the update by itself. One that is computed from random
-numbers, the time, or what one worker alone knows would let their weights drift apart without an
-error. So all workers compare checksums of what the update writes: after steps 1, 2, 4, 8, … of a
-session, and after the first step from each checkpoint on, for which the chief asks.
-"""
+"""Sessions of a cluster's workers: how one begins, which calls are its steps, and how all stop."""
 
 import functools
 import signal
@@ -18,15 +11,11 @@ from towers.arguments import check_instance
 from towers.cluster.cluster import Cluster
 from towers.cluster.data_end import HOW
 from towers.cluster.machines import builds_of, shared_variables
-from towers.cluster.ring import Collectives
+from towers.cluster.same_weights import refreshes
 from towers.cluster.server_placement import spread
 from towers.errors import ClusterError
 from towers.graph.graph_walk import step_operations
-from towers.placement.variable_device import only_device
 from towers.run.stopping import StopOnSignalHook
-
-_MOST = 1 << 26  # numbers of a variable that are looked at: fewer than 2 GB, as `serialize` takes
-_SIZE = 1 << 52  # how many checksums there are
 
 
 def check_built(built):
@@ -45,11 +34,7 @@ class BeginHook(tf.train.SessionRunHook):
     """
 
     def __init__(self, cluster, built, target, config, connection, lost):
-        """
-        Args:
-          cluster, built, target, config, connection: as for `Member`.
-          lost: function that returns the `WorkerLostError` about a lost session.
-        """
+        """The arguments are those of `Member`, and `Member.lost`."""
         self._cluster, self._built, self._connection = cluster, built, connection
         self._target, self._config, self._lost = target, config, lost
         self._is_by_member = self._has_begun = self._was_served = False
@@ -72,11 +57,8 @@ class BeginHook(tf.train.SessionRunHook):
         return _OneSession(create, self._lost)
 
     def begin(self):
-        """Makes the operations that worker 0's values go to the others by.
-
-        Raises:
-          ClusterError: a session on parameter servers that is not made by the member.
-        """
+        """Makes the operations that worker 0's values go to the others by; refuses a session on
+        parameter servers that is not made by the member."""
         by_member, self._is_by_member, self._has_begun = self._is_by_member, False, False
         if not by_member and self._cluster.is_served:
             raise ClusterError(
@@ -91,14 +73,14 @@ class BeginHook(tf.train.SessionRunHook):
         if self._cluster.has_copies:
             variables = shared_variables(self._built)
             self._names = [variable.op.name for variable in variables]
-            self._operations = [self._built.machines.broadcast(variables)] + _refreshes(self._built)
+            self._operations = [self._built.machines.broadcast(variables)] + refreshes(self._built)
 
     def after_create_session(self, session, coord):
         """Waits for the sessions of all workers, and lets steps be made.
 
         Raises:
           ClusterError: the workers have other variables, and would wait for each other for ever.
-          WorkerLostError: a worker is gone, or the session, which is made again.
+          WorkerLostError: a worker is gone, or a session, which is made again.
         """
         if self._has_begun:
             raise self._lost()
@@ -136,19 +118,11 @@ class _OneSession(tf.train.SessionCreator):
         return self._create()
 
 
-def _refreshes(built):
-    """List of the operations that give towers' replicas what the variables are now."""
-    return [each.replicas.refresh() for each in builds_of(built) if each.replicas is not None]
-
-
 def _begin_together(session, builds, connection):
-    """Has the steps of a session begin on all workers or on none, and refuses parts of them.
+    """Has the steps of some builds begin on all workers or on none.
 
-    Args:
-      session: the `tf.Session` of which the hooks are told: what they fetch is seen nowhere else.
-        One worker alone may look at something else.
-      builds: list of the `BuiltTowers` whose steps count.
-      connection: `Connection`.
+    The session is the one that hooks are given, since what they fetch is seen nowhere else. One
+    worker alone may look at something else in it.
     """
     run, make_callable, known = session.run, session.make_callable, {}
 
@@ -167,9 +141,13 @@ def _begin_together(session, builds, connection):
         if not steps:
             return step()
         connection.begin_step(steps)
-        result = step()
-        connection.step_ended()
-        return result
+        is_made = False
+        try:
+            result = step()
+            is_made = True
+            return result
+        finally:
+            connection.step_ended(is_made)
 
     @functools.wraps(run)
     def checked(fetches, *given, **named):
@@ -185,9 +163,8 @@ def _begin_together(session, builds, connection):
 def _steps_of(fetched, builds):
     """The numbers of the builds whose train op some fetches run, in words: `'0'`, `'0 1'`; or ''.
 
-    Raises:
-      ClusterError: they take sums of all workers' gradients without their step: the other workers
-        would wait, or take these sums for those of their next step.
+    Sums of all workers' gradients without their step are a `ClusterError`: the others would wait,
+    or take them for those of their next step.
     """
     graph = builds[0].train_op.graph
     elements = [graph.as_graph_element(each) for each in fetched]
@@ -200,124 +177,6 @@ def _steps_of(fetched, builds):
             'built.train_op. Beside a hook that fetches them in every call, look at other things '
             'by session.run_step_fn(lambda step_context: step_context.session.run(…)).')
     return ' '.join(str(place) for place, built in enumerate(builds) if built not in left_out)
-
-
-class _AfterSteps(tf.train.SessionRunHook):
-    """Does something after the same steps of a session on all workers: `after_step(session, n)`."""
-
-    def __init__(self, cluster, built, connection):
-        """The arguments are those of `Member`."""
-        self._cluster, self._built, self._connection = cluster, built, connection
-        self._session, self._steps = None, 0
-
-    def after_create_session(self, session, coord):
-        """Steps are counted from the beginning of a session, which is one on all workers."""
-        self._session, self._steps = session, 0
-
-    def after_run(self, run_context, run_values):
-        """A call was made, a step or a look at something else by one worker alone."""
-        if self._steps != self._connection.made:
-            self._steps = self._connection.made
-            self.after_step(self._session, self._steps)
-
-
-class DriftHook(_AfterSteps):
-    """Compares the workers' checksums."""
-
-    def begin(self):
-        """Makes the operations, when all variables are there."""
-        builds = builds_of(self._built)
-        trained = {variable.op.name for each in builds for _, variable in each.gradients}
-        names = {name for each in builds for name in each.machines.written}
-        names |= {variable.op.name for each in builds for variable in each.machines.state}
-        variables = sorted(
-            (each for each in shared_variables(self._built) if each.op.name in names),
-            key=lambda each: each.op.name not in trained)
-        self._names, self._sums = [variable.op.name for variable in variables], []
-        with only_device('/cpu:0'), tf.name_scope('checksums'):
-            for variable in variables:
-                with tf.control_dependencies(self._sums[-1:]):  # a copy of one variable at a time
-                    value = tf.reshape(variable.read_value(), [-1])[:_MOST]
-                    self._sums.append(tf.strings.to_hash_bucket_fast(
-                        tf.io.serialize_tensor(value), _SIZE))
-
-    def after_step(self, session, steps):
-        """Compares if it is time.
-
-        Raises:
-          ClusterError: a variable is another one on some worker.
-        """
-        if not self._connection.checks and steps & (steps - 1):
-            return
-        sums = [[name, int(each)] for name, each in
-                zip(self._names, session.run(self._sums))]
-        if self._connection.differing(sums) is None:
-            return
-        for each in sums:
-            worker = self._connection.differing(each)
-            if worker is not None:
-                break
-        counted = self._built.global_step
-        raise ClusterError(
-            'after step %d the variable %r of worker %d is not that of worker 0: each worker '
-            'makes the update itself, and has computed it from something else, or the program '
-            'has written it between two steps. Compute the update from gradients, variables '
-            'and the global step (noise by tf.random.stateless_normal(shape, seed=[1, '
-            'global_step])); let UPDATE_OPS write what else it needs to a variable, which then '
-            "has worker 0's value; and write between two steps the same on every worker." % (
-                steps if counted is None else session.run(counted), each[0], worker))
-
-
-class AskForCheck(tf.train.CheckpointSaverListener):
-    """Has the chief ask for a check after the next step when it has saved."""
-
-    def __init__(self, connection):
-        self._connection = connection
-
-    def after_save(self, session, global_step_value):
-        """Asks."""
-        self._connection.ask_for_check()
-
-
-class AveragingHook(_AfterSteps):
-    """Local steps: averages the variables of all workers after every K steps of a session, and at
-    its end.
-
-    Each worker updates its own weights by its own gradients, and nothing travels in a step. Then
-
-        v  <-  (v_0 + … + v_{W-1}) / W
-
-    over the W workers, of weights, optimizer state and moving averages alike (local SGD: Stich,
-    "Local SGD Converges Fast and Communicates Little", 2019; K is 100 in speech recognition by
-    RETURNN). The result is no longer the gradient of one device on all examples.
-    """
-
-    def begin(self):
-        """Makes the operations, when all variables are there."""
-        ring, last, written = Collectives(self._cluster), tf.no_op(), []
-        for variable in shared_variables(self._built):
-            if not variable.dtype.is_floating:
-                continue  # counters, which all workers count alike
-            with only_device('/cpu:0'), tf.name_scope('average'):
-                with tf.control_dependencies([last]):  # a copy of one variable at a time
-                    mean, last = ring.reduce_gradient(variable.read_value(), True, last)
-                written.append(tf.assign(variable, mean).op)
-        self._operations = [tf.group(*written)] + _refreshes(self._built)
-
-    def after_step(self, session, steps):
-        """Averages if it is time, as it is at the end."""
-        if steps % self._cluster.every == 0:
-            self._average(session)
-
-    def end(self, session):
-        """Averages the steps since the last time: the last checkpoint has the mean."""
-        self._connection.leave()  # the others may wait for one more step
-        if self._connection.made % self._cluster.every:
-            self._average(session)
-
-    def _average(self, session):
-        for operation in self._operations:
-            session.run(operation)
 
 
 class StopTogetherHook(StopOnSignalHook):

@@ -7,7 +7,7 @@ import hashlib
 import json
 import random
 import re
-import select
+import selectors
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -28,8 +28,8 @@ _ADDRESS = re.compile(r'(\[[^\s/\[\]]+\]|[^\s/:\[\]]+):([0-9]{1,5})')
 def free_ports(count: int) -> list:
     """Numbers of ports of this machine that nobody uses at the moment.
 
-    The ports are drawn from a range that the system gives to no outgoing connection: else a
-    connection that some process opens before the ports are bound could take one of them.
+    They are of a range that the system gives to no outgoing connection: else one that some process
+    opens before the ports are bound could take one of them.
 
     Args:
       count: how many ports.
@@ -72,15 +72,8 @@ def split_address(address):
 
 
 def listen(address, say):
-    """A socket that listens at an address; on all interfaces if none of them has that address.
-
-    Args:
-      address: `'host:port'`.
-      say: called with a line that says so in that case.
-
-    Raises:
-      ClusterError: another process uses the port, or the address makes no sense.
-    """
+    """A socket that listens at an address; on all interfaces if none of them has that address,
+    which `say` is told. `ClusterError` if another process uses the port."""
     host, port = split_address(address)
     family = socket.AF_INET6 if ':' in host else socket.AF_INET
     for name in (host, ''):
@@ -92,16 +85,14 @@ def listen(address, say):
             return listener
         except OSError as error:
             listener.close()
+            text = '%s cannot be listened at: %s. %%s, or the host is not this machine: give ' \
+                   'this task another address' % (address, error.strerror or error)
             # A name that stands for this machine without being an address of it: a service of
             # Kubernetes, a machine behind NAT. Or the address of another machine, by mistake.
-            is_elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-            text = '%s cannot be listened at: %s. %s the host is not this machine: give this ' \
-                   'task another address' % (
-                       address, error.strerror or error, 'Unless it leads to this machine from '
-                       'elsewhere,' if name and is_elsewhere else 'Another process uses it, or')
-            if not (name and is_elsewhere):
-                raise ClusterError(text + '.') from None
-            say('address        ' + text)
+            if not name or not (isinstance(error, socket.gaierror)
+                                or error.errno == errno.EADDRNOTAVAIL):
+                raise ClusterError(text % 'Another process uses it' + '.') from None
+            say('address        ' + text % 'It leads to this machine from elsewhere')
 
 
 # ---- tasks that answer --------------------------------------------------------------------------
@@ -153,16 +144,11 @@ def wait_for_servers(cluster, deadline, say):
 
 
 def connect(address, who, deadline, say):
-    """A connected socket.
+    """A socket that is connected with the task `who` at an address.
 
     Args:
-      address: `'host:port'`.
-      who: the task at that address, in words.
-      deadline: `time.monotonic()` at which to give up.
+      deadline: `time.monotonic()` at which it is given up: a `ClusterError`.
       say: called with lines about the wait.
-
-    Raises:
-      ClusterError: nothing answered in time.
     """
     place = split_address(address)
 
@@ -177,7 +163,7 @@ def connect(address, who, deadline, say):
 def _until(attempt, deadline, say):
     """What `attempt()` gives, `(result, '')`, tried again while it gives `(None, why not)`."""
     timeout = deadline - time.monotonic()
-    say_at = deadline - timeout + min(FIRST, timeout / 2.)
+    say_at = deadline - timeout + FIRST
     while True:
         result, why = attempt()
         now = time.monotonic()
@@ -198,21 +184,17 @@ MOST_OF_WORKER_0 = 64 << 20  # bytes of a message with its fingerprint, a line f
 _MOST_BYTES = 64 << 10  # of a message of anyone else
 _KEYS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'fingerprint': dict, 'session': int,
          'number': int, 'is_last': bool, 'checks': bool, 'in_step': bool}
-OF_WORKERS = ('hello', 'alive', 'begin', 'left', 'done', 'failed')
-OF_WORKER_0 = ('compare', 'welcome', 'refused', 'waiting', 'alive', 'go', 'over', 'differs', 'gone',
-               'lost', 'end')
+_OF_WORKERS = ('hello', 'alive', 'begin', 'left', 'done', 'failed')
+_OF_WORKER_0 = ('compare', 'welcome', 'refused', 'waiting', 'alive', 'go', 'over', 'differs',
+                'gone', 'lost', 'end')
 _MOST_NUMBER, _LONGEST = 1 << 53, 8000
 
 
 class Lines:
-    """JSON objects over a connected socket.
-
-    What is not a JSON object ends the connection; nothing that is received is ever executed or
-    unpickled.
-    """
+    """JSON objects over a connected socket: nothing that is received is executed or unpickled."""
 
     def __init__(self, connection, most=_MOST_BYTES):
-        self.socket, self._most = connection, most
+        self.socket, self.is_open, self._most = connection, True, most
         if connection.family in (socket.AF_INET, socket.AF_INET6):  # or an answer takes 40 ms
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._later = []  # messages that came with one that was received
@@ -227,14 +209,8 @@ class Lines:
             self.socket.sendall(json.dumps(message).encode('utf-8') + b'\n')
 
     def take(self):
-        """The messages that have arrived, a list of dicts; empty where there is none, yet.
-
-        Call it when the socket is readable.
-
-        Raises:
-          ClusterError: something else came than a message with the keys and types of one.
-          OSError: the other side has closed the connection, or it is broken.
-        """
+        """List of the messages that have arrived; empty where there is none, yet. `OSError` if the
+        other side has closed the connection, `ClusterError` for anything but a message."""
         self.socket.settimeout(5.)
         data = self.socket.recv(1 << 16)
         if not data:
@@ -256,26 +232,19 @@ class Lines:
                 self._later = self.take()
         return self._later.pop(0)
 
-    @property
-    def is_open(self):
-        """Whether this process has not closed it."""
-        return self.socket.fileno() >= 0
-
     def close(self):
         """Closes the connection."""
+        self.is_open = False
         self.socket.close()
 
 
 def readable(sockets, seconds):
     """The sockets of a list that can be read from within some seconds: data has come, or the other
     side has closed."""
-    if not hasattr(select, 'poll'):  # Windows
-        return select.select(sockets, [], [], seconds)[0]
-    poll = select.poll()  # `select` has no place for numbers above 1023
-    by_number = {each.fileno(): each for each in sockets}
-    for number in by_number:
-        poll.register(number, select.POLLIN)
-    return [by_number[number] for number, _ in poll.poll(int(seconds * 1000))]
+    with selectors.DefaultSelector() as selector:
+        for each in sockets:
+            selector.register(each, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(seconds)]
 
 
 def printable(text):
@@ -293,7 +262,7 @@ def _parsed(line):
         message = json.loads(line.decode('utf-8'))
     except (ValueError, RecursionError):
         message = None
-    if not (isinstance(message, dict) and message.get('type') in OF_WORKERS + OF_WORKER_0
+    if not (isinstance(message, dict) and message.get('type') in _OF_WORKERS + _OF_WORKER_0
             and all(type(value) is _KEYS.get(key) for key, value in message.items())
             and all(0 <= value < _MOST_NUMBER for value in message.values() if type(value) is int)
             and message.get('why', '').isprintable()):
