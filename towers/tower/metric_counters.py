@@ -57,14 +57,15 @@ def weigh_additions(metrics, weights, counters):
       weights: each tower's share of the batch: floats, or float64 scalars.
       counters: set of the names of the counters.
     """
-    if all(weight is weights[0] for weight in weights) or not counters:
+    if not counters or all(isinstance(weight, float) and weight == weights[0]
+                           for weight in weights):
         return
     writes, done = Writes(tf.get_default_graph()), set()
     for name, pair in (metrics[0] or {}).items():
         if not isinstance(pair, (tuple, list)):
             continue
         read = counters & ({pair[0].op.name} if isinstance(pair[0], compat.VARIABLE_TYPES) else
-                           graph_walk.ancestors([pair[0]]))
+                           graph_walk.ancestors([pair[0]] if tf.is_tensor(pair[0]) else []))
         of_towers = [_additions(of_tower[name][1], read, writes) for of_tower in metrics]
         for of_tower, additions, weight in zip(metrics, of_towers, weights):
             _refuse_other_writes(of_tower[name][1], additions, read, writes, weight)
