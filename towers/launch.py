@@ -29,19 +29,20 @@ def parse(argv):
     parser = argparse.ArgumentParser(
         prog='python -m towers.launch', description='Starts a cluster on this machine, with a '
         'TF_CONFIG for each process, and ends all of it when one process fails.')
-    numbers = (('workers', 2, 1, 'workers, the first of which is the chief'),
-               ('ps', 0, 0, 'parameter servers'),
-               ('restarts', 0, 0, 'how often all are started again when one fails'),
-               ('grace', 30, 0, 'seconds in which the others can end by themselves when one has '
+    numbers = (('--workers', 2, 1, 'workers, the first of which is the chief'),
+               ('--ps', 0, 0, 'parameter servers'),
+               ('--restarts', 0, 0, 'how often all are started again when one fails'),
+               ('--grace', 30, 0, 'seconds in which the others can end by themselves when one has '
                 'failed, and from SIGTERM to SIGKILL'))
     for name, default, _, text in numbers:
-        parser.add_argument('--' + name, type=int, default=default, help=text + ' (%(default)s)')
+        parser.add_argument(name, type=int, default=default, help=text + ' (%(default)s)')
     parser.add_argument('command', nargs=argparse.REMAINDER, help='-- program and its arguments; a '
                         '.py file, or -m and a module, is run by this Python')
     options = parser.parse_args(argv)
     for name, _, least, _ in numbers:
-        if getattr(options, name) < least:
-            parser.error('--%s=%d: expected at least %d' % (name, getattr(options, name), least))
+        given = getattr(options, name.lstrip('-'))
+        if given < least:
+            parser.error('%s=%d: expected at least %d' % (name, given, least))
     command = options.command[1:] if options.command[:1] == ['--'] else options.command
     if not command:
         parser.error('there is nothing to start: add -- and a program, such as -- train.py '

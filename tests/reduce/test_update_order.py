@@ -115,7 +115,8 @@ def built_on(machines, make_optimizer, **options):
     operations = step_operations([built.train_op])
     # The last one raises where no worker has data.
     return operations, [op for op in operations if 'TakeGradient' in op.type
-                        or op.type in ('CollectiveReduce', 'QueueDequeueV2')]
+                        or op.type in (
+                            'CollectiveReduce', 'CollectiveGather', 'QueueDequeueV2')]
 
 
 def not_waiting(operations, waited):

@@ -164,8 +164,8 @@ def test_the_cluster_is_that_of_tf_config(monkeypatch):
     with flagsaver.flagsaver(cluster='ring'), pytest.raises(towers.InvalidArgumentError) as error:
         make_cluster()
     assert in_flags(str(error.value)) == (
-        'the cluster has 2 tasks of the job worker, and nothing says which of them this process '
-        'is: give an "index" in the "task" of TF_CONFIG.')
+        'TF_CONFIG has 2 tasks of the job worker, and nothing says which of them this process is: '
+        'give an "index" in the "task".')
 
 
 def test_workers_compare_every_flag_that_changes_the_numbers():
