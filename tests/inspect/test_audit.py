@@ -187,23 +187,3 @@ def test_what_the_model_puts_elsewhere_is_a_note(model_fn, operation, where, cop
             r"\d+ operations? of tower %d on %s by the model's own tf.device: %s" % (
                 tower, where, scope), note)]
         assert scope + operation in note or int(note.split()[0]) > 3
-
-
-def test_gradients_beside_what_the_model_puts_elsewhere():
-    """As `colocate_gradients_with_ops=True` has them."""
-    def model_fn(x, y):
-        h = linear_layer(x)
-        with tf.device('/cpu:0'):
-            h = tf.tanh(h)
-        return samples.mean_squared_error(h, y)
-
-    def linear_layer(x):
-        return tf.matmul(x, tf.get_variable('kernel', [6, 3], x.dtype))
-    built = towers.build_towers(
-        model_fn, VECTORS,
-        towers.Objective(sgd(), gradient_options=dict(colocate_gradients_with_ops=True)),
-        ['/cpu:1', '/cpu:2'])
-    audit = towers.audit(built)
-    assert audit.broken == []
-    assert any("of tower 1 on /cpu:0 by the model's own tf.device" in note and 'TanhGrad' in note
-               for note in audit.notes)
