@@ -92,21 +92,6 @@ def test_nothing_is_changed(setting):
     assert report['seconds'] < 1.
 
 
-# What each prints is the same when `towers` is imported and when it is not.
-@pytest.mark.slow
-@pytest.mark.parametrize('program', [
-    # TensorFlow's Keras brings in matplotlib where it is installed, as it is after `make bench`.
-    'import sys; import {}; print([name for name in ("tf_slim", "matplotlib", "horovod", '
-    '"tf_keras") if name in sys.modules])',
-    'import sys, tf_slim; held = lambda: [id(value) for name, module in sorted(sys.modules.items())'
-    ' if name.startswith("tf_slim") for value in list(vars(module).values())]\n'
-    'before = held(); import {}; print(len(before) > 100 and before == held())'],
-                         ids=['no other packages', 'slim as it was'])
-def test_the_import_brings_no_more_than_tensorflow_and_leaves_slim(program):
-    alone, first = [run(program.format(name)) for name in ('tensorflow', 'towers')]
-    assert first == alone and 'False' not in first
-
-
 def test_errors_are_caught_by_what_legacy_code_catches():
     from towers import errors
     builtin = {'InvalidArgumentError': ValueError, 'DeviceError': ValueError,

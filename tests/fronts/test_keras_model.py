@@ -299,14 +299,6 @@ def test_inputs_and_outputs_keep_their_types(keras, kind):
     assert (model.predict(given) == given + 1).all()
 
 
-def test_rows_of_an_example_that_is_repeated_are_taken_off(keras):
-    x = keras.Input((6,))
-    inner = keras.Model(x, keras.layers.Lambda(lambda each: tf.reshape(each, [-1, 3]))(x))
-    model = towers.ParallelModel(inner, 4)
-    for count in (1, 3, 4, 5):
-        np.testing.assert_array_equal(model.predict_on_batch(X[:count]), X[:count].reshape(-1, 3))
-
-
 def test_updates_in_the_graphs_collection_are_those_of_the_first_copy(keras, session):
     count = tf.get_variable('count', [], initializer=tf.zeros_initializer(), trainable=False)
 
