@@ -21,7 +21,7 @@ MOST_GATHERED = 3
 """Workers up to which gathering 16-bit numbers takes fewer bytes than a ring of float32: each sends
 2 (W - 1) bytes a number, and in a ring 8 (W - 1) / W."""
 
-_GROUP = 7919  # no group of `all_reduce`, whose keys count from 1
+_GROUP = 7919  # no group that a program has made itself
 _HALVED = 1 << 20  # bytes from which one half of a tensor is added up while the other is sent
 _CPU = '/cpu:0'
 
