@@ -330,9 +330,7 @@ def test_a_loss_of_another_graph(graph):
         loss = tf.ones([], name='foreign')
     with pytest.raises(towers.ModelFunctionError) as caught:
         towers.build_towers(lambda x: loss, np.ones([2]), None, 2)
-    assert str(caught.value) == (
-        "the model function returned the loss 'foreign:0' of another graph: make it of "
-        'the inputs that it is called with.')
+    assert "'foreign:0'" in str(caught.value) and 'of this graph' in str(caught.value)
 
 
 def test_graphs_are_not_made_eagerly():

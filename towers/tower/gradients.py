@@ -152,8 +152,8 @@ class TowerGradients:
         """
         variables = self._variables_of[objective.name]
         if objective.name in self._factors:
-            return _own_pairs(objective, loss, combined, variables, self._factors[objective.name],
-                             self._request)
+            return _own_pairs(objective, loss, combined, variables,
+                              self._factors[objective.name], self._request)
         rest = collections.OrderedDict((pair[1].op.name, pair) for pair in combined)
         return [rest.pop(variable.op.name, (None, variable)) for variable in variables] + list(
             rest.values())
