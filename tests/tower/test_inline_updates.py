@@ -167,7 +167,7 @@ def test_a_step_does_not_run_the_other_towers_writes():
     writes = [op.name for op in samples.step_operations([built.train_op, built.loss])
               if op.type.startswith('Assign')]
     assert len(writes) == 2 and not any('tower_' in name for name in writes)
-    assert 'tower 0 alone writes %s, fc/BatchNorm/moving_variance' % MEAN in str(built.plan)
+    assert 'averages and counters: tower 0 writes, 2' in built.plan.line('who writes')
     assert not towers.audit(built).broken
 
 
@@ -247,19 +247,6 @@ def test_a_write_that_cannot_be_left_to_one_tower_is_refused(value, text):
     with switched('control_flow_v2', False), switched('resource_variables', True):
         with pytest.raises(towers.SharedVariableError, match=text):
             build(model_fn)
-
-
-@pytest.mark.skipif(tf.version.VERSION < '2', reason='tf.random.Generator')
-def test_generators_of_random_numbers_draw_in_every_tower():
-    import tensorflow
-
-    def model_fn(x):
-        draw = tensorflow.random.Generator.from_seed(1).normal([4])
-        w = tf.get_variable('w', [], initializer=ONES)
-        return {'loss': w * tf.reduce_mean(x), 'predictions': draw}
-    with switched('resource_variables', True):
-        built = build(model_fn)
-        assert len(set(samples.run(built, built.predictions).tolist())) == 8
 
 
 def test_a_step_of_one_loss_writes_no_average_of_layers_that_only_another_loss_needs():

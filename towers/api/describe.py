@@ -9,7 +9,7 @@ from towers import compat
 from towers.api.plan import Plan, PlannedTower, briefly
 from towers.api.stage_plan import accumulation_line, stages_line
 from towers.graph import graph_walk
-from towers.graph.nests import bytes_of, leaves_of
+from towers.graph.graph_walk import bytes_of, leaves_of
 from towers.graph.variable_access import metric_variables
 from towers.optimizers import effect_of_factor, is_repeatable
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
@@ -251,18 +251,11 @@ def _batch_norm(tower_set, request, before):
 
 def _of_writes(tower_set, request):
     """The lines about the variables that a step writes beside the trained ones."""
-    roles, update_ops = tower_set.roles, request.update_ops
-    left_out, used = roles.inline_updates.variables()
-    of_all = {name for write in roles.inline_updates.writes for name in write.variables}
-    inline = [text + briefly(names) for text, names in [
-        ('every tower writes ', sorted(of_all) if update_ops == 'all' else []),
-        ('%s writes ' % ('nobody' if update_ops == 'none' else 'tower 0 alone'), left_out),
-        ('tower 0 writes, and every tower uses, ', used)] if names]
+    roles = tower_set.roles
     own = roles.names('own')
     return [
         ('who writes', roles.describe(
             len(tower_set.gradients.trainable) if request.objectives else 0, request)),
-        ('forward pass', '; '.join(inline)),
         ('of each tower', own and '%s; tf.variables_initializer(built.own_state) resets every '
          'tower' % briefly(own))]
 

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ClusterError
-from towers.graph.nests import bytes_of
+from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
 
 BUFFER_MB = 4.

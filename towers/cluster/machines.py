@@ -36,7 +36,7 @@ class Machines:
         worker writes.
       begin: operation to be run when a session has begun, without which no step is made; or None.
       redirect: function to be called when the program has made all of its operations, see
-        `reduce.update_order`; or None.
+        `write_order`; or None.
       connection: `Connection` of this worker while it is a member; else None.
       written: dict from names of variables to the operations by which the update of each worker
         writes them; empty where the chief alone makes it.

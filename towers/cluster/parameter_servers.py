@@ -22,7 +22,7 @@ from towers.cluster import data_end
 from towers.cluster.machines import Machines, Shares, without_gradient
 from towers.cluster.server_placement import tasks_by_size
 from towers.cluster.session_steps import COLLECTIONS, SessionBegun
-from towers.graph.nests import bytes_of
+from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once, rows_once, scaled
 from towers.tower.objectives import tensors_of

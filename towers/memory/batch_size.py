@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
-from towers.graph.nests import leaves_of
+from towers.graph.graph_walk import leaves_of
 from towers.graph.op_types import PLACEHOLDERS
 from towers.memory import kernels
 from towers.memory.step_graph import StepGraph

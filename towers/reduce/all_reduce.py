@@ -22,7 +22,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import DeviceError, GradientError
-from towers.graph.nests import bytes_of
+from towers.graph.graph_walk import bytes_of
 from towers.placement.devices import short_name
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import Combined, add_up, align, dense

@@ -9,8 +9,7 @@ import itertools
 
 import tensorflow.compat.v1 as tf
 
-from towers.graph.graph_walk import is_control_flow, reachable_from
-from towers.graph.nests import bytes_of
+from towers.graph.graph_walk import bytes_of, is_control_flow, reachable_from
 from towers.graph.op_types import RESHAPES, SIZES
 from towers.graph.variable_access import read_from
 from towers.recompute.segments import size_of

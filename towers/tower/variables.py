@@ -16,6 +16,7 @@ from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.op_types import VARIABLE_OPS
+from towers.placement.variable_device import only_device
 from towers.tower.losses import registered_losses
 
 DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variable')
@@ -42,8 +43,7 @@ class NewVariables:
     Attributes:
       created: the variables, in order.
       direct: `DirectVariable`s, in order of creation, with those that an earlier build has made.
-      owned: names of the operations that are parts of the variables: initial values, initializers,
-        reads.
+      owned: names of the operations of the variables: initial values, initializers, reads.
       opened_scopes: see `BuiltTowers`.
     """
 
@@ -71,12 +71,8 @@ class NewVariables:
     def recorded(self, scope, reuse):
         """The context of the call of the model function.
 
-        Args:
-          scope: name of the variable scope to build under, None for the caller's.
-          reuse: None, True or `tf.AUTO_REUSE`, as in `tf.variable_scope`.
-
-        Raises:
-          SharedVariableError: a variable cannot be made, or shared with what is there already.
+        `scope` is the name of the variable scope to build under, or None, `reuse` as of
+        `tf.variable_scope`.
         """
         self._is_open = True
         try:
@@ -190,10 +186,8 @@ def _requested_name(kwargs):
 
 
 def _away_from_operations():
-    """A scope without `tf.colocate_with(activation)`, which would put a variable onto one tower.
-
-    `tf.colocate_with(variable)` stays: slots and averages are on their variable's device.
-    """
+    """A scope without `tf.colocate_with(activation)`, which would put a variable onto one tower;
+    that of a variable stays, for slots and averages."""
     graph = tf.get_default_graph()
     if all(op.type in VARIABLE_OPS for op in compat.colocated_with(graph)):
         return contextlib.nullcontext()
@@ -206,6 +200,20 @@ def _is_trainable(kwargs):
     if trainable is None:
         return kwargs.get('synchronization') != tf.VariableSynchronization.ON_READ
     return bool(trainable)
+
+
+def local_variable(like, name, initial_value, value, device, **options):
+    """A local variable of another one's type and kind, of a name of its own in no scope.
+
+    It starts with `value`; `initial_value` has only to have its shape, see `initialize_with`.
+    """
+    with tf.control_dependencies(None), tf.name_scope(None), only_device(device):
+        variable = tf.Variable(
+            initial_value, name=name, collections=[tf.GraphKeys.LOCAL_VARIABLES],
+            dtype=like.dtype.base_dtype, use_resource=like.op.type == 'VarHandleOp',
+            validate_shape=like.get_shape().is_fully_defined(), **options)
+        compat.initialize_with(variable, value)
+    return variable
 
 
 @contextlib.contextmanager
@@ -229,11 +237,8 @@ def new_slots(placement, variables):
 
 
 def owner_by_name(name, by_name):
-    """The variable whose name a slot's name extends (`dense/kernel` for `dense/kernel/Adam`).
-
-    It is that of the longest such name, or None; scopes around `apply_gradients` may stand before
-    it. `by_name` is a dict from names to variables.
-    """
+    """The variable whose name a slot's name extends (`dense/kernel` for `dense/kernel/Adam`): that
+    of the longest such name, or None. Scopes around `apply_gradients` may stand before it."""
     parts = name.split('/')
     for start in range(len(parts) - 1):
         for end in range(len(parts) - 1, start, -1):
