@@ -152,16 +152,13 @@ class Frames:
         inputs = [self._leaves[name] for name in before(op) if name in self._leaves]
         around = max(inputs, key=len) if inputs else ()
         self._around[op.name] = leaves = around
-        if op.type in ('Enter', 'RefEnter'):
+        kind = op.type[3:] if op.type.startswith('Ref') else op.type
+        if kind == 'Enter':
             leaves = around + (_LOOP,)
-        elif op.type in ('Exit', 'RefExit'):
+        elif kind == 'Switch' and op.inputs[1].op.type != 'LoopCond':
+            leaves = around + (_BRANCH,)
+        elif kind == 'Exit' or kind == 'Merge' and around and around[-1] == _BRANCH:
             leaves = around[:-1]
-        elif op.type in ('Switch', 'RefSwitch'):
-            if op.inputs[1].op.type != 'LoopCond':
-                leaves = around + (_BRANCH,)
-        elif op.type in ('Merge', 'RefMerge'):
-            if around and around[-1] == _BRANCH:
-                leaves = around[:-1]
         self._leaves[op.name] = leaves
 
 

@@ -59,16 +59,11 @@ class Tower(collections.namedtuple('Tower', [
 class TowerSet(collections.namedtuple('TowerSet', [
         'towers', 'recorded', 'losses', 'gradients', 'roles', 'recomputed', 'how_built',
         'cuts', 'slots'], defaults=(None, ()))):
-    """The towers of a build, and the calls of the model function that they were made of.
+    """The towers of a build, one for each of the request's parts, and what they were made of: the
+    `Recorded` call, the `Losses` and a list of `Recomputed` of tower 0, `TowerGradients`, `Roles`.
 
-    Attributes:
-      towers: list of `Tower`, one for each of the request's parts.
-      recorded, losses, recomputed: of tower 0; `Recorded`, `Losses`, and a list of `Recomputed`.
-      gradients: `TowerGradients`.
-      roles: `Roles`: what each variable is to the towers.
-      how_built: the plan's line about calls and copies.
-      cuts: `StageCuts`, where the model was cut into stages; or None.
-      slots: variables that the model function's own optimizers have made: a list.
+    `how_built` is the plan's line about calls and copies, `cuts` are `StageCuts` or None, `slots`
+    a list of the variables that the model function's own optimizers have made.
     """
     __slots__ = ()
 

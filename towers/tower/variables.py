@@ -38,7 +38,8 @@ _ADVICE = {
 
 
 class NewVariables:
-    """The variables that a call of a model function makes.
+    """The variables that a call of a model function makes, on the devices that a `Placement` names;
+    or gets, of an earlier build.
 
     Attributes:
       created: the variables, in order.
@@ -48,11 +49,6 @@ class NewVariables:
     """
 
     def __init__(self, placement, earlier=None):
-        """
-        Args:
-          placement: `Placement`, which names the device of each new variable.
-          earlier: `BuiltTowers`, whose variables the function gets; or None.
-        """
         self.created, self.direct, self.owned = [], [], set()
         self._placement = placement
         # Counters of tf.metrics are the earlier build's own: a new build counts anew.
@@ -142,9 +138,11 @@ class NewVariables:
         requested = _requested_name(kwargs)
         if not self._by_name and self._earlier and not is_local:
             return self._of_earlier_build(requested, kwargs)
-        kwargs['use_resource'] = True
+        kwargs['use_resource'], trainable = True, kwargs.get('trainable')
+        if trainable is None:  # as TF itself decides it
+            trainable = kwargs.get('synchronization') != tf.VariableSynchronization.ON_READ
         with graph_walk.Recording(self._graph) as made, _away_from_operations(), \
-                self._placement.scope(_is_trainable(kwargs)):
+                self._placement.scope(trainable):
             variable = next_creator(**kwargs)
         self.owned.update(op.name for op in made.operations)
         self._placement.note(variable)
@@ -192,14 +190,6 @@ def _away_from_operations():
     if all(op.type in VARIABLE_OPS for op in compat.colocated_with(graph)):
         return contextlib.nullcontext()
     return graph.colocate_with(None, ignore_existing=True)
-
-
-def _is_trainable(kwargs):
-    """Whether what a creator is asked for will be trainable, as TF itself decides it."""
-    trainable = kwargs.get('trainable')
-    if trainable is None:
-        return kwargs.get('synchronization') != tf.VariableSynchronization.ON_READ
-    return bool(trainable)
 
 
 def local_variable(like, name, initial_value, value, device, **options):

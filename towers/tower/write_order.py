@@ -142,7 +142,8 @@ def hold_update(train_op, gradients, after, computed, waited=()):
     """
     pairs = [(gradient, variable) for gradient, variable in gradients if gradient is not None]
     sums = [tensor.op for tensor in tensors_of(pairs)]
-    last = [_values(gradient).op for gradient, _ in pairs]
+    # Of rows the values, which the backward pass computes after their indices.
+    last = [getattr(gradient, 'values', gradient).op for gradient, _ in pairs]
     ends = {op.name for op in sums} | {getattr(each, 'op', each).name for each in after}
     operations = graph_walk.step_operations([train_op], ends)
     finder = Writes(train_op.graph)
@@ -233,8 +234,3 @@ def _wait(writes, waited, operations, computed):
     for gate in held:
         compat.add_control_inputs(gate, waited)
     return held
-
-
-def _values(gradient):
-    """The tensor of a gradient that the backward pass computes last: not the indices of rows."""
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
