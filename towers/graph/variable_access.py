@@ -1,14 +1,9 @@
 """Which variable a tensor stands for, or has the value of, and which operations write a variable.
 
-The graph tells, and never names. A variable is an operation (`VariableV2`, or `VarHandleOp` for
-resource variables). An operation that takes the output of this operation takes the variable itself;
-an operation that takes the output of an `Identity` named `read`, or of a `ReadVariableOp`, takes
-the variable's value.
-
-An operation that takes the variable itself may read or write it. `tf.cond`, `tf.while_loop` and
-functions take the variable itself when an operation inside of them uses it; the variable is then
-followed to the operations inside. An operation that is not known to leave a variable unchanged
-counts as writing it.
+The graph tells, and never names. A variable is an operation (`VariableV2`, `VarHandleOp`). What
+takes its output takes the variable itself, and may read or write it; what takes the output of a
+read takes its value. Where `tf.cond`, `tf.while_loop` and functions take a variable, it is followed
+to the operations inside. What is not known to leave a variable unchanged counts as writing it.
 """
 
 import collections

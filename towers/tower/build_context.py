@@ -1,11 +1,8 @@
 """The context of a build: the builds that are refused in a graph, and its collections around one.
 
-A build within the model function of another one would put towers into each tower: on the same
-devices again, with their updates of batch norm once for each.
-
-TensorFlow cannot remove an operation. After a build that fails the graph's collections are as
-before it, but the graph still has its operations and variables, so that another build would make
-`w_1` where one device has `w`.
+A build within the model function of another one would put towers into each tower. After a build
+that fails the graph's collections are as before it, but TensorFlow cannot remove an operation:
+another build would make `w_1` where one device has `w`.
 """
 
 import contextlib

@@ -2,11 +2,10 @@
 
 A local variable that the forward pass writes, as the state of an RNN that goes on from step to
 step, belongs to one tower's part of the batch, and so does the state of a stateful Keras layer. The
-first tower's is the variable that the model makes, under the model's own name; tower k > 0 has
-`<name>_tower_<k>`, a local variable that starts with the same value, which its copy of the graph
-reads and writes instead (`Substitution`). Counters of `tf.metrics` are the exception, to which all
-towers add. Of global variables there is one, which tower 0 writes for all, or every tower in turn:
-see `example_writes`.
+first tower's is the variable that the model makes; tower k > 0 has `<name>_tower_<k>`, a local
+variable that starts with the same value, which its copy reads and writes instead (`Substitution`).
+To counters of `tf.metrics` all towers add. Of global variables there is one, which tower 0 writes
+for all, or every tower in turn: see `example_writes`.
 
 A model function that trains by an optimizer of its own, within the towers' step, is refused: the
 update would have the gradient of one tower's part of the batch. `replicate_model_fn` is for these.
