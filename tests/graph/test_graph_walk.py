@@ -1,57 +1,10 @@
-"""towers.graph_walk on graphs small enough to list by hand, with control flow of both kinds."""
+"""towers.graph_walk: what draws random numbers, and what computes the same."""
 
 import pytest
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
 from towers.graph.graph_walk import is_computed_from
-
-
-@pytest.fixture(params=['v1', 'v2'])
-def control_flow(request):
-    """tf.cond and tf.while_loop as TF 1 makes them, of Switch and Merge, and as TF 2 does."""
-    was_v2 = tf.control_flow_v2_enabled()
-    (tf.enable_control_flow_v2 if request.param == 'v2' else tf.disable_control_flow_v2)()
-    yield request.param
-    (tf.enable_control_flow_v2 if was_v2 else tf.disable_control_flow_v2)()
-
-
-def reachable(source, graph):
-    return graph_walk.reachable_from([source.op], graph.get_operations())
-
-
-def test_reachable_through_a_cond(graph, control_flow):
-    # TF 1 makes the Switch that brings x in after the operation of the branch that takes it.
-    x = tf.placeholder(tf.float32, [3])
-    w = tf.get_variable('w', [3])
-    both = tf.cond(tf.constant(True), lambda: tf.reduce_sum(x * w), lambda: tf.constant(0.))
-    without = tf.cond(tf.constant(True), lambda: tf.reduce_sum(w * w), lambda: tf.constant(0.))
-    reached = reachable(x, graph)
-    assert both.op.name in reached and without.op.name not in reached
-
-
-def test_reachable_through_a_while_loop(graph, control_flow):
-    x = tf.placeholder(tf.float32, [])
-    w = tf.get_variable('w', [])
-    _, with_x, with_w = tf.while_loop(
-        lambda i, *unused: i < 3, lambda i, a, b: (i + 1, a * x, b * w),
-        [tf.constant(0), tf.constant(1.), tf.constant(1.)])
-    reached = reachable(x, graph)
-    assert with_x.op.name in reached
-    if control_flow == 'v1':  # in TF 2 the loop is one operation with all the results
-        assert with_w.op.name not in reached
-
-
-def test_ancestors_are_all_that_a_tensor_is_computed_from():
-    a, b, c = [tf.constant(1., name=name) for name in 'abc']
-    d = tf.add(a, b, name='d')
-    e = tf.negative(d, name='e')
-    with tf.control_dependencies([c]):
-        f = tf.negative(b, name='f')
-    assert graph_walk.ancestors([e]) == {'a', 'b', 'd', 'e'}
-    assert graph_walk.ancestors([f]) == {'b', 'f'}
-    assert graph_walk.ancestors([a, f]) == {'a', 'b', 'f'}
-    assert graph_walk.ancestors([]) == set()
 
 
 RANDOM = [

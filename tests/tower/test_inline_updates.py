@@ -249,19 +249,6 @@ def test_a_write_that_cannot_be_left_to_one_tower_is_refused(value, text):
             build(model_fn)
 
 
-@pytest.mark.skipif(tf.version.VERSION < '2', reason='tf.random.Generator')
-def test_generators_of_random_numbers_draw_in_every_tower():
-    import tensorflow
-
-    def model_fn(x):
-        draw = tensorflow.random.Generator.from_seed(1).normal([4])
-        w = tf.get_variable('w', [], initializer=ONES)
-        return {'loss': w * tf.reduce_mean(x), 'predictions': draw}
-    with switched('resource_variables', True):
-        built = build(model_fn)
-        assert len(set(samples.run(built, built.predictions).tolist())) == 8
-
-
 def test_a_step_of_one_loss_writes_no_average_of_layers_that_only_another_loss_needs():
     def norm(x):
         with tf.variable_scope('norm', reuse=tf.AUTO_REUSE):

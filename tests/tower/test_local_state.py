@@ -6,7 +6,6 @@ example: the towers' states, one below the other, are that one's rows.
 
 import numpy as np
 import pytest
-import sample_models as samples
 import tensorflow.compat.v1 as tf
 import tf_slim as slim
 
@@ -133,25 +132,6 @@ def test_every_tower_has_one_local_variable_beside_the_first():
     assert ('of each tower    rnn/state; tf.variables_initializer(built.own_state) resets every '
             'tower') in str(built.plan).split('\n  ')
     assert not towers.audit(built).broken
-
-
-def lstm(x):
-    size = int(x.shape[0])
-    cell = tf.nn.rnn_cell.LSTMCell(3, initializer=tf.constant_initializer(0.3))
-    state = tf.nn.rnn_cell.LSTMStateTuple(*[
-        tf.get_variable(name, [size, 3], initializer=ZEROS, collections=LOCAL, trainable=False)
-        for name in ('cell_state', 'state')])
-    out, new = tf.nn.dynamic_rnn(cell, x, initial_state=tf.nn.rnn_cell.LSTMStateTuple(
-        *[part.read_value() * 1. for part in state]))  # a copy: an assign is to the memory itself
-    with tf.control_dependencies([tf.assign(old, part) for old, part in zip(state, new)]):
-        return tf.reduce_mean(tf.square(out))
-
-
-@pytest.mark.skipif(not samples.HAS_RNN_CELLS, reason='no tf.nn.rnn_cell')
-def test_an_lstm_that_goes_on_from_step_to_step():
-    batch = np.random.RandomState(3).randn(8, 4, 3).astype('float32')
-    assert_equal(on_towers(lstm, 2, batch, 2)[:2] + (None,),
-                 on_one_device(lstm, batch, 2)[:2] + (None,))
 
 
 def stateful(x):

@@ -4,13 +4,12 @@ Through `build_towers`, as nobody builds a tower alone.
 """
 
 import numpy as np
-import pytest
 import sample_models as samples
 import tensorflow.compat.v1 as tf
 import tf_slim as slim
 
 import towers
-from sample_models import momentum, sgd, slope
+from sample_models import momentum, sgd
 
 # ---- updates -------------------------------------------------------------------------------------
 
@@ -36,32 +35,6 @@ def test_the_first_towers_batch_norm_updates_ride_on_the_train_op():
                    for k in (1., 2.))
         session.run(built.train_op)
         np.testing.assert_allclose(session.run(means)[0], [0.875, 1.75], rtol=1e-5)
-
-
-def test_updates_that_the_model_function_returns():
-    def model_fn(x):
-        counter = tf.get_variable('counter', [], trainable=False,
-                                  initializer=tf.zeros_initializer())
-        return {'loss': slope(x), 'updates': [tf.assign_add(counter, 1.)]}
-    for owner, expected in (('first', 1.), ('all', 2.), ('none', 0.)):
-        with tf.Graph().as_default():
-            built = towers.build_towers(model_fn, np.ones(4), sgd(), 2, update_ops=owner)
-            counter, = [v for v in built.variables if v.op.name == 'counter']
-            with tf.Session(config=towers.session_config(built.devices)) as session:
-                session.run(tf.global_variables_initializer())
-                session.run(built.train_op)
-                assert session.run(counter) == expected
-
-
-def test_loss_and_updates_run_before_the_weights_change():
-    built = towers.build_towers(slim_batch_norm, np.ones([4, 2], 'float32'), sgd(), 2)
-    applied = [op for op in samples.step_operations([built.train_op])
-               if op.type in ('ApplyGradientDescent', 'ResourceApplyGradientDescent')]
-    assert len(applied) == 2  # of w and beta
-    for op in applied:
-        before = {each.name for each in samples.step_operations([op])}
-        assert built.loss.op.name in before
-        assert {getattr(update, 'op', update).name for update in built.towers[0].updates} <= before
 
 
 # ---- a graph for GPUs, built and not run ---------------------------------------------------------

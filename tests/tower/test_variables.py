@@ -178,14 +178,12 @@ def test_a_getter_that_reads_the_moving_average():
         assert session.run(built.loss) == 9.
 
 
-@pytest.mark.parametrize('made_by', ['get_variable', 'slot_creator'])
-def test_variables_colocated_with_an_activation_are_where_variables_are(made_by):
+def test_variables_colocated_with_an_activation_are_where_variables_are():
     def model_fn(x):
         h = x * weight()
         value = tf.reduce_mean(h, name='mean')
         with tf.colocate_with(h):
-            average = (create_zeros_slot(value, 'average') if made_by == 'slot_creator' else
-                       tf.get_variable('average', [], initializer=ONE, trainable=False))
+            average = create_zeros_slot(value, 'average')
         tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(average, value))
         return value
     with tf.Graph().as_default():
@@ -200,8 +198,8 @@ def test_variables_colocated_with_an_activation_are_where_variables_are(made_by)
 
 # ---- reuse ---------------------------------------------------------------------------------------
 
-EXISTS = ("variable 'w' exists already in this graph: pass reuse=True (or tf.AUTO_REUSE) to share it "
-          'with the towers, or open a tf.variable_scope in the model function for a second set; ')
+EXISTS = ("variable 'w' exists already in this graph: pass reuse=True (or tf.AUTO_REUSE) to share "
+          'it with the towers, or open a tf.variable_scope in the model function for a second ')
 
 
 def test_a_name_that_one_call_makes_twice():

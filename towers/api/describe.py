@@ -9,7 +9,7 @@ from towers import compat
 from towers.api.built import Plan, PlannedTower, briefly
 from towers.arguments import effect_of_factor, is_repeatable
 from towers.graph import graph_walk
-from towers.graph.nests import bytes_of, leaves_of
+from towers.graph.graph_walk import bytes_of, leaves_of
 from towers.graph.variable_access import metric_variables
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
 from towers.placement.numerics import describe_xla

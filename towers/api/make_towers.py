@@ -19,10 +19,10 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import ModelFunctionError, SharedVariableError
 from towers.graph import graph_walk
-from towers.graph.nests import leaves_of
+from towers.graph.graph_walk import leaves_of
 from towers.reduce.replicas import make_replicas
 from towers.tower.batch_values import exchange, is_batch_value
-from towers.tower.copy import Copies, Substitution
+from towers.tower.copy import Copies
 from towers.tower.gradients import TowerGradients, differentiate
 from towers.tower.losses import make_losses
 from towers.tower.objectives import flat, tensors_of
@@ -30,7 +30,7 @@ from towers.tower.outputs import fetches_of
 from towers.tower.ownership import ownership
 from towers.tower.record import put_on_devices, record
 from towers.tower.stateless_random import give_seeds_of_tower
-from towers.tower.tower import TowerSet
+from towers.tower.tower import Substitution, TowerSet
 from towers.tower.write_order import write_after_reads
 
 

@@ -6,7 +6,7 @@ import functools
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.graph.nests import fetches_in
+from towers.graph.graph_walk import fetches_in
 from towers.graph.variable_access import metric_variables
 from towers.placement.variable_device import only_device
 from towers.reduce.replicas import follow_updates

@@ -55,7 +55,7 @@ class Machines:
     And of the step, when it is made:
 
       redirect: function to be called when the program has made all of its operations, see
-        `reduce.update_order`; or None.
+        `tower.write_order`; or None.
       written: dict from names of variables to the operations by which the update of each worker
         writes them; empty where the chief alone makes it.
       model: names of the operations of the model that the update waits for.

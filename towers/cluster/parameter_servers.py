@@ -23,7 +23,7 @@ from towers.cluster import data_end
 from towers.cluster.data_end import COLLECTIONS, without_gradient
 from towers.cluster.machines import Machines
 from towers.cluster.server_placement import server, tasks_by_size
-from towers.graph.nests import bytes_of
+from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once, rows_once
 from towers.tower.objectives import tensors_of, times

@@ -20,7 +20,7 @@ from towers.cluster import data_end
 from towers.cluster.data_end import SessionBegun
 from towers.cluster.machines import Machines
 from towers.errors import ClusterError
-from towers.graph.nests import bytes_of
+from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import buffers_of, unpacked
 from towers.reduce.sparse_rows import each_row_once

@@ -12,8 +12,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import ClusterError
 from towers.graph.edit import group_of
-from towers.graph.graph_walk import behind, step_operations
-from towers.graph.nests import bytes_of
+from towers.graph.graph_walk import behind, bytes_of, step_operations
 from towers.graph.op_types import LEAD_IN, RESHAPES, VARIABLE_OPS
 from towers.graph.order import Precedence
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import GradientError
 from towers.graph import graph_walk
-from towers.graph.nests import map_leaves
+from towers.graph.graph_walk import map_leaves
 from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import combine

@@ -107,16 +107,12 @@ def functions_of(node):
 
 
 def copied_functions(functions, suffix, change):
-    """Copies of functions, under names of their own, which call one another.
+    """Copies of functions, which call one another: a list; and {name: name of its copy}.
 
     Args:
       functions: {name: `FunctionDef`}, with all that they call.
-      suffix: of the new names.
-      change: function that changes a node of a copy: of the `NodeDef`, and of the names of those
-        arguments of the function that are resources.
-
-    Returns:
-      `(copies, names)`: list of `FunctionDef`s; {name: name of its copy}.
+      change: function of a `NodeDef` to be changed, and the names of the function's arguments that
+        are resources.
     """
     names, copies = {name: '%s__%s' % (name, suffix) for name in functions}, []
     for name in sorted(functions):
@@ -142,12 +138,11 @@ def rename_functions(node, names):
 
 def call_others(op, names):
     """Makes a finished operation call other functions, which its attributes name."""
+    node = op.node_def
+    rename_functions(node, names)
     for name, value in op.node_def.attr.items():
-        before = value.SerializeToString()
-        for each in _in_attribute(value):
-            each.name = names.get(each.name, each.name)
-        if value.SerializeToString() != before:
-            compat.set_attribute(op, name, value)
+        if value != node.attr[name]:
+            compat.set_attribute(op, name, node.attr[name])
 
 
 def _in_attribute(value):

@@ -1,20 +1,17 @@
-"""Questions about a finished piece of graph: which operations were made, what depends on what."""
+"""Questions about a finished graph: which operations were made, what depends on what; and nests of
+tensors, inputs and outputs."""
+
+import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.graph.op_types import CONTROL_FLOW, LEAD_IN, VARIABLE_OPS
 
 
 class Recording:
-    """The operations that a block of code adds to a graph.
-
-    >>> with Recording(graph) as made:
-    ...     loss = model_fn(images)
-    >>> made.operations        # in the order in which they were made
-    """
+    """The operations that a block of code adds to a graph, in the order in which they were made."""
 
     def __init__(self, graph):
-        self._graph = graph
-        self.operations = []
+        self._graph, self.operations = graph, []
 
     def __enter__(self):
         self._start = len(self._graph.get_operations())
@@ -29,18 +26,11 @@ class Recording:
 
 
 def reachable_from(sources, operations, control=False):
-    """The names of those operations that depend on any of the source operations.
+    """The names of the sources, and of those operations that depend on any of them: a set.
 
-    Args:
-      sources: operations.
-      operations: the operations to look at, in any order. (The order in which they were made is
-        no help: TF 1's `tf.cond` and `tf.while_loop` make the operation that brings in a tensor
-        from outside after the operation that takes it.)
-      control: whether control edges count as well as data edges: True, False, or a function of
-        the operation that waits.
-
-    Returns:
-      A set of operation names, the sources' among them.
+    The operations are in any order: TF 1's `tf.cond` makes the operation that brings in a tensor
+    from outside after the operation that takes it. `control` says whether control edges count:
+    True, False, or a function of the operation that waits.
     """
     takers, waits = {}, control if callable(control) else lambda op: control
     for op in operations:
@@ -61,8 +51,7 @@ def reachable_from(sources, operations, control=False):
 def ancestors(tensors, ends=()):
     """The names of the operations that compute some tensors, directly or through others: a set.
 
-    Args:
-      ends: types of operations whose inputs do not count.
+    The inputs of operations of the types `ends` do not count.
     """
     stack = [tensor.op for tensor in tensors]
     seen = {op.name for op in stack}
@@ -124,15 +113,8 @@ def behind(tensor, types):
 
 
 def step_operations(fetches, ends=()):
-    """All operations that a run of these fetches executes, by data and by control edges.
-
-    Args:
-      fetches: list of tensors and operations.
-      ends: names of operations; what only they wait for is left out.
-
-    Returns:
-      A list of operations, in no particular order.
-    """
+    """All operations that a run of some tensors and operations executes, by data and by control
+    edges: a list in no order, without what only the operations of the names `ends` wait for."""
     stack = [getattr(fetch, 'op', fetch) for fetch in fetches]
     seen = {op.name: op for op in stack}
     while stack:
@@ -156,10 +138,6 @@ def is_computed_from(tensors, part):
 
     Keras makes the loss of a weight anew each time that a program asks for a layer's losses. So two
     tensors may be the same loss under different names.
-
-    Args:
-      tensors: list of tensors.
-      part: a tensor of the same graph.
     """
     known = ancestors(tensors)
     if part.op.name in known:
@@ -191,3 +169,34 @@ def _is_same(one, other):
 
 def _attributes(op):
     return {name: value for name, value in op.node_def.attr.items() if not name.startswith('_')}
+
+
+# ---- nests of tensors, and the memory that they take ---------------------------------------------
+
+def leaves_of(nest):
+    """The tensors of a nest of inputs, those of sparse ones by themselves: a list."""
+    return [leaf for leaf in tf.nest.flatten(nest, expand_composites=True) if leaf is not None]
+
+
+def fetches_in(nest):
+    """The tensors, variables and operations of a nest, without its numbers: a list."""
+    return [leaf for leaf in tf.nest.flatten(nest, expand_composites=True)
+            if isinstance(getattr(leaf, 'op', leaf), tf.Operation)]
+
+
+def map_leaves(function, nest):
+    """`tf.nest.map_structure` that takes sparse tensors apart, and variables not."""
+    def on_leaf(leaf):
+        if leaf is None or isinstance(leaf, (tf.Tensor, tf.Operation) + compat.VARIABLE_TYPES):
+            return None if leaf is None else function(leaf)
+        if isinstance(leaf, tf.IndexedSlices):
+            return tf.IndexedSlices(*map(on_leaf, (leaf.values, leaf.indices, leaf.dense_shape)))
+        if isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)):
+            return tf.nest.map_structure(on_leaf, leaf, expand_composites=True)
+        return leaf  # a number, say
+    return tf.nest.map_structure(on_leaf, nest)
+
+
+def bytes_of(value):
+    """The size of a tensor or a variable; 0 where its shape is not known."""
+    return (value.get_shape().num_elements() or 0) * value.dtype.base_dtype.size

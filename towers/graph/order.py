@@ -24,10 +24,9 @@ def hold(pairs, finder):
       pairs: list of `(gate, end)`: an operation that is to wait, see `gates`, and another one, in
         no loop or branch. Of pairs that contradict each other the first one counts; those of ends
         that wait for a gate already are last, since more operations cannot wait for these.
-      finder: `Writes`.
 
     Returns:
-      The pairs that were left out, since the end waits for the gate: a list.
+      List of the pairs that were left out.
     """
     precedence = Precedence([gate for gate, _ in pairs])
     waits_for, left_out = collections.OrderedDict(), []
@@ -44,11 +43,8 @@ def hold(pairs, finder):
 
 
 def gates(op, names, frames):
-    """The operations that have to wait so that `op` writes its variables later.
-
-    An operation in a loop cannot wait for one outside: there the operations that lead the variable
-    into the loop wait.
-    """
+    """The operations that have to wait so that `op` writes its variables later: `op` itself, or,
+    since one in a loop cannot wait for one outside, those that lead the variables into the loop."""
     if frames.is_outside(op):
         return [op]
     found = []
@@ -66,9 +62,8 @@ def gates(op, names, frames):
 def to_wait_for(op, finder):
     """The operations to wait for: `op`, and its values if it calls functions (control flow v2).
 
-    TensorFlow inlines the functions. An operation that waits for an `If` then waits for its
-    condition alone, and for no read or write of its branches (measured on 1.15.5 and 2.21); one
-    that waits for the values of the `If` waits for what they are computed from.
+    TensorFlow inlines these. What waits for an `If` then waits for its condition alone, and for no
+    read or write of its branches (measured on 1.15.5 and 2.21).
     """
     if not finder.within_function(op):
         return [op]
@@ -129,11 +124,8 @@ class Frames:
             self._note(op)
 
     def is_outside(self, op):
-        """Whether an operation may wait for an operation that is in no loop or branch.
-
-        An operation within a loop may not, since it runs in each turn. An operation that leads into
-        a loop may, and so may one within a branch.
-        """
+        """Whether an operation may wait for one in no loop or branch. One within a loop, which runs
+        in each turn, may not; one that leads into a loop, or is within a branch, may."""
         return _LOOP not in self._around.get(op.name, ())
 
     def always_runs(self, op):
@@ -141,12 +133,9 @@ class Frames:
         return not self._leaves.get(op.name) and op.type not in ('Switch', 'RefSwitch')
 
     def ends(self, op):
-        """The operations to wait for instead of `op`, which may be within a loop or a branch.
-
-        Where `always_runs(op)`, it is `op` itself. Else these are the operations by which its
-        results leave all loops and branches: they run whichever branch is taken, and when a loop
-        has ended. The list is empty if nothing outside depends on `op`.
-        """
+        """The operations to wait for instead of `op`: itself, where it always runs, else those by
+        which its results leave all loops and branches, which run whichever branch is taken, and
+        when a loop has ended. The list is empty if nothing outside depends on `op`."""
         stack, seen, found = [op], {op.name}, []
         while stack:
             each = stack.pop()
@@ -163,25 +152,19 @@ class Frames:
         inputs = [self._leaves[name] for name in before(op) if name in self._leaves]
         around = max(inputs, key=len) if inputs else ()
         self._around[op.name] = leaves = around
-        if op.type in ('Enter', 'RefEnter'):
+        kind = op.type[3:] if op.type.startswith('Ref') else op.type
+        if kind == 'Enter':
             leaves = around + (_LOOP,)
-        elif op.type in ('Exit', 'RefExit'):
+        elif kind == 'Switch' and op.inputs[1].op.type != 'LoopCond':
+            leaves = around + (_BRANCH,)
+        elif kind == 'Exit' or kind == 'Merge' and around and around[-1] == _BRANCH:
             leaves = around[:-1]
-        elif op.type in ('Switch', 'RefSwitch'):
-            if op.inputs[1].op.type != 'LoopCond':
-                leaves = around + (_BRANCH,)
-        elif op.type in ('Merge', 'RefMerge'):
-            if around and around[-1] == _BRANCH:
-                leaves = around[:-1]
         self._leaves[op.name] = leaves
 
 
 def left_branches(op):
-    """An operation that runs after `op`, or where a branch around it is not taken; `op` outside.
-
-    Args:
-      op: an operation of the program, in any number of branches (v1), and in no loop.
-    """
+    """An operation that runs after `op`, or where a branch (v1) around it is not taken; `op`
+    outside."""
     branches = compat.branches_around(op)
     if not branches:
         return op

@@ -1,14 +1,9 @@
 """Which variable a tensor stands for, or has the value of, and which operations write a variable.
 
-The graph tells, and never names. A variable is an operation (`VariableV2`, or `VarHandleOp` for
-resource variables). An operation that takes the output of this operation takes the variable itself;
-an operation that takes the output of an `Identity` named `read`, or of a `ReadVariableOp`, takes
-the variable's value.
-
-An operation that takes the variable itself may read or write it. `tf.cond`, `tf.while_loop` and
-functions take the variable itself when an operation inside of them uses it; the variable is then
-followed to the operations inside. An operation that is not known to leave a variable unchanged
-counts as writing it.
+The graph tells, and never names. A variable is an operation (`VariableV2`, `VarHandleOp`). What
+takes its output takes the variable itself, and may read or write it; what takes the output of a
+read takes its value. Where `tf.cond`, `tf.while_loop` and functions take a variable, it is followed
+to the operations inside. What is not known to leave a variable unchanged counts as writing it.
 """
 
 import collections
@@ -40,11 +35,8 @@ def variable_op(tensor):
 
 
 def read_from(tensor):
-    """The operations of the variables whose values a tensor consists of; an empty list if none.
-
-    The tensor may be a value that was passed on or cached, or the joined parts of a partitioned
-    variable; it may not be the result of a computation.
-    """
+    """The operations of the variables whose values a tensor consists of: passed on, cached, or
+    joined from parts, but not computed. An empty list if there is none."""
     found, stack, seen = [], [tensor], set()
     while stack:
         tensor = stack.pop()
@@ -59,18 +51,10 @@ def read_from(tensor):
 
 
 def variables_read(operations, owned=(), others=()):
-    """The variables that any of some operations takes, itself or by its value.
+    """The variables that any of some operations takes, itself or by its value: a list.
 
-    They are looked for among the global, local and trainable variables, and in `others`.
-
-    Args:
-      operations: list of operations.
-      owned: names of operations that do not count, since they belong to the variables (initial
-        values, and reads that were made with the variables).
-      others: list of variables that may be in none of these collections.
-
-    Returns:
-      List of variables.
+    They are looked for in the collections of variables, and in `others`. The names of operations
+    `owned` do not count, since they belong to the variables (initial values, reads).
     """
     made, names = {op.name for op in operations}, set()
     for op in operations:
@@ -113,9 +97,8 @@ _LEAVE = HAND_ON | READS | {
 class Writes:
     """Which operations of a graph write which of its variables.
 
-    In control flow v1 the operation that writes is in the branch or the loop's body. In control
-    flow v2 branch and body are functions; the operation that calls them counts as writing, whether
-    or not a step runs the write.
+    In control flow v2 branch and body are functions; the operation that calls them counts as
+    writing, whether or not a step runs the write.
     """
 
     def __init__(self, graph):
@@ -153,13 +136,9 @@ class Writes:
     def takers(self, variable, memory=False):
         """The operations that take a variable itself, but for those that hand it on: a list.
 
-        Args:
-          variable: the operation of the variable.
-          memory: whether all that is computed from a reference variable counts, too. Its value is
-            its memory, and many kernels pass on the memory that they read, at least where there is
-            nothing to compute: `Identity`, `Reshape`, `Tile` by 1. What takes it from them reads
-            the variable when it computes. (A write of a resource variable takes new memory where a
-            reader holds its value.)
+        With `memory`, all that is computed from a reference variable counts, too: its value is its
+        memory, and many kernels pass on what they read (`Identity`, `Reshape`), so that what takes
+        that reads the variable when it computes. (A write of a resource variable takes new memory.)
         """
         memory = memory and variable.type in REFERENCE_VARIABLES
         stack, seen, found = list(variable.outputs), set(), []
@@ -211,13 +190,13 @@ class Writes:
 
 
 def _handles(function, arguments):
-    """Names of arguments that are handles of variables, with those of all nodes that pass one on."""
+    """The names of arguments that are handles of variables, and of the nodes that pass one on."""
     return _spread(arguments, function,
                    lambda node: _data_inputs(node) if node.op in HAND_ON else ())
 
 
 def _spread(names, function, taken):
-    """The names, and those of all nodes that have one among the inputs that `taken` gives: a set."""
+    """The names, and those of all nodes that have one among their inputs `taken`: a set."""
     names, before = set(names), None
     while before != len(names):
         before = len(names)
@@ -236,16 +215,9 @@ def _data_inputs(node):
 
 
 def without_writes(function, positions):
-    """The function without the operations that assign to some of its arguments.
-
-    Args:
-      function: a `FunctionDef`.
-      positions: of the arguments, which are handles of variables, counted from the last (-1).
-
-    Returns:
-      A `FunctionDef`; or None where the function returns a value that it has read after a write, or
-      writes otherwise than by an assignment of its own.
-    """
+    """The `FunctionDef` without the operations that assign to some of its arguments, the handles of
+    variables at these positions, counted from the last (-1). None where the function returns a
+    value that it has read after a write, or writes otherwise than by an assignment of its own."""
     handles = _handles(function, {
         function.signature.input_arg[position].name for position in positions})
     takers = [node for node in function.node_def

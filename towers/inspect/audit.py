@@ -9,8 +9,7 @@ from towers.arguments import check_instance
 from towers.api.built import BuiltTowers
 from towers.errors import AuditError, InvalidArgumentError
 from towers.graph.edit import beside
-from towers.graph.graph_walk import operation_named, step_operations
-from towers.graph.nests import leaves_of
+from towers.graph.graph_walk import leaves_of, operation_named, step_operations
 from towers.placement.devices import is_gpu, short_name
 from towers.placement.numerics import clusters, converted_operations
 from towers.placement.tower_device import operation_device, resolved, stages_of, was_chosen

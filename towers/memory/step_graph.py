@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
-from towers.graph.nests import leaves_of
+from towers.graph.graph_walk import leaves_of
 from towers.graph.op_types import CONTROL_FLOW, CONTROL_FLOW_V2, PLACEHOLDERS, SIZES, VARIABLE_OPS
 from towers.memory.simulation import REUSES, passes_on
 from towers.tower.objectives import all_pairs

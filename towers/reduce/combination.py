@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_graph_mode
 from towers.errors import GradientError
-from towers.graph.nests import bytes_of
+from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce.joined_products import joined_product
 from towers.reduce.sparse_rows import each_row_once, parts_of_lookups

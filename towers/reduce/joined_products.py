@@ -22,16 +22,11 @@ _LEAST_ELEMENTS = 2 ** 20
 
 
 def joined_product(gradients, variable):
-    """The sum of the towers' gradients as one product, on the current device.
+    """The sum of the towers' gradients of a variable [m, n] as one product, on the current device.
 
-    Args:
-      gradients: list of the towers' gradients of the variable.
-      variable: the variable, [m, n].
-
-    Returns:
-      A tensor [m, n]; None, and no operation is made, where one gradient is no product of thin
-      matrices of static sizes, something else reads it (a summary has it computed anyway), XLA
-      compiles it, the weights are small, or the devices are not CPUs of one process.
+    It is None, and no operation is made, where one gradient is no product of thin matrices of
+    static sizes, something else reads it (a summary has it computed anyway), XLA compiles it, the
+    weights are small, or the devices are not CPUs of one process.
     """
     elements = variable.get_shape().num_elements() or 0
     if len(gradients) < 2 or elements < _LEAST_ELEMENTS or not all(

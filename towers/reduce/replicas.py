@@ -1,17 +1,15 @@
 """A replica of each trainable variable on every tower, all kept equal to the model's own.
 
 The model's own variables are tower 0's: they have the model's names, are in its collections and in
-its checkpoints. Tower k > 0 reads a replica, `<name>_replica_<k>/<name>`, on its own device. The
-replica is a local variable: neither saved nor in any list of trainable variables. Its initial value
-is what the model's variable holds, so `tf.local_variables_initializer`, which `MonitoredSession`
-runs after it has restored a checkpoint, makes all replicas equal to the model's variable. The
-slots of replicas are such local variables, too.
+its checkpoints. Tower k > 0 reads a replica, `<name>_replica_<k>/<name>`, on its own device: a
+local variable, neither saved nor in any list of trainable variables. Its initial value is what the
+model's variable holds, so `tf.local_variables_initializer`, which `MonitoredSession` runs after it
+has restored a checkpoint, makes all replicas, and their slots, equal to the model's.
 
 An optimizer of TensorFlow's own updates every replica by the same combined gradient, so that they
 stay equal, bit for bit (`is_repeatable`). Any other may look at names or at a norm over variables:
 it updates the model's own variables, whose values are then sent to the replicas, as are those that
 an update which rides on the train op (`UPDATE_OPS`), such as the clipping of weights, has written.
-A write of the forward pass itself is refused, see `inline_updates`.
 """
 
 import collections
@@ -21,12 +19,11 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import DeviceError, InvalidArgumentError, NameScopeError
-from towers.graph.graph_walk import step_operations
-from towers.graph.nests import bytes_of
+from towers.graph.graph_walk import bytes_of, step_operations
 from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once
-from towers.tower.variables import owner_by_name
+from towers.tower.variables import local_variable, owner_by_name
 
 
 class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
@@ -54,14 +51,11 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
                                      for name, (_, replicas) in self.of_variable.items()}
 
     def pairs(self, gradients, on_towers):
-        """The `(gradient, variable)` pairs of all replicas, for one `apply_gradients`.
+        """The `(gradient, variable)` pairs of all replicas, for one `apply_gradients`. The model's
+        own come first: a slot of a replica takes the value of the model's slot.
 
-        The model's own come first: a slot of a replica takes the value of the model's slot.
-
-        Args:
-          gradients: list of `(gradient, variable)`, combined and transformed.
-          on_towers: dict from a variable's name to its combined gradient on each tower, see
-            `combination.all_reduce`.
+        `gradients` are such pairs, combined and transformed; `on_towers` are the combined gradients
+        on each tower by a variable's name, see `combination.all_reduce`.
         """
         ready = []
         for gradient, variable in gradients:
@@ -116,12 +110,8 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
             yield created
 
     def follow(self, names, after):
-        """Operations, one for each replica, that give it what its variable holds.
-
-        Args:
-          names: names of variables; of those that have no replicas nothing is to be done.
-          after: what writes the variables, and what reads the replicas in a step.
-        """
+        """Operations, one for each replica of variables of these names, that give it what its
+        variable holds, after what writes the variables, and what reads the replicas in a step."""
         operations = []
         with tf.name_scope('replicas/'), tf.control_dependencies(after):
             for name, (variable, replicas) in self.of_variable.items():
@@ -150,11 +140,8 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
 
 
 def follow_updates(replicas, updates, after):
-    """Operations that write into the replicas what updates of the step write into their variables.
-
-    Args:
-      replicas: `Replicas`, or None.
-      after: tensors that read the replicas in a step: losses and gradients.
+    """Operations that write into the replicas what updates of the step write into their variables,
+    after what reads the replicas in a step: losses and gradients.
     """
     if replicas is None or not updates:
         return []
@@ -168,10 +155,6 @@ def make_replicas(variables, devices):
 
     Replicas that an earlier build in this graph made for the same towers are shared, since an
     update by either build has to reach them.
-
-    Raises:
-      DeviceError: there are replicas on other devices.
-      NameScopeError: the graph has another operation of a replica's name.
     """
     there = {variable.op.name: variable for variable in tf.local_variables()}
     found, devices = {}, tuple(devices)
@@ -206,11 +189,8 @@ def check_no_replicas(variables):
 
 
 def _replica_name(variable, tower):
-    """The name of tower `tower`'s replica.
-
-    It sorts after the variable's own name with `:0`, because Adam puts its powers of beta on the
-    device of the variable that is first by name: that has to be the model's own.
-    """
+    """The name of a replica. It sorts after the variable's own name with `:0`, because Adam puts
+    its powers of beta on the device of the variable that is first by name: the model's own."""
     return '%s_replica_%d/%s' % (variable.op.name, tower, variable.op.name)
 
 
@@ -218,15 +198,10 @@ def _new_replicas(variable, names, devices):
     value = _value_or_initial_value(variable)
     replicas = []
     for name, device in zip(names, devices):
-        with tf.control_dependencies(None), tf.name_scope(None), only_device(device):
-            # Trainable for code that asks the variable itself (custom gradients), yet in no list of
-            # trainable variables.
-            replica = tf.Variable(
-                _any_value(variable), trainable=True, name=name,
-                collections=[tf.GraphKeys.LOCAL_VARIABLES], dtype=variable.dtype.base_dtype,
-                use_resource=variable.op.type == 'VarHandleOp', constraint=variable.constraint,
-                validate_shape=variable.get_shape().is_fully_defined())
-            compat.initialize_with(replica, value)
+        # Trainable for code that asks the variable itself (custom gradients), yet in no list of
+        # trainable variables.
+        replica = local_variable(variable, name, _any_value(variable), value, device,
+                                 trainable=True, constraint=variable.constraint)
         listed = tf.get_default_graph().get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
         listed[:] = [each for each in listed if each is not replica]
         if replica.op.name != name:
@@ -245,12 +220,9 @@ def _any_value(variable):
 
 
 def _value_or_initial_value(variable):
-    """A tensor: the value of a variable, or its initial value where it is not initialized yet.
-
-    So the replicas may be initialized in the same run as the model's variables, after a restore, or
-    later. Only in a session in which everything is initialized already, the two initializers have
-    to run one after the other: in one run, a replica might read the variable's old value. This is
-    `Variable.initialized_value`, which TF 2 lacks for resource variables.
+    """A tensor: the value of a variable, or its initial value where it is not initialized yet, so
+    that the replicas may be initialized in the same run as the model's variables, or later. Only
+    where everything is initialized already, the two initializers have to run one after the other.
     """
     with tf.control_dependencies(None), tf.name_scope('replicas/'), only_device(
             variable.device), compat.control_flow_v1():

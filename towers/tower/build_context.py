@@ -1,11 +1,8 @@
 """The context of a build: the builds that are refused in a graph, and its collections around one.
 
-A build within the model function of another one would put towers into each tower: on the same
-devices again, with their updates of batch norm once for each.
-
-TensorFlow cannot remove an operation. After a build that fails the graph's collections are as
-before it, but the graph still has its operations and variables, so that another build would make
-`w_1` where one device has `w`.
+A build within the model function of another one would put towers into each tower. After a build
+that fails the graph's collections are as before it, but TensorFlow cannot remove an operation:
+another build would make `w_1` where one device has `w`.
 """
 
 import contextlib
@@ -39,14 +36,8 @@ def check_not_nested(graph):
 
 @contextlib.contextmanager
 def call_of_model_fn(graph, variables, parts, refused=None):
-    """The context of the call of a model function, in which no other build is made.
-
-    Args:
-      graph: the graph of the build.
-      variables: `NewVariables`: those that the call makes.
-      parts: how many parts the batch has.
-      refused: why values of the whole batch are not to be had in this build; or None.
-    """
+    """The context of the call of a model function, in which no other build is made; `refused` says
+    why values of the whole batch are not to be had in this build, or is None."""
     _CALLS[graph] = _Call(variables, parts, refused)
     try:
         yield
@@ -78,9 +69,8 @@ _UPDATES_OF_BUILDS = ('towers_update_ops',)
 class BuildCollections:
     """The collections of a graph, as they were before a build.
 
-    Attributes:
-      updates: the `UPDATE_OPS` from before the build, of a batch norm in preprocessing for example.
-        Those of an earlier build in this graph are not among them: they belong to its step.
+    `updates` are the `UPDATE_OPS` from before the build, of a batch norm in preprocessing for
+    example, without those of an earlier build in this graph, which belong to its step.
     """
 
     def __init__(self, graph):

@@ -24,12 +24,10 @@ def losses_by_tensor(towers):
 
 
 def take_losses_of_batch(made, losses, whole_loss):
-    """Gives operations the loss of the batch where they take the loss of a tower.
+    """Gives operations `made` the loss of the batch where they take the loss of a tower.
 
-    Args:
-      made: the operations that `transform_gradients`, or the optimizer, has made.
-      losses: dict from names of tensors to names of losses.
-      whole_loss: function from the name of a loss to its mean over the batch.
+    `losses` are the names of losses by those of their tensors; `whole_loss` makes the mean over the
+    batch of the loss of a name.
     """
     for op in made:
         for position, tensor in enumerate(op.inputs):
@@ -47,7 +45,6 @@ def check_of_no_tower(made, fetches, known, losses, recorded, own_state):
       fetches: tensors and operations: what they are made for.
       known: the gradients, and the first tower's updates, which they may take.
       losses: list of the towers' losses, which they may wait for.
-      recorded: `Recorded`: the call of the model function.
       own_state: list of the variables that each tower has of its own, without trained ones.
     """
     called = {op.name for op in recorded.operations if op.type not in VARIABLE_OPS}.union(
@@ -74,12 +71,8 @@ def check_of_no_tower(made, fetches, known, losses, recorded, own_state):
 
 
 def check_of_no_worker(made, fetches, losses, combined):
-    """Refuses an update that computes with the loss of one worker's examples.
-
-    Args:
-      made, fetches: as for `check_of_no_tower`.
-      losses: list of the losses over this machine's batch.
-      combined: list of `(gradient, variable)` over all machines.
+    """Refuses an update that computes with the losses over this machine's batch; `combined` are the
+    gradients over all machines.
     """
     names, writes = {op.name for op in made}, Writes(losses[0].graph)
     trained = {variable.op.name for variable in tf.trainable_variables()}

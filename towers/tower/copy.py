@@ -13,14 +13,14 @@ behind. So the operations that tower 0's outputs need are imported once more for
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.errors import CloneError, SharedVariableError, message_of_tower
+from towers.errors import CloneError, message_of_tower
 from towers.graph import graph_walk
 from towers.graph.edit import (Library, colocate, copied_functions, functions_of, group_in_node,
                                rename_functions)
+from towers.graph.graph_walk import fetches_in, leaves_of, map_leaves
 from towers.graph.order import waited_instead
-from towers.graph.nests import fetches_in, leaves_of, map_leaves
 from towers.graph.op_types import CONTROL_FLOW, PLACEHOLDERS
-from towers.graph.variable_access import read_from, variable_op, without_writes
+from towers.graph.variable_access import without_writes
 from towers.placement.tower_device import moved, overlaps
 from towers.tower.batch_values import is_batch_value
 from towers.tower.objectives import flat, map_shaped
@@ -30,54 +30,6 @@ _MEETS_OTHERS = ('Collective', 'Nccl', 'Horovod')
 _WITHOUT_NAME = ('Anonymous', 'IteratorFromStringHandle')
 _TOLD_APART_BY = ('frame_name', 'stack_name', 'tensor_array_name', '_XlaScope')
 """Attributes by which TensorFlow tells loops, stacks, arrays and XLA's clusters apart."""
-
-
-class Substitution:
-    """What stands in tower k for each thing that tower 0 reads from outside of its graph:
-
-        shard 0, and its weight    ->  shard k, and its weight
-        a variable                 ->  the tower's replica, or the tower's own state, or itself
-        anything else              ->  itself: tables, queues, iterators, placeholders are shared
-    """
-
-    def __init__(self, number, tensors, variables):
-        """
-        Args:
-          number: k, of the tower (or of its micro-batch among those of all towers), from 1.
-          tensors: {name of a tensor: the tensor of tower k}.
-          variables: {name of a variable: the variable of tower k}.
-        """
-        self.number = number
-        self._tensors, self._variables = tensors, variables
-        # Each of these tensors is the only one of its operation.
-        self._operations = {name.split(':')[0]: tensor.op for name, tensor in tensors.items()}
-        self._operations.update((name, variable.op) for name, variable in variables.items())
-
-    def operation(self, op):
-        """The operation that tower k waits for, or is colocated with, in place of tower 0's."""
-        return self._operations.get(op.name, op)
-
-    def tensor(self, tensor):
-        """The tensor that tower k reads in place of one from outside of tower 0.
-
-        Raises:
-          SharedVariableError: the tensor was computed from a variable of tower 0 alone.
-        """
-        if tensor.name in self._tensors:
-            return self._tensors[tensor.name]
-        sources = [op.name for op in read_from(tensor) if op.name in self._variables]
-        if not sources:
-            return tensor
-        other = self._variables[sources[0]]
-        if variable_op(tensor) is not None:
-            return other.op.outputs[0]
-        if len(sources) == 1 and tensor.shape.is_compatible_with(other.shape):
-            with tf.device(other.device):
-                return other.value()
-        raise SharedVariableError(
-            'variable %s is of each tower, and %s, made from it outside of the model function, is '
-            'of the first: read the variable within the model function.' % (
-                sources[0], tensor.name))
 
 
 class Copies:
@@ -94,9 +46,6 @@ class Copies:
           updates: `InlineUpdates`: the writes that copies do without or share.
           parts_before: how many parts the machines before this one have.
           further: tensors and operations that are copied besides the tower's own.
-
-        Raises:
-          CloneError: an operation that cannot be copied; names it. Or the tower is too large.
         """
         tower = first.tower
         self._tower, self._graph, self._left_out = tower, tf.get_default_graph(), updates.left_out
@@ -110,9 +59,8 @@ class Copies:
         needed = self._needed([getattr(each, 'op', each) for each in fetches_in(outputs)])
         # In the order in which they were made, which an import of loops needs.
         self._nodes = {name: needed[name] for name in self._made if name in needed}
-        self._leaders = {name: leader for name, leader in (
-            (name, self._leader(name, node)) for name, node in self._nodes.items() if node.device)
-                         if leader is not None}
+        self._leaders = {name: self._leader(name, node) for name, node in self._nodes.items()
+                         if node.device}
         self._outside = {}    # name of a tensor from outside: its name in the template
         self._controls = []   # (name, names of operations from outside that it waits for)
         self._colocated = []  # (name, names of the operations that it is colocated with)
@@ -131,13 +79,8 @@ class Copies:
         self._gradients = library.gradients() if self._functions else []
 
     def tower(self, substitution, inputs, size, part):
-        """Makes a copy: a `Tower`; and the function from a tensor or operation to its copy.
-
-        Args:
-          substitution: `Substitution`.
-          inputs, size: its shard, and the examples in it.
-          part: `Part`: its number, device and scope.
-        """
+        """Makes a copy, of a `Part`: a `Tower`; and the function from a tensor or operation to its
+        copy."""
         with tf.name_scope(part.scope) as root:
             pass
         outside = {key: substitution.tensor(self._graph.get_tensor_by_name(name))
@@ -159,69 +102,56 @@ class Copies:
 
         def copies(nest):
             return map_leaves(copied.leaf, nest)
-        copy = tower._replace(
+        return tower._replace(
             index=part.tower, micro_batch=part.micro_batch, device=part.device, name_scope=root,
-            inputs=inputs, size=size, loss=copies(tower.loss),
-            predictions=copies(tower.predictions), metrics=copies(tower.metrics),
-            gradients=map_shaped(lambda pairs: [
+            inputs=inputs, size=size, gradients=map_shaped(lambda pairs: [
                 (copies(gradient), variable) for gradient, variable in pairs], tower.gradients),
             of_shard=map_shaped(copies, tower.of_shard),
-            updates=copies(tower.updates), data_loss=copies(tower.data_loss),
-            forward=copied.names(tower.forward), backward=copied.names(tower.backward))
-        return copy, copied.leaf
-
-    # ---- what is copied -------------------------------------------------------------------------
+            forward=copied.names(tower.forward), backward=copied.names(tower.backward),
+            **{field: copies(getattr(tower, field)) for field in (
+                'loss', 'data_loss', 'predictions', 'metrics', 'updates')}), copied.leaf
 
     def _needed(self, operations):
         """{name: `NodeDef`} of what the operations need of tower 0, themselves included."""
         nodes, stack = {}, [op.name for op in operations]
         while stack:
             name = stack.pop()
-            if name in nodes or name not in self._made or self._is_shared(name):
+            if name in nodes or name not in self._made or name in self._shared:
                 continue
-            node = nodes[name] = self._without_left_out(self._made[name].node_def)
+            node = self._made[name].node_def
+            if self._is_shared(self._made[name], node):
+                self._shared.update([name], group_in_node(node))
+                continue
+            nodes[name] = node
+            waits_for = [text[1:] for text in node.input if text.startswith('^')]
+            if not self._left_out.isdisjoint(waits_for):
+                inputs = [text for text in node.input if not text.startswith('^')]
+                del node.input[:]
+                node.input.extend(inputs + ['^' + op.name for op in waited_instead(
+                    list(map(self._graph.get_operation_by_name, waits_for)), self._left_out)])
             stack.extend(group_in_node(node))
             stack.extend(map(_producer, node.input))  # first, with what is shared
         return nodes
 
-    def _is_shared(self, name):
-        """Whether all towers have an operation in common: one that is more than its type, inputs
-        and attributes, such as a table, a queue, an iterator, a placeholder."""
-        if name in self._shared:
-            return True
-        op = self._made[name]
+    def _is_shared(self, op, node):
+        """Whether all towers have an operation in common, that is more than its type, inputs and
+        attributes: a table, a queue, an iterator, a placeholder."""
         if op.type.startswith(_MEETS_OTHERS):
             raise CloneError('operation %s (%s), which the model function makes, meets others of '
                              "its name: pass copies='reuse', which calls the model function for "
-                             'every tower.' % (name, op.type))
-        keeps_state = (op.type in PLACEHOLDERS or op.type.startswith(_WITHOUT_NAME)
-                       or 'shared_name' in op.node_def.attr)
-        if not keeps_state or is_batch_value(op) or (
-                op.type == 'PlaceholderWithDefault' and name in self._from_shard):
+                             'every tower.' % (op.name, op.type))
+        is_from_shard = op.name in self._from_shard
+        if not (op.type in PLACEHOLDERS or op.type.startswith(_WITHOUT_NAME)
+                or 'shared_name' in node.attr) or is_batch_value(op) or (
+                    op.type == 'PlaceholderWithDefault' and is_from_shard):
             return False
-        if name in self._from_shard or compat.in_control_flow(op):
+        if is_from_shard or compat.in_control_flow(op):
             raise CloneError(
                 'operation %s (%s), which the model function makes, keeps state of its own, and '
                 "%s: make it before build_towers, or pass copies='reuse'." % (
-                    name, op.type, 'is made from the shard' if name in self._from_shard
+                    op.name, op.type, 'is made from the shard' if is_from_shard
                     else 'is within a branch or a loop'))
-        self._shared.update([name], group_in_node(op.node_def))
         return True
-
-    def _without_left_out(self, node):
-        """A `NodeDef` without control edges from writes that are left out."""
-        waits_for = [text[1:] for text in node.input if text.startswith('^')]
-        if self._left_out.isdisjoint(waits_for):
-            return node
-        changed = type(node)()
-        changed.CopyFrom(node)
-        del changed.input[:]
-        changed.input.extend(text for text in node.input if not text.startswith('^'))
-        changed.input.extend('^' + op.name for op in waited_instead(
-            list(map(self._graph.get_operation_by_name, waits_for)), self._left_out))
-        return changed
-
-    # ---- the template ---------------------------------------------------------------------------
 
     def _relative(self, name):
         """A name without the scope that the towers are built in."""
@@ -285,17 +215,14 @@ class Copies:
                 node.attr['value'].tensor.CopyFrom(tf.make_tensor_proto(key, tf.int64, []))
         return graph_def
 
-    # ---- devices --------------------------------------------------------------------------------
-
     def _leader(self, name, node):
         """The operation on whose device TensorFlow has put this one: a variable's, say; or None."""
-        leader = next((each for each in group_in_node(node) if each != name), None)
+        leaders = [each for each in group_in_node(node) if each != name]
         op = self._made[name]
-        if leader is None and op.type not in CONTROL_FLOW and not functions_of(node):
+        if not leaders and op.type not in CONTROL_FLOW and not functions_of(node):
             # Others hand a resource on, to what reads it.
-            leader = next((tensor.op.name for tensor in op.inputs if tensor.dtype == tf.resource),
-                          None)
-        return leader
+            leaders = [tensor.op.name for tensor in op.inputs if tensor.dtype == tf.resource]
+        return leaders[0] if leaders else None
 
     def _devices(self, device, copied):
         """Yields (name of an operation, device of its copy in the tower of that device)."""
@@ -304,7 +231,7 @@ class Copies:
                  for here in {node.device for node in self._nodes.values()} if here}
         for name, node in self._nodes.items():
             leader = name
-            while leader in self._leaders:
+            while self._leaders.get(leader):
                 leader = self._leaders[leader]
             here = self._nodes[leader].device if leader in self._nodes else (
                 copied.operation(leader).device)
@@ -330,10 +257,8 @@ class _Copied:
         return frozenset(self._names[name] for name in names if name in self._names)
 
     def leaf(self, leaf):
-        """The copy of a tensor or an operation.
-
-        Assigning to a variable returns an object of a variable's type; its copy is an operation.
-        """
+        """The copy of a tensor or an operation; of the variable that an assignment returns, an
+        operation."""
         copy = self.operation(leaf.op.name if hasattr(leaf, 'op') else leaf.name)
         if isinstance(leaf, tf.Operation):
             return copy

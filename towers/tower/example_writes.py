@@ -33,14 +33,9 @@ _WITHOUT_VALUES = frozenset(['Range', 'ZerosLike', 'OnesLike', 'BroadcastGradien
 
 
 def written_by_every_tower(recorded, writes, size, request):
-    """Names of the variables that every tower writes: a set.
+    """Names of the variables that every tower writes, of those that a step of tower 0 runs: a set.
 
-    Args:
-      writes: list of `Write`: those of shared variables that a step of tower 0 runs.
-      size: examples in tower 0's shard: an int, or a tensor.
-
-    Raises:
-      SharedVariableError: a write of the examples that no tower, and not every tower, can make.
+    `size` is that of tower 0's shard: an int, or a tensor.
     """
     served, found = request.served_rank is not None, set()
     if not writes or request.update_ops != 'first' or len(request.parts) == 1 and not served:
@@ -62,10 +57,8 @@ def written_by_every_tower(recorded, writes, size, request):
 def _check(op, name, depends, others, has_rows_inside, recorded):
     """Refuses a write that every tower would make otherwise than one device makes it.
 
-    Args:
-      others: where other machines make the same step: `'servers'`, which have the variables, or
-        `'copies'`, one on each worker; else None.
-      has_rows_inside: whether the rows are written in a function.
+    `others` are the machines that make the same step: `'servers'` have the variables, `'copies'`
+    have one on each worker.
     """
     reason, is_of_rows = None, 'Scatter' in op.type
     across = mixed(op.inputs[2], recorded.from_shard, statistics_of(recorded.operations)) if (
@@ -88,17 +81,11 @@ def _check(op, name, depends, others, has_rows_inside, recorded):
 
 
 def _is_of_every_tower(op, name, examples, depends, size):
-    """Whether every tower has to write for the variable to get one device's value.
+    """Whether every tower has to write for the variable to get one device's value; else tower 0 may
+    write for all. Raises `SharedVariableError` where the value comes from the examples otherwise.
 
-    That is so for rows and counts of examples; else tower 0 may write for all. (An operation of a
-    type that is not known here may be a function's call, whose write cannot be looked into.)
-
-    Args:
-      examples: names of the operations that depend on the shard.
-      size: examples in the shard; where it is static, a model that counts them adds a constant.
-
-    Raises:
-      SharedVariableError: the value comes from the examples in another way.
+    Where the size of the shard is static, a model that counts its examples adds a constant. (An
+    operation of a type that is not known here may be a function's call, which is not looked into.)
     """
     if op.name not in examples:
         return op.type in ADDS and isinstance(size, int) and size > 1 and (
@@ -268,13 +255,8 @@ def mixed(tensor, examples, of_batch_norm):
     """The operation by which a value of one example depends on the others; or None.
 
     A value of one example (its features, its distance from a center) is the same in a shard as in
-    the batch; one that is counted, added up or compared over the examples of a shard is not.
-
-    Args:
-      tensor: computed from the examples.
-      examples: names of the operations that depend on the shard.
-      of_batch_norm: names of the operations that compute the statistics of batch norms, by which
-        examples may depend on each other.
+    the batch; one that is counted, added up or compared over the examples of a shard is not. By the
+    operations `of_batch_norm`, which compute its statistics, examples may depend on each other.
     """
     def look(op):
         if op.name in of_batch_norm or op.type in _WITHOUT_VALUES:

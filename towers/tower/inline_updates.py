@@ -1,14 +1,11 @@
 """Writes of shared variables in the forward pass: one tower writes, as on one device.
 
 Batch norm with `updates_collections=None` writes its moving averages in the forward pass: the loss
-waits for these writes. On one device that is one update a step. In towers each would write the same
-variable, at the same time. So with `update_ops='first'` the towers after the first leave out a
-write whose value is not used, as they leave out their `UPDATE_OPS`; where the new value is used (a
+waits for these writes. So with `update_ops='first'` the towers after the first leave out a write
+whose value is not used, as they leave out their `UPDATE_OPS`; where the new value is used (a
 counter of steps), they use the value that the first tower has written. With `update_ops='all'`
-every tower writes, with `'none'` no tower does.
-
-Workers of synchronous parameter servers have their variables in common, too: the chief's first
-tower writes, and no other worker's. There a value that is read by training as well is refused.
+every tower writes, with `'none'` no tower does. Of the workers of synchronous parameter servers,
+the chief's first tower writes.
 
 A later micro-batch reads when the gradients of the first one are there, so that nothing of the
 first one may wait for a write that waits for all reads: the write becomes one of its updates.
@@ -41,13 +38,12 @@ def writes_of(recorded):
     return [write for write in found if write.variables]
 
 
-class InlineUpdates(collections.namedtuple('InlineUpdates', [
-        'writes', 'left_out', 'shared', 'in_functions', 'updates'],
-        defaults=((), frozenset(), frozenset(), {}, []))):
+class InlineUpdates(collections.namedtuple(
+        'InlineUpdates', 'left_out shared in_functions updates',
+        defaults=(frozenset(), frozenset(), {}, []))):
     """The writes of the first tower that the towers after it leave out, or share.
 
     Attributes:
-      writes: list of `Write`: all of the first tower's forward pass.
       left_out: names of the first tower's operations that the other towers do without.
       shared: names of the first tower's operations whose value all towers use.
       in_functions: {name of an operation of the first tower that writes in a function: the
@@ -65,18 +61,14 @@ def inline_updates(writes, operations, fetches, request, replicated=frozenset())
       operations: the operations that the call of the model function made.
       fetches: the tensors that a step needs: loss, predictions, metrics; not the updates.
       replicated: names of the variables that have replicas.
-
-    Raises:
-      SharedVariableError: a write that can neither be left out nor be shared, or that would not
-        reach the replicas of a variable; or one of a variable that other workers read.
     """
-    found, served, update_ops = InlineUpdates(writes), request.served_rank, request.update_ops
+    served, update_ops = request.served_rank, request.update_ops
     if not writes or request.parts_a_call == 1 and served is None and update_ops != 'none':
-        return found
+        return InlineUpdates()
     used = _writes_used(writes, fetches)
     _check_replicated(writes, replicated, used if update_ops == 'none' else None)
     if update_ops == 'all':
-        return found
+        return InlineUpdates()
     finder, in_functions, others = Writes(tf.get_default_graph()), {}, []
     for write in writes:
         positions = _left_alone(write, finder) if update_ops == 'first' and served is None else []
@@ -94,7 +86,7 @@ def inline_updates(writes, operations, fetches, request, replicated=frozenset())
         late = [op for op in unused if compat.in_branches_alone(op)]
         updates = [left_branches(op) for op in late]
         _unhook(operations, late)
-    return found._replace(
+    return InlineUpdates(
         left_out={op.name for op in unused}, in_functions=in_functions, updates=updates,
         shared={write.op.name for write in others if write.op.name in used})
 

@@ -1,19 +1,18 @@
 """Additions to counters of metrics, which all towers share: each adds its part, in its turn.
 
 `tf.metrics.mean(loss)` of a scalar adds the loss to one counter and 1 to another one, whatever the
-size of the batch. A tower adds the same 1 for its shard, so that a shard of one example would count
-as much as one of ten. In a metric of which some counter gets the same constant from every tower,
-each tower's additions are weighted as losses are: with n_k of the batch's n examples on tower k,
+size of the batch: a shard of one example would count as much as one of ten. In a metric of which
+some counter gets the same constant from every tower, each tower's additions are weighted as losses
+are: with n_k of the batch's n examples on tower k,
 
     counter += sum_k (n_k / n) addition_k
 
 so that a batch adds to it what it adds on one device, if the addition is a mean over the examples.
-Whatever is counted, a shard without an example, which holds a copy of another one's, adds nothing.
-Where a metric writes its counters in another way, such a batch is refused when it comes.
+A shard without an example, which holds a copy of another one's, adds nothing; where a metric writes
+its counters in another way, such a batch is refused when it comes.
 
 A tower takes the counters of a metric when the tower before has updated them, since an update may
-depend on a counter's value (a running maximum, a covariance, a list that grows), and has to see
-what the batch before on one device would have left.
+depend on a counter's value (a running maximum, a covariance, a list that grows).
 """
 
 import collections
@@ -50,25 +49,30 @@ def leave_out_padding(towers, weights, variables):
 
 
 def weigh_additions(metrics, weights, counters):
-    """Weighs the additions of all towers to counters of metrics.
+    """Weighs the additions of all towers to counters of metrics, of which names are given.
 
-    Args:
-      metrics: for each tower its dict of metrics, of the same names; or None.
-      weights: each tower's share of the batch: floats, or float64 scalars.
-      counters: set of the names of the counters.
+    `metrics` are each tower's dict of metrics, of the same names, or None; `weights` each tower's
+    share of the batch.
     """
     if not counters or all(isinstance(weight, float) and weight == weights[0]
                            for weight in weights):
         return
-    writes, done = Writes(tf.get_default_graph()), set()
+    finder, done = Writes(tf.get_default_graph()), set()
     for name, pair in (metrics[0] or {}).items():
         if not isinstance(pair, (tuple, list)):
             continue
         read = counters & ({pair[0].op.name} if isinstance(pair[0], compat.VARIABLE_TYPES) else
                            graph_walk.ancestors([pair[0]] if tf.is_tensor(pair[0]) else []))
-        of_towers = [_additions(of_tower[name][1], read, writes) for of_tower in metrics]
-        for of_tower, additions, weight in zip(metrics, of_towers, weights):
-            _refuse_other_writes(of_tower[name][1], additions, read, writes, weight)
+        of_towers = []
+        for of_tower, weight in zip(metrics, weights):
+            update, additions = of_tower[name][1], collections.defaultdict(list)
+            for op in graph_walk.step_operations([update]):
+                for counter in read.intersection(finder.of(op)):
+                    if not _adds(op):
+                        _fail_without_example(update, op, weight)
+                    else:
+                        additions[counter].append(op)
+            of_towers.append(additions)
         counts_calls = any(_same_constant([additions[counter] for additions in of_towers])
                            for counter in of_towers[0])
         for additions, weight in zip(of_towers, weights) if counts_calls else ():
@@ -79,16 +83,6 @@ def weigh_additions(metrics, weights, counters):
                     compat.replace_input(op, _added(op), weighted(addition, weight))
 
 
-def _additions(update, counters, writes):
-    """{name of a counter: the operations of an update that add to it}."""
-    found = collections.defaultdict(list)
-    for op in graph_walk.step_operations([update]):
-        if _adds(op):
-            for name in counters.intersection(writes.of(op)):
-                found[name].append(op)
-    return found
-
-
 def _same_constant(of_towers):
     """Whether every tower adds to a counter once, and all the same constant."""
     added = [tf.get_static_value(op.inputs[_added(op)])
@@ -97,16 +91,14 @@ def _same_constant(of_towers):
         each is not None and np.array_equal(each, added[0]) for each in added)
 
 
-def _refuse_other_writes(update, additions, counters, writes, weight):
-    """Has an update fail without an example where it writes otherwise than by adding."""
-    added = {op.name for operations in additions.values() for op in operations}
-    others = [op for op in graph_walk.step_operations([update])
-              if op.name not in added and counters.intersection(writes.of(op))]
-    if others and isinstance(weight, tf.Tensor):
+def _fail_without_example(update, op, weight):
+    """Has an update fail without an example, since its operation writes otherwise than by adding.
+    """
+    if isinstance(weight, tf.Tensor):
         with tf.control_dependencies(None):
             compat.add_control_inputs(getattr(update, 'op', update), [tf.Assert(weight > 0, [
                 'towers: the metric of %s adds nothing up, and a tower has no example: evaluate in '
-                'larger batches, or on fewer devices' % others[0].name])])
+                'larger batches, or on fewer devices' % op.name])])
 
 
 def _adds(op):
@@ -145,11 +137,9 @@ def count_in_turn(towers, weights, roles):
 
 
 def _counting(tower, counters, finder):
-    """How a tower counts: for each metric, update and loss `(operations, takes)`.
-
-    The operations are those after which its counters are updated; the takes are `[(operation,
-    position of an input, counter)]` where it gets a counter, or its value, from outside.
-    """
+    """How a tower counts: for each metric, update and loss `(operations, takes)`: those after which
+    its counters are updated; and `[(operation, position of an input, counter)]` where it gets a
+    counter, or its value, from outside."""
     fetches = [update for _, update in metrics_by_kind(tower.metrics)[1]] + list(tower.updates) + (
         [] if tower.data_loss is None else flat(tower.data_loss))
     operations = graph_walk.step_operations(fetches)

@@ -8,8 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import MissingPackageError, ModelFunctionError
-from towers.graph.graph_walk import ancestors
-from towers.graph.nests import fetches_in, leaves_of
+from towers.graph.graph_walk import ancestors, fetches_in, leaves_of
 from towers.graph.op_types import ADDS, ADDS_ROWS, SETS
 from towers.tower.shards import weighted
 

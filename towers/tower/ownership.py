@@ -2,11 +2,10 @@
 
 A local variable that the forward pass writes, as the state of an RNN that goes on from step to
 step, belongs to one tower's part of the batch, and so does the state of a stateful Keras layer. The
-first tower's is the variable that the model makes, under the model's own name; tower k > 0 has
-`<name>_tower_<k>`, a local variable that starts with the same value, which its copy of the graph
-reads and writes instead (`Substitution`). Counters of `tf.metrics` are the exception, to which all
-towers add. Of global variables there is one, which tower 0 writes for all, or every tower in turn:
-see `example_writes`.
+first tower's is the variable that the model makes; tower k > 0 has `<name>_tower_<k>`, a local
+variable that starts with the same value, which its copy reads and writes instead (`Substitution`).
+To counters of `tf.metrics` all towers add. Of global variables there is one, which tower 0 writes
+for all, or every tower in turn: see `example_writes`.
 
 A model function that trains by an optimizer of its own, within the towers' step, is refused: the
 update would have the gradient of one tower's part of the batch. `replicate_model_fn` is for these.
@@ -17,15 +16,14 @@ import re
 
 import tensorflow.compat.v1 as tf
 
-from towers import compat
 from towers.errors import GradientError, SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.variable_access import metric_variables
-from towers.placement.variable_device import only_device
 from towers.tower.example_writes import written_by_every_tower
 from towers.tower.inline_updates import inline_updates, writes_of
 from towers.tower.objectives import GradientsOfModel
 from towers.tower.outputs import fetches_of, metrics_by_kind
+from towers.tower.variables import local_variable
 
 _IN_WORDS = collections.OrderedDict([
     ('first', 'averages and counters'),  # tower 0 writes for all
@@ -84,10 +82,6 @@ def ownership(recorded, request, size, taken=(), make_replicas=None):
       size: examples in the tower's shard: an int, or a tensor.
       taken: what a step runs besides what the model function returned.
       make_replicas: the function that makes `Replicas` of variables; None where there are none.
-
-    Raises:
-      SharedVariableError: a write that no tower can make for all.
-      GradientError: the model function trains a variable by itself.
     """
     scalars, pairs = metrics_by_kind(recorded.output.metrics)
     fetches = fetches_of(recorded.output._replace(metrics=scalars)) + list(taken)
@@ -140,16 +134,11 @@ def _without(writes, names):
 
 
 def _own_state(recorded, writes, step, counted, num_towers):
-    """Finds the first tower's state among the variables it writes; makes the others'.
+    """Finds the first tower's state among the variables it writes; makes the others': as of
+    `Roles`.
 
-    An operation that writes what depends on the shard is run by the step, or else by the program
-    itself; `counted`, which `(value, update_op)` metrics run, writes what is shared.
-
-    Args:
-      step, counted: names of the operations that a step of this tower, and its metrics, run.
-
-    Returns:
-      As `Roles.own_state`.
+    What depends on the shard is written by the step, or else by the program itself; what is
+    `counted`, by operations that `(value, update_op)` metrics run, is shared.
     """
     choices, of_state = _choices(recorded.keras_states), collections.OrderedDict()
     for op, names in writes:
@@ -196,14 +185,8 @@ def _there_or_new(variable, tower, there):
     found = there.get(name)
     if found is not None and found.shape == variable.shape and found.dtype == variable.dtype:
         return found
-    with tf.control_dependencies(None), tf.name_scope(None), only_device(variable.device or None):
-        other = tf.Variable(
-            variable.initial_value, trainable=False, name=name,
-            collections=[tf.GraphKeys.LOCAL_VARIABLES], dtype=variable.dtype.base_dtype,
-            use_resource=variable.op.type == 'VarHandleOp',
-            validate_shape=variable.shape.is_fully_defined())
-        compat.initialize_with(other, variable.initial_value)
-    return other
+    return local_variable(variable, name, variable.initial_value, variable.initial_value,
+                          variable.device or None, trainable=False)
 
 
 OPTIMIZER_UPDATES = re.compile(r'^(Resource)?(Sparse)?Apply[A-Z]')
@@ -214,11 +197,8 @@ OF_GRADIENTS = re.compile(r'(^|/)gradients(_\d+)?/')
 
 
 def _check_trains_nothing(writes, step):
-    """Raises `GradientError` where a step trains a variable within a tower.
-
-    An update is an operation of TensorFlow's optimizers, or any write of a trainable variable by
-    what `tf.gradients` gives.
-    """
+    """Refuses a step that trains a variable within a tower: by an operation of TensorFlow's
+    optimizers, or any write of a trainable variable by what `tf.gradients` gives."""
     trainable = {variable.op.name for variable in tf.trainable_variables()}
     for op, names in writes:
         for name in trainable.intersection(names) if op.name in step else ():

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import ModelFunctionError, TowersError
 from towers.graph import graph_walk
-from towers.graph.nests import leaves_of, map_leaves
+from towers.graph.graph_walk import leaves_of, map_leaves
 from towers.graph.variable_access import variables_read
 from towers.placement.stages import (keep_arrays_with_readers, keep_stacks_with_loops,
                                       place_forward, says_stages)
@@ -36,32 +36,22 @@ class Recorded(collections.namedtuple('Recorded', [
       sources: list of the operations of the shard.
       from_shard: names of the operations that depend on the shard, or on random numbers, otherwise
         than by a value of the whole batch.
-      created: the variables that the call made.
-      direct: `DirectVariable`s, see `NewVariables`.
-      owned: names of the operations that are parts of the created variables.
+      created, direct, owned, opened_scopes: as of `NewVariables`.
       variables: the variables that the call made or reads.
       updates: list of the call's `UPDATE_OPS`, of updates of Keras layers, and of returned updates.
-      registered: list of the losses that the call put into `REGULARIZATION_LOSSES`.
-      registered_before: list of those that were there before the build.
+      registered, registered_before: the losses that the call put into `REGULARIZATION_LOSSES`, and
+        those that were there before the build.
       keras_losses: `(of weights, of activations)`: the losses of the Keras layers that were called.
       keras_states: the variables that Keras layers call their state.
-      opened_scopes: dict, how often each variable scope had been opened before the call.
       in_sync: how many batch norms have the statistics of the whole batch.
     """
     __slots__ = ()
 
 
 def record(request, shards, number, around=contextlib.nullcontext):
-    """Calls the model function: `Recorded`.
+    """Calls the model function, within a further context: `Recorded`.
 
-    Args:
-      request: `Request`.
-      shards: `CutBatch`.
-      number: of the part of the batch, 0 but for the recipe's calls after the first.
-      around: a further context of the call.
-
-    Raises:
-      TowersError: one of its subclasses: what the function returned, or how it made variables.
+    `number` is that of the part of the batch, 0 but for the recipe's calls after the first.
     """
     graph, inputs, parts = tf.get_default_graph(), shards.inputs[number], len(request.parts)
     before, registered_before = _updates(graph), registered_losses()
@@ -99,16 +89,8 @@ def record(request, shards, number, around=contextlib.nullcontext):
 
 
 def put_on_devices(recorded, request, device):
-    """Puts the recorded forward pass on the devices of its tower; cuts it into stages.
-
-    Args:
-      recorded: `Recorded`.
-      request: `Request`.
-      device: the tower's device, or `StagedDevices`.
-
-    Returns:
-      `StageCuts`; None where the model is not cut.
-    """
+    """Puts the recorded forward pass on the devices of its tower; cuts it into stages: `StageCuts`,
+    or None where the model is not cut."""
     cuts, operations, placement = None, recorded.operations, request.placement
     if request.cutting is not None and len(stages_of(device)) > 1:
         # Variables of an earlier build stay where its towers have them.

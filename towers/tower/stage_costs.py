@@ -8,8 +8,7 @@ import collections
 
 import tensorflow.compat.v1 as tf
 
-from towers.graph.graph_walk import behind, is_control_flow, reachable_from
-from towers.graph.nests import bytes_of
+from towers.graph.graph_walk import behind, bytes_of, is_control_flow, reachable_from
 from towers.graph.op_types import RESHAPES, SIZES
 from towers.graph.variable_access import read_from
 from towers.recompute.segments import crossing_bytes, size_of

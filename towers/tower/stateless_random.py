@@ -33,14 +33,8 @@ def make_stateless(operations, fetches, step, graph_seed, part=0):
 
     Kept, so that a resumed run draws other numbers there, are ops in loops and branches, where a
     draw depends on more than the step; kinds that have no stateless twin; and ops that draw the
-    same numbers as one of these.
-
-    Args:
-      operations: the operations of one tower's forward pass.
-      fetches: tensors that the tower computes: loss, predictions, updates, gradients.
-      step: scalar integer tensor.
-      graph_seed: int or None.
-      part: the number of the tower (or micro-batch) among those of all machines.
+    same numbers as one of these. `part` is the number of the tower (or micro-batch) among those of
+    all machines.
 
     Returns:
       {name of the constant with the first number of a twin's seed: name of the op that gave it}.
@@ -87,19 +81,14 @@ def give_own_seeds(operations, part, graph_seed, step=None):
 
     Keras 3 draws with stateless ops whose seed is a variable that each call counts up. Towers share
     that variable, and only the first tower's count is kept: without this, all towers have one
-    dropout mask, or, where a tower reads the variable after it was counted up, the next step's. In
-    the tower
+    dropout mask. In the tower
 
         seed = [key, step]                with a step, as for the twins of `make_stateless`
         seed = state XOR [key, 0]         without; key = 0 in tower 0, which draws as Keras does
 
     Ops with equal seeds still draw the same numbers in a tower: with a step, ops with one seed have
     one key; without a step, the whole tower has one key. A seed that no variable counts up is the
-    model's own, the same in each tower, and stays.
-
-    Args:
-      operations: the operations of one tower, forward and backward.
-      part, graph_seed, step: as for `make_stateless`; the step may be None. Returns the same, too.
+    model's own, the same in each tower, and stays. Returns what `make_stateless` does.
     """
     left_out = initializers()
     counted_up = {op.inputs[0].op.name for op in operations

@@ -1,7 +1,11 @@
-"""One tower, the model on one device; and the towers of a build: values."""
+"""One tower, the model on one device; the towers of a build; what stands in one for another's."""
 
 import collections
 
+import tensorflow.compat.v1 as tf
+
+from towers.errors import SharedVariableError
+from towers.graph.variable_access import read_from, variable_op
 from towers.placement.tower_device import stages_of
 from towers.tower.objectives import all_pairs
 
@@ -55,17 +59,48 @@ class Tower(collections.namedtuple('Tower', [
 class TowerSet(collections.namedtuple('TowerSet', [
         'towers', 'recorded', 'losses', 'gradients', 'roles', 'recomputed', 'how_built',
         'cuts', 'slots'], defaults=(None, ()))):
-    """The towers of a build, and the calls of the model function that they were made of.
+    """The towers of a build, one for each of the request's parts, and what they were made of: the
+    `Recorded` call, the `Losses` and a list of `Recomputed` of tower 0, `TowerGradients`, `Roles`.
 
-    Attributes:
-      towers: list of `Tower`, one for each of the request's parts.
-      recorded: `Recorded`: the call for tower 0.
-      losses: `Losses` of tower 0.
-      gradients: `TowerGradients`.
-      roles: `Roles`: what each variable is to the towers.
-      recomputed: list of `Recomputed` of tower 0, one for each loss; or [].
-      how_built: the plan's line about calls and copies.
-      cuts: `StageCuts`, where the model was cut into stages; or None.
-      slots: variables that the model function's own optimizers have made: a list.
+    `how_built` is the plan's line about calls and copies, `cuts` are `StageCuts` or None, `slots`
+    a list of the variables that the model function's own optimizers have made.
     """
     __slots__ = ()
+
+
+class Substitution:
+    """What stands in tower k for each thing that tower 0 reads from outside of its graph:
+
+        shard 0, and its weight    ->  shard k, and its weight
+        a variable                 ->  the tower's replica, or the tower's own state, or itself
+        anything else              ->  itself: tables, queues, iterators, placeholders are shared
+    """
+
+    def __init__(self, number, tensors, variables):
+        """`number` is k, of the tower, or of its micro-batch among those of all towers. `tensors`
+        and `variables` are dicts from names to what stands in their place."""
+        self.number, self._tensors, self._variables = number, tensors, variables
+        self._operations = {name.split(':')[0]: tensor.op for name, tensor in tensors.items()}
+        self._operations.update((name, variable.op) for name, variable in variables.items())
+
+    def operation(self, op):
+        """The operation that tower k waits for, or is colocated with, in place of tower 0's."""
+        return self._operations.get(op.name, op)
+
+    def tensor(self, tensor):
+        """The tensor that tower k reads in place of one from outside of tower 0."""
+        if tensor.name in self._tensors:
+            return self._tensors[tensor.name]
+        sources = [op.name for op in read_from(tensor) if op.name in self._variables]
+        if not sources:
+            return tensor
+        other = self._variables[sources[0]]
+        if variable_op(tensor) is not None:
+            return other.op.outputs[0]
+        if len(sources) == 1 and tensor.shape.is_compatible_with(other.shape):
+            with tf.device(other.device):
+                return other.value()
+        raise SharedVariableError(
+            'variable %s is of each tower, and %s, made from it outside of the model function, is '
+            'of the first: read the variable within the model function.' % (
+                sources[0], tensor.name))

@@ -16,6 +16,7 @@ from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.op_types import VARIABLE_OPS
+from towers.placement.variable_device import only_device
 from towers.tower.losses import registered_losses
 
 DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variable')
@@ -37,22 +38,17 @@ _ADVICE = {
 
 
 class NewVariables:
-    """The variables that a call of a model function makes.
+    """The variables that a call of a model function makes, on the devices that a `Placement` names;
+    or gets, of an earlier build.
 
     Attributes:
       created: the variables, in order.
       direct: `DirectVariable`s, in order of creation, with those that an earlier build has made.
-      owned: names of the operations that are parts of the variables: initial values, initializers,
-        reads.
+      owned: names of the operations of the variables: initial values, initializers, reads.
       opened_scopes: see `BuiltTowers`.
     """
 
     def __init__(self, placement, earlier=None):
-        """
-        Args:
-          placement: `Placement`, which names the device of each new variable.
-          earlier: `BuiltTowers`, whose variables the function gets; or None.
-        """
         self.created, self.direct, self.owned = [], [], set()
         self._placement = placement
         # Counters of tf.metrics are the earlier build's own: a new build counts anew.
@@ -71,12 +67,8 @@ class NewVariables:
     def recorded(self, scope, reuse):
         """The context of the call of the model function.
 
-        Args:
-          scope: name of the variable scope to build under, None for the caller's.
-          reuse: None, True or `tf.AUTO_REUSE`, as in `tf.variable_scope`.
-
-        Raises:
-          SharedVariableError: a variable cannot be made, or shared with what is there already.
+        `scope` is the name of the variable scope to build under, or None, `reuse` as of
+        `tf.variable_scope`.
         """
         self._is_open = True
         try:
@@ -146,9 +138,11 @@ class NewVariables:
         requested = _requested_name(kwargs)
         if not self._by_name and self._earlier and not is_local:
             return self._of_earlier_build(requested, kwargs)
-        kwargs['use_resource'] = True
+        kwargs['use_resource'], trainable = True, kwargs.get('trainable')
+        if trainable is None:  # as TF itself decides it
+            trainable = kwargs.get('synchronization') != tf.VariableSynchronization.ON_READ
         with graph_walk.Recording(self._graph) as made, _away_from_operations(), \
-                self._placement.scope(_is_trainable(kwargs)):
+                self._placement.scope(trainable):
             variable = next_creator(**kwargs)
         self.owned.update(op.name for op in made.operations)
         self._placement.note(variable)
@@ -190,22 +184,26 @@ def _requested_name(kwargs):
 
 
 def _away_from_operations():
-    """A scope without `tf.colocate_with(activation)`, which would put a variable onto one tower.
-
-    `tf.colocate_with(variable)` stays: slots and averages are on their variable's device.
-    """
+    """A scope without `tf.colocate_with(activation)`, which would put a variable onto one tower;
+    that of a variable stays, for slots and averages."""
     graph = tf.get_default_graph()
     if all(op.type in VARIABLE_OPS for op in compat.colocated_with(graph)):
         return contextlib.nullcontext()
     return graph.colocate_with(None, ignore_existing=True)
 
 
-def _is_trainable(kwargs):
-    """Whether what a creator is asked for will be trainable, as TF itself decides it."""
-    trainable = kwargs.get('trainable')
-    if trainable is None:
-        return kwargs.get('synchronization') != tf.VariableSynchronization.ON_READ
-    return bool(trainable)
+def local_variable(like, name, initial_value, value, device, **options):
+    """A local variable of another one's type and kind, of a name of its own in no scope.
+
+    It starts with `value`; `initial_value` has only to have its shape, see `initialize_with`.
+    """
+    with tf.control_dependencies(None), tf.name_scope(None), only_device(device):
+        variable = tf.Variable(
+            initial_value, name=name, collections=[tf.GraphKeys.LOCAL_VARIABLES],
+            dtype=like.dtype.base_dtype, use_resource=like.op.type == 'VarHandleOp',
+            validate_shape=like.get_shape().is_fully_defined(), **options)
+        compat.initialize_with(variable, value)
+    return variable
 
 
 @contextlib.contextmanager
@@ -229,11 +227,8 @@ def new_slots(placement, variables):
 
 
 def owner_by_name(name, by_name):
-    """The variable whose name a slot's name extends (`dense/kernel` for `dense/kernel/Adam`).
-
-    It is that of the longest such name, or None; scopes around `apply_gradients` may stand before
-    it. `by_name` is a dict from names to variables.
-    """
+    """The variable whose name a slot's name extends (`dense/kernel` for `dense/kernel/Adam`): that
+    of the longest such name, or None. Scopes around `apply_gradients` may stand before it."""
     parts = name.split('/')
     for start in range(len(parts) - 1):
         for end in range(len(parts) - 1, start, -1):

@@ -1,25 +1,17 @@
 """The order of a step's writes after its reads: of the towers' forward passes, and of the update.
 
-What a model reads and then writes itself, in its forward pass or by `UPDATE_OPS`, by role:
-
-`'first'`: tower 0 alone writes; its write waits until all towers have read. What the model says of
-its own order holds in tower 0. Where it says nothing, one device reads before or after the write by
-chance; tower 0 then reads before it, as all others do, as far as the loss and the gradients are
-computed from that.
-
-`'every'`: each tower's write waits until all towers have read, and for the tower before.
-
-`'metric'`: see `metric_counters`.
+What a model reads and then writes, in its forward pass or by `UPDATE_OPS`, by its role in `Roles`:
+`'first'`: tower 0 alone writes, when all towers have read. What the model says of its own order
+holds in tower 0; where it says nothing, tower 0 reads before it writes, as far as the loss and the
+gradients are computed from that. `'every'`: each tower writes when all have read, after the tower
+before. `'metric'`: see `metric_counters`.
 
 In the update, two kinds of writes do not wait by themselves. An optimizer may write beside the
-gradients: AdamW decays a weight before it applies the gradient, a counter goes up first. TensorFlow
-makes such a write as soon as its inputs are there, while a backward pass may still read: the memory
-of a reference variable, the weights once more in what is recomputed, and on parameter servers all
-that the other workers compute from. And updates such as batch norm's moving averages write, on a
-parameter server, a variable that other workers' forward passes of the same step read; in the step
-in which all data have ended they must not run at all, and in a worker whose own data have ended
-they would see the first batch again. Both are found in the finished step here, whatever way they
-were made, and wait.
+gradients: AdamW decays a weight before it applies the gradient, a counter goes up first, while a
+backward pass may still read: the memory of a reference variable, the weights once more in what is
+recomputed, and on parameter servers all that the other workers compute from. And updates such as
+batch norm's write, on a parameter server, a variable that other workers' forward passes of the same
+step read; where all data have ended they must not run at all. Both are found in the finished step.
 """
 
 import collections
@@ -31,7 +23,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
-from towers.graph.nests import fetches_in
+from towers.graph.graph_walk import fetches_in
 from towers.graph.order import Frames, Precedence, gates, hold
 from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
@@ -46,13 +38,8 @@ _Write = collections.namedtuple('_Write', 'tower op name is_every')
 def write_after_reads(towers, roles):
     """Makes each write of the first tower, or of every tower, wait for all towers' reads.
 
-    A read that already waits for the write of tower 0, in any tower, is left as it is.
-
-    Args:
-      roles: `Roles`; what every tower writes is written outside of control flow.
-
-    Raises:
-      SharedVariableError: a tower reads such a variable after it has written it.
+    A read that already waits for the write of tower 0, in any tower, is left as it is; where every
+    tower writes, outside of control flow, it is refused.
     """
     finder, graph = Writes(tf.get_default_graph()), tf.get_default_graph()
     takers = {name: finder.takers(graph.get_operation_by_name(name), memory=True)
@@ -148,16 +135,15 @@ def hold_update(train_op, gradients, after, computed, waited=()):
     computed from, such as a slot. Every write waits for `waited`, see `Machines`.
 
     Args:
-      train_op: the operation of the update.
       gradients: list of `(gradient, variable)` before the user's `transform_gradients`, the sums
         over all towers and machines; `variable` is None for gradients of replicas.
-      after: list of the tensors and operations that the optimizer waits for. What these need is
-        not looked at: updates such as batch norm's wait by `hold_back`.
+      after: what the optimizer waits for, and is not looked at: updates wait by `hold_back`.
       computed: list of the tensors that can be had without a step: they take no wait along.
     """
     pairs = [(gradient, variable) for gradient, variable in gradients if gradient is not None]
     sums = [tensor.op for tensor in tensors_of(pairs)]
-    last = [_values(gradient).op for gradient, _ in pairs]
+    # Of rows the values, which the backward pass computes after their indices.
+    last = [getattr(gradient, 'values', gradient).op for gradient, _ in pairs]
     ends = {op.name for op in sums} | {getattr(each, 'op', each).name for each in after}
     operations = graph_walk.step_operations([train_op], ends)
     finder = Writes(train_op.graph)
@@ -188,14 +174,13 @@ def hold_back(updates, waited, active, computed):
     Args:
       updates: list of operations or tensors, which nothing waits for yet but other updates, and
         what `transform_gradients` has made.
-      waited: list of operations to wait for.
       active: float scalar, 0 in a worker whose own data have ended; or None.
       computed: list of the tensors that can be had without a step: loss, predictions, metrics.
 
     Returns:
-      `(updates, redirect)`: a list of tensors or operations, which the optimizer has to wait for in
-      place of `updates`; and, where updates may be left out, a function to be called when more
-      operations have been made: what waits for updates then waits for what runs in any case.
+      `(updates, redirect)`: what the optimizer has to wait for in place of `updates`; and, where
+      they may be left out, a function to be called when more operations have been made: what waits
+      for updates then waits for what runs in any case.
     """
     if not updates or not waited and active is None:
         return updates, None
@@ -223,16 +208,12 @@ def hold_back(updates, waited, active, computed):
 
 
 def _wait_instead(left_out, operations, done, merged):
-    """Makes what waits for operations that may be left out wait for `merged`.
+    """Makes what waits for operations that may be left out wait for `merged`, which runs in any
+    case.
 
-    What waits for an operation that is not run is not run, either: `transform_gradients` may have
-    a read of a moving average after its update, an optimizer, too, and a program may run averages
-    of the weights after all `UPDATE_OPS`.
-
-    Args:
-      left_out: names of operations.
-      operations: the operations of the updates themselves, which go on waiting.
-      done, merged: the operations that run where the updates have, and in either case.
+    What waits for an operation that is not run is not run, either: `transform_gradients` may have a
+    read of a moving average after its update, an optimizer, too, and a program may run averages of
+    the weights after all `UPDATE_OPS`. The operations of the updates themselves go on waiting.
     """
     own = {op.name for op in operations}
     for op in merged.graph.get_operations():
@@ -244,8 +225,8 @@ def _wait_instead(left_out, operations, done, merged):
 
 
 def _wait(writes, waited, operations, computed):
-    """Makes `(operation, names of variables)`s wait, but for what can be had without a step; returns
-    the operations that do."""
+    """Makes `(operation, names of variables)`s wait, but for what can be had without a step: a list
+    of the operations that do."""
     frames = Frames(operations)
     needed = {op.name for op in graph_walk.step_operations(list(waited) + list(computed))}
     held = [gate for op, names in writes if op.name not in needed
@@ -253,8 +234,3 @@ def _wait(writes, waited, operations, computed):
     for gate in held:
         compat.add_control_inputs(gate, waited)
     return held
-
-
-def _values(gradient):
-    """The tensor of a gradient that the backward pass computes last: not the indices of rows."""
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
