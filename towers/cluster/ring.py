@@ -160,10 +160,8 @@ def _row_shape(slices, variable):
 
 
 class Collectives:
-    """Makes the collective operations of one worker, with the same keys on all workers.
-
-    Keys are counted on within a graph, so that no two builds of one graph use the same key.
-    """
+    """Makes the collective operations of one worker, with the same keys on all workers, which are
+    counted on within a graph."""
 
     def __init__(self, cluster):
         self.rank, self.num_workers = cluster.rank, cluster.num_workers
