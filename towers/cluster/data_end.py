@@ -208,10 +208,11 @@ class Shares:
       same_examples: n_w where it has to be the same on all workers, else None.
       are_weighted: whether it is None: the weights differ from step to step.
       constant: else the weight of all, a float: 1 / W for the mean, 1 for the sum.
+      loss: of this machine's batch, which reads the weights before any machine changes them.
     """
 
-    def __init__(self, cluster, examples, reduction):
-        self.is_mean = reduction == 'mean'
+    def __init__(self, cluster, examples, reduction, loss):
+        self.is_mean, self.loss = reduction == 'mean', loss
         self.same_examples = examples if isinstance(examples, int) and not cluster.uneven and (
             cluster.active is None) else None
         self.are_weighted = self.same_examples is None
