@@ -2,11 +2,10 @@
 
 Synchronous training: each worker adds its gradient to TensorFlow's accumulators on the servers. The
 chief takes the accumulators' sums when all gradients have come, makes the one update, and gives
-every other worker a token, for which the worker waits before its step ends.
-`tf.train.SyncReplicasOptimizer` works alike, with these differences. Here a worker adds exactly one
-gradient a step; gradients are transformed (clipped) once, over all workers; rows of sparse
-gradients are weighted like dense gradients (`SyncReplicasOptimizer` divides a row by the number of
-workers that have it); batches may be uneven; and the chief needs no thread.
+every other worker a token, for which the worker waits before its step ends. Other than in
+`tf.train.SyncReplicasOptimizer`, a worker adds exactly one gradient a step; gradients are
+transformed (clipped) once, over all workers; rows of sparse gradients are weighted like dense ones
+(and not divided by the number of workers that have them); and batches may be uneven.
 
 The number of a round grows with the time of day, so that what another run has left on the servers
 is older, and is dropped. A token is the number of the round that is made; its negative in the round
