@@ -188,9 +188,8 @@ def test_rows_are_sent_to_the_worker_and_not_their_table(graph):
             assert '/job:ps' in op.device, op.name
         if '/job:worker' in op.device:  # what it takes from a server
             assert all(tensor.shape.num_elements() < 400 for tensor in op.inputs
-                       if '/job:ps' in tensor.op.device
-                       and tensor.op.type not in ('SparseAccumulatorTakeGradient', 'PreventGradient')
-                       ), op.name
+                       if '/job:ps' in tensor.op.device and tensor.op.type not in (
+                           'SparseAccumulatorTakeGradient', 'PreventGradient')), op.name
 
 
 def test_a_table_that_tensorflow_cuts_is_on_all_servers(graph):

@@ -9,7 +9,7 @@ from towers.cluster import ring
 from towers.errors import ClusterError
 from towers.graph.graph_walk import reachable_from
 from machine_samples import batches, close, on_one_device, sparse_and_dense
-from one_process import StopWithoutSignals, addresses, together, train
+from one_process import addresses, together, train
 
 
 @pytest.mark.parametrize('sizes, num_towers, reduction, place', [
@@ -147,52 +147,6 @@ def test_a_variable_that_cannot_be_sent_is_named():
     text = tf.get_variable('text', [], tf.string, tf.constant_initializer('x'), trainable=False)
     with pytest.raises(ClusterError, match="variable 'text' is string"):
         ring.Collectives(towers.Cluster('ring', ['a:1', 'b:2'])).broadcast([text])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('steps, uneven', [((5, 3), True), ((0, 2), False)])
-def test_a_worker_that_has_made_its_steps_tells_the_others_without_a_feed(steps, uneven):
-    """What is fed is needed by the model alone; and no worker makes a step that another has not,
-    whichever ends first, and wherever the hook stands among those that save."""
-    workers = addresses(2)
-
-    def work(rank):
-        with tf.Graph().as_default():
-            cluster = towers.Cluster('ring', workers, rank=rank, uneven=uneven)
-            x = tf.placeholder(tf.float32, [None if uneven else 4])
-            rows = tf.placeholder(tf.int64, [2])
-            rate = tf.placeholder(tf.float32, [])
-
-            def model_fn(x):
-                table = tf.get_variable('table', [5, 1], initializer=tf.zeros_initializer())
-                weight = tf.get_variable('w', [], initializer=tf.zeros_initializer())
-                return tf.reduce_mean(x) * (weight + tf.reduce_sum(tf.gather(table, rows)))
-            global_step = tf.train.get_or_create_global_step()
-            built = towers.build_towers(
-                model_fn, x, tf.train.GradientDescentOptimizer(rate), 2, 'mean',
-                global_step=global_step, cluster=cluster)
-            seen, done = _AtEnd([global_step] + built.variables), 0
-            stop = StopWithoutSignals(cluster, built)
-            with towers.join(cluster, built, on_lost=lambda error: None) as member:
-                with member.session([stop, seen]) as session:
-                    while not session.should_stop() and done < steps[rank]:
-                        session.run(built.train_op, {x: [1.] * 4, rows: [0, 3], rate: 1.})
-                        done += 1
-            return done, stop.status, {variable.op.name: value.tolist() for variable, value in
-                                       zip(seen.fetches, seen.values)}
-    last = float(min(steps))
-    expected = {'global_step': last, 'w': -last, 'table': [[-last], [0.], [0.], [-last], [0.]]}
-    assert together(work, 2) == [(last, 0, expected)] * 2
-
-
-class _AtEnd(tf.train.SessionRunHook):
-    """Fetches values when the session ends, as a hook that saves does."""
-
-    def __init__(self, fetches):
-        self.fetches, self.values = fetches, None
-
-    def end(self, session):
-        self.values = session.run(self.fetches)
 
 
 def test_rows_of_unknown_shape_are_named():

@@ -96,7 +96,7 @@ def _of_variables(variables, tower_set, request, update):
 def _placed(request, recorded):
     """Where the variables are, in words."""
     cluster = request.cluster if request.objectives else None
-    if cluster is not None and cluster.kind == 'ps':
+    if cluster is not None and cluster.is_served:
         return 'the parameter servers, by size, once there is a session'
     made = {variable.op.name for variable in recorded.created}
     before = [] if request.placement.is_earlier_builds else sorted(

@@ -8,21 +8,21 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import (check_choice, check_count, check_flag, check_instance, check_number,
                               directory_name)
+from towers.cluster import horovod, parameter_servers, ring
 from towers.cluster.cluster_arguments import (check_build, check_places, check_together,
                                               parse_tf_config)
-from towers.cluster.horovod import HorovodMachines, load_horovod
-from towers.cluster.parameter_servers import ServedMachines
-from towers.cluster.ring import BUFFER_MB, RingMachines
+from towers.cluster.horovod import load_horovod
+from towers.cluster.machines import Kind, Machines
+from towers.cluster.ring import BUFFER_MB
 from towers.errors import InputError, InvalidArgumentError
 
-_Kind = collections.namedtuple('_Kind', 'machines name listens')
 _SERVERS = ("TensorFlow's servers listen on every interface, whatever address is given, and do "
             'what anyone asks who reaches them: let only the cluster reach their ports')
 _KINDS = {
-    'ring': _Kind(RingMachines, "TensorFlow's ring", _SERVERS),
-    'ps': _Kind(ServedMachines, 'a parameter server', _SERVERS),
-    'horovod': _Kind(HorovodMachines, 'Horovod', "Horovod's rendezvous listens on every interface: "
-                     'let only the cluster reach it')}
+    'ring': Kind(ring.exchange, ring.broadcast, "TensorFlow's ring", _SERVERS),
+    'ps': Kind(parameter_servers.exchange, None, 'a parameter server', _SERVERS),
+    'horovod': Kind(horovod.exchange, horovod.broadcast, 'Horovod', "Horovod's rendezvous listens "
+                    'on every interface: let only the cluster reach it')}
 KINDS = tuple(_KINDS)
 
 
@@ -227,7 +227,7 @@ class Cluster(collections.namedtuple('Cluster', [
           examples: number of examples in this machine's batch: an int, or an int scalar tensor.
           reduction: as for `build_towers`.
         """
-        return _KINDS[self.kind].machines(self, gradients, loss, examples, reduction)
+        return Machines(self, _KINDS[self.kind], gradients, loss, examples, reduction)
 
     def check_build(self, optimizer, has_replicas, scales_loss):
         """Raises `ClusterError` for a build that this cluster cannot train; makes no operation."""

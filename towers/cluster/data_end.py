@@ -1,5 +1,5 @@
-"""Gates of a step: no step is made before its session has begun, nor when all data have ended. And
-the weight of a worker's gradient in it.
+"""A worker's part in a step: the weight of its gradient, and gates: no step is made before its
+session has begun, nor when all data have ended.
 
 In a plain `tf.Session` nobody would give the workers of a ring the initial values of worker 0, and
 on parameter servers nobody would have put the variables on the servers: each worker would train by
@@ -199,28 +199,22 @@ def until_all_end(dataset: typing.Any) -> Feed:
 class Shares:
     """The weight of a machine's gradient: w = n_w / n for the mean, W n_w / n for the sum.
 
-    n_w are the examples of worker w, n those of all W workers in the step. With the same number on
-    each worker, w is 1 / W for the mean and 1 for the sum, and nothing has to be multiplied. A
-    worker that is not active has n_w = 0.
+    n_w are the examples of worker w (an int, or an int scalar tensor; 0 of one that is not active),
+    n those of all W workers in the step.
 
     Attributes:
       is_mean: whether the reduction is `'mean'`.
-      are_weighted: whether the weights differ from step to step.
       same_examples: n_w where it has to be the same on all workers, else None.
-      constant: the weight with the same number of examples on each worker, a float.
+      are_weighted: whether it is None: the weights differ from step to step.
+      constant: else the weight of all, a float: 1 / W for the mean, 1 for the sum.
+      loss: of this machine's batch, which reads the weights before any machine changes them.
     """
 
-    def __init__(self, cluster, examples, reduction):
-        """
-        Args:
-          cluster: `Cluster`.
-          examples: n_w: an int, or an int scalar tensor.
-          reduction: `'mean'` or `'sum'`.
-        """
-        self.is_mean = reduction == 'mean'
-        self.are_weighted = (cluster.uneven or cluster.active is not None
-                             or not isinstance(examples, int))
-        self.same_examples = None if self.are_weighted else examples
+    def __init__(self, cluster, examples, reduction, loss):
+        self.is_mean, self.loss = reduction == 'mean', loss
+        self.same_examples = examples if isinstance(examples, int) and not cluster.uneven and (
+            cluster.active is None) else None
+        self.are_weighted = self.same_examples is None
         self.constant = 1. / cluster.num_workers if self.is_mean else 1.
         self._cluster, self._examples = cluster, examples
 

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.cluster import data_end
-from towers.cluster.machines import Machines
+from towers.cluster.machines import Exchange
 from towers.errors import MissingPackageError, WorkerLostError
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once
@@ -34,44 +34,43 @@ def load_horovod():
     return hvd
 
 
-class HorovodMachines(Machines):
-    """Combines the gradients of one build by Horovod's all-reduce.
+def exchange(cluster, gradients, shares):
+    """The `Exchange` of a machine's gradients by Horovod's all-reduce.
 
     Horovod brings together what has one name, and names it by what it is given. So all names are
     the variables' here, and not those of operations that each worker may have others of.
     """
+    hvd, weight, average = load_horovod(), shares.constant, shares.is_mean
+    if shares.are_weighted:
+        with only_device('/cpu:0'), tf.name_scope(_SCOPE):  # before the backward pass
+            total = hvd.allreduce(tf.reshape(shares.own_examples(), [1]), op=hvd.Sum,
+                                  name='towers_numbers')[0]
+            weight, average = shares.weight(total), False
+    operation, combined = hvd.Average if average else hvd.Sum, []
+    for gradient, variable in gradients:
+        with only_device(variable.device or None), tf.name_scope(
+                '%ssums/%s/' % (_SCOPE, variable.op.name)):
+            gradient = data_end.same(gradient if average else times(gradient, weight))
+            # Horovod gathers rows and adds none: each is sent once, and those of all are added.
+            combined.append((
+                each_row_once(hvd.allreduce(each_row_once(gradient), op=operation))
+                if isinstance(gradient, tf.IndexedSlices) else
+                hvd.allreduce(gradient, op=operation), variable))
+    if cluster.active is None:
+        return Exchange(combined, [])
+    with tf.control_dependencies(tensors_of(combined)):  # which the other workers wait for
+        ended = data_end.raise_at_end(total <= 0.)
+    return Exchange(data_end.after(ended, combined), [ended])
 
-    def _combined(self, gradients, shares, loss):
-        hvd, weight, average = load_horovod(), shares.constant, shares.is_mean
-        if shares.are_weighted:
-            with only_device('/cpu:0'), tf.name_scope(_SCOPE):  # before the backward pass
-                total = hvd.allreduce(tf.reshape(shares.own_examples(), [1]), op=hvd.Sum,
-                                      name='towers_numbers')[0]
-                weight, average = shares.weight(total), False
-        operation, combined = hvd.Average if average else hvd.Sum, []
-        for gradient, variable in gradients:
-            with only_device(variable.device or None), tf.name_scope(
-                    '%ssums/%s/' % (_SCOPE, variable.op.name)):
-                gradient = data_end.same(gradient if average else times(gradient, weight))
-                # Horovod gathers rows and adds none: each is sent once, and those of all are added.
-                combined.append((
-                    each_row_once(hvd.allreduce(each_row_once(gradient), op=operation))
-                    if isinstance(gradient, tf.IndexedSlices) else
-                    hvd.allreduce(gradient, op=operation), variable))
-        if self._cluster.active is None:
-            return combined, [], None
-        with tf.control_dependencies(tensors_of(combined)):  # which the other workers wait for
-            ended = data_end.raise_at_end(total <= 0.)
-        return data_end.after(ended, combined), [ended], None
 
-    def broadcast(self, variables):
-        """See `Machines`."""
-        done = []
-        for variable in variables:
-            with only_device('/cpu:0'), tf.name_scope('%sstate/%s/' % (_SCOPE, variable.op.name)):
-                done.append(tf.assign(variable, load_horovod().broadcast(
-                    variable.read_value(), 0, name='of_rank_0')).op)
-        return tf.group(*done)
+def broadcast(unused_cluster, variables):
+    """The operation by which all processes get these variables of rank 0."""
+    done = []
+    for variable in variables:
+        with only_device('/cpu:0'), tf.name_scope('%sstate/%s/' % (_SCOPE, variable.op.name)):
+            done.append(tf.assign(variable, load_horovod().broadcast(
+                variable.read_value(), 0, name='of_rank_0')).op)
+    return tf.group(*done)
 
 
 def explained(error):

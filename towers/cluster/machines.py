@@ -4,6 +4,7 @@ Several builds of one graph, such as the two of a GAN, train in a ring and by Ho
 given one of them, and what the workers compare, and what worker 0 gives to the others, is of all.
 """
 
+import collections
 import itertools
 
 import tensorflow.compat.v1 as tf
@@ -24,16 +25,31 @@ _BUILDS = ('__towers_builds_of_clusters',)
 graphs, as it does not its own with such a tuple."""
 
 
+Kind = collections.namedtuple('Kind', 'exchange broadcast name listens')
+Kind.__doc__ = """A kind of cluster.
+
+Fields:
+  exchange: function of a `Cluster`, gradients and `Shares`, where several workers make one step:
+    an `Exchange`.
+  broadcast: function of a `Cluster` and variables that makes the operation by which all workers get
+    those of worker 0; None where the servers have them.
+  name: in words.
+  listens: who else can reach its ports, in words.
+"""
+
+Exchange = collections.namedtuple('Exchange', 'gradients gates begin step', defaults=(None, None))
+Exchange.__doc__ = """What becomes of a machine's gradients.
+
+Fields:
+  gradients, gates: see `Machines`.
+  begin: function by which a session lets its steps be made; or None.
+  step: function that makes the operation of a step of the update, where not every worker makes
+    this; or None.
+"""
+
+
 class Machines:
     """The gradients of one build over machines, and its step; made by `Cluster.combine`.
-
-    A subclass for a kind of cluster says how several workers make one step:
-
-        _combined(gradients, shares, loss) -> (gradients, gates, function that begins a session)
-
-    and, where every worker has the variables, how all get those of worker 0; else `_step_of_all`:
-
-        broadcast(variables) -> operation
 
     Attributes:
       own: list of `(gradient, variable)` of this machine's towers.
@@ -63,19 +79,21 @@ class Machines:
     """
     redirect, written, model, state, connection = None, {}, frozenset(), (), None
 
-    def __init__(self, cluster, gradients, loss, examples, reduction):
-        """See `Cluster.combine`."""
-        shares = Shares(cluster, examples, reduction)
-        self._cluster, self.own, self.same_examples = cluster, gradients, shares.same_examples
+    def __init__(self, cluster, kind, gradients, loss, examples, reduction):
+        """See `Cluster.combine`; `kind` is its `Kind`."""
+        shares = Shares(cluster, examples, reduction, loss)
+        self._cluster, self._kind = cluster, kind
+        self.own, self.same_examples = gradients, shares.same_examples
         self.updates_here, self.sums = not cluster.served_rank, frozenset()
         if cluster.active is not None and cluster.num_workers > 1:
             gradients = data_end.of_batches(gradients, cluster.active)
-        if cluster.workers_a_step == 1:
-            self.gradients, self.gates, self._begin = _of_this_worker(cluster, gradients)
-            return
-        gradients, self.gates, self._begin = self._combined(gradients, shares, loss)
-        self.gradients = [(without_gradient(each), variable) for each, variable in gradients]
-        self.sums = frozenset(getattr(each, 'values', each).op.name for each, _ in self.gradients)
+        exchange = _of_this_worker if cluster.workers_a_step == 1 else kind.exchange
+        self.gradients, self.gates, self._begin, self._step = exchange(cluster, gradients, shares)
+        if cluster.workers_a_step > 1:
+            self.gradients = [(without_gradient(each), variable)
+                              for each, variable in self.gradients]
+            self.sums = frozenset(getattr(each, 'values', each).op.name
+                                  for each, _ in self.gradients)
 
     def step(self, update, before, replicated=(), redirect=None):
         """The operation of a step, with the update where this worker makes it.
@@ -89,15 +107,17 @@ class Machines:
         if self._cluster.served_rank is None:
             self.model = frozenset(op.name for op in step_operations(before))
             self.written = _written(update, self.model, self.gradients)
-        if self._cluster.workers_a_step == 1:
-            return update
-        update, self.state = self._step_of_all(update, before, replicated)
+        if self._step is not None:
+            return self._step(update)
+        if self._cluster.workers_a_step > 1:
+            update, self.state = _share_state(
+                update, before, self.model, self.own, self.gradients,
+                lambda variable: self.broadcast([variable]), replicated)
         return update
 
-    def _step_of_all(self, update, before, replicated):
-        """`(operation of a step, variables that worker 0 gives the others)` of several workers."""
-        return _share_state(update, before, self.model, self.own, self.gradients,
-                            lambda variable: self.broadcast([variable]), replicated)
+    def broadcast(self, variables):
+        """An operation that gives all workers these variables of worker 0."""
+        return self._kind.broadcast(self._cluster, variables)
 
     def counted(self, examples):
         """The number of examples that this worker adds to the count of all workers in a step."""
@@ -117,14 +137,14 @@ class Machines:
             self._begin(session)
 
 
-def _of_this_worker(cluster, gradients):
-    """As `Machines._combined`, for an update by the gradients of this worker alone."""
+def _of_this_worker(cluster, gradients, unused_shares):
+    """The `Exchange` for an update by the gradients of this worker alone."""
     gradients, gates = data_end.own_data(cluster, rows_once(gradients))
     if cluster.num_workers == 1:
-        return gradients, gates, None
+        return Exchange(gradients, gates)
     begun = SessionBegun()
-    return (data_end.after(begun.check(), gradients), gates,
-            lambda session: session.run(begun.begin))
+    return Exchange(data_end.after(begun.check(), gradients), gates,
+                    lambda session: session.run(begun.begin))
 
 
 def _written(update, model, gradients):

@@ -2,11 +2,10 @@
 
 Synchronous training: each worker adds its gradient to TensorFlow's accumulators on the servers. The
 chief takes the accumulators' sums when all gradients have come, makes the one update, and gives
-every other worker a token, for which the worker waits before its step ends.
-`tf.train.SyncReplicasOptimizer` works alike, with these differences. Here a worker adds exactly one
-gradient a step; gradients are transformed (clipped) once, over all workers; rows of sparse
-gradients are weighted like dense gradients (`SyncReplicasOptimizer` divides a row by the number of
-workers that have it); batches may be uneven; and the chief needs no thread.
+every other worker a token, for which the worker waits before its step ends. Other than in
+`tf.train.SyncReplicasOptimizer`, a worker adds exactly one gradient a step; gradients are
+transformed (clipped) once, over all workers; rows of sparse gradients are weighted like dense ones
+(and not divided by the number of workers that have them); and batches may be uneven.
 
 The number of a round grows with the time of day, so that what another run has left on the servers
 is older, and is dropped. A token is the number of the round that is made; its negative in the round
@@ -14,6 +13,7 @@ in which no worker has data.
 """
 
 import collections
+import functools
 import time
 
 import tensorflow.compat.v1 as tf
@@ -21,7 +21,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.cluster import data_end
 from towers.cluster.data_end import COLLECTIONS, without_gradient
-from towers.cluster.machines import Machines
+from towers.cluster.machines import Exchange
 from towers.cluster.server_placement import server, tasks_by_size
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
@@ -35,38 +35,36 @@ _SCOPE = 'served/'
 graph: the caller's name scope may be another one on each worker."""
 
 
-class ServedMachines(Machines):
-    """Combines the gradients of one build over the workers of parameter servers.
+def exchange(cluster, gradients, shares):
+    """The `Exchange` of a machine's gradients by the accumulators on the servers.
 
-    In a synchronous training the chief gets the gradients over all machines. Every other worker,
-    and each worker of an asynchronous training, gets its own gradients back.
+    The chief gets the gradients over all machines, every other worker its own back.
     """
+    with tf.name_scope(_SCOPE):
+        rounds = _Rounds(cluster)
+        sums = _sums(gradients, shares, cluster, rounds.own)
+        step = functools.partial(_step, cluster, rounds, [each.push for each in sums])
+        if not cluster.is_chief:
+            return Exchange(gradients, [], lambda session: session.run(rounds.take_up), step)
+        begin = rounds.beginning([each.accumulator for each in sums])
+        gradients, gates = _for_update(gradients, [each.total for each in sums], shares, cluster,
+                                       rounds)
+        return Exchange(gradients, gates, begin, step)
 
-    def _combined(self, gradients, shares, loss):
-        cluster = self._cluster
-        with tf.name_scope(_SCOPE):
-            self._rounds = rounds = _Rounds(cluster)
-            sums = _sums(gradients, shares, loss, cluster, rounds.own)
-            self._pushes = [each.push for each in sums]
-            if not cluster.is_chief:
-                return gradients, [], lambda session: session.run(rounds.take_up)
-            begin = rounds.beginning([each.accumulator for each in sums])
-            return _for_update(gradients, [each.total for each in sums], shares, cluster,
-                               rounds) + (begin,)
 
-    def _step_of_all(self, update, before, replicated):
-        """The step, on the chief with the update, elsewhere without."""
-        with tf.name_scope(_SCOPE), only_device('/cpu:0'):
-            if self._cluster.is_chief:
-                with tf.control_dependencies([update] + self._pushes):
-                    done = self._rounds.tell(self._rounds.own.read_value())
-                with tf.control_dependencies([done]):
-                    return tf.assign_add(self._rounds.own, 1).op, []
-            token, done = self._rounds.wait(self._pushes)
-            if self._cluster.active is None:
-                return done.op, []
+def _step(cluster, rounds, pushes, update):
+    """The operation of a step, on the chief with the update, elsewhere without."""
+    with tf.name_scope(_SCOPE), only_device('/cpu:0'):
+        if cluster.is_chief:
+            with tf.control_dependencies([update] + pushes):
+                done = rounds.tell(rounds.own.read_value())
             with tf.control_dependencies([done]):
-                return data_end.raise_at_end(token < 0), []
+                return tf.assign_add(rounds.own, 1).op
+        token, done = rounds.wait(pushes)
+        if cluster.active is None:
+            return done.op
+        with tf.control_dependencies([done]):
+            return data_end.raise_at_end(token < 0)
 
 
 class _Rounds:
@@ -138,10 +136,10 @@ _Sum.__doc__ = """A sum over the workers: the accumulator on a server, the push 
 part, and the total, which the chief alone takes."""
 
 
-def _sums(gradients, shares, loss, cluster, own_round):
+def _sums(gradients, shares, cluster, own_round):
     """List of `_Sum`: of the workers' examples, where these weigh, and of each gradient."""
     # Other workers send when they have their loss, too: the update may begin as soon as they have.
-    after = [] if cluster.is_chief or loss is None else [loss]
+    after = [] if cluster.is_chief or shares.loss is None else [shares.loss]
     factor = shares.own_examples() if shares.are_weighted else shares.constant
     tasks = tasks_by_size({variable.op.name: bytes_of(variable) for _, variable in gradients},
                           len(cluster.ps))

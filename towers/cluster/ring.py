@@ -18,7 +18,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.cluster import data_end
 from towers.cluster.data_end import SessionBegun
-from towers.cluster.machines import Machines
+from towers.cluster.machines import Exchange
 from towers.errors import ClusterError
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
@@ -43,40 +43,39 @@ _SENT = (  # types that every version sends, and what each of them holds without
     (tf.int64, (tf.int64, tf.uint32)))
 
 
-class RingMachines(Machines):
-    """Combines the gradients of one build over the workers of a ring."""
+def exchange(cluster, gradients, shares):
+    """The `Exchange` of a machine's gradients over the workers of a ring."""
+    for gradient, variable in gradients:
+        if gradient.dtype.is_complex:
+            raise ClusterError(
+                'the gradient of %r is of type %s, which a ring cannot add up: hold the real '
+                'and the imaginary parts in a variable of a floating type each.' % (
+                    variable.op.name, gradient.dtype.base_dtype.name))
+    ring, begun = Collectives(cluster), SessionBegun()
+    with only_device('/cpu:0'), tf.name_scope('ring'):
+        first = begun.check()
+        if shares.are_weighted:  # known when the batch is, before the backward pass
+            with tf.control_dependencies([first]):
+                first = ring.reduce(tf.reshape(shares.own_examples(), [1]))
+            total = first[0]
+        weight = shares.weight(total) if shares.are_weighted else shares.constant
+        # Dense and sparse gradients form two chains, each in the same order on all workers.
+        sums, last = _add_dense(ring, gradients, weight, not shares.are_weighted
+                                and shares.is_mean, first)
+        rows, last_rows = _add_rows(ring, gradients, weight, first)
+        # The end comes after all reductions, for which the other workers would wait.
+        with tf.control_dependencies([last, last_rows]):
+            ended = data_end.raise_at_end(total <= 0.) if shares.are_weighted else tf.no_op()
+        sums.update(rows)
+        gradients = data_end.after(ended, [(sums[variable.op.name], variable)
+                                           for _, variable in gradients])
+    return Exchange(gradients, [] if cluster.active is None else [ended],
+                    lambda session: session.run(begun.begin))
 
-    def _combined(self, gradients, shares, loss):
-        for gradient, variable in gradients:
-            if gradient.dtype.is_complex:
-                raise ClusterError(
-                    'the gradient of %r is of type %s, which a ring cannot add up: hold the real '
-                    'and the imaginary parts in a variable of a floating type each.' % (
-                        variable.op.name, gradient.dtype.base_dtype.name))
-        ring, begun = Collectives(self._cluster), SessionBegun()
-        with only_device('/cpu:0'), tf.name_scope('ring'):
-            first = begun.check()
-            if shares.are_weighted:  # known when the batch is, before the backward pass
-                with tf.control_dependencies([first]):
-                    first = ring.reduce(tf.reshape(shares.own_examples(), [1]))
-                total = first[0]
-            weight = shares.weight(total) if shares.are_weighted else shares.constant
-            # Dense and sparse gradients form two chains, each in the same order on all workers.
-            sums, last = _add_dense(ring, gradients, weight, not shares.are_weighted
-                                    and shares.is_mean, first)
-            rows, last_rows = _add_rows(ring, gradients, weight, first)
-            # The end comes after all reductions, for which the other workers would wait.
-            with tf.control_dependencies([last, last_rows]):
-                ended = data_end.raise_at_end(total <= 0.) if shares.are_weighted else tf.no_op()
-            sums.update(rows)
-            gradients = data_end.after(ended, [(sums[variable.op.name], variable)
-                                               for _, variable in gradients])
-        return (gradients, [] if self._cluster.active is None else [ended],
-                lambda session: session.run(begun.begin))
 
-    def broadcast(self, variables):
-        """See `Machines`."""
-        return Collectives(self._cluster).broadcast(variables)
+def broadcast(cluster, variables):
+    """The operation by which all workers get these variables of worker 0."""
+    return Collectives(cluster).broadcast(variables)
 
 
 def _add_dense(ring, gradients, weight, mean, last):
@@ -161,10 +160,8 @@ def _row_shape(slices, variable):
 
 
 class Collectives:
-    """Makes the collective operations of one worker, with the same keys on all workers.
-
-    Keys are counted on within a graph, so that no two builds of one graph use the same key.
-    """
+    """Makes the collective operations of one worker, with the same keys on all workers, which are
+    counted on within a graph."""
 
     def __init__(self, cluster):
         self.rank, self.num_workers = cluster.rank, cluster.num_workers

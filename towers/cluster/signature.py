@@ -40,10 +40,8 @@ def signature(cluster, built, settings=None):
     """What has to be the same on all workers.
 
     Args:
-      cluster: `Cluster`.
       built: the `BuiltTowers` that is given to `join`; the others of its graph are described, too.
-      settings: dict of further values that have to agree, from names to numbers or strings. They
-        are compared before the model, and so say why the rest differs.
+      settings: as for `join`. They are compared before the model, and so say why the rest differs.
     """
     builds = builds_of(built)
     return {
@@ -159,23 +157,22 @@ def _of_lines(section, own, other):
 def _lines_of_loss(built, inputs):
     losses = [each.op for each in flat(built.towers[0].data_loss) if each is not None]
     names = {each.op.name for each in inputs}
-    outside = itertools.takewhile(lambda name: name not in names, (
-        op.name for op in losses[0].graph.get_operations()))
-    return _lines_of(losses, names, set(outside))
+    operations = losses[0].graph.get_operations()
+    before = itertools.takewhile(lambda op: op.name not in names, operations)
+    return _lines_of(losses, names, {op.name for op in before})
 
 
 def _lines_of_update(machines):
-    ends = [op for name in sorted(machines.written)
-            for op in sorted(machines.written[name], key=lambda each: each.name)]
+    ends = [op for _, writes in sorted(machines.written.items())
+            for op in sorted(writes, key=lambda each: each.name)]
     sums = {tensor.op.name for tensor in tensors_of(machines.gradients)}
     return _lines_of(ends, sums, machines.model)
 
 
 def _lines_of(ends, known, outside):
-    """List of `[type, inputs, attributes, name]` of all operations that some come from.
+    """List of `[type, inputs, attributes, name]` of all operations that the `ends` come from.
 
     Args:
-      ends: list of operations.
       known: names of operations that are not looked into: inputs, or sums over the workers.
       outside: names of the operations that were made before what is described.
     """

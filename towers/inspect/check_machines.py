@@ -102,7 +102,7 @@ def _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reductio
         names = {variable.op.name: variable.op.name for variable in tf.global_variables()}
 
         def begin(step_context):
-            if cluster.kind == 'ps' and not cluster.is_chief:
+            if cluster.is_served and not cluster.is_chief:
                 has_begun.wait(_PATIENCE)
                 return
             step_context.session.run(assignments, fed)
