@@ -1,6 +1,5 @@
 """Sessions of a cluster's workers: how one begins, which calls are its steps, and how all stop."""
 
-import functools
 import signal
 import typing
 
@@ -149,11 +148,9 @@ def _begin_together(session, builds, connection):
         finally:
             connection.step_ended(is_made)
 
-    @functools.wraps(run)
     def checked(fetches, *given, **named):
         return made(steps_of(fetches), lambda: run(fetches, *given, **named))
 
-    @functools.wraps(make_callable)
     def checked_callable(fetches, *given, **named):
         steps, step = steps_of(fetches), make_callable(fetches, *given, **named)
         return lambda *fed, **options: made(steps, lambda: step(*fed, **options))
