@@ -15,8 +15,8 @@ from towers.api.plan import Plan
 from towers.checkpoint.files import newest_checkpoint
 from towers.checkpoint.match import check_fits, init_from
 from towers.checkpoint.tidy import tidy_directory
-from towers.cluster.cluster import Cluster
-from towers.cluster.worker_data import files_of_worker, until_all_end
+from towers.cluster.cluster import Cluster, files_of_worker
+from towers.cluster.data_end import until_all_end
 from towers.cluster.member import Member, join, serve
 from towers.cluster.sockets import free_ports
 from towers.cluster.sessions import StopTogetherHook

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers import Cluster
 from towers.optimizers import combiner_of
-from towers.cluster.tf_config import parse_tf_config
+from towers.cluster.cluster_arguments import parse_tf_config
 from towers.errors import ClusterError, InvalidArgumentError, MissingPackageError
 
 ONE, TWO, THREE = 'a:1', 'b:2', 'c:3'
@@ -42,9 +42,8 @@ def test_an_evaluator_builds_for_itself():
 @pytest.mark.parametrize('environment, expected', [
     ({}, 'needs a worker'),
     ({'TF_CONFIG': '{"cluster": {"ps": ["c:1"]}, "task": {"type": "ps", "index": 0}}'},
-     '^TF_CONFIG names no worker: its "cluster" has "ps" alone. Add "worker": '),
+     '^TF_CONFIG names no worker: add "worker": '),
     (config(('worker', 0.5), worker=[ONE]), 'index 0.5 is no whole number'),
-    (config(('worker', 0), worker={'0': ONE, '2': TWO}), 'leave a number out'),
     (config(('worker', 0), worker=['a']), "'a' is no address"),
     (config(None, worker=[ONE]), 'no task')])
 def test_a_tf_config_that_makes_no_sense_is_an_error(environment, expected):
@@ -84,12 +83,9 @@ def test_sessions_see_their_own_machine_and_the_servers():
 
 def test_horovod_that_is_not_there_names_the_ring(monkeypatch):
     monkeypatch.setitem(__import__('sys').modules, 'horovod', None)
-    for version, expected in (((2, 18), "`pip install horovod` .* or use kind='ring'"),
-                              ((2, 19), "does not build for TensorFlow 2.19, .*: use kind='ring'")):
-        monkeypatch.setattr('towers.cluster.horovod.TF_VERSION', version)
-        with pytest.raises(MissingPackageError, match=expected) as error:
-            Cluster('horovod')
-    assert 'pip' not in str(error.value)
+    with pytest.raises(MissingPackageError, match=(
+            "`pip install horovod` .* builds for TensorFlow 1.15 to 2.18; or use kind='ring'")):
+        Cluster('horovod')
 
 
 def build(cluster, **options):
@@ -137,8 +133,8 @@ def test_what_was_built_without_the_cluster_cannot_join_it():
 
 
 def test_all_forms_of_tf_config():
-    text = json.dumps({'cluster': {'master': [ONE], 'worker': {'1': THREE, '0': TWO},
-                                   'ps': ['d:4'], 'evaluator': None},
+    text = json.dumps({'cluster': {'master': [ONE], 'worker': [TWO, THREE], 'ps': ['d:4'],
+                                   'evaluator': None},
                        'task': {'type': 'master', 'index': '0'}, 'environment': 'cloud'})
     assert parse_tf_config(text) == {'workers': [ONE, TWO, THREE], 'ps': ['d:4'], 'job': 'worker',
                                      'rank': 0}
@@ -150,11 +146,8 @@ def test_all_forms_of_tf_config():
 
 
 @pytest.mark.parametrize('text, expected', [
-    ('[]', 'it is no object {…}'),
-    ('{"cluster": []}', '"cluster" is no object'), ('{"task": []}', '"task" is no object'),
-    ('{"a":' * 100000, 'nested too deeply'),
-    ('{"cluster": {"worker": "a:1"}}', '\'a:1\' of "worker" is no list'),
-    ('{"cluster": {"worker": {"x": "a:1"}}}', "the index 'x' is no whole number"),
+    ('[]', 'no such objects'), ('{"cluster": [1]}', 'no such objects'), ('{"a":' * 100000, 'no'),
+    ('{"cluster": {"worker": "a:1"}}', 'a job is no list of addresses'),
     ('{"task": {"type": "worker", "index": "\u0663"}}', 'is no whole number'),
     ('{"task": {"type": "worker", "index": NaN}}', 'the index nan is no whole number')])
 def test_what_cannot_be_read_is_said_without_words_of_python(text, expected):
@@ -167,21 +160,18 @@ def test_what_cannot_be_read_is_said_without_words_of_python(text, expected):
     assert 'attribute' not in found and 'argument' not in found and len(found) < 300
 
 
-@pytest.mark.parametrize('text, expected', [
-    ('{"cluster": {"chief": ["a:1", "b:2"]}}', '2 chiefs.*put the others under "worker"'),
-    ('{"task": {"type": ["worker"]}}', 'is of type .\'worker\'.: expected one of chief, worker')])
-def test_what_contradicts_itself(text, expected):
+@pytest.mark.parametrize('cluster, task, expected', [
+    ({'chief': [ONE, TWO]}, {'type': 'chief'}, 'several chiefs.*put the others under "worker"'),
+    ({'chief': [ONE], 'master': [ONE]}, {'type': 'chief'}, 'two words for one'),
+    ({}, {'type': ['worker']}, "a job .'worker'.: expected some of chief, worker"),
+    ({'worker': [ONE, TWO]}, {'type': 'worker'},
+     '2 tasks of the job worker, and nothing says which'),
+    ({'worker': [ONE, TWO]}, {'type': 'worker', 'index': 2},
+     'the task worker 2, and its cluster has 2 of them: num'),
+    ({'worker': [ONE, TWO]}, {'type': 'ps', 'index': 0}, 'task ps 0, and its cluster has 0')])
+def test_what_contradicts_itself_and_no_task_is_guessed(cluster, task, expected):
     with pytest.raises(ClusterError, match=expected):
-        parse_tf_config(text)
-
-
-@pytest.mark.parametrize('task, expected', [
-    (('worker',), '2 tasks of the job worker, and nothing says which'),
-    (('worker', 2), "TF_CONFIG's task is worker 2, and its cluster has 2 of them: num"),
-    (('ps', 0), "TF_CONFIG's task is ps 0, and its cluster has 0 of them: name one under 'ps'")])
-def test_no_task_is_guessed(task, expected):
-    with pytest.raises(ClusterError, match=expected):
-        Cluster.from_tf_config(None, config(task, worker=[ONE, TWO]))
+        Cluster.from_tf_config(None, {'TF_CONFIG': json.dumps({'cluster': cluster, 'task': task})})
 
 
 def like(module, name, base=tf.train.Optimizer):
@@ -318,5 +308,5 @@ def built_with(cluster=None):
 def test_on_several_a_second_derivative_is_refused(kind, rank, graph):
     """It was None on parameter servers, and this worker's own by Horovod."""
     cluster = towers.Cluster(kind, ['a:1', 'b:1'], ['c:1'] if kind == 'ps' else (), rank=rank)
-    with pytest.raises(ClusterError, match='gradient over several machines, is taken: it would be'):
+    with pytest.raises(LookupError, match='gradient over several machines would be of one'):
         built_with(cluster)

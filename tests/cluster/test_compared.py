@@ -170,12 +170,13 @@ def of_variables(names, trained=None, sparse=()):
 
 @pytest.mark.parametrize('own, other, fields, text', [
     (of_variables('uvw'), of_variables('wuv'), {},
-     "its variables are in another order: 'w' is before 'u', and on worker 0 behind it"),
+     "the gradient of 'u' is dense float32, number 1, and that of worker 0 dense float32, number "
+     '0. Have the loss computed from the same variables'),
     (of_variables('wab', 'wa'), of_variables('wab', 'wb'), {},
      "it trains other variables, or trains them otherwise: the gradient of 'a' is missing, and "
-     'that of worker 0 dense float32.'),
+     'that of worker 0 dense float32, number 1.'),
     (of_variables('wa', sparse='a'), of_variables('wa'), SERVED,
-     "of 'a' is dense float32, and that of worker 0 sparse float32.")])
+     "of 'a' is dense float32, number 1, and that of worker 0 sparse float32, number 1.")])
 def test_variables_whose_gradients_would_meet_those_of_others_are_named(own, other, fields, text):
     why = why_apart(dict(model_fn=own), dict(model_fn=other), compare='variables', **fields)
     assert text in why

@@ -5,11 +5,8 @@ import threading
 import pytest
 import tensorflow.compat.v1 as tf
 
-import towers
-from towers.errors import ClusterError
 from one_process import halving, in_sessions, serve
 
-V115 = tf.__version__.startswith('1.')
 BUILDING = threading.Lock()  # the switch of control flow v2 is the whole process's
 
 
@@ -35,19 +32,3 @@ def test_a_model_without_control_flow_trains():
             session.run(built.train_op)
         return session.run(built.variables[0])
     assert in_sessions(serve(2), work, build)[0] == 2.
-
-
-def test_a_variable_that_cannot_be_taken_into_a_loop_is_refused_in_words(graph):
-    """This version cannot place the one or the other kind of variable."""
-    table = tf.get_variable('table', [3, 1], initializer=tf.ones_initializer(), use_resource=V115)
-    cluster = serve(1)(0)
-    built = towers.build_towers(
-        lambda x: tf.reduce_mean(tf.while_loop(
-            lambda i, total: i < 2, lambda i, total: (i + 1, total + tf.nn.embedding_lookup(
-                table, tf.range(3))), [0, tf.zeros([3, 1])])[1]) * x[0],
-        tf.ones([2]), tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
-    with pytest.raises(ClusterError, match=(
-            "^TensorFlow would have '.*' and '.*' in one process, and one of them is on a "
-            'parameter server, the other on a worker: .* Call tf.disable_control_flow_v2')):
-        with towers.join(cluster, built, start_timeout=30.) as member, member.session():
-            pass

@@ -50,10 +50,11 @@ def test_gradients_are_weighted_by_examples(uneven, reduction, given, operations
     """3 of 4 examples are here: the mean is 3/4 of this gradient and 1/4 of the other's."""
     cluster = towers.Cluster('horovod', uneven=uneven)
     v, rows = [tf.get_variable(name, [2], initializer=tf.zeros_initializer()) for name in 'vr']
-    machines = cluster.machines(3, reduction)
-    combined = machines.combine([
+    machines = cluster.combine([
         (tf.constant([4., 4.]), v),
-        (tf.IndexedSlices(tf.constant([4.]), tf.constant([1]), tf.constant([2])), rows)])
+        (tf.IndexedSlices(tf.constant([4.]), tf.constant([1]), tf.constant([2])), rows)],
+        None, 3, reduction)
+    combined = machines.gradients
     assert [variable for _, variable in combined] == [v, rows]
     assert asked == [('sum', NUMBERS)] * uneven + operations
     with tf.Session() as session:
@@ -74,8 +75,9 @@ def test_each_row_is_sent_once_and_those_of_all_are_added(asked, monkeypatch):
         return tf.IndexedSlices(tf.concat([slices.values, [10., 20.]], 0),
                                 tf.concat([slices.indices, [1, 0]], 0))
     monkeypatch.setattr(sys.modules['horovod.tensorflow'], 'allreduce', allreduce)
-    [(gradient, _)] = towers.Cluster('horovod').machines(3, 'sum').combine([(
-        tf.IndexedSlices(tf.constant([1., 2., 4.]), tf.constant([1, 0, 1])), rows)])
+    [(gradient, _)] = towers.Cluster('horovod').combine([(
+        tf.IndexedSlices(tf.constant([1., 2., 4.]), tf.constant([1, 0, 1])), rows)], None, 3,
+        'sum').gradients
     with tf.Session() as session:
         own, together = session.run([sent[0], gradient])
     assert (own.indices.tolist(), own.values.tolist()) == ([1, 0], [5., 2.])
@@ -88,8 +90,9 @@ def test_the_step_without_data_raises_after_all_reductions(asked, monkeypatch):
                         lambda tensor, op, name=None: tensor)
     weight = tf.get_variable('w', [], initializer=tf.zeros_initializer())
     active, gradient = tf.placeholder(tf.float32, []), tf.constant(2.) + 0.
-    machines = towers.Cluster('horovod', active=active).machines(3, 'mean')
-    [(combined, _)] = machines.combine([(gradient, weight)])
+    machines = towers.Cluster('horovod', active=active).combine(
+        [(gradient, weight)], None, 3, 'mean')
+    [(combined, _)] = machines.gradients
     [ended] = machines.gates
     assert gradient.op in step_operations([ended])
     with tf.Session() as session:

@@ -1,15 +1,12 @@
 """The ring: several servers in one process, against one device on all examples."""
 
-import threading
-
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster import collectives, ring_rows
-from towers.cluster.ring_rows import SparseGradients
-from towers.errors import ClusterError, InvalidArgumentError, WorkerLostError
+from towers.cluster import ring
+from towers.errors import ClusterError
 from towers.graph.graph_walk import reachable_from
 from machine_samples import batches, close, on_one_device, sparse_and_dense
 from one_process import StopWithoutSignals, addresses, together, train
@@ -23,7 +20,7 @@ def test_gradients_and_weights_are_those_of_one_device(
     size = {}
     if len(sizes) == 3:  # of a kernel's 9 numbers 5 travel, by halves, and then 4
         size['buffer_mb'] = 40. / 2 ** 20
-        monkeypatch.setattr(collectives, '_HALVED', 40)
+        monkeypatch.setattr(ring, '_HALVED', 40)
     parts, workers = batches(sizes), addresses(len(sizes))
     results = together(lambda rank: train(
         towers.Cluster('ring', workers, rank=rank, uneven=len(set(sizes)) > 1, **size),
@@ -118,8 +115,9 @@ def test_each_reduction_waits_for_the_one_before():
     operations = tf.get_default_graph().get_operations()
     reductions = sorted((op for op in operations if op.type.startswith('Collective')),
                         key=lambda op: op.get_attr('instance_key'))
-    # Of examples; two pieces of each kernel's gradient, and the bias's. The rows travel beside.
-    first, dense, rows = reductions[0], reductions[1:-1], reductions[-1:]
+    # Of examples; two pieces of each kernel's gradient, and the bias's. Counts, indices and rows of
+    # the table travel beside.
+    first, dense, rows = reductions[0], reductions[1:-3], reductions[-3:]
     assert len(dense) == 5 and dense[0].type == 'CollectiveReduce'
     for chain in ([first] + dense, [first] + rows):
         for before, after in zip(chain, chain[1:]):
@@ -148,7 +146,7 @@ def test_momentum_and_types_that_are_no_floats_begin_as_worker_0_has_them():
 def test_a_variable_that_cannot_be_sent_is_named():
     text = tf.get_variable('text', [], tf.string, tf.constant_initializer('x'), trainable=False)
     with pytest.raises(ClusterError, match="variable 'text' is string"):
-        collectives.broadcast_variables(towers.Cluster('ring', ['a:1', 'b:2']), [text])
+        ring.Collectives(towers.Cluster('ring', ['a:1', 'b:2'])).broadcast([text])
 
 
 @pytest.mark.slow
@@ -197,44 +195,12 @@ class _AtEnd(tf.train.SessionRunHook):
         self.values = session.run(self.fetches)
 
 
-@pytest.mark.slow
-def test_an_error_of_one_is_told_to_the_other():
-    workers = addresses(2)
-    told = threading.Event()
-
-    def work(rank):
-        with tf.Graph().as_default():
-            cluster = towers.Cluster('ring', workers, rank=rank)
-            built = towers.build_towers(
-                sparse_and_dense, tuple(map(tf.constant, batches([4, 4])[rank])),
-                tf.train.GradientDescentOptimizer(0.1), 1, 'mean', cluster=cluster)
-            with towers.join(cluster, built, on_lost=lambda error: told.set()) as member:
-                if rank == 1:
-                    raise InvalidArgumentError('no room on the disk')
-                assert told.wait(60)
-                raise member.lost()
-    with pytest.raises(WorkerLostError, match='worker 1 .* is lost: it has ended: '
-                       'InvalidArgumentError: no room on the disk'):
-        together(work, 2)
-
-
-@pytest.mark.parametrize('dtype, largest', [
-    (tf.bfloat16, 10), (tf.float16, 2 ** 40 + 3), (tf.float32, 2 ** 24 + 1)])
-def test_an_index_travels_exactly_beside_numbers_of_any_type(dtype, largest):
-    indices = tf.constant([largest, 0, largest - 1], tf.int64)
-    digits = tf.concat(ring_rows._digits(indices, dtype), 1)
-    assert digits.dtype == dtype
-    with tf.Session() as session:
-        np.testing.assert_array_equal(
-            session.run(ring_rows._number(digits, dtype, tf.int64)), [largest, 0, largest - 1])
-
-
 def test_rows_of_unknown_shape_are_named():
     table = tf.Variable(tf.placeholder_with_default(tf.zeros([3, 2]), None), validate_shape=False,
                         name='table')
     slices = tf.IndexedSlices(tf.placeholder(tf.float32), tf.constant([0, 1]))
     with pytest.raises(ClusterError, match="the sparse gradient of 'table' has rows of unknown"):
-        SparseGradients([(slices, table)], 0, 2)
+        towers.Cluster('ring', ['a:1', 'b:2']).combine([(slices, table)], None, 4, 'mean')
 
 
 def test_complex_gradients_are_refused():
@@ -242,4 +208,4 @@ def test_complex_gradients_are_refused():
     rows = tf.IndexedSlices(tf.zeros([1, 2], tf.complex64), tf.constant([1]), tf.constant([4, 2]))
     for gradient in (table + 1., rows):
         with pytest.raises(ClusterError, match="gradient of 'table' is of type complex64"):
-            towers.Cluster('ring', ['a:1', 'b:2']).machines(4, 'mean').combine([(gradient, table)])
+            towers.Cluster('ring', ['a:1', 'b:2']).combine([(gradient, table)], None, 4, 'mean')

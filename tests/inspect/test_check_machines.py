@@ -120,16 +120,3 @@ def test_moving_averages_are_each_workers_own():
     # 3.5 on one device; 1.5 of the first four.
     assert (report.first.what, report.first.name) == ('variable', 'mean')
     assert report.first.relative == pytest.approx(2. / 3.5)
-
-
-@pytest.mark.slow
-def test_what_the_forward_pass_writes_is_written_once_a_step():
-    """A moving mean that the model writes itself, as batch norm does without UPDATE_OPS."""
-    def model_fn(numbers):
-        mean = tf.get_variable('mean', [], tf.float64, tf.zeros_initializer(), trainable=False)
-        with tf.control_dependencies([tf.assign_add(
-                mean, 0.5 * (tf.reduce_mean(numbers) - mean))]):
-            return square(tf.identity(numbers))
-    report = towers.check_towers(model_fn, np.arange(8.), num_towers=1, same_shards=True,
-                                 steps=2, cluster='ring')
-    assert report.equal and report.compared == 2 + 1 + 2 + 1, str(report)

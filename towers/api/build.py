@@ -135,9 +135,9 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
             check_order([update.train_op])
         replicas = tower_set.roles.replicas and tower_set.roles.replicas._replace(
             slots=list(update.slots_of_replicas))
-        train_op = update.train_op if machines is None else machines.train_op(
+        train_op = update.train_op if machines is None else machines.step(
             update.train_op, update.before,
-            () if replicas is None else tuple(replicas.of_variable))
+            () if replicas is None else tuple(replicas.of_variable), update.redirect)
     recorded = tower_set.recorded
     built = BuiltTowers(
         train_op=train_op, train_ops=update.train_ops, loss=outputs.loss,
@@ -153,7 +153,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         made=frozenset(variable.op.name for variable in recorded.created),
         opened_scopes=recorded.opened_scopes)
     if machines is not None:
-        machines.note(built, update.redirect)
+        machines.note(built)
     return built
 
 
@@ -263,11 +263,11 @@ def combine_machines(request, shards, combined, loss):
     """
     if request.cluster is None or not request.objectives:
         return combined, None
-    machines = request.cluster.machines(shards.batch_size, request.reduction)
     with tf.name_scope('combine_machines'):
-        gradients = machines.combine(combined.gradients, loss)
+        machines = request.cluster.combine(combined.gradients, loss, shards.batch_size,
+                                           request.reduction)
     on_towers = combined.on_towers
     if on_towers is not None:
         on_towers = {variable.op.name: [gradient] * len(request.devices)
-                     for gradient, variable in gradients}
-    return combined._replace(gradients=gradients, on_towers=on_towers), machines
+                     for gradient, variable in machines.gradients}
+    return combined._replace(gradients=machines.gradients, on_towers=on_towers), machines

@@ -73,8 +73,7 @@ class Request(collections.namedtuple('Request', [
     @property
     def has_whole_batch(self):
         """Whether no other machine has a part in the batch of a step."""
-        return (self.cluster is None or not self.cluster.synchronous
-                or self.cluster.has_local_steps or self.cluster.num_workers == 1)
+        return self.cluster is None or self.cluster.workers_a_step == 1
 
     @property
     def random_step(self):

@@ -6,18 +6,24 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_choice, check_count, check_flag, check_instance, check_number
-from towers.cluster.collectives import BUFFER_MB, MOST_GATHERED, WIRES
+from towers.arguments import (check_choice, check_count, check_flag, check_instance, check_number,
+                              directory_name)
+from towers.cluster import cluster_arguments
+from towers.cluster.cluster_arguments import check_places, check_together
 from towers.cluster.horovod import HorovodMachines, load_horovod
-from towers.cluster.machines import check_goes_with_others
 from towers.cluster.parameter_servers import ServedMachines
-from towers.cluster.sockets import split_address
-from towers.cluster.ring import RingMachines
-from towers.cluster.tf_config import parse_tf_config
-from towers.errors import ClusterError, InvalidArgumentError
-from towers.optimizers import combiner_of, name_of
+from towers.cluster.ring import BUFFER_MB, RingMachines
+from towers.errors import InputError, InvalidArgumentError
 
-KINDS = ('ring', 'ps', 'horovod')
+_Kind = collections.namedtuple('_Kind', 'machines name listens')
+_SERVERS = ("TensorFlow's servers listen on every interface, whatever address is given, and do "
+            'what anyone asks who reaches them: let only the cluster reach their ports')
+_KINDS = {
+    'ring': _Kind(RingMachines, "TensorFlow's ring", _SERVERS),
+    'ps': _Kind(ServedMachines, 'a parameter server', _SERVERS),
+    'horovod': _Kind(HorovodMachines, 'Horovod', "Horovod's rendezvous listens on every interface: "
+                     'let only the cluster reach it')}
+KINDS = tuple(_KINDS)
 
 
 class Cluster(collections.namedtuple('Cluster', [
@@ -83,77 +89,9 @@ class Cluster(collections.namedtuple('Cluster', [
         self = super(Cluster, cls).__new__(
             cls, kind, tuple(workers), tuple(ps), job, rank, synchronous, uneven, active, wire,
             buffer_mb, every, compare)
-        self._check_places()
-        self._check_steps()
-        self._check_local_steps()
-        self._check_wire()
+        check_places(self)
+        check_together(self, _KINDS[kind].name)
         return self
-
-    def _check_places(self):
-        """Raises for addresses and a rank that make no sense."""
-        kind, taken = self.kind, {}
-        for address in self.workers + self.ps if kind != 'horovod' else ():
-            host, port = split_address(address)
-            place = host.lower(), port
-            if place in taken:
-                raise ClusterError('%s is the address of two tasks of the cluster%s: give each one '
-                                   'its own.' % (address, '' if taken[place] == address else
-                                                 ', once as ' + taken[place]))
-            taken[place] = address
-        if not self.workers:
-            raise ClusterError('a cluster needs a worker, and workers=() names none: set '
-                               "TF_CONFIG, or pass workers=['host:port', …].")
-        if kind == 'ps' and not self.ps:
-            raise ClusterError("kind='ps' needs a parameter server, and there is none: name one "
-                               "under 'ps', or use kind='ring', which needs none.")
-        if kind == 'ring' and self.ps:
-            raise ClusterError("kind='ring' has no parameter servers, and %s is one: leave it out, "
-                               "or use kind='ps'." % self.ps[0])
-        tasks, rank = {'worker': self.workers, 'ps': self.ps}.get(self.job), self.rank
-        if (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0
-                or tasks is not None and rank >= len(tasks)):
-            raise ClusterError('%s %r is none of the cluster, which has %s.' % (
-                self.job, rank, '%d of them, from 0' % len(tasks) if tasks else 'none of them'))
-
-    def _check_steps(self):
-        """Raises for arguments about the workers of a step that do not go together."""
-        synchronous, active = self.synchronous, self.active
-        if self.kind != 'ps' and not synchronous:
-            raise InvalidArgumentError(
-                "synchronous=False: a %s is synchronous. Use kind='ps'." % self.kind)
-        if active is not None and not synchronous:
-            raise InvalidArgumentError(
-                'active=%.80r, synchronous=False: asynchronous workers wait for nobody, and each '
-                'ends with its own data. Leave active out, and train on the data set itself.' % (
-                    active,))
-        if active is not None and not isinstance(active, tf.Tensor):
-            raise InvalidArgumentError('active=%.80r: expected what until_all_end returned, or '
-                                       'None.' % (active,))
-
-    def _check_local_steps(self):
-        """Raises for what does not go with steps of each worker alone."""
-        if self.every > 1 and self.kind != 'ring':
-            raise InvalidArgumentError("every=%d: local steps are those of kind='ring', and this "
-                                       'is %r. Leave it out.' % (self.every, self.kind))
-        if self.every > 1 and (self.active is not None or self.wire is not None):
-            raise InvalidArgumentError(
-                'every=%d: no gradient travels, and all workers make all steps: leave %s out.' % (
-                    self.every, 'wire' if self.active is None else 'active'))
-
-    def _check_wire(self):
-        """Raises for a type of gradients on the wire that this kind does not have."""
-        if self.wire is None:
-            return
-        check_choice('wire', self.wire, sorted(WIRES))
-        if self.kind != 'ring':
-            raise InvalidArgumentError(
-                "wire=%r: %s sends gradients as they are. Use kind='ring', or leave it out." % (
-                    self.wire, 'Horovod' if self.kind == 'horovod' else 'a parameter server'))
-        if self.num_workers > MOST_GATHERED:
-            raise InvalidArgumentError(
-                'wire=%r: to be added up in float32, 16-bit gradients go from each of the %d '
-                'workers to each other one, which of more than %d workers are no fewer bytes than '
-                "the ring's. Leave it out." % (self.wire, self.num_workers, MOST_GATHERED))
 
     @classmethod
     def _make(cls, values):  # namedtuple's `_replace` calls it: the new tuple is checked, too
@@ -182,8 +120,8 @@ class Cluster(collections.namedtuple('Cluster', [
             not say which of several this process is.
           InvalidArgumentError: a field that `TF_CONFIG` says.
         """
-        said = parse_tf_config((os.environ if environment is None else environment).get(
-            'TF_CONFIG') or '{}')
+        environment = os.environ if environment is None else environment
+        said = cluster_arguments.parse_tf_config(environment.get('TF_CONFIG') or '{}')
         fields = {name: value for name, value in fields.items() if value is not None}
         for name in sorted(set(said) & set(fields)):
             raise InvalidArgumentError('%s=%.80r: TF_CONFIG says it. Leave it out, or make '
@@ -231,30 +169,32 @@ class Cluster(collections.namedtuple('Cluster', [
     @property
     def served_rank(self):
         """The number of this worker, where several make one step on parameter servers; or None."""
-        return self.rank if self.kind == 'ps' and self.waits else None
+        return self.rank if self.is_served and self.waits else None
 
     @property
     def has_copies(self):
         """Whether each of several workers has the variables, and makes the update itself."""
-        return self.kind != 'ps' and self.num_workers > 1
+        return not self.is_served and self.num_workers > 1
 
     @property
     def name(self):
         """`'worker 1 of 3'`; of an evaluator `'evaluator 0'`."""
-        tasks = {'ps': self.ps, 'worker': self.workers}.get(self.job)
+        tasks = self.tasks(self.job)
         return '%s %d%s' % (self.job, self.rank, '' if tasks is None else ' of %d' % len(tasks))
+
+    def tasks(self, job):
+        """The addresses of a job; None of evaluators, which nobody has to find."""
+        return {'worker': self.workers, 'ps': self.ps}.get(job)
 
     def who(self, rank, job='worker'):
         """`'worker 1 (10.0.0.2:2222)'`."""
-        addresses = self.ps if job == 'ps' else self.workers
-        return '%s %d%s' % (job, rank, '' if addresses[rank] is None else ' (%s)' % addresses[rank])
+        address = self.tasks(job)[rank]
+        return '%s %d%s' % (job, rank, '' if address is None else ' (%s)' % address)
 
     def spec(self):
         """`tf.train.ClusterSpec` of the jobs `worker` and `ps`."""
-        jobs = {'worker': list(self.workers)}
-        if self.ps:
-            jobs['ps'] = list(self.ps)
-        return tf.train.ClusterSpec(jobs)
+        return tf.train.ClusterSpec({job: list(self.tasks(job)) for job in ('worker', 'ps')
+                                     if self.tasks(job)})
 
     def session_config(self, config):
         """A new `tf.ConfigProto` with the settings for a session or server of this cluster.
@@ -270,7 +210,7 @@ class Cluster(collections.namedtuple('Cluster', [
             # Without this filter, TF 1.15 waits for the devices of all workers, and hangs.
             changed.device_filters.append(own)
             changed.experimental.collective_group_leader = '/job:worker/replica:0/task:0'
-        elif self.kind == 'ps':
+        elif self.is_served:
             # A worker that is gone must not keep the others from making a session.
             changed.device_filters.extend(['/job:ps'] + ([own] if self.job == 'worker' else
                                                          ['/job:worker']))
@@ -280,15 +220,17 @@ class Cluster(collections.namedtuple('Cluster', [
                 changed.gpu_options.visible_device_list = str(hvd.local_rank())
         return changed
 
-    def machines(self, examples, reduction):
-        """The object that combines the build's gradients across machines; makes no operation.
+    def combine(self, gradients, loss, examples, reduction):
+        """Combines the gradients of a build across machines: `Machines`.
 
         Args:
+          gradients: list of `(gradient, variable)` of this machine's towers, combined.
+          loss: of this machine's batch. It reads the weights before any machine changes them; or
+            None.
           examples: number of examples in this machine's batch: an int, or an int scalar tensor.
           reduction: as for `build_towers`.
         """
-        kind = {'ring': RingMachines, 'ps': ServedMachines, 'horovod': HorovodMachines}[self.kind]
-        return kind(self, examples, reduction)
+        return _KINDS[self.kind].machines(self, gradients, loss, examples, reduction)
 
     def check_build(self, optimizer, all_reduce, scales_loss):
         """Raises `ClusterError` for a build that this cluster cannot train; makes no operation.
@@ -298,54 +240,51 @@ class Cluster(collections.namedtuple('Cluster', [
           all_reduce: as for `build_towers`, None where there is one set of variables.
           scales_loss: whether there is a loss scale.
         """
-        if self.job == 'evaluator':
-            raise ClusterError('this process is an evaluator, which trains nothing: build what it '
-                               'evaluates without cluster=.')
-        if self.job != 'worker':
-            raise ClusterError('this process is %s, which builds no towers: call towers.serve('
-                               'cluster) in it.' % self.name)
-        if self.kind == 'ring' and all_reduce == 'collective':
-            raise ClusterError("all_reduce='collective' within a machine and a ring across "
-                               "machines would be one group to TensorFlow: use all_reduce='copy'.")
-        if self.kind == 'ps' and all_reduce is not None:
-            raise ClusterError("VariablePlacement('replicated') and parameter servers both say "
-                               'where variables live: leave one out.')
-        if self.has_local_steps and scales_loss:
-            raise ClusterError('a loss scale follows the gradients of one worker, and with every='
-                               '%d the workers would average theirs: leave one out.' % self.every)
-        if self.kind == 'ps' and scales_loss and not self.synchronous:
-            raise ClusterError('a loss scale counts steps of all workers, and these parameter '
-                               'servers are asynchronous: leave one out.')
-        check_goes_with_others(self)
-        combiner = combiner_of(optimizer)
-        if combiner is not None:
-            raise ClusterError(
-                'the optimizer %s %s, and build_towers(cluster=…) combines gradients over the '
-                'machines already: twice would give other numbers. Give build_towers the '
-                'optimizer that it wraps.' % (
-                    type(optimizer).__name__, 'is a ' + name_of(combiner) if combiner is optimizer
-                    else 'has a %s in it' % name_of(combiner)))
+        cluster_arguments.check_build(self, optimizer, all_reduce, scales_loss)
 
     def describe(self):
         """One line for the plan: `'ring of 3 workers, this is worker 0'`."""
         count = '%d worker%s' % (self.num_workers, '' if self.num_workers == 1 else 's')
-        if self.kind == 'ps':
+        if self.is_served:
             text = '%s on %d parameter server%s, %s' % (
                 count, len(self.ps), '' if len(self.ps) == 1 else 's',
                 'synchronous' if self.synchronous else 'asynchronous')
         else:
-            text = '%s of %s%s' % (
-                {'ring': "TensorFlow's ring", 'horovod': 'Horovod'}[self.kind], count,
-                '' if self.wire is None or self.num_workers == 1 else
-                ', dense gradients travel as %s and are added up in float32' % self.wire)
-            if self.has_local_steps:
-                text += (', each with its own weights, whose mean all take after every %d steps '
-                         "(not one device's gradient)" % self.every)
+            text = '%s of %s' % (_KINDS[self.kind].name, count)
+        if self.wire is not None and self.num_workers > 1:
+            text += ', dense gradients travel as %s and are added up in float32' % self.wire
+        if self.has_local_steps:
+            text += (', each with its own weights, whose mean all take after every %d steps '
+                     "(not one device's gradient)" % self.every)
         return '%s; this is worker %d' % (text, self.rank)
 
     def warning(self):
         """One line for the plan: who else can reach the servers."""
-        if self.kind == 'horovod':
-            return "Horovod's rendezvous listens on every interface: let only the cluster reach it"
-        return ("TensorFlow's servers listen on every interface, whatever address is given, and do "
-                'what anyone asks who reaches them: let only the cluster reach their ports')
+        return _KINDS[self.kind].listens
+
+
+def files_of_worker(files: typing.Sequence[str], cluster: Cluster) -> typing.List[str]:
+    """The files that this worker reads: of W workers, each gets every W-th of the sorted names.
+
+    Args:
+      files: list of names, the same on all workers in any order; a name given twice counts once.
+      cluster: `Cluster`.
+
+    Returns:
+      List of names.
+
+    Raises:
+      InputError: there are fewer files than workers, so that one would read nothing: use
+        `dataset.shard(cluster.num_workers, cluster.rank)` on the examples.
+      InvalidArgumentError: no list of names, or no `Cluster`.
+    """
+    check_instance('cluster', cluster, Cluster, 'a Cluster')
+    check_instance('files', files, (list, tuple, set, frozenset), 'a list of names')
+    for name in files:
+        directory_name('one of files', name, 'the name of a file')
+    files = sorted(set(files), key=os.fspath)
+    if len(files) < cluster.num_workers:
+        raise InputError('%d files for %d workers leave one of them nothing to read: use '
+                         'dataset.shard(cluster.num_workers, cluster.rank) on the examples.' % (
+                             len(files), cluster.num_workers))
+    return files[cluster.rank::cluster.num_workers]

@@ -1,4 +1,5 @@
-"""Gates of a step: no step is made before its session has begun, nor when all data have ended.
+"""Gates of a step: no step is made before its session has begun, nor when all data have ended. And
+the weight of a worker's gradient in it.
 
 In a plain `tf.Session` nobody would give the workers of a ring the initial values of worker 0, and
 on parameter servers nobody would have put the variables on the servers: each worker would train by
@@ -9,12 +10,15 @@ A worker whose data have ended gives no gradient. The step in which no worker ha
 changes nothing.
 """
 
+import collections
 import re
+import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.errors import ClusterError
+from towers.arguments import check_instance
+from towers.errors import ClusterError, InputError
 from towers.placement.variable_device import only_device
 from towers.tensorflow_errors import reason_of
 
@@ -27,6 +31,24 @@ HOW = ('Make it by member.session(hooks), or, to save as well, by towers.trainin
 
 _NAMES = ('own_round', 'session_begun')
 _FOUND = re.compile(r'\b(?:%s)\b' % '|'.join(_NAMES))
+_EMPTY = 'towers: no batch for until_all_end'
+_TOO_FEW = re.compile(r'towers: (a batch for \d+ [\w-]+ needs at least \d+ examples and has)'
+                      r'\]? \[?(\d+)')  # of `split_batch`
+
+_NO_GRADIENT = (
+    "a gradient of the gradient over several machines would be of one machine's examples: take "
+    'second derivatives in the model function, of its loss, and put them into the loss; or train '
+    'on one machine')
+
+Feed = collections.namedtuple('Feed', 'inputs active initializer')
+Feed.__doc__ = """A worker's batches.
+
+Attributes:
+  inputs: the tensors of a batch, for `build_towers`.
+  active: float32 scalar, for `cluster._replace(active=…)`: 0 when this worker has no batch left.
+  initializer: operation that begins the data. Sessions of `Member` and `tf.train.MonitoredSession`
+    run it themselves, with the tables' initializers.
+"""
 
 
 class SessionBegun:
@@ -46,14 +68,23 @@ class SessionBegun:
 
 
 def explained(error):
-    """The `ClusterError` about a session that has not begun; None where it was something else."""
-    if not (isinstance(error, tf.errors.FailedPreconditionError)
-            and _FOUND.search(reason_of(error))):
-        return None
-    return ClusterError(
-        'a step was run in a session that has not begun as those of a cluster do: with the initial '
-        'values of worker 0, and with the variables on the servers where there are some. A plain '
-        'tf.Session does not. %s.' % HOW)
+    """The error in words for TensorFlow's of a step whose session has not begun, or without any
+    data; None for another one."""
+    if isinstance(error, tf.errors.FailedPreconditionError) and _FOUND.search(reason_of(error)):
+        return ClusterError(
+            'a step was run in a session that has not begun as those of a cluster do: with the '
+            'initial values of worker 0, and with the variables on the servers where there are '
+            'some. A plain tf.Session does not. %s.' % HOW)
+    few = _TOO_FEW.search(str(error))
+    if few is not None:
+        return InputError('%s %s, on this worker: give each worker some in every step. One whose '
+                          'data end before those of others goes on by until_all_end(dataset), and '
+                          'weighs nothing then.' % few.groups())
+    return InputError(
+        'the data set that this worker gave to until_all_end has no batch: expected one at least, '
+        'to compute with weight 0 when its data have ended. Share out examples by dataset.shard('
+        'cluster.num_workers, cluster.rank), or leave the last part of a batch in: batch(…, '
+        'drop_remainder=False).') if _EMPTY in str(error) else None
 
 
 def raise_at_end(is_over):
@@ -120,3 +151,107 @@ def same(gradient):
         return tf.IndexedSlices(tf.identity(gradient.values), tf.identity(gradient.indices),
                                 gradient.dense_shape)
     return tf.identity(gradient)
+
+
+def until_all_end(dataset: typing.Any) -> Feed:
+    """Batches until the last worker's data ends; a worker without data does not hold up the rest.
+
+        feed = towers.until_all_end(dataset.shard(cluster.num_workers, cluster.rank))
+        cluster = cluster._replace(active=feed.active)
+        built = towers.build_towers(model_fn, feed.inputs, optimizer, cluster=cluster)
+
+    A worker whose data has ended computes its first batch again, of which no gradient is left
+    (sparse ones have no row), and leaves out its updates that ride on the train op (`UPDATE_OPS`).
+    The step in which no worker has data raises
+    `tf.errors.OutOfRangeError` on all of them, as the end of the data does, and changes nothing.
+    Neither goes for what the forward pass itself writes, see `inline_updates`.
+
+    Use it on all workers, or on none. Asynchronous workers need no such thing, and `Cluster`
+    refuses `active` there: each ends with its own data.
+
+    Args:
+      dataset: a `tf.data.Dataset` of batches, this worker's; at least one.
+
+    Returns:
+      `Feed`.
+
+    Raises:
+      InvalidArgumentError: `dataset` is no `tf.data.Dataset`.
+      InputError: within `join`, in the first step: the dataset is empty.
+    """
+    check_instance('dataset', dataset, compat.DATASET_TYPES, 'a tf.data.Dataset')
+
+    def marked(active):
+        return lambda *batch: (batch if len(batch) > 1 else batch[0],
+                               tf.constant(active, tf.float32))
+    with tf.device('/cpu:0'):
+        first = dataset.take(1).cache().repeat()
+        iterator = tf.data.make_initializable_iterator(
+            dataset.map(marked(1.)).concatenate(first.map(marked(0.))))
+        # The data end only if the data set is empty.
+        batch = tf.data.experimental.get_next_as_optional(iterator)
+        with tf.control_dependencies([tf.raw_ops.Assert(
+                condition=batch.has_value(), data=[_EMPTY])]):
+            batch = tf.nest.map_structure(tf.identity, batch.get_value(), expand_composites=True)
+        tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+    return Feed(batch[0], batch[1], iterator.initializer)
+
+
+class Shares:
+    """The weight of a machine's gradient: w = n_w / n for the mean, W n_w / n for the sum.
+
+    n_w are the examples of worker w, n those of all W workers in the step. With the same number on
+    each worker, w is 1 / W for the mean and 1 for the sum, and nothing has to be multiplied. A
+    worker that is not active has n_w = 0.
+
+    Attributes:
+      is_mean: whether the reduction is `'mean'`.
+      are_weighted: whether the weights differ from step to step.
+      same_examples: n_w where it has to be the same on all workers, else None.
+      constant: the weight with the same number of examples on each worker, a float.
+    """
+
+    def __init__(self, cluster, examples, reduction):
+        """
+        Args:
+          cluster: `Cluster`.
+          examples: n_w: an int, or an int scalar tensor.
+          reduction: `'mean'` or `'sum'`.
+        """
+        self.is_mean = reduction == 'mean'
+        self.are_weighted = (cluster.uneven or cluster.active is not None
+                             or not isinstance(examples, int))
+        self.same_examples = None if self.are_weighted else examples
+        self.constant = 1. / cluster.num_workers if self.is_mean else 1.
+        self._cluster, self._examples = cluster, examples
+
+    def own_examples(self):
+        """n_w as a float64 scalar."""
+        examples = tf.cast(self._examples, tf.float64)
+        if self._cluster.active is not None:
+            examples *= tf.cast(self._cluster.active, tf.float64)
+        return examples
+
+    def of_all(self, total):
+        """The weight of one example, a float64 scalar, from all workers' number n; of 0: of 1."""
+        return (1. if self.is_mean else float(self._cluster.num_workers)) / tf.maximum(total, 1.)
+
+    def weight(self, total):
+        """The weight of this machine, a float64 scalar, from n."""
+        return self.own_examples() * self.of_all(total)
+
+
+def without_gradient(gradient, beside=None):
+    """The same gradient, dense or sparse; to differentiate it is a `LookupError` of TensorFlow's.
+
+    What comes from a server is not computed from the variables in TensorFlow's eyes: `beside` is
+    this machine's part of it, by which TensorFlow finds the way to them.
+    """
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            without_gradient(gradient.values, None if beside is None else beside.values),
+            gradient.indices, gradient.dense_shape)
+    with only_device(gradient.device or None):
+        if beside is not None:
+            gradient = tf.identity_n([gradient, beside])[0]
+        return tf.raw_ops.PreventGradient(input=gradient, message=_NO_GRADIENT)

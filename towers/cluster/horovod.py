@@ -4,17 +4,16 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.cluster import data_end
-from towers.cluster.machines import Machines, Shares, shared_scope
-from towers.cluster.shared_state import share_state
-from towers.compat import TF_VERSION
+from towers.cluster.machines import Machines
 from towers.errors import MissingPackageError, WorkerLostError
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once, scaled
 from towers.tower.objectives import tensors_of
 
 
-_BEGIN = 'towers_begin/'  # the scope of what sessions begin with, at the root, see `shared_scope`
-_NEWEST = (2, 18)  # version of TensorFlow for which Horovod builds
+_SCOPE = 'towers_shared/'
+"""Of all that Horovod brings together by its name. It stands at the root of the graph: the caller's
+name scope may be another one on each worker, and each would wait for ever for what it alone has."""
 
 
 def load_horovod():
@@ -27,94 +26,52 @@ def load_horovod():
         import horovod.tensorflow as hvd
         hvd.init()
     except (ImportError, ValueError, AttributeError) as error:
-        # From there on its sources do not compile, so that to install it would be bad advice.
-        what_to_do = ('Install it with `pip install horovod` (the extra horovod; it builds for '
-                      "TensorFlow 1.15 to 2.18), or use" if TF_VERSION <= _NEWEST else
-                      'It does not build for TensorFlow %d.%d, only for 1.15 to 2.18: use' %
-                      TF_VERSION)
         raise MissingPackageError(
-            "kind='horovod' needs Horovod, which cannot be loaded: %s. %s kind='ring', "
-            "TensorFlow's own, which needs nothing." % (
-                str(error).split('\n', 1)[0], what_to_do)) from None
+            "kind='horovod' needs Horovod, which cannot be loaded: %s. Install it with `pip install "
+            "horovod` (the extra horovod), which builds for TensorFlow 1.15 to 2.18; or use kind="
+            "'ring', TensorFlow's own, which needs nothing." % (
+                str(error).split('\n', 1)[0])) from None
     return hvd
 
 
 class HorovodMachines(Machines):
-    """Combines gradients by Horovod's all-reduce; see `RingMachines`.
+    """Combines the gradients of one build by Horovod's all-reduce.
 
-    Attributes:
-      state: as in `RingMachines`.
+    Horovod brings together what has one name, and names it by what it is given. So all names are
+    the variables' here, and not those of operations that each worker may have others of.
     """
-    updates_here = True
 
-    def __init__(self, cluster, examples, reduction):
-        self._cluster = cluster
-        self._shares = Shares(cluster, examples, reduction)
-        self._hvd = load_horovod()
-        self._own = []  # as in `RingMachines`
-        self._scope = None  # of all that Horovod brings together by its name
-
-    def _over_machines(self, gradients, loss):
-        shares = self._shares
-        self._scope = shared_scope('towers_shared')
-        self._own = list(gradients)
-        with only_device('/cpu:0'), tf.name_scope(self._scope):
-            total = self._count() if shares.are_weighted else None
-            weight = None if total is None else shares.weight(total)
-        combined = []
+    def _combined(self, gradients, shares, loss):
+        hvd, weight, average = load_horovod(), shares.constant, shares.is_mean
+        if shares.are_weighted:
+            with only_device('/cpu:0'), tf.name_scope(_SCOPE):  # before the backward pass
+                total = hvd.allreduce(tf.reshape(shares.own_examples(), [1]), op=hvd.Sum,
+                                      name='towers_numbers')[0]
+                weight, average = shares.weight(total), False
+        operation, combined = hvd.Average if average else hvd.Sum, []
         for gradient, variable in gradients:
             with only_device(variable.device or None), tf.name_scope(
-                    '%ssums/%s/' % (self._scope, variable.op.name)):
-                if weight is not None:
-                    gradient = scaled(gradient, weight)
-                # Horovod brings together what has one name, and names it by what it is given: by
-                # the variable here, and not by operations that each worker may have others of.
-                gradient = data_end.same(gradient)
-                combined.append((self._reduced(gradient, weight is None and shares.is_mean),
-                                 variable))
+                    '%ssums/%s/' % (_SCOPE, variable.op.name)):
+                gradient = data_end.same(gradient if average else scaled(gradient, weight))
+                # Horovod gathers rows and adds none: each is sent once, and those of all are added.
+                combined.append((
+                    each_row_once(hvd.allreduce(each_row_once(gradient), op=operation))
+                    if isinstance(gradient, tf.IndexedSlices) else
+                    hvd.allreduce(gradient, op=operation), variable))
         if self._cluster.active is None:
-            return combined
+            return combined, [], None
         with tf.control_dependencies(tensors_of(combined)):  # which the other workers wait for
             ended = data_end.raise_at_end(total <= 0.)
-        self.gates = [ended]
-        return data_end.after(ended, combined)
-
-    def _count(self):
-        """The examples of all workers, float64; added up when the batch is known."""
-        own = tf.reshape(self._shares.own_examples(), [1])
-        return self._hvd.allreduce(own, op=self._hvd.Sum, name='towers_numbers')[0]
-
-    def _reduced(self, gradient, average):
-        hvd = self._hvd
-        operation = hvd.Average if average else hvd.Sum
-        if not isinstance(gradient, tf.IndexedSlices):
-            return hvd.allreduce(gradient, op=operation)
-        # Horovod gathers rows and adds none: each is sent once, and those of all machines added.
-        return each_row_once(hvd.allreduce(each_row_once(gradient), op=operation))
-
-    def counted(self, examples):
-        """As `RingMachines.counted`."""
-        return examples * self._cluster.num_workers
-
-    def train_op(self, update, before=(), replicated=()):
-        """As `RingMachines.train_op`."""
-        if self._cluster.num_workers == 1:
-            return update
-        self.note_update(update, before)
-        update, self.state = share_state(
-            update, before, self._own, self.combined, self._of_rank_0, replicated)
-        return update
-
-    def _of_rank_0(self, variable):
-        with only_device('/cpu:0'), tf.name_scope(
-                '%sstate/%s/' % (self._scope, variable.op.name)):
-            return tf.assign(variable, self._hvd.broadcast(
-                variable.read_value(), 0, name='of_rank_0')).op
+        return data_end.after(ended, combined), [ended], None
 
     def broadcast(self, variables):
-        """An operation that gives all processes these variables of rank 0."""
-        with tf.name_scope(_BEGIN):
-            return self._hvd.broadcast_variables(variables, 0)
+        """See `Machines`."""
+        done = []
+        for variable in variables:
+            with only_device('/cpu:0'), tf.name_scope('%sstate/%s/' % (_SCOPE, variable.op.name)):
+                done.append(tf.assign(variable, load_horovod().broadcast(
+                    variable.read_value(), 0, name='of_rank_0')).op)
+        return tf.group(*done)
 
 
 def explained(error):
@@ -132,14 +89,7 @@ _LOST = ('Horovod has been shut down', 'gloo/transport')
 
 
 def gathered_lines(text):
-    """The texts of all processes. They are sent as bytes of UTF-8: nothing is unpickled.
-
-    Args:
-      text: this process's string.
-
-    Returns:
-      List of strings, in the order of ranks.
-    """
+    """The texts of all processes, by rank. They are sent as bytes: nothing is unpickled."""
     hvd = load_horovod()
     data = np.frombuffer(text.encode('utf-8'), np.uint8)
     with tf.Graph().as_default(), tf.device('/cpu:0'):

@@ -6,75 +6,110 @@ a GAN, train in a ring and by Horovod: `join` is given one of them, and what the
 and what worker 0 gives to the others, is of all.
 """
 
+import itertools
+
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import data_end
+from towers.cluster.data_end import SessionBegun, Shares, without_gradient
 from towers.errors import ClusterError
-from towers.graph.graph_walk import step_operations
-from towers.graph.variable_access import Writes
+from towers.graph.frames import Frames
+from towers.graph.graph_walk import ancestors, reachable_from, step_operations
+from towers.graph.variable_access import Writes, is_variable, read_from, variable_op
 from towers.placement.variable_device import only_device
+from towers.reduce.sparse_rows import rows_once
+from towers.tower.objectives import tensors_of
+from towers.tower.write_order import to_wait_for
 
-_NO_GRADIENT = 'TowersGradientOverMachines'
 _BUILDS = ('__towers_builds_of_clusters',)
 """Of a collection of the graph. TensorFlow writes those with a string for a key into checkpoints'
 graphs, as it does not its own with such a tuple."""
 
 
 class Machines:
-    """Combines the gradients of one build over machines; for `Cluster.machines`.
+    """The gradients of one build over machines, and its step; made by `Cluster.combine`.
+
+    A subclass for a kind of cluster says how several workers make one step:
+
+        _combined(gradients, shares, loss) -> (gradients, gates, function that begins a session)
+
+    and, where every worker has the variables, how all get those of worker 0; else `_step_of_all`:
+
+        broadcast(variables) -> operation
 
     Attributes:
-      kinds: `kinds_of` the gradients of this machine.
-      combined: list of `(gradient, variable)`, what `combine` returned.
-      sums: names of the operations of `combined` where all workers make one step together; else
+      own: list of `(gradient, variable)` of this machine's towers.
+      gradients: such a list, for the update; in a ring and by Horovod the same on every worker bit
+        for bit. They cannot be differentiated, for an optimizer of second order: TensorFlow would
+        go on to this machine's part alone, or to none.
+      sums: names of the operations of `gradients` where all workers make one step together; else
         empty.
       gates: list of operations that every write of a step waits for, of the optimizer and of
         updates that ride on the train op. On the chief of synchronous parameter servers all
         gradients of all workers have come then, since the others read what it writes. With
         `active` they also say that a worker has data. Else empty: nobody else reads what this
         worker writes.
-      begin: operation to be run when a session has begun, without which no step is made; or None.
+      same_examples: this machine's number of examples, if all need the same number; else None.
+      updates_here: whether this worker makes the update; of synchronous parameter servers the chief
+        alone does.
+      connection: `Connection` of this worker while it is a member; else None.
+
+    And of the step, when it is made:
+
       redirect: function to be called when the program has made all of its operations, see
         `reduce.update_order`; or None.
-      connection: `Connection` of this worker while it is a member; else None.
       written: dict from names of variables to the operations by which the update of each worker
         writes them; empty where the chief alone makes it.
       model: names of the operations of the model that the update waits for.
       state: list of the variables that worker 0 gives to the others in each step.
     """
-    kinds, combined, gates, begin, redirect = (), (), (), None, None
-    written, model, state, connection = {}, frozenset(), (), None
-    sums = frozenset()
+    redirect, written, model, state, connection = None, {}, frozenset(), (), None
 
-    def combine(self, gradients, loss=None):
-        """The gradients for the update.
+    def __init__(self, cluster, gradients, loss, examples, reduction):
+        """See `Cluster.combine`."""
+        shares = Shares(cluster, examples, reduction)
+        self._cluster, self.own, self.same_examples = cluster, gradients, shares.same_examples
+        self.updates_here, self.sums = not cluster.served_rank, frozenset()
+        if cluster.active is not None and cluster.num_workers > 1:
+            gradients = data_end.of_batches(gradients, cluster.active)
+        if cluster.workers_a_step == 1:
+            self.gradients, self.gates, self._begin = _of_this_worker(cluster, gradients)
+            return
+        gradients, self.gates, self._begin = self._combined(gradients, shares, loss)
+        self.gradients = [(without_gradient(each), variable) for each, variable in gradients]
+        self.sums = frozenset(getattr(each, 'values', each).op.name for each, _ in self.gradients)
+
+    def step(self, update, before, replicated=(), redirect=None):
+        """The operation of a step, with the update where this worker makes it.
 
         Args:
-          gradients: list of `(gradient, variable)` of this machine's towers, combined.
-          loss: of this machine's batch. It reads the weights before any machine changes them.
-
-        Returns:
-          Such a list; in a ring and by Horovod the same on every worker bit for bit. A gradient of
-          these, for an optimizer of second order, is a `ClusterError`: TensorFlow would go on to
-          this machine's part alone, or to none.
+          update: the operation that updates the weights.
+          before: list of the tensors and operations of the model that the optimizer waits for.
+          replicated: names of the variables of which this worker's towers have replicas.
+          redirect: see the class.
         """
-        self.kinds = kinds_of(gradients)
-        if self._cluster.active is not None and self._cluster.num_workers > 1:
-            gradients = data_end.of_batches(gradients, self._cluster.active)
-        self.combined = self._over_machines(gradients, loss)
-        if self._cluster.synchronous and self._cluster.num_workers > 1 and (
-                not self._cluster.has_local_steps):
-            self.combined = [(without_gradient(gradient), variable)
-                             for gradient, variable in self.combined]
-            self.sums = frozenset(getattr(gradient, 'values', gradient).op.name
-                                  for gradient, _ in self.combined)
-        return self.combined
+        self.redirect = redirect
+        if self._cluster.served_rank is None:
+            self.model = frozenset(op.name for op in step_operations(before))
+            self.written = _written(update, self.model, self.gradients)
+        if self._cluster.workers_a_step == 1:
+            return update
+        update, self.state = self._step_of_all(update, before, replicated)
+        return update
 
-    @property
-    def same_examples(self):
-        """This machine's number of examples, if all machines need the same number; else None."""
-        return self._shares.same_examples
+    def _step_of_all(self, update, before, replicated):
+        """`(operation of a step, variables that worker 0 gives the others)` of several workers."""
+        return _share_state(update, before, self.model, self.own, self.gradients,
+                            lambda variable: self.broadcast([variable]), replicated)
+
+    def counted(self, examples):
+        """The number of examples that this worker adds to the count of all workers in a step."""
+        return examples * self._cluster.workers_a_step if self.updates_here else 0
+
+    def note(self, built):
+        """Records the complete build in its graph, for `builds_of`."""
+        tf.add_to_collection(_BUILDS, built)
 
     def join(self, connection):
         """Notes that this worker is a member, by its `Connection`."""
@@ -82,97 +117,147 @@ class Machines:
 
     def begin_session(self, session):
         """Lets the steps of a session be made; called when it has begun."""
-        if self.begin is not None:
-            session.run(self.begin)
-
-    def note_update(self, update, before):
-        """Records what the update writes, for the comparison of the workers.
-
-        Args:
-          update: the operation that updates the weights.
-          before: list of the tensors and operations of the model that the optimizer waits for.
-        """
-        self.model = frozenset(op.name for op in step_operations(before))
-        known = {variable.op.name for variable in tf.global_variables() + [
-            variable for _, variable in self.combined]}
-        finder, self.written = Writes(tf.get_default_graph()), {}
-        for op in step_operations([update]):
-            for name in finder.of(op) if op.name not in self.model else ():
-                if name in known:
-                    self.written.setdefault(name, []).append(op)
-
-    def note(self, built, redirect):
-        """Records the build, when it is complete, for `builds_of`.
-
-        Args:
-          built: `BuiltTowers`.
-          redirect: see the class.
-        """
-        self.redirect = redirect
-        tf.add_to_collection(_BUILDS, built)
+        if self._begin is not None:
+            self._begin(session)
 
 
-class Shares:
-    """The weight of a machine's gradient: w = n_w / n for the mean, W n_w / n for the sum.
+def _of_this_worker(cluster, gradients):
+    """As `Machines._combined`, for an update by the gradients of this worker alone."""
+    gradients, gates = data_end.own_data(cluster, rows_once(gradients))
+    if cluster.num_workers == 1:
+        return gradients, gates, None
+    begun = SessionBegun()
+    return (data_end.after(begun.check(), gradients), gates,
+            lambda session: session.run(begun.begin))
 
-    n_w are the examples of worker w, n those of all W workers in the step. With the same number on
-    each worker, w is 1 / W for the mean and 1 for the sum, and nothing has to be multiplied. A
-    worker that is not active has n_w = 0.
 
-    Attributes:
-      is_mean: whether the reduction is `'mean'`.
-      are_weighted: whether the weights differ from step to step.
+def _written(update, model, gradients):
+    """{name of a variable: the operations of the update, but for the model's, that write it}."""
+    known = {variable.op.name for variable in tf.global_variables() + [
+        variable for _, variable in gradients]}
+    finder, written = Writes(tf.get_default_graph()), {}
+    for op in step_operations([update]):
+        for name in finder.of(op) if op.name not in model else ():
+            if name in known:
+                written.setdefault(name, []).append(op)
+    return written
+
+
+def _share_state(update, before, model, own, combined, broadcast, replicated):
+    """Gives worker 0's state to the other workers, where the model writes it and training reads it.
+
+    A codebook, centers of classes, a learning rate that falls with the loss: on one machine the
+    first tower writes them, and all read that. Here every worker has a copy, and writes it from its
+    own batch. So, in each step, worker 0's value goes to the others
+
+        after all of the model's writes, and before the update, whose own reads wait for it.
+
+    The forward passes of the next step read it, too. State that training only writes, such as the
+    moving averages of batch norm, needs no message: worker 0 saves its own. Nor does what the
+    update writes: it is the same on all workers, see `sessions.DriftHook`.
+
+    Args:
+      update, before, replicated: as for `Machines.step`.
+      model: names of the operations of the model that the update waits for.
+      own, combined: lists of `(gradient, variable)` of this machine, and of all.
+      broadcast: function that makes the operation by which all get worker 0's value of a variable.
+
+    Returns:
+      `(operation of the step, list of the variables that worker 0 gives to the others in it)`.
+
+    Raises:
+      ClusterError: the update takes a value that cannot be told to be worker 0's; or the forward
+        pass writes a trained variable, or the model one that has replicas.
     """
-
-    def __init__(self, cluster, examples, reduction):
-        """
-        Args:
-          cluster: `Cluster`.
-          examples: n_w: an int, or an int scalar tensor.
-          reduction: `'mean'` or `'sum'`.
-        """
-        self.is_mean = reduction == 'mean'
-        self.are_weighted = (cluster.uneven or cluster.active is not None
-                             or not isinstance(examples, int))
-        self._cluster, self._examples = cluster, examples
-
-    @property
-    def same_examples(self):
-        """n_w where it has to be the same on all workers, else None."""
-        return None if self.are_weighted else self._examples
-
-    def own_examples(self):
-        """n_w as a float64 scalar."""
-        examples = tf.cast(self._examples, tf.float64)
-        if self._cluster.active is not None:
-            examples *= tf.cast(self._cluster.active, tf.float64)
-        return examples
-
-    def weight(self, total):
-        """The weight, a float64 scalar, from `total`, all workers' examples n; 0 where n is 0."""
-        factor = 1. if self.is_mean else float(self._cluster.num_workers)
-        return factor * self.own_examples() / tf.maximum(total, 1.)
-
-    def constant(self):
-        """The weight with the same number of examples on each worker, a float."""
-        return 1. / self._cluster.num_workers if self.is_mean else 1.
+    finder, step = Writes(tf.get_default_graph()), step_operations([update])
+    sums, trained = tensors_of(combined), [variable for _, variable in own]
+    behind = model | {op.name for op in step_operations(sums)}
+    of_update = [op for op in step if op.name not in behind]
+    known = {variable.op.name: variable for variable in tf.global_variables() + trained}
+    trained = {variable.op.name for variable in trained}
+    read = ancestors(tensors_of(own)).union(trained, [
+        each.name for op in of_update for tensor in op.inputs for each in read_from(tensor)])
+    writes = {}
+    for op in step:
+        for name in finder.of(op) if op.name in model else ():
+            if name in known and name in read:
+                writes.setdefault(name, []).append(op)
+    if not writes:
+        return update, []
+    _check_trained(writes, trained, replicated, tensors_of(own))
+    _check_reads(writes, model, of_update, own)
+    reached = reachable_from([op for each in writes.values() for op in each], step, control=True)
+    waits_for = [each for op in (getattr(end, 'op', end) for end in before) if op.name in reached
+                 for each in to_wait_for(op, finder)] + [tensor.op for tensor in sums]
+    with only_device('/cpu:0'), tf.name_scope('shared_state'):
+        for name in sorted(writes):
+            with tf.control_dependencies(waits_for):
+                waits_for = [broadcast(known[name])]
+    for op in of_update:
+        if any(_held(tensor) in writes for tensor in op.inputs):
+            compat.add_control_inputs(op, waits_for)
+    return tf.group(update, *waits_for), [known[name] for name in sorted(writes)]
 
 
-def kinds_of(gradients):
-    """List of `[name of the variable, kind]` of a machine's gradients, a list of pairs.
+def _held(tensor):
+    """The name of the variable whose handle or reference a tensor is; else None."""
+    source = variable_op(tensor) if is_variable(tensor) else None
+    return None if source is None else source.name
 
-    Gradients of several workers meet by their place in a message (ring), or by the number of
-    gradients that a sum waits for (parameter servers): of other variables, or in another order,
-    those of different variables would be added up, or a worker would wait for ever.
-    """
-    return [[variable.op.name, ('sparse ' if isinstance(gradient, tf.IndexedSlices) else 'dense ')
-             + gradient.dtype.base_dtype.name] for gradient, variable in gradients]
+
+def _check_trained(writes, trained, replicated, gradients):
+    forward = {op.name for op in step_operations(gradients)}
+    for name in sorted(trained.intersection(writes)):
+        if name in replicated:
+            raise ClusterError(
+                "VariablePlacement('replicated'), and the model writes the trained variable %r "
+                "(%r): the replicas would get what this worker has written, and not worker 0's. "
+                'Use another placement.' % (name, writes[name][0].name))
+        for op in writes[name]:
+            if op.name in forward:
+                raise ClusterError(
+                    'the forward pass writes the trained variable %r (%r): each worker would '
+                    'compute with its own value, where on one machine all towers have the first '
+                    "one's. Put the update into the collection UPDATE_OPS, or return it in "
+                    "'updates'." % (name, op.name))
+
+
+def _check_reads(writes, model, of_update, own):
+    """Raises for a value of the state that the update takes, and that may be this worker's own."""
+    gradients = {tensor.op.name for tensor in tensors_of(own)}
+    # What was made before the gradients the program may run at any time.
+    first = {op.name for op in itertools.takewhile(
+        lambda op: op.name not in gradients, tf.get_default_graph().get_operations())}
+    frames = Frames(of_update)
+    for op in of_update:
+        is_late = op.name not in first and frames.is_outside(op)
+        for tensor in op.inputs:
+            held = _held(tensor)
+            if held is not None:
+                taken = [] if is_late else [held]
+            else:
+                taken = [each.name for each in read_from(tensor)] if tensor.op.name in model else []
+            for name in writes.keys() & set(taken):
+                raise ClusterError(
+                    'variable %r is written by the model of each worker and read by %r, for the '
+                    'update of the weights, at a time that cannot be told: each worker might take '
+                    "its own value, and not worker 0's. Give the optimizer the variable itself "
+                    '(use_resource=True), or read it in transform_gradients by read_value().' % (
+                        name, op.name))
+
+
+# ---- the builds of a graph -----------------------------------------------------------------------
 
 
 def builds_of(built):
     """List of all builds over machines in the graph of a build, in the order they were made."""
     with built.train_op.graph.as_default():
         return list(tf.get_collection(_BUILDS))
+
+
+def count_builds():
+    """How many builds over machines the graph has."""
+    return len(tf.get_collection(_BUILDS))
 
 
 def shared_variables(built):
@@ -183,52 +268,3 @@ def shared_variables(built):
     variables = {variable.op.name: variable for variable in tf.global_variables() + [
         variable for each in builds_of(built) for _, variable in each.gradients]}
     return [variables[name] for name in sorted(variables)]
-
-
-def shared_scope(name):
-    """The name of a scope for what workers share by its name; of each build another one.
-
-    It stands at the root of the graph: the caller's name scope may be one of each worker
-    (`tf.name_scope('worker_%d' % rank)`), and each would wait for ever for what it alone has.
-
-    Args:
-      name: a name, the same on all workers.
-
-    Returns:
-      A text for `tf.name_scope`, which ends with a slash.
-    """
-    count = len(tf.get_collection(_BUILDS))
-    return '%s%s/' % (name, '_%d' % count if count else '')
-
-
-def check_goes_with_others(cluster):
-    """Raises `ClusterError` for one more build of parameter servers in this graph."""
-    if cluster.kind == 'ps' and tf.get_collection(_BUILDS):
-        raise ClusterError(
-            'this graph has a build with cluster= already, and parameter servers take one a graph: '
-            "use kind='ring', which takes several.")
-
-
-def without_gradient(gradient, beside=None):
-    """The same gradient, dense or sparse, which cannot be differentiated.
-
-    Args:
-      gradient: a tensor, or `IndexedSlices`.
-      beside: where it is not computed from the variables, in TensorFlow's eyes, such as what comes
-        from a server: this machine's part of it, by which TensorFlow finds the way to them.
-    """
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            without_gradient(gradient.values, None if beside is None else beside.values),
-            gradient.indices, gradient.dense_shape)
-    compat.register_gradient(_NO_GRADIENT, _refuse_gradient)
-    with only_device(gradient.device or None), gradient.graph.gradient_override_map(
-            {'Identity': _NO_GRADIENT, 'IdentityN': _NO_GRADIENT}):
-        return tf.identity(gradient) if beside is None else tf.identity_n([gradient, beside])[0]
-
-
-def _refuse_gradient(op, *unused_gradients):
-    raise ClusterError(
-        'a gradient of %r, the gradient over several machines, is taken: it would be of one '
-        "machine's examples. Take second derivatives in the model function, of its loss, and put "
-        'them into the loss; or train on one machine.' % op.name)

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from towers import nonfinite
 from towers.arguments import (check_config, check_function, check_instance, check_number,
                               check_say)
-from towers.cluster import data_end, horovod, server_placement, worker_data
+from towers.cluster import data_end, horovod, server_placement
 from towers.cluster.cluster import Cluster
 from towers.cluster.connection import Connection
 from towers.cluster.coordinator import Coordinator
@@ -270,7 +270,7 @@ def _explained_in_words():
     try:
         yield
     except tf.errors.OpError as error:
-        for room in (nonfinite, worker_data, server_placement, data_end, horovod):
+        for room in (nonfinite, data_end, horovod):
             reason = room.explained(error)
             if reason is not None:
                 raise reason from None

@@ -3,158 +3,262 @@
 Each worker has a session of its own, which sees this worker's devices alone. All workers run the
 same collective operations; TensorFlow brings them together by their keys. Dense gradients share
 buffers, which are filled in the reverse order of the variables: a backward pass computes the
-gradients of the last variables first, so that the first buffers are sent while the backward pass
-goes on. Sparse gradients are sent as rows.
+gradients of the last variables first, so that the first buffers are sent while it goes on. With
+`Cluster(wire=…)` they travel as 16-bit numbers: every worker gathers those of all, and adds them up
+in float32, in one order. So each is rounded once, and the sums are the same bits on all workers.
+
+Sparse gradients are sent as rows. A message costs half a millisecond whatever is in it, and a model
+may have dozens of embeddings. So the numbers of rows of all gradients travel together, then all
+indices, and then the rows of each type; the first two mostly before the backward pass is through. A
+worker with fewer rows of a variable than another fills up with rows that are cut off again.
 """
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.cluster import data_end
-from towers.cluster.collectives import Collectives, broadcast_variables
-from towers.cluster.machines import Machines, Shares
-from towers.cluster.ring_rows import SparseGradients
 from towers.cluster.data_end import SessionBegun
-from towers.cluster.shared_state import share_state
+from towers.cluster.machines import Machines
 from towers.errors import ClusterError
+from towers.graph.nests import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce import all_reduce
-from towers.reduce.sparse_rows import rows_once, scaled
+from towers.reduce.sparse_rows import each_row_once, scaled
 
-_CPU = '/cpu:0'
+BUFFER_MB = 4.
+"""Gradients travel together up to this, in MiB, and larger ones in pieces: see `Cluster`."""
+
+WIRES = {'float16': tf.float16, 'bfloat16': tf.bfloat16}
+MOST_GATHERED = 3
+"""Workers up to which gathering 16-bit numbers takes fewer bytes than a ring of float32: each sends
+2 (W - 1) bytes a number, and in a ring 8 (W - 1) / W."""
+
+_GROUP = 7919  # no group of `all_reduce`, whose keys count from 1
+_HALVED = 1 << 20  # bytes from which one half of a tensor is added up while the other is sent
+
+_SENT = (  # types that every version sends, and what each of them holds without loss
+    (tf.float32, (tf.float32, tf.float16, tf.bfloat16)), (tf.float64, (tf.float64,)),
+    (tf.int32, (tf.int32, tf.bool, tf.uint8, tf.int8, tf.int16, tf.uint16)),
+    (tf.int64, (tf.int64, tf.uint32)))
 
 
 class RingMachines(Machines):
-    """Combines the gradients of one build over the workers of a ring.
+    """Combines the gradients of one build over the workers of a ring."""
 
-    Attributes:
-      examples: float64 scalar: the number of examples of this step on all workers; None where each
-        worker has the same number, so that nothing is counted.
-    """
-
-    def __init__(self, cluster, examples, reduction):
-        """See `Cluster.machines`."""
-        self._cluster = cluster
-        self._shares = Shares(cluster, examples, reduction)
-        self._is_alone = cluster.workers_a_step == 1
-        self.examples = None
-        self._own = []  # the gradients of this machine, with their variables
-
-    def _over_machines(self, gradients, loss):
-        if self._is_alone:
-            gradients, self.gates = data_end.own_data(self._cluster, rows_once(gradients))
-            return gradients
+    def _combined(self, gradients, shares, loss):
         for gradient, variable in gradients:
             if gradient.dtype.is_complex:
                 raise ClusterError(
                     'the gradient of %r is of type %s, which a ring cannot add up: hold the real '
                     'and the imaginary parts in a variable of a floating type each.' % (
                         variable.op.name, gradient.dtype.base_dtype.name))
-        self._own = list(gradients)
-        ring = Collectives(self._cluster)
-        with only_device(_CPU), tf.name_scope('ring'):
-            dense = [(variable, [(0, gradient)]) for gradient, variable in gradients
-                     if not isinstance(gradient, tf.IndexedSlices)]
-            sparse = [(gradient, variable) for gradient, variable in gradients
-                      if isinstance(gradient, tf.IndexedSlices)]
-            rows = SparseGradients(sparse, ring.rank, ring.num_workers) if sparse else None
-            begun = SessionBegun()
-            self.begin, begun = begun.begin, begun.check()
-            weight, counts, first = self._count(ring, rows, begun)
+        ring, begun = Collectives(self._cluster), SessionBegun()
+        with only_device('/cpu:0'), tf.name_scope('ring'):
+            first = begun.check()
+            if shares.are_weighted:  # known when the batch is, before the backward pass
+                with tf.control_dependencies([first]):
+                    first = ring.reduce(tf.reshape(shares.own_examples(), [1]))
+                total = first[0]
+            weight = shares.weight(total) if shares.are_weighted else shares.constant
             # Dense and sparse gradients form two chains, each in the same order on all workers.
-            last, last_rows = [first], [first]
-            reduced = self._dense(ring, dense, weight, last)
-            if rows is not None:
-                if counts is None:
-                    with tf.control_dependencies(last_rows):
-                        counts = ring.reduce(rows.counts)
-                    last_rows = [counts]
-                reduced.update(rows.gathered(
-                    ring, self._shares.constant() if weight is None else weight, counts,
-                    last_rows))
-                last += last_rows
-            with tf.control_dependencies(last):
-                ended = self._ended() or tf.no_op()
-            if self._cluster.active is not None:
-                self.gates = [ended]
-            return data_end.after(ended, [(reduced[variable.op.name], variable)
-                                          for _, variable in gradients])
-
-    updates_here = True
-    """Whether this worker makes the update; on parameter servers the chief alone does."""
-
-    def counted(self, examples):
-        """The number of examples that this worker adds to the count of all workers in a step."""
-        return examples * self._cluster.workers_a_step
+            sums, last = _add_dense(ring, gradients, weight, not shares.are_weighted
+                                    and shares.is_mean, first)
+            rows, last_rows = _add_rows(ring, gradients, weight, first)
+            # The end comes after all reductions, for which the other workers would wait.
+            with tf.control_dependencies([last, last_rows]):
+                ended = data_end.raise_at_end(total <= 0.) if shares.are_weighted else tf.no_op()
+            sums.update(rows)
+            gradients = data_end.after(ended, [(sums[variable.op.name], variable)
+                                               for _, variable in gradients])
+        return (gradients, [] if self._cluster.active is None else [ended],
+                lambda session: session.run(begun.begin))
 
     def broadcast(self, variables):
-        """An operation that gives all workers these variables of worker 0."""
-        return broadcast_variables(self._cluster, variables)
+        """See `Machines`."""
+        return Collectives(self._cluster).broadcast(variables)
 
-    def train_op(self, update, before=(), replicated=()):
-        """The operation of a step: the update, which every worker makes.
 
-        What training reads of worker 0's state goes to the others, see `share_state`.
-        """
-        if self._is_alone:
-            return update
-        self.note_update(update, before)
-        update, self.state = share_state(
-            update, before, self._own, self.combined,
-            lambda variable: self.broadcast([variable]), replicated)
-        return update
+def _add_dense(ring, gradients, weight, mean, last):
+    """Adds up the dense ones among all workers' gradients, by their weights or for the mean.
 
-    def _count(self, ring, rows, begun):
-        """Adds up the numbers that are known when the batch is.
+    Returns:
+      `(dict from names of variables to sums, the last message)`; the first one waits for `last`.
+    """
+    dense, sums = [(variable, [(0, gradient)]) for gradient, variable in gradients
+                   if not isinstance(gradient, tf.IndexedSlices)], {}
+    for buffer in all_reduce.buffers_of(dense, ring.buffer_bytes):
+        variables = [variable for variable, _ in buffer]
+        packed = buffer[0][1][0][1] if len(buffer) == 1 else tf.concat(
+            [tf.reshape(gradient, [-1]) for _, [(_, gradient)] in buffer], 0)
+        packed, last = ring.reduce_gradient(packed if mean else scaled(packed, weight), mean, last)
+        pieces = [packed] if len(buffer) == 1 else all_reduce.unpacked(packed, variables)
+        sums.update(zip((variable.op.name for variable in variables), pieces))
+    return sums, last
 
-        The reduction waits for the batch alone, and so ends before the backward pass does.
 
-        Args:
-          ring: `Collectives`.
-          rows: `SparseGradients`, or None.
-          begun: operation that fails where the session has not begun.
+def _add_rows(ring, gradients, weight, last):
+    """Adds up the sparse ones; as `_add_dense`. The sums are `IndexedSlices` with each row once."""
+    sparse = [(gradient, variable, _row_shape(gradient, variable)) for gradient, variable in
+              gradients if isinstance(gradient, tf.IndexedSlices)]
+    if not sparse:
+        return {}, last
+    found = [tf.unique(slices.indices) for slices, _, _ in sparse]
+    sizes = [tf.size(indices) for indices, _ in found]
+    with tf.control_dependencies([last]):
+        counts = ring.gather(tf.stack(sizes)[tf.newaxis])
+    most = tf.unstack(tf.maximum(tf.reduce_max(counts, 0), 1), len(sparse))
+    indices, last = _gathered(ring, [tf.cast(each, tf.int64) for each, _ in found], most, counts)
+    by_type, rows = {}, {}
+    for place, (slices, _, _) in enumerate(sparse):
+        dtype = slices.values.dtype.base_dtype
+        by_type.setdefault(dtype if dtype in compat.COLLECTIVE_DTYPES else tf.float32,
+                           []).append(place)
+    for dtype, places in sorted(by_type.items(), key=lambda item: item[0].name):
+        own = [tf.cast(tf.reshape(tf.math.unsorted_segment_sum(
+            scaled(sparse[place][0], weight).values, found[place][1], sizes[place]),
+            [-1] + sparse[place][2]), dtype) for place in places]
+        values, last = _gathered(ring, own, [most[place] for place in places], last)
+        rows.update(zip(places, values))
+    sums = {}
+    for place, (slices, variable, _) in enumerate(sparse):
+        is_row = tf.reshape(tf.sequence_mask(counts[:, place], most[place]), [-1])
+        sums[variable.op.name] = each_row_once(tf.IndexedSlices(
+            tf.cast(tf.boolean_mask(rows[place], is_row), slices.values.dtype),
+            tf.cast(tf.boolean_mask(indices[place], is_row), slices.indices.dtype),
+            slices.dense_shape))
+    return sums, last
 
-        Returns:
-          `(weight, counts, first)`: the weight of this worker's gradient, None where all weigh the
-          same; the sum of `rows.counts`, None where they are not known yet; and what all that is
-          sent later waits for.
-        """
-        shares, own = self._shares, []
-        if shares.are_weighted:
-            own.append(tf.reshape(shares.own_examples(), [1]))
-        counted = rows is not None and rows.are_counted_early
-        if counted:
-            own.append(rows.counts)
-        if not own:
-            return None, None, begun
-        with tf.control_dependencies([begun]):
-            total = ring.reduce(tf.concat(own, 0))
-        counts = total[-rows.counts.shape.num_elements():] if counted else None
-        if not shares.are_weighted:
-            return None, counts, total
-        self.examples = total[0]
-        return shares.weight(self.examples), counts, total
 
-    def _dense(self, ring, dense, weight, last):
-        """Dict from names of variables to reduced gradients."""
-        reduced = {}
-        for buffer in all_reduce.buffers_of(dense, ring.buffer_bytes):
-            variables = [variable for variable, _ in buffer]
-            added = [present[0][1] for _, present in buffer]
-            packed = added[0] if len(added) == 1 else tf.concat(
-                [tf.reshape(each, [-1]) for each in added], 0)
-            if weight is not None:
-                packed = scaled(packed, weight)
-            packed = ring.reduce_gradient(packed, weight is None and self._shares.is_mean, last)
-            pieces = [packed] if len(added) == 1 else all_reduce.unpacked(packed, variables)
-            reduced.update(zip((variable.op.name for variable in variables), pieces))
+def _gathered(ring, tensors, most, last):
+    """Tensors [n, …] of one type of all W workers, in one message, which waits for `last`.
+
+    Args:
+      tensors: list of tensors, static but for n, which differs by worker.
+      most: list of the largest n of each, on any worker.
+
+    Returns:
+      `(list of tensors [W * most, …], the message)`; each worker's rows come first among its own.
+    """
+    padded = [tf.pad(each, [[0, count - tf.shape(each)[0]]] + [[0, 0]] * (each.shape.ndims - 1))
+              for each, count in zip(tensors, most)]
+    with tf.control_dependencies([last]):
+        received = ring.gather(tf.concat([tf.reshape(each, [-1]) for each in padded], 0))
+    parts = tf.split(tf.reshape(received, [ring.num_workers, -1]),
+                     tf.stack([tf.size(each) for each in padded]), 1, num=len(padded))
+    return [tf.reshape(part, [-1] + each.shape.as_list()[1:])
+            for part, each in zip(parts, tensors)], received
+
+
+def _row_shape(slices, variable):
+    """The static shape of a row, a list."""
+    shape = slices.values.shape[1:] if slices.values.shape.ndims else tf.TensorShape(None)
+    shape = shape.merge_with(variable.get_shape()[1:])
+    if not shape.is_fully_defined():
+        raise ClusterError('the sparse gradient of %r has rows of unknown shape, which cannot be '
+                           'sent: give the variable a static shape.' % variable.op.name)
+    return shape.as_list()
+
+
+class Collectives:
+    """Makes the collective operations of one worker, with the same keys on all workers.
+
+    Keys are counted on within a graph, so that no two builds of one graph use the same key.
+    """
+
+    def __init__(self, cluster):
+        self.rank, self.num_workers = cluster.rank, cluster.num_workers
+        self._wire = WIRES.get(cluster.wire)
+        self.buffer_bytes = int(cluster.buffer_mb * (1 << 20))
+        keys = [op.get_attr('instance_key') for op in tf.get_default_graph().get_operations()
+                if op.type.startswith('Collective') and 'group_key' in op.node_def.attr
+                and op.get_attr('group_key') == _GROUP]
+        self._key = max(keys or [0])
+
+    def reduce(self, tensor, mean=False):
+        """The sum, or the mean, of the workers' tensors of one shape."""
+        reduced = tf.raw_ops.CollectiveReduce(
+            input=tensor, merge_op='Add', final_op='Div' if mean else 'Id',
+            subdiv_offsets=[0, 0] if bytes_of(tensor) >= _HALVED else [0], **self._next())
+        reduced.set_shape(tensor.shape)
         return reduced
 
-    def _ended(self):
-        """An operation that raises `OutOfRangeError` in the step in which no worker has examples.
+    def reduce_gradient(self, gradient, mean, last):
+        """`(sum or mean of the workers' dense gradients of one static shape, the last message)`.
 
-        None where batches are always full. It runs after all collective operations of the step:
-        the other workers would wait for these.
+        A tensor of 64 MB takes twice as long in one piece: a large one is sent in several, of which
+        the first waits for `last`.
         """
-        if self.examples is None:
-            return None
-        return data_end.raise_at_end(self.examples <= 0.)
+        dtype = gradient.dtype.base_dtype
+        tensor = gradient if dtype in compat.COLLECTIVE_DTYPES else tf.cast(gradient, tf.float32)
+        turns, pieces, reduced = -(-bytes_of(tensor) // self.buffer_bytes), [tensor], []
+        if turns > 1:
+            count = tensor.shape.num_elements()
+            pieces = tf.split(tf.reshape(tensor, [-1]), [
+                count * (turn + 1) // turns - count * turn // turns for turn in range(turns)])
+        for piece in pieces:
+            with tf.control_dependencies([last]):
+                if self._wire is not None and piece.shape.is_fully_defined():
+                    piece, last = self._reduce_16(piece, mean)
+                else:
+                    piece = last = self.reduce(piece, mean)
+            reduced.append(piece)
+        total = reduced[0] if turns < 2 else tf.reshape(tf.concat(reduced, 0), tensor.shape)
+        return tf.cast(total, dtype), last
+
+    def _reduce_16(self, tensor, mean):
+        """As `reduce`, with the message; numbers travel as 16-bit ones, in pairs, by their bits."""
+        count, own = tensor.shape.num_elements(), tf.cast(tf.reshape(tensor, [-1]), self._wire)
+        pairs = tf.reshape(tf.pad(own, [[0, count % 2]]), [1, -1, 2])
+        shape = [self.num_workers, pairs.shape[1]]
+        gathered = tf.raw_ops.CollectiveGather(
+            input=tf.bitcast(pairs, tf.int32), shape=shape, **self._next())
+        gathered.set_shape(shape)
+        total = 0.
+        for each in tf.unstack(tf.bitcast(gathered, self._wire)):
+            total += tf.cast(each, tf.float32)
+        total = tf.reshape(tf.reshape(total, [-1])[:count], tensor.shape)
+        return tf.cast(total / self.num_workers if mean else total, tensor.dtype), gathered
+
+    def gather(self, rows):
+        """The workers' tensors `rows` [n, …] one after the other: [W n, …] for W workers.
+
+        n may differ from step to step, and has to be the same on all workers in a step.
+        """
+        if compat.GATHERS_ANY_ROWS:
+            return tf.raw_ops.CollectiveGather(
+                input=rows, shape=[None] + rows.shape.as_list()[1:], **self._next())
+        # On 1.15 that kernel takes the first step's number of rows for ever. So each worker's rows
+        # stand among zeros here, and are summed up.
+        dtype, count = rows.dtype, tf.shape(rows)[0]
+        if dtype not in compat.COLLECTIVE_DTYPES:
+            rows = tf.cast(rows, tf.float64)
+        padding = [[count * self.rank, count * (self.num_workers - 1 - self.rank)]] + (
+            [[0, 0]] * (rows.shape.ndims - 1))
+        return tf.cast(self.reduce(tf.pad(rows, padding)), dtype)
+
+    def broadcast(self, variables):
+        """An operation that gives variables, the same on all workers, their values on worker 0."""
+        last, done = [], []
+        for variable in sorted(variables, key=lambda each: each.op.name):
+            dtype, shape = variable.dtype.base_dtype, variable.get_shape()
+            sent = next((sent for sent, dtypes in _SENT if dtype in dtypes), None)
+            if sent is None or not shape.is_fully_defined():
+                raise ClusterError(
+                    'variable %r is %s of shape %s, which a ring cannot send to the other workers: '
+                    'make it a local variable, or one of a number type and a static shape.' % (
+                        variable.op.name, dtype.name, shape))
+            with only_device('/cpu:0'), tf.name_scope('broadcast'):
+                with tf.control_dependencies(last):
+                    value = tf.raw_ops.CollectiveBcastSend(
+                        input=tf.cast(variable.read_value(), sent), shape=shape, **self._next()
+                    ) if self.rank == 0 else tf.raw_ops.CollectiveBcastRecv(
+                        T=sent, shape=shape, **self._next())
+                last = [value]
+                done.append(value.op if self.rank == 0 else
+                            tf.assign(variable, tf.cast(value, dtype)).op)
+        return tf.group(*done)
+
+    def _next(self):
+        """The attributes by which TensorFlow brings this operation of all workers together."""
+        self._key += 1
+        return {'group_size': self.num_workers, 'group_key': _GROUP, 'instance_key': self._key}

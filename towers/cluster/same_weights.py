@@ -8,8 +8,8 @@ session, and after the first step from each checkpoint on, for which the chief a
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.collectives import Collectives
 from towers.cluster.machines import builds_of, shared_variables
+from towers.cluster.ring import Collectives
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 
@@ -108,13 +108,13 @@ class AveragingHook(_AfterSteps):
 
     def begin(self):
         """Makes the operations, when all variables are there."""
-        ring, last, written = Collectives(self._cluster), [], []
+        ring, last, written = Collectives(self._cluster), tf.no_op(), []
         for variable in shared_variables(self._built):
             if not variable.dtype.is_floating:
                 continue  # counters, which all workers count alike
             with only_device('/cpu:0'), tf.name_scope('average'):
-                with tf.control_dependencies(last):  # a copy of one variable at a time
-                    mean = ring.reduce_gradient(variable.read_value(), True, last)
+                with tf.control_dependencies([last]):  # a copy of one variable at a time
+                    mean, last = ring.reduce_gradient(variable.read_value(), True, last)
                 written.append(tf.assign(variable, mean).op)
         self._operations = [tf.group(*written)] + refreshes(self._built)
 

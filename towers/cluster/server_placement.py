@@ -7,25 +7,19 @@ before they go over the wire, rows go over the wire and not their table, and the
 operations (savers, summaries, input) are on no server.
 """
 
-import re
-
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ClusterError
 from towers.graph.edit import group_of
-from towers.graph.frames import Frames
 from towers.graph.graph_walk import Precedence, behind, step_operations
 from towers.graph.nests import bytes_of
 from towers.graph.op_types import LEAD_IN, RESHAPES, VARIABLE_OPS
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
-from towers.tensorflow_errors import reason_of
 
 # These take the handles of variables that the functions use which they call.
 _CALLS = ('If', 'StatelessIf', 'While', 'StatelessWhile', 'Case', 'StatelessCase',
           'PartitionedCall', 'StatefulPartitionedCall')
-# They take the value of a reference variable, all of which would be sent to the worker.
-_LOOKUPS = ('Gather', 'GatherV2', 'GatherNd')
 
 
 def spread(cluster, built, scaffold):
@@ -40,7 +34,7 @@ def spread(cluster, built, scaffold):
       ClusterError: an operation that cannot be placed, or whose place in the order cannot be kept.
     """
     graph, trained = tf.get_default_graph(), [variable for _, variable in built.gradients]
-    if cluster.is_chief and built.machines.sums_up:
+    if cluster.is_chief and cluster.workers_a_step > 1:
         check_writes(graph, built)
     read_after_writes(graph, trained + _global_variables(graph), built.train_op)
     scaffold.finalize()
@@ -52,10 +46,6 @@ def check_writes(graph, built):
 
     Other workers would read them before or after that, by chance. What is only loaded, from a
     checkpoint or by a feed, is what a program begins with.
-
-    Args:
-      graph: a `tf.Graph`.
-      built: `BuiltTowers` of the chief, whose step has the update.
     """
     updates = [update for tower in built.towers for update in tower.updates]
     step, writes = {op.name for op in step_operations([built.train_op] + updates)}, Writes(graph)
@@ -88,8 +78,8 @@ def read_after_writes(graph, variables, train_op=None):
         update itself, it waits for the one that does; or None.
 
     Raises:
-      ClusterError: an operation that has to be given another value is within a loop or branch (v1),
-        or takes it through a reshape, which others may take as it was.
+      ClusterError: an operation that has to be given another value takes it within a loop or branch
+        (v1), or through a reshape, which others may take as it was.
     """
     names = {variable.op.name for variable in variables if variable.op.type in REFERENCE_VARIABLES}
     finder, operations, writes = Writes(graph), graph.get_operations(), {}
@@ -101,15 +91,13 @@ def read_after_writes(graph, variables, train_op=None):
     def waits(op, source):
         return any(order.waits_for(op, write) and op is not write
                    for write in writes.get(source.name, ()))
-    frames = None
     for op in operations if writes else ():
         for place, tensor in enumerate(op.inputs):
             source = behind(tensor, LEAD_IN | RESHAPES).op
             if (source.name not in writes or not waits(op, source) or waits(tensor.op, source)
-                    or _takes_reference(op, place, tensor) or op.type in ('Merge', 'RefMerge')):
+                    or source.name in _taken(op) or op.type in ('Merge', 'RefMerge')):
                 continue
-            frames = frames or Frames(operations)
-            if tensor.op.type not in ('Identity', source.type) or not frames.always_runs(op):
+            if behind(tensor, ('Identity',)).op is not source:
                 raise ClusterError(
                     '%r takes the value of the variable %r after a write that it waits for. %r is '
                     'a reference variable on a parameter server, whose value is sent at the start '
@@ -121,15 +109,6 @@ def read_after_writes(graph, variables, train_op=None):
                 with tf.control_dependencies(others):
                     compat.replace_input(op, place, tf.identity(
                         source.outputs[0], source.name + '/read'))
-
-
-def _takes_reference(op, place, tensor):
-    """Whether an operation takes the variable itself as this input, and not its value."""
-    if tensor.dtype == tensor.dtype.base_dtype:
-        return False
-    arguments = op.op_def.input_arg
-    return any(each.is_ref for each in arguments) and (
-        len(arguments) != len(op.inputs) or arguments[place].is_ref)
 
 
 def spread_over_servers(cluster, graph, first=()):
@@ -144,34 +123,34 @@ def spread_over_servers(cluster, graph, first=()):
       Dict from names of global variables to numbers of servers.
     """
     tasks = servers_of_variables(cluster, graph, first)
-    worker = tf.DeviceSpec(job='worker', task=cluster.rank)
-    # Name of an operation -> its server: variables here; in the loop below also the operations that
-    # take a variable, or are colocated with one (the operations of initial values are).
-    servers = {name: '/job:ps/task:%d/device:CPU:0' % task for name, task in tasks.items()}
-    servers.update((op.name, op.device) for op in graph.get_operations()
-                   if '/job:ps' in op.device)  # the accumulators and token queues
+    # Name of an operation -> its server: variables, accumulators and token queues here; in the loop
+    # also what takes a variable, or is colocated with one (the operations of initial values are).
+    servers = {name: server(task) for name, task in tasks.items()}
+    servers.update((op.name, op.device) for op in graph.get_operations() if '/job:ps' in op.device)
     for op in graph.get_operations():
-        spec = tf.DeviceSpec.from_string(op.device or '')
-        if spec.job is not None:
+        device = tf.DeviceSpec.from_string(op.device or '')
+        if device.job is not None:
             continue
-        server = servers.get(op.name)
-        if server is None and op.type not in _CALLS:
-            server = (_server_of_inputs(op, servers) or _server_of_class(op, servers)
-                      or _server_of_table(op, servers))
-        if server is not None:
-            servers[op.name] = server
-            compat.set_device(op, server)
-        else:
-            compat.set_device(op, tf.DeviceSpec(
-                job=worker.job, task=worker.task, device_type=spec.device_type,
-                device_index=spec.device_index).to_string())
+        around = [op.name] + ([] if op.type in _CALLS else _taken(op) + group_of(op))
+        known = [servers[name] for name in around if name in servers]
+        if known:
+            servers[op.name] = known[0]
+        compat.set_device(op, known[0] if known else tf.DeviceSpec(
+            job='worker', task=cluster.rank, device_type=device.device_type,
+            device_index=device.device_index).to_string())
     return tasks
+
+
+def server(task):
+    """The device of a parameter server, by its number."""
+    return '/job:ps/task:%d/device:CPU:0' % task
 
 
 def servers_of_variables(cluster, graph, first=()):
     """Deals the global variables of a graph out over the parameter servers.
 
-    Every worker has to come to the same, in whatever order it made its variables.
+    Every worker has to come to the same, in whatever order it made its variables. A variable that
+    is colocated with another one (a slot with its weight) is where that one is.
 
     Args:
       cluster, graph, first: as for `spread_over_servers`.
@@ -179,54 +158,36 @@ def servers_of_variables(cluster, graph, first=()):
     Returns:
       Dict from names of variables to numbers of servers.
     """
-    variables = {variable.op.name: variable for some in (first, _global_variables(graph))
-                 for variable in sorted(some, key=lambda each: each.op.name)}
-    owners, sizes = _used_together(graph, variables), {}  # of groups, by their first variables
-    for name, variable in variables.items():
-        sizes[owners[name]] = sizes.get(owners[name], 0) + bytes_of(variable)
-    names, used, tasks = {variable.op.name for variable in first}, [0] * len(cluster.ps), {}
-    for are_first in (True, False):
-        tasks.update(tasks_by_size({name: size for name, size in sizes.items()
-                                    if (name in names) == are_first}, used))
-    return {name: tasks[owners[name]] for name in variables}
+    variables = {variable.op.name: variable for variable in
+                 list(first) + _global_variables(graph)}
+
+    def leader(name):
+        beside = [each for each in group_of(variables[name].op) if each in variables]
+        return name if not beside or name in beside else leader(beside[0])
+    leaders, is_first = {name: leader(name) for name in variables}, {each.op.name for each in first}
+    tasks = tasks_by_size({name: bytes_of(variables[name]) for name in set(leaders.values())},
+                          len(cluster.ps), is_first)
+    return {name: tasks[leaders[name]] for name in variables}
 
 
-def tasks_by_size(sizes, used):
+def tasks_by_size(sizes, count, first=()):
     """Deals variables out over servers: each goes to the server that has the fewest bytes so far.
 
-    The largest comes first. Every worker computes the same, in whatever order it made them: it
-    depends on their sizes and names alone.
+    The largest comes first. It depends on sizes and names alone, which all workers know.
 
     Args:
       sizes: dict from names of variables to bytes.
-      used: list of the bytes that each server has already; grows here.
+      count: number of servers.
+      first: names of those that are dealt out before all others.
 
     Returns:
       Dict from names of variables to numbers of servers.
     """
-    tasks = {}
-    for name in sorted(sizes, key=lambda each: (-sizes[each], each)):
+    used, tasks = [0] * count, {}
+    for name in sorted(sizes, key=lambda each: (each not in first, -sizes[each], each)):
         tasks[name] = used.index(min(used))
         used[tasks[name]] += sizes[name]
     return tasks
-
-
-def explained(error):
-    """A `ClusterError` for an error of TensorFlow's about operations of two processes; or None.
-
-    A loop or branch of control flow v2 runs where it is called. TensorFlow 2 would keep operations
-    in it beside a reference variable, 1.15 those that hand on a resource variable.
-    """
-    found = _APART.search(reason_of(error))
-    return found and ClusterError(
-        'TensorFlow would have %r and %r in one process, and one of them is on a parameter server, '
-        'the other on a worker: this version cannot take that variable into a loop or branch of '
-        'control flow v2. Call tf.disable_control_flow_v2() before the model is built.'
-        % found.groups())
-
-
-_APART = re.compile(r'Cannot colocate nodes \{\{colocation_node ([^}]*)\}\} and '
-                    r'\{\{colocation_node ([^}]*)\}\}: Cannot merge devices with incompatible jobs')
 
 
 def _global_variables(graph):
@@ -234,58 +195,8 @@ def _global_variables(graph):
         return tf.global_variables()
 
 
-def _used_together(graph, variables):
-    """Groups the variables that have to be on one server.
-
-    An optimizer's operation takes a variable and its slots: they are one group. So are variables
-    that are colocated by name: Adam's powers of beta with the first variable.
-
-    Returns:
-      Dict from the name of each variable to the name of the first variable of its group.
-    """
-    first = {name: name for name in variables}
-
-    def root(name):
-        while first[name] != name:
-            name = first[name]
-        return name
-    order = {name: place for place, name in enumerate(variables)}
-    for op in graph.get_operations():
-        if op.type in _CALLS:
-            continue
-        names = {root(each) for each in _variables_of(op) if each in first}
-        if op.name in first:
-            names |= {root(each) for each in [op.name] + group_of(op) if each in first}
-        names = sorted(names, key=order.get)
-        for name in names[1:]:
-            first[name] = names[0]
-    return {name: root(name) for name in variables}
-
-
-def _variables_of(op):
+def _taken(op):
     """Names of the variables that an operation takes by handle or reference, not by value."""
     by_reference = any(argument.is_ref for argument in op.op_def.input_arg)
     return [behind(tensor, LEAD_IN).op.name for tensor in op.inputs if tensor.dtype == tf.resource
             or by_reference and tensor.dtype != tensor.dtype.base_dtype]
-
-
-def _server_of_inputs(op, servers):
-    return next((servers[name] for name in _variables_of(op) if name in servers), None)
-
-
-def _server_of_table(op, servers):
-    """Where a lookup's table is; None where the rows are known to be as large as the table."""
-    if op.type not in _LOOKUPS:
-        return None
-    table = behind(op.inputs[0], ('Identity',)).op
-    rows, of_table = [tensor.shape.num_elements() for tensor in (op.outputs[0], op.inputs[0])]
-    if rows is not None and of_table is not None and rows >= of_table:
-        return None
-    return servers.get(table.name)
-
-
-def _server_of_class(op, servers):
-    for name in group_of(op):
-        if name in servers:
-            return servers[name]
-    return None

@@ -12,7 +12,6 @@ alone are compared; where a size is known to one worker alone, TensorFlow itself
 operations, and nothing is.
 """
 
-import collections
 import itertools
 import re
 import zlib
@@ -72,18 +71,28 @@ def _of_build(cluster, built):
         '_variables': [[variable.op.name, '%s %s' % (variable.dtype.base_dtype.name,
                                                      variable.get_shape())]
                        for variable in built.variables],
-        '_gradients': machines.kinds,
+        '_gradients': _kinds_of(machines.own),
         '_state': [[variable.op.name, 'sent'] for variable in machines.state],
         '_shapes': [None if each.shape.ndims is None else each.shape.as_list() for each in inputs],
         '_loss': _lines_of_loss(built, inputs) if compares else [],
         '_update': _lines_of_update(machines) if compares and machines.written else []}
 
 
+def _kinds_of(gradients):
+    """List of `[name of the variable, kind]` of a machine's gradients.
+
+    Those of several workers meet by their place in a message (ring), or by their number (servers):
+    others, or in another order, those of different variables would be added up.
+    """
+    return [[variable.op.name, '%s %s, number %d' % (
+        'sparse' if isinstance(gradient, tf.IndexedSlices) else 'dense',
+        gradient.dtype.base_dtype.name, place)] for place, (gradient, variable) in
+            enumerate(gradients)]
+
+
 def difference(own, other):
     """How a worker's signature `other` differs from worker 0's, `own`: a clause, or None."""
-    why = _of_fields(own, other) or _of_values(
-        sorted(set(own['_settings']) | set(other['_settings'])), own['_settings'],
-        other['_settings'])
+    why = _of_values(own, other) or _of_values(own['_settings'], other['_settings'])
     for number, (ours, theirs) in enumerate(zip(own['_builds'], other['_builds'])):
         found = None if why else _of_builds(ours, theirs)
         if found:
@@ -97,33 +106,23 @@ def difference(own, other):
 
 
 def _of_builds(own, other):
-    ours, theirs = own['_gradients'], other['_gradients']
-    swapped = [[name, before] for (before, _), (name, _) in zip(ours, theirs) if name != before]
-    return (_of_fields(own, other)
+    return (_of_values(own, other)
             or _of_names('its model is another one: variable %r is %s, and that of worker 0 %s',
                          own['_variables'], other['_variables'])
             or _of_names('it trains other variables, or trains them otherwise: the gradient of %r '
                          'is %s, and that of worker 0 %s. Have the loss computed from the same '
-                         'variables in the same way on every worker, with the same var_list',
-                         ours, theirs)
-            or swapped and 'its variables are in another order: %r is before %r, and on worker 0 '
-            'behind it. Gradients travel in this order: make the variables, or list them in '
-            'var_list, in one order on all workers, such as that of sorted(names), and not in that '
-            'of a set' % tuple(swapped[0])
+                         'variables in the same way on every worker, made in one order, such as '
+                         'that of sorted(names), and not in that of a set, with the same var_list',
+                         own['_gradients'], other['_gradients'])
             or _of_lines('loss', own, other)
             or _of_names('its state that training reads is another one: %r is %s, and that of '
                          'worker 0 %s', own['_state'], other['_state'])
             or _of_lines('update', own, other))
 
 
-def _of_fields(own, other):
-    return _of_values([name for name in sorted(own) if name[0] != '_' and name != 'servers'],
-                      own, other)
-
-
-def _of_values(names, own, other):
-    for name in names:
-        if own.get(name) != other.get(name):
+def _of_values(own, other):
+    for name in sorted(set(own) | set(other)):
+        if name[0] != '_' and name != 'servers' and own.get(name) != other.get(name):
             here, there = ['not given' if value is None else ', '.join(map(str, value)) or 'empty'
                            if isinstance(value, list) else str(value)
                            for value in (other.get(name), own.get(name))]
@@ -168,7 +167,7 @@ def _lines_of_loss(built, inputs):
 def _lines_of_update(machines):
     ends = [op for name in sorted(machines.written)
             for op in sorted(machines.written[name], key=lambda each: each.name)]
-    sums = {tensor.op.name for tensor in tensors_of(machines.combined)}
+    sums = {tensor.op.name for tensor in tensors_of(machines.gradients)}
     return _lines_of(ends, sums, machines.model)
 
 
@@ -180,18 +179,16 @@ def _lines_of(ends, known, outside):
       known: names of operations that are not looked into: inputs, or sums over the workers.
       outside: names of the operations that were made before what is described.
     """
-    texts = _Texts(ends[0].graph)
-    lines, places, queue = [], {}, collections.deque()
+    texts, lines, order, places = _Texts(ends[0].graph), [], [], {}
 
     def place(op):
         if op.name not in places:
-            places[op.name] = len(places)
-            queue.append(op)
+            places[op.name] = len(order)
+            order.append(op)
         return places[op.name]
     for op in ends:
         place(op)
-    while queue:
-        op = queue.popleft()
+    for op in order:  # which grows
         if op.type in VARIABLE_OPS:
             lines.append(['variable', op.name, '', op.name])
         elif op.name in known or op.type.startswith(ADDED_UP) or op.type != 'Const' and (

@@ -1,6 +1,7 @@
 """The run of `check_towers` on several workers, of a ring, parameter servers or Horovod."""
 
 import json
+import multiprocessing.pool
 import threading
 
 import numpy as np
@@ -12,7 +13,7 @@ from towers.cluster.horovod import gathered_lines
 from towers.cluster.member import join, start_server
 from towers.cluster.sockets import free_ports
 from towers.errors import ClusterError
-from towers.inspect.check_runs import assigned, constants, map_leaves, sort_values
+from towers.inspect.check_runs import assigned, constants, map_leaves, train
 from towers.placement.devices import session_config
 from towers.tensorflow_errors import failing_on
 
@@ -34,20 +35,18 @@ def run_machines(machines, sizes, model_fn, inputs, make_optimizer, num_towers, 
       (result, sum of the workers' losses): the result is worker 0's, as that of `run_one_device`,
       with the losses of all.
     """
-    ends = np.cumsum(sizes)
-    parts = [map_leaves(lambda leaf, begin=end - size, end=end: np.asarray(leaf)[begin:end], inputs)
-             for size, end in zip(sizes, ends)]
+    begins, has_begun = np.cumsum([0] + sizes), threading.Event()
 
     def work(cluster):
-        return _train(cluster, model_fn, parts[cluster.rank], make_optimizer, num_towers, steps,
-                      reduction, dict(initial), has_begun, options)
-    has_begun = threading.Event()
-    train = _by_horovod if machines.kind == 'horovod' else _on_servers
-    losses, many = train(machines, work, len(set(sizes)) > 1)
-    sum_of_losses = sum(float(loss['of step 1']) for loss in losses)
+        begin, end = begins[cluster.rank:cluster.rank + 2]
+        batch = map_leaves(lambda leaf: np.asarray(leaf)[begin:end], inputs)
+        return _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reduction,
+                      dict(initial), has_begun, options)
+    run = _by_horovod if machines.kind == 'horovod' else _on_servers
+    losses, many = run(machines, work, len(set(sizes)) > 1)
     many['loss'] = {step: sum(size * loss[step] for size, loss in zip(sizes, losses)) / sum(sizes)
                     for step in many['loss']}
-    return many, sum_of_losses
+    return many, sum(float(loss['of step 1']) for loss in losses)
 
 
 def _on_servers(machines, work, uneven):
@@ -60,15 +59,16 @@ def _on_servers(machines, work, uneven):
     kind, count = machines.kind, len(machines.shares)
     ports = free_ports(count + (machines.num_ps if kind == 'ps' else 0))
     addresses = ['127.0.0.1:%d' % port for port in ports]
-    workers, ps = addresses[:count], addresses[count:]
 
     def member(job, rank):
-        return Cluster(kind, workers, ps, job, rank, uneven=uneven)
-    servers = [start_server(member('ps', rank), member('ps', rank).session_config(tf.ConfigProto()))
-               for rank in range(len(ps))]
-    results = _together(lambda rank: work(member('worker', rank)), count)
+        return Cluster(kind, addresses[:count], addresses[count:], job, rank, uneven=uneven)
+    servers = [start_server(each, each.session_config(tf.ConfigProto())) for each in (
+        member('ps', rank) for rank in range(len(addresses) - count))]
+    with multiprocessing.pool.ThreadPool(count) as threads:  # which waits for none after an error
+        results = dict(threads.imap_unordered(
+            lambda rank: (rank, work(member('worker', rank))), range(count)))
     del servers
-    return [result['loss'] for result in results], results[0]
+    return [results[rank]['loss'] for rank in range(count)], results[0]
 
 
 def _by_horovod(machines, work, uneven):
@@ -83,83 +83,34 @@ def _by_horovod(machines, work, uneven):
     return [json.loads(text) for text in gathered_lines(json.dumps(own))], result
 
 
-def _together(work, count):
-    results, errors = [None] * count, []
-
-    def call(rank):
-        try:
-            results[rank] = work(rank)
-        except BaseException as error:  # raised again by the caller's thread
-            errors.append(error)
-    threads = [threading.Thread(target=call, args=(rank,), daemon=True) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive() and not errors:
-            thread.join(0.1)
-    if errors:
-        raise errors[0]
-    return results
-
-
 def _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reduction, initial,
            has_begun, options):
     """Trains one worker; returns its numbers in the dicts that `run_one_device` returns.
 
     Args:
-      has_begun: `threading.Event` that the chief of parameter servers sets when the variables have
-        the `initial` values; the others begin then.
+      has_begun: `threading.Event` that the chief sets when its variables have the `initial` values:
+        on parameter servers the others begin then, elsewhere they set their own.
       The others are those of `run_machines`, for this worker.
     """
     with tf.Graph().as_default():
-        inputs = constants(batch)
         optimizer = make_optimizer()
-        step = tf.train.get_global_step()
         built = build_towers(
-            model_fn, inputs, optimizer, num_towers, reduction, remainder='weight',
-            global_step=step, cluster=cluster, **options)
-        gradients = [tf.convert_to_tensor(gradient) for gradient, _ in built.gradients]
-        begin = _Begin(cluster, initial, built.replicas, has_begun)
-        result = {'loss': {}}
-        config = session_config(built.devices)
+            model_fn, constants(batch), optimizer, num_towers, reduction, remainder='weight',
+            global_step=tf.train.get_global_step(), cluster=cluster, **options)
+        pairs = [(tf.convert_to_tensor(each), variable) for each, variable in built.gradients]
+        assignments, fed = assigned(initial, {})
+        refresh = [] if built.replicas is None else [built.replicas.refresh()]
+        names = {variable.op.name: variable.op.name for variable in tf.global_variables()}
+
+        def begin(step_context):
+            if cluster.kind == 'ps' and not cluster.is_chief:
+                has_begun.wait(_PATIENCE)
+                return
+            step_context.session.run(assignments, fed)
+            step_context.session.run(refresh)
+            has_begun.set()
         with failing_on('on worker %d' % cluster.rank), join(
-                cluster, built, config, on_lost=lambda error: None) as member, member.session(
-                [begin]) as session:
-            for number in range(steps):
-                loss, values, _ = session.run([built.loss, gradients, built.train_op])
-                result['loss']['of step %d' % (number + 1)] = loss
-                if number == 0:
-                    result['gradient'] = {variable.op.name: value for (_, variable), value in
-                                          zip(built.gradients, values)}
-            variables = tf.global_variables()
-            values = session.run_step_fn(
-                lambda step_context: step_context.session.run(variables))
-        names = {variable.op.name: variable.op.name for variable in variables}
-        result.update(sort_values(variables, values, names))
-        return result
-
-
-class _Begin(tf.train.SessionRunHook):
-    """Gives the variables the initial values of the run on one device."""
-
-    def __init__(self, cluster, initial, replicas, has_begun):
-        self._cluster, self._initial, self._replicas = cluster, initial, replicas
-        self._has_begun = has_begun
-        self._refresh = []
-
-    def begin(self):
-        self._assignments, self._fed = [], {}
-        if self._cluster.kind == 'ps' and not self._cluster.is_chief:
-            return
-        self._assignments, self._fed = assigned(self._initial, {})
-        if self._replicas is not None:
-            self._refresh = [self._replicas.refresh()]
-
-    def after_create_session(self, session, coord):
-        if self._cluster.kind == 'ps' and not self._cluster.is_chief:
-            # It is ready when the chief has initialised the variables, which it writes then.
-            self._has_begun.wait(_PATIENCE)
-            return
-        session.run(self._assignments, self._fed)
-        session.run(self._refresh)
-        self._has_begun.set()
+                cluster, built, session_config(built.devices),
+                on_lost=lambda error: None) as member, member.session() as session:
+            session.run_step_fn(begin)
+            return train(session, built.loss, pairs, built.train_op, steps, names)

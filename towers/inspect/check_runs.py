@@ -74,7 +74,7 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
             variables = tf.global_variables()
             initial = list(zip([v.op.name for v in variables], session.run(variables)))
             names = {name: name for name, _ in initial}
-            result = _train(session, loss, objectives.shaped(
+            result = train(session, loss, objectives.shaped(
                 [pair for pair in objectives.of(each, pairs) if pair[0] is not None]
                 for each in objectives), train_op, steps, names)
             result['initial'] = initial
@@ -202,8 +202,8 @@ def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduct
             session.run(assignments, fed)
             if built.replicas is not None:
                 session.run(built.replicas.refresh())
-            result = _train(session, built.loss, built.gradients, built.train_op, steps, names,
-                            sum_of_losses)
+            result = train(session, built.loss, built.gradients, built.train_op, steps, names,
+                           sum_of_losses)
             result['initial value'] = {names[name]: value for name, value in from_batch.items()}
             return result, result['also']
 
@@ -270,7 +270,8 @@ def _initialize(session):
                  tf.tables_initializer()])
 
 
-def _train(session, loss, pairs, train_op, steps, names, also=()):
+def train(session, loss, pairs, train_op, steps, names, also=()):
+    """The numbers of some steps, as `run_one_device` returns them."""
     gradients = [tf.convert_to_tensor(gradient) for gradient, _ in all_pairs(pairs)]
     of_gradients = [label + names[variable.op.name] for label, each in _labelled(pairs)
                     for _, variable in each]
