@@ -6,6 +6,7 @@ Each process gets a `TF_CONFIG` of its own. When one process fails, all others a
 
 import argparse
 import collections
+import contextlib
 import ctypes
 import functools
 import json
@@ -25,19 +26,18 @@ def parse(argv):
     parser = argparse.ArgumentParser(
         prog='python -m towers.launch', description='Starts a cluster on this machine, with a '
         'TF_CONFIG for each process, and ends all of it when one process fails.')
-    numbers = (('workers', 2, 1, 'workers, the first of which is the chief'),
-               ('ps', 0, 0, 'parameter servers'),
-               ('restarts', 0, 0, 'how often all are started again when one fails'),
-               ('grace', 30, 0, 'seconds in which the others can end by themselves when one has '
-                'failed, and from SIGTERM to SIGKILL'))
-    for name, default, _, text in numbers:
+    for name, default, text in (
+            ('workers', 2, 'workers, the first of which is the chief'),
+            ('ps', 0, 'parameter servers'),
+            ('restarts', 0, 'how often all are started again when one fails'),
+            ('grace', 30, 'seconds in which the others can end by themselves when one has failed, '
+             'and from SIGTERM to SIGKILL')):
         parser.add_argument('--' + name, type=int, default=default, help=text + ' (%(default)s)')
     parser.add_argument('command', nargs=argparse.REMAINDER, help='-- program and its arguments; a '
                         '.py file, or -m and a module, is run by this Python')
     options = parser.parse_args(argv)
-    for name, _, least, _ in numbers:
-        if getattr(options, name) < least:
-            parser.error('--%s=%d: expected at least %d' % (name, getattr(options, name), least))
+    if options.workers < 1 or min(options.ps, options.restarts, options.grace) < 0:
+        parser.error('--workers has to be at least 1, and no number below 0')
     command = options.command[1:] if options.command[:1] == ['--'] else options.command
     if not command:
         parser.error('there is nothing to start: add -- and a program, such as -- train.py '
@@ -88,10 +88,8 @@ class TaskProcess(subprocess.Popen):
 
     def send(self, number):
         """Sends a signal to its process group; a group that is gone is no error."""
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the second: of a zombie
             os.killpg(self.pid, number)
-        except (ProcessLookupError, PermissionError):  # PermissionError: nothing but a zombie
-            pass
 
     def end(self):
         """Kills it, with what it has started; returns when its output has ended."""
@@ -214,10 +212,8 @@ class Processes:
 
     def _show(self, wait=0.1):
         """Writes a line that has come; waits for one for a moment."""
-        try:
+        with contextlib.suppress(queue.Empty):
             self._write(self._lines.get(timeout=wait))
-        except queue.Empty:
-            pass
 
     def _say(self, text):
         self._write('[launch] ' + text)

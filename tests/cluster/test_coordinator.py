@@ -286,7 +286,7 @@ def test_silence_is_noticed_but_by_one_that_was_frozen_itself():
 
 @pytest.mark.parametrize('in_step', [False, True])
 def test_a_worker_that_has_ended_while_others_are_in_a_step_is_named(in_step):
-    """At once by those that would begin one, later by those that are in one."""
+    """And while they wait to begin one."""
     of_all = members(2, dead_after=0.5)
 
     def work(rank):

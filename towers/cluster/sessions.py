@@ -27,9 +27,8 @@ def check_built(built):
 class BeginHook(tf.train.SessionRunHook):
     """Begins a session on all workers together, and lets its steps be made.
 
-    `tf.train.MonitoredTrainingSession`, the idiom of programs for TensorFlow's parameter servers,
-    knows nothing of `creator`. There the others wait for the chief's variables, and in a ring,
-    where each worker has its own, they would wait for ever: they initialise theirs here.
+    `tf.train.MonitoredTrainingSession` knows nothing of `creator`. There the others wait for the
+    chief's variables, and in a ring, where each has its own, for ever: they initialise theirs here.
     """
 
     def __init__(self, cluster, built, target, config, connection, lost):
@@ -75,12 +74,8 @@ class BeginHook(tf.train.SessionRunHook):
             self._operations = [self._built.machines.broadcast(variables)] + refreshes(self._built)
 
     def after_create_session(self, session, coord):
-        """Waits for the sessions of all workers, and lets steps be made.
-
-        Raises:
-          ClusterError: the workers have other variables, and would wait for each other for ever.
-          WorkerLostError: a worker is gone, or a session, which is made again.
-        """
+        """Waits for the sessions of all workers, and lets steps be made. Raises for a session that
+        was lost, and for workers with other variables, which would wait for each other for ever."""
         if self._has_begun:
             raise self._lost()
         self._has_begun = True
@@ -118,11 +113,8 @@ class _OneSession(tf.train.SessionCreator):
 
 
 def _begin_together(session, builds, connection):
-    """Has the steps of some builds begin on all workers or on none.
-
-    The session is the one that hooks are given, since what they fetch is seen nowhere else. One
-    worker alone may look at something else in it.
-    """
+    """Has the steps of some builds begin on all workers or on none. The session is the one that
+    hooks are given, since what they fetch is seen nowhere else."""
     run, make_callable, known = session.run, session.make_callable, {}
 
     def steps_of(fetches):
@@ -237,8 +229,7 @@ class StopTogetherHook(StopOnSignalHook):
 
     @property
     def status(self):
-        """The exit status by which this worker says so: 128 plus that number; 0 without a signal.
-        """
+        """The exit status that says so: 128 plus that number; 0 without a signal."""
         return 0 if self.stopping_signal is None else 128 + self.stopping_signal
 
     def reason(self):
