@@ -1,5 +1,7 @@
 """Parameter servers: several servers in one process, against one device on all examples."""
 
+import threading
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -8,7 +10,8 @@ import towers
 from towers.cluster.server_placement import spread_over_servers
 from towers.errors import ClusterError
 from machine_samples import batches, close, on_one_device, sparse_and_dense
-from one_process import addresses, averaged, serve, together, train
+from one_process import addresses, averaged, halving, in_sessions, serve, together, train
+from sample_models import switched
 
 
 @pytest.mark.parametrize('sizes, num_ps, num_towers, reduction', [
@@ -118,6 +121,23 @@ def test_asynchronous_workers_apply_their_own_gradients_and_the_plan_says_so():
         assert text in plan
 
 
+@pytest.mark.slow
+def test_a_program_that_enables_control_flow_v2_trains():
+    """On 1.15 no queue may be in a loop of v2. The switch is the whole process's."""
+    building = threading.Lock()
+
+    def build(cluster):
+        with building:
+            return halving(cluster)
+
+    def work(session, built, rank):
+        for _ in range(2):
+            session.run(built.train_op)
+        return session.run(built.variables[0])
+    with switched('control_flow_v2', True):
+        assert in_sessions(serve(2), work, build)[0] == 2.
+
+
 def test_a_server_that_does_not_answer_is_named():
     cluster = towers.Cluster('ps', *addresses(1, 1))
     built = towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])),
@@ -169,7 +189,7 @@ def test_rows_are_sent_to_the_worker_and_not_their_table(graph):
         if '/job:worker' in op.device:  # what it takes from a server
             assert all(tensor.shape.num_elements() < 400 for tensor in op.inputs
                        if '/job:ps' in tensor.op.device
-                       and tensor.op.type not in ('SparseAccumulatorTakeGradient', 'IdentityN')
+                       and tensor.op.type not in ('SparseAccumulatorTakeGradient', 'PreventGradient')
                        ), op.name
 
 

@@ -290,23 +290,8 @@ def rate_before_the_build():
     return model_fn, tf.train.GradientDescentOptimizer(variable('state', RATE) * 2.)
 
 
-def rate_between_two_writes():
-    """Each worker would read what it has written itself."""
-    state = variable('state', RATE)
-    first = tf.assign_add(state, 1.)
-    with tf.control_dependencies([first]):
-        rate = state.read_value()
-
-    def model_fn(inputs):
-        update_op(first)
-        update_op(tf.assign(state, 2. * rate))
-        return loss_of(inputs)
-    return model_fn, tf.train.GradientDescentOptimizer(rate)
-
-
 @pytest.mark.parametrize('case', [
-    rate_of_a_reference_variable, rate_before_the_build, rate_that_the_model_has_read,
-    rate_between_two_writes])
+    rate_of_a_reference_variable, rate_before_the_build, rate_that_the_model_has_read])
 def test_an_update_that_may_take_a_value_of_this_worker_is_refused(case):
     with pytest.raises(ClusterError, match=UNKNOWN):
         build(*case())

@@ -150,3 +150,25 @@ def test_rows_that_the_loss_reads_after_they_are_written_are_refused():
     with pytest.raises(towers.SharedVariableError, match='reads variable centers .* after its'):
         towers.build_towers(model_fn, (tf.constant(X), tf.constant(LABELS)),
                             tf.train.GradientDescentOptimizer(.1), 2)
+
+
+@pytest.mark.skipif(tf.version.VERSION < '2', reason='TF 1 takes no averages in training')
+def test_a_fused_batch_norm_may_be_given_its_averages_in_training_as_keras_does():
+    images = np.random.RandomState(1).randn(8, 2, 2, 3).astype('f')
+
+    def model_fn(x):
+        average = tf.get_variable('average', [3], initializer=tf.ones_initializer(),
+                                  trainable=False)
+        scale = tf.get_variable('scale', [3], initializer=tf.ones_initializer())
+        y, mean, _ = tf.nn.fused_batch_norm(x, scale, tf.zeros([3]), average, average,
+                                            is_training=True)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_sub(
+            average, (average - mean) * .1))
+        return tf.reduce_mean(tf.square(y - .5))
+
+    with tf.Graph().as_default():
+        built = towers.build_towers(model_fn, tf.constant(images), momentum(), 2, 'mean')
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            _, after = values_after(session, built.loss, built.train_op, steps=1)
+    np.testing.assert_allclose(
+        after['average'], .9 + .1 * images[:4].mean(axis=(0, 1, 2)), rtol=1e-6)

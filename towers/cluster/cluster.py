@@ -8,8 +8,8 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import (check_choice, check_count, check_flag, check_instance, check_number,
                               directory_name)
-from towers.cluster import cluster_arguments
-from towers.cluster.cluster_arguments import check_places, check_together
+from towers.cluster.cluster_arguments import (check_build, check_places, check_together,
+                                              parse_tf_config)
 from towers.cluster.horovod import HorovodMachines, load_horovod
 from towers.cluster.parameter_servers import ServedMachines
 from towers.cluster.ring import BUFFER_MB, RingMachines
@@ -121,7 +121,7 @@ class Cluster(collections.namedtuple('Cluster', [
           InvalidArgumentError: a field that `TF_CONFIG` says.
         """
         environment = os.environ if environment is None else environment
-        said = cluster_arguments.parse_tf_config(environment.get('TF_CONFIG') or '{}')
+        said = parse_tf_config(environment.get('TF_CONFIG') or '{}')
         fields = {name: value for name, value in fields.items() if value is not None}
         for name in sorted(set(said) & set(fields)):
             raise InvalidArgumentError('%s=%.80r: TF_CONFIG says it. Leave it out, or make '
@@ -197,10 +197,7 @@ class Cluster(collections.namedtuple('Cluster', [
                                      if self.tasks(job)})
 
     def session_config(self, config):
-        """A new `tf.ConfigProto` with the settings for a session or server of this cluster.
-
-        Args:
-          config: a `tf.ConfigProto`, see `towers.session_config`.
+        """A new `tf.ConfigProto`: that of `towers.session_config` with the settings of the cluster.
         """
         changed = tf.ConfigProto()
         changed.CopyFrom(config)
@@ -233,14 +230,8 @@ class Cluster(collections.namedtuple('Cluster', [
         return _KINDS[self.kind].machines(self, gradients, loss, examples, reduction)
 
     def check_build(self, optimizer, all_reduce, scales_loss):
-        """Raises `ClusterError` for a build that this cluster cannot train; makes no operation.
-
-        Args:
-          optimizer: as for `build_towers`, one.
-          all_reduce: as for `build_towers`, None where there is one set of variables.
-          scales_loss: whether there is a loss scale.
-        """
-        cluster_arguments.check_build(self, optimizer, all_reduce, scales_loss)
+        """Raises `ClusterError` for a build that this cluster cannot train; makes no operation."""
+        check_build(self, optimizer, all_reduce, scales_loss)
 
     def describe(self):
         """One line for the plan: `'ring of 3 workers, this is worker 0'`."""

@@ -16,17 +16,11 @@ _FORM = '{"cluster": {"worker": ["host:port"]}, "task": {"type": "worker", "inde
 
 
 def parse_tf_config(text):
-    """What a `TF_CONFIG` says, in the words of `Cluster`, for which a chief is worker 0.
-
-    Args:
-      text: JSON; of nothing but spaces: as if there was none.
-
-    Returns:
-      Dict of the fields `workers`, `ps`, `job` and `rank` of `Cluster`.
+    """The fields `workers`, `ps`, `job` and `rank` of `Cluster` that a `TF_CONFIG` says: a dict.
 
     Raises:
-      ClusterError: it is another text, contradicts itself, or does not say which of several tasks
-        this process is.
+      ClusterError: it is no JSON, contradicts itself, or does not say which of several tasks this
+        process is.
     """
     cluster, task = _read(text)
     # "master" is the chief of TensorFlow's estimators before 1.4, and of services since.
@@ -144,7 +138,13 @@ def check_together(cluster, name_of_kind):
 
 
 def check_build(cluster, optimizer, all_reduce, scales_loss):
-    """As `Cluster.check_build`."""
+    """Raises `ClusterError` for a build that a cluster cannot train.
+
+    Args:
+      optimizer: as for `build_towers`, one.
+      all_reduce: as for `build_towers`, None where there is one set of variables.
+      scales_loss: whether there is a loss scale.
+    """
     is_served, combiner = cluster.is_served, combiner_of(optimizer)
     for is_wrong, why in (
             (cluster.job == 'evaluator', 'this process is an evaluator, which trains nothing: '

@@ -27,9 +27,9 @@ def load_horovod():
         hvd.init()
     except (ImportError, ValueError, AttributeError) as error:
         raise MissingPackageError(
-            "kind='horovod' needs Horovod, which cannot be loaded: %s. Install it with `pip install "
-            "horovod` (the extra horovod), which builds for TensorFlow 1.15 to 2.18; or use kind="
-            "'ring', TensorFlow's own, which needs nothing." % (
+            "kind='horovod' needs Horovod, which cannot be loaded: %s. Install it with `pip "
+            'install horovod` (the extra horovod), which builds for TensorFlow 1.15 to 2.18; or '
+            "use kind='ring', TensorFlow's own, which needs nothing." % (
                 str(error).split('\n', 1)[0])) from None
     return hvd
 

@@ -1,9 +1,7 @@
-"""What every combination of gradients over machines does, and the builds of a graph that have one.
+"""The gradients of a build over machines, its step, and the builds of a graph that have these.
 
-A worker without data gives no gradient, a machine's gradient has a weight, and what has to be the
-same on all workers is recorded for the comparison. Several builds of one graph, such as the two of
-a GAN, train in a ring and by Horovod: `join` is given one of them, and what the workers compare,
-and what worker 0 gives to the others, is of all.
+Several builds of one graph, such as the two of a GAN, train in a ring and by Horovod: `join` is
+given one of them, and what the workers compare, and what worker 0 gives to the others, is of all.
 """
 
 import itertools
@@ -87,7 +85,6 @@ class Machines:
           update: the operation that updates the weights.
           before: list of the tensors and operations of the model that the optimizer waits for.
           replicated: names of the variables of which this worker's towers have replicas.
-          redirect: see the class.
         """
         self.redirect = redirect
         if self._cluster.served_rank is None:
@@ -152,22 +149,17 @@ def _share_state(update, before, model, own, combined, broadcast, replicated):
 
         after all of the model's writes, and before the update, whose own reads wait for it.
 
-    The forward passes of the next step read it, too. State that training only writes, such as the
-    moving averages of batch norm, needs no message: worker 0 saves its own. Nor does what the
-    update writes: it is the same on all workers, see `sessions.DriftHook`.
+    State that training only writes, such as the moving averages of batch norm, needs no message:
+    worker 0 saves its own. Nor does what the update writes: all write the same, see `same_weights`.
 
     Args:
-      update, before, replicated: as for `Machines.step`.
       model: names of the operations of the model that the update waits for.
       own, combined: lists of `(gradient, variable)` of this machine, and of all.
       broadcast: function that makes the operation by which all get worker 0's value of a variable.
+      The others are those of `Machines.step`.
 
     Returns:
       `(operation of the step, list of the variables that worker 0 gives to the others in it)`.
-
-    Raises:
-      ClusterError: the update takes a value that cannot be told to be worker 0's; or the forward
-        pass writes a trained variable, or the model one that has replicas.
     """
     finder, step = Writes(tf.get_default_graph()), step_operations([update])
     sums, trained = tensors_of(combined), [variable for _, variable in own]
@@ -244,9 +236,6 @@ def _check_reads(writes, model, of_update, own):
                     "its own value, and not worker 0's. Give the optimizer the variable itself "
                     '(use_resource=True), or read it in transform_gradients by read_value().' % (
                         name, op.name))
-
-
-# ---- the builds of a graph -----------------------------------------------------------------------
 
 
 def builds_of(built):

@@ -46,10 +46,7 @@ class ServedMachines(Machines):
         cluster = self._cluster
         with tf.name_scope(_SCOPE):
             self._rounds = rounds = _Rounds(cluster)
-            # It sends when it has its `loss`, too: the update may begin as soon as it has sent.
-            after = [] if cluster.is_chief or loss is None else [loss]
-            sums = [_summed(each, after, rounds.own, cluster.num_workers)
-                    for each in _to_sum(gradients, shares, len(cluster.ps))]
+            sums = _sums(gradients, shares, loss, cluster, rounds.own)
             self._pushes = [each.push for each in sums]
             if not cluster.is_chief:
                 return gradients, [], lambda session: session.run(rounds.take_up)
@@ -136,42 +133,43 @@ class _Rounds:
             return token, tf.assign_add(self.own, 1)
 
 
-def _to_sum(gradients, shares, num_servers):
-    """List of `(weighted gradient, shape of the sum, name, server)`; first the examples."""
-    weight = shares.own_examples() if shares.are_weighted else None
+_Sum = collections.namedtuple('_Sum', 'accumulator push total')
+_Sum.__doc__ = """A sum over the workers: the accumulator on a server, the push of this worker's
+part, and the total, which the chief alone takes."""
+
+
+def _sums(gradients, shares, loss, cluster, own_round):
+    """List of `_Sum`: of the workers' examples, where these weigh, and of each gradient."""
+    # Other workers send when they have their loss, too: the update may begin as soon as they have.
+    after = [] if cluster.is_chief or loss is None else [loss]
+    factor = shares.own_examples() if shares.are_weighted else shares.constant
     tasks = tasks_by_size({variable.op.name: bytes_of(variable) for _, variable in gradients},
-                          num_servers)
-    to_sum = [] if weight is None else [(weight, [], _SCOPE + 'examples', _FIRST_SERVER)]
+                          len(cluster.ps))
+    parts = [(factor, [], 'examples', _FIRST_SERVER)] if shares.are_weighted else []
     for gradient, variable in gradients:
         with only_device('/cpu:0'):
-            gradient = scaled(_as(gradient, _summed_dtype(gradient)),
-                              shares.constant if weight is None else weight)
+            gradient = scaled(_as(gradient, _type_of_sum(gradient)), factor)
             if isinstance(gradient, tf.IndexedSlices):
                 gradient = each_row_once(gradient)
-        to_sum.append((gradient, variable.get_shape(), _SCOPE + 'sums/' + variable.op.name,
-                       server(tasks[variable.op.name])))
-    return to_sum
+        name = variable.op.name
+        parts.append((gradient, variable.get_shape(), 'sums/' + name, server(tasks[name])))
+    return [_sum(*part, after, cluster.num_workers, own_round) for part in parts]
 
 
-_Sum = collections.namedtuple('_Sum', 'accumulator push total')
-
-
-def _summed(to_sum, after, own_round, count):
-    """The `_Sum` of one of `_to_sum` over `count` workers: the accumulator on a server, the push of
-    this worker's gradient after some operations, and the total, which the chief alone takes."""
-    gradient, shape, name, device = to_sum
-    is_sparse = isinstance(gradient, tf.IndexedSlices)
+def _sum(part, shape, name, device, after, count, own_round):
+    """The `_Sum` of the parts of `count` workers; this one is pushed after some operations."""
+    is_sparse = isinstance(part, tf.IndexedSlices)
     kind = tf.SparseConditionalAccumulator if is_sparse else tf.ConditionalAccumulator
-    fields = (tf.cast(gradient.indices, tf.int64), gradient.values,
-              gradient.dense_shape) if is_sparse else (gradient,)
+    fields = (tf.cast(part.indices, tf.int64), part.values, part.dense_shape) if is_sparse else (
+        part,)
     with only_device(device):
-        accumulator = kind(gradient.dtype.base_dtype, shape, shared_name=name,
+        accumulator = kind(part.dtype.base_dtype, shape, shared_name=_SCOPE + name,
                            reduction_type='SUM')
         own_round = own_round.read_value()
         with tf.control_dependencies(after):
             push = accumulator.apply_grad(*fields, local_step=own_round)
         with tf.control_dependencies([push]):
-            return _Sum(accumulator, push, without_gradient(_taken(accumulator, count), gradient))
+            return _Sum(accumulator, push, without_gradient(_taken(accumulator, count), part))
 
 
 def _taken(accumulator, count):
@@ -205,9 +203,9 @@ def _for_update(gradients, sums, shares, cluster, rounds):
     return data_end.after(ended, sums), [ended]
 
 
-def _summed_dtype(gradient):
-    """The type in which workers' gradients are added up: a worker's gradient times its number of
-    examples may be no float16, and TensorFlow's accumulators take no bfloat16."""
+def _type_of_sum(gradient):
+    """A worker's gradient times its number of examples may be no float16, and TensorFlow's
+    accumulators take no bfloat16."""
     dtype = gradient.dtype.base_dtype
     return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
 

@@ -23,15 +23,10 @@ _CALLS = ('If', 'StatelessIf', 'While', 'StatelessWhile', 'Case', 'StatelessCase
 
 
 def spread(cluster, built, scaffold):
-    """Spreads the graph of a build, when it is complete.
-
-    Args:
-      cluster: `Cluster` with parameter servers.
-      built: `BuiltTowers`.
-      scaffold: the `tf.train.Scaffold` of the session to be made.
+    """Spreads the complete graph of a build, and of the `tf.train.Scaffold` of its session.
 
     Raises:
-      ClusterError: an operation that cannot be placed, or whose place in the order cannot be kept.
+      ClusterError: an operation whose place in the order cannot be kept.
     """
     graph, trained = tf.get_default_graph(), [variable for _, variable in built.gradients]
     if cluster.is_chief and cluster.workers_a_step > 1:
@@ -72,8 +67,6 @@ def read_after_writes(graph, variables, train_op=None):
     makes in the build are resource variables, which TensorFlow reads anew.)
 
     Args:
-      graph: a `tf.Graph` that no session has run yet.
-      variables: the variables that are on servers.
       train_op: operation that counts as a write of all of them: on a worker that does not make the
         update itself, it waits for the one that does; or None.
 
@@ -114,13 +107,8 @@ def read_after_writes(graph, variables, train_op=None):
 def spread_over_servers(cluster, graph, first=()):
     """Gives a job and a task to each operation of a graph whose device names none.
 
-    Args:
-      cluster: `Cluster` with parameter servers.
-      graph: a `tf.Graph` that no session has run yet.
-      first: list of variables to be dealt out before all others.
-
     Returns:
-      Dict from names of global variables to numbers of servers.
+      As `servers_of_variables`.
     """
     tasks = servers_of_variables(cluster, graph, first)
     # Name of an operation -> its server: variables, accumulators and token queues here; in the loop
@@ -153,7 +141,9 @@ def servers_of_variables(cluster, graph, first=()):
     is colocated with another one (a slot with its weight) is where that one is.
 
     Args:
-      cluster, graph, first: as for `spread_over_servers`.
+      cluster: `Cluster` with parameter servers.
+      graph: a `tf.Graph`.
+      first: list of variables to be dealt out before all others.
 
     Returns:
       Dict from names of variables to numbers of servers.
@@ -173,12 +163,8 @@ def servers_of_variables(cluster, graph, first=()):
 def tasks_by_size(sizes, count, first=()):
     """Deals variables out over servers: each goes to the server that has the fewest bytes so far.
 
-    The largest comes first. It depends on sizes and names alone, which all workers know.
-
-    Args:
-      sizes: dict from names of variables to bytes.
-      count: number of servers.
-      first: names of those that are dealt out before all others.
+    The largest comes first, those of the names `first` before all others. It depends on sizes and
+    names alone, which all workers know.
 
     Returns:
       Dict from names of variables to numbers of servers.

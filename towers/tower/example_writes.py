@@ -142,7 +142,7 @@ class _Dependence:
             grows = False
             for op in operations:
                 found = before = self._found.get(op.name, 0)
-                for tensor in op.inputs:
+                for tensor in _counted_inputs(op):
                     if tensor.op.name not in made and tensor.op.name not in self._found:
                         self._found[tensor.op.name] = sum(
                             {self._bits.get(source.name, 0) for source in read_from(tensor)})
@@ -156,6 +156,18 @@ class _Dependence:
     def on_any(self, tensor):
         """Whether it is computed from the value of any of the variables."""
         return bool(self._found.get(tensor.op.name, 0))
+
+
+def _counted_inputs(op):
+    """The inputs that an operation reads: Keras gives its moving averages to a fused batch norm in
+    training, too, which ignores them (unless `exponential_avg_factor` is set).
+    """
+    if not op.type.startswith('FusedBatchNorm') or not op.get_attr('is_training'):
+        return op.inputs
+    attributes = op.node_def.attr
+    is_average = 'exponential_avg_factor' in attributes and (
+        attributes['exponential_avg_factor'].f != 1.)
+    return op.inputs if is_average else list(op.inputs)[:3]
 
 
 def _added_to_old(tensor, name):
