@@ -52,9 +52,8 @@ _NEVER = float('inf')
 
 
 class TaskProcess(subprocess.Popen):
-    """One process, in a process group of its own, whose lines go to a queue.
-
-    On Linux the kernel kills it when the process that started it ends, for whatever reason.
+    """One process, in a process group of its own, whose lines go to a queue. On Linux the kernel
+    kills it when the process that started it ends, for whatever reason.
 
     Attributes:
       name: such as `'worker 0'`.

@@ -35,30 +35,20 @@ def beat(dead_after):
 
 
 class _Worker:
-    """What worker 0 knows of a worker: what the worker has said itself.
-
-    Attributes:
-      lines: `Lines` of its connection; None before it has come.
-      heard: when it sent its last message.
-      session: the number of its newest session; 0 before the first one.
-      begins: the digest of what it waits to begin; or None.
-      checks: whether it asks that all compare their weights after that.
-      signal: the number of the signal that it got in this session; or 0.
-      left: the number of the newest of its sessions that makes no more steps.
-      in_step: whether it was in a step when it said last that it is alive.
-      done: when it said that its training was over; or None.
-      tell_at: when it is to be told for whom it waits.
-    """
+    """What worker 0 knows of a worker: what the worker has said itself."""
 
     def __init__(self, rank, lines=None):
-        self.rank, self.lines = rank, lines
-        self.session = self.signal = self.left = 0
-        self.begins = self.done = None
-        self.checks = self.in_step = False
+        self.rank, self.lines = rank, lines  # of its connection; None before it has come
+        self.session = self.left = 0  # its newest one, and the newest that makes no more steps
+        self.begins = None  # the digest of what it waits to begin
+        self.checks = False  # whether it asks that all compare their weights after that
+        self.signal = 0  # the number of the signal that it got in this session
+        self.in_step = False  # when it said last that it is alive
+        self.done = None  # when it said that its training was over
         self.begin_to_wait()
 
     def begin_to_wait(self):
-        """It is here, and may wait for others from now on."""
+        """It is heard of, and is to be told after a while for whom it waits."""
         self.heard = time.monotonic()
         self.tell_at = self.heard + FIRST
 

@@ -37,8 +37,7 @@ class Member:
     """What `join` gives: this worker's place in the cluster.
 
     Attributes:
-      cluster: `Cluster`.
-      is_chief: whether this is the worker that saves.
+      cluster, is_chief: the `Cluster`, and whether this is the worker that saves.
       target: what sessions connect to. Those that run a step are made by `session`, or by
         `towers.training_session`; in a ring also by `tf.train.MonitoredTrainingSession(
         member.target, member.is_chief, hooks=member.hooks + …, config=member.config)`.
@@ -60,9 +59,7 @@ class Member:
             self.listeners.append(AskForCheck(connection))
 
     def session_creator(self, creator, scaffold):
-        """The `tf.train.SessionCreator` for a `tf.train.MonitoredSession` in this cluster.
-
-        It makes one session, on parameter servers when it has spread the graph over them.
+        """The `tf.train.SessionCreator` for one `tf.train.MonitoredSession` in this cluster.
 
         Args:
           creator: a `tf.train.SessionCreator` for `target` and `config`.
@@ -284,7 +281,7 @@ _REMOTE = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC', 'Socket clo
 
 
 def _may_be_a_peers(error):
-    """Whether an error in a ring may be the loss of another worker, or what that one failed by."""
+    """Whether an error may be the loss of another worker, or what that one failed by."""
     return isinstance(error, _OF_PEERS) or isinstance(error, tf.errors.OpError) and any(
         word in reason_of(error) for word in _REMOTE)
 

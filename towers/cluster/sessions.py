@@ -55,8 +55,7 @@ class BeginHook(tf.train.SessionRunHook):
         return _OneSession(create, self._lost)
 
     def begin(self):
-        """Makes the operations that worker 0's values go to the others by; refuses a session on
-        parameter servers that is not made by the member."""
+        """Makes the operations that worker 0's values go to the others by."""
         by_member, self._is_by_member, self._has_begun = self._is_by_member, False, False
         if not by_member and self._cluster.is_served:
             raise ClusterError(

@@ -59,11 +59,7 @@ def free_ports(count: int) -> list:
 
 
 def split_address(address):
-    """`('host', port)` of `'host:port'`.
-
-    Raises:
-      ClusterError: the address has no port, or one that is not from 1 to 65535.
-    """
+    """`('host', port)` of `'host:port'`; `ClusterError` for what is no address."""
     found = _ADDRESS.fullmatch(str(address))
     if found is None or not found.group(1).isprintable() or not 0 < int(found.group(2)) < 65536:
         raise ClusterError("%.200r is no address: expected 'host:port', such as '10.0.0.1:2222' or "
@@ -97,11 +93,8 @@ _MOST_LOOKS = 16  # at servers at a time: that of a machine that is off takes se
 
 
 def why_silent(address, timeout=_PATIENCE):
-    """Why what is at an address is no server of TensorFlow's at work, in words; '' if it is one.
-
-    The system takes connections for a process that is frozen, but does not speak for it: it is
-    asked as gRPC asks.
-    """
+    """Why what is at an address is no server of TensorFlow's at work, in words; '' if it is one. It
+    is asked as gRPC asks: the system takes connections for a frozen process, and says nothing."""
     received, data = b'', b'-'
     try:
         with socket.create_connection(split_address(address), timeout=timeout) as connection:
@@ -137,12 +130,8 @@ def wait_for_servers(cluster, deadline, say):
 
 
 def connect(address, who, deadline, say):
-    """A socket that is connected with the task `who` at an address.
-
-    Args:
-      deadline: `time.monotonic()` at which it is given up: a `ClusterError`.
-      say: called with lines about the wait.
-    """
+    """A socket that is connected with the task `who` at an address; `ClusterError` when there is
+    none at the deadline, by `time.monotonic()`. `say` is called with lines about the wait."""
     place = split_address(address)
 
     def attempt():
