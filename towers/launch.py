@@ -6,6 +6,7 @@ Each process gets a `TF_CONFIG` of its own. When one process fails, all others a
 
 import argparse
 import collections
+import contextlib
 import ctypes
 import functools
 import json
@@ -20,29 +21,23 @@ import time
 from towers.cluster.sockets import free_ports
 from towers.errors import ClusterError
 
-Task = collections.namedtuple('Task', 'job index command environment')
-"""What to start: `command` a list of strings, `environment` a dict."""
-
-
 def parse(argv):
     """The `(options, command)` of a launch, from arguments without the program's name."""
     parser = argparse.ArgumentParser(
         prog='python -m towers.launch', description='Starts a cluster on this machine, with a '
         'TF_CONFIG for each process, and ends all of it when one process fails.')
-    numbers = (('--workers', 2, 1, 'workers, the first of which is the chief'),
-               ('--ps', 0, 0, 'parameter servers'),
-               ('--restarts', 0, 0, 'how often all are started again when one fails'),
-               ('--grace', 30, 0, 'seconds in which the others can end by themselves when one has '
-                'failed, and from SIGTERM to SIGKILL'))
-    for name, default, _, text in numbers:
+    for name, default, text in (
+            ('--workers', 2, 'workers, the first of which is the chief'),
+            ('--ps', 0, 'parameter servers'),
+            ('--restarts', 0, 'how often all are started again when one fails'),
+            ('--grace', 30, 'seconds in which the others can end by themselves when one has '
+             'failed, and from SIGTERM to SIGKILL')):
         parser.add_argument(name, type=int, default=default, help=text + ' (%(default)s)')
     parser.add_argument('command', nargs=argparse.REMAINDER, help='-- program and its arguments; a '
                         '.py file, or -m and a module, is run by this Python')
     options = parser.parse_args(argv)
-    for name, _, least, _ in numbers:
-        given = getattr(options, name.lstrip('-'))
-        if given < least:
-            parser.error('%s=%d: expected at least %d' % (name, given, least))
+    if options.workers < 1 or min(options.ps, options.restarts, options.grace) < 0:
+        parser.error('--workers has to be at least 1, and no number below 0')
     command = options.command[1:] if options.command[:1] == ['--'] else options.command
     if not command:
         parser.error('there is nothing to start: add -- and a program, such as -- train.py '
@@ -52,46 +47,31 @@ def parse(argv):
     return options, command
 
 
-def tasks_of(workers, ps, command):
-    """List of the `Task`s of a cluster on this machine, on ports that are free; workers first."""
-    addresses = ['127.0.0.1:%d' % port for port in free_ports(workers + ps)]
-    cluster = {'worker': addresses[:workers]}
-    if ps:
-        cluster['ps'] = addresses[workers:]
-    tasks = []
-    for job in sorted(cluster, reverse=True):
-        for index in range(len(cluster[job])):
-            config = json.dumps({'cluster': cluster, 'task': {'type': job, 'index': index}})
-            tasks.append(Task(job, index, list(command), dict(
-                {'PYTHONUNBUFFERED': '1'}, **dict(os.environ, TF_CONFIG=config))))
-    return tasks
-
-
 _TOLD = tuple(128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 _NEVER = float('inf')
 
 
 class TaskProcess(subprocess.Popen):
-    """One process, in a process group of its own, whose lines go to a queue.
-
-    On Linux the kernel kills it when the process that started it ends, for whatever reason.
+    """One process, in a process group of its own, whose lines go to a queue. On Linux the kernel
+    kills it when the process that started it ends, for whatever reason.
 
     Attributes:
       name: such as `'worker 0'`.
       serves: whether it is a parameter server, which never ends by itself.
     """
 
-    def __init__(self, task, lines):
+    def __init__(self, command, cluster, job, index, lines):
         """Starts it; raises `ClusterError` where there is no program that can be run."""
-        self.name, self.serves = '%s %d' % (task.job, task.index), task.job == 'ps'
+        self.name, self.serves = '%s %d' % (job, index), job == 'ps'
+        config = json.dumps({'cluster': cluster, 'task': {'type': job, 'index': index}})
         try:
             super(TaskProcess, self).__init__(
-                task.command, env=task.environment, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-                preexec_fn=_die_with_parent())
+                command, env=dict({'PYTHONUNBUFFERED': '1'}, **dict(os.environ, TF_CONFIG=config)),
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                start_new_session=True, preexec_fn=_die_with_parent())
         except OSError as error:
             raise ClusterError('%s cannot be started: %s: %s' % (
-                self.name, task.command[0], error.strerror)) from None
+                self.name, command[0], error.strerror)) from None
         self._reader = threading.Thread(target=self._read, args=(lines,), daemon=True)
         self._reader.start()
 
@@ -107,10 +87,8 @@ class TaskProcess(subprocess.Popen):
 
     def send(self, number):
         """Sends a signal to its process group; a group that is gone is no error."""
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the second: of a zombie
             os.killpg(self.pid, number)
-        except (ProcessLookupError, PermissionError):  # PermissionError: nothing but a zombie
-            pass
 
     def end(self):
         """Kills it, with what it has started; returns when its output has ended."""
@@ -122,19 +100,20 @@ class TaskProcess(subprocess.Popen):
 class Processes:
     """All processes of a cluster; `run` returns when they have ended."""
 
-    def __init__(self, make_tasks, restarts=0, grace=30.,
+    def __init__(self, command, workers, ps=0, restarts=0, grace=30.,
                  write=functools.partial(print, flush=True)):
         """
         Args:
-          make_tasks: function that returns the list of `Task`s to start.
+          command: list of strings.
+          workers, ps: how many there are, of parameter servers the second.
           restarts: how often all are started again when one has failed; not when it has ended
             with the status of a signal (143, 130, 129), in good order since it was told to.
           grace: seconds from the failure of one process to SIGTERM for the others, in which they
             can say so themselves, and save; and from SIGTERM to SIGKILL.
           write: called with each line of output, prefixed.
         """
-        self._make_tasks, self._restarts = make_tasks, restarts
-        self._grace, self._write = grace, write
+        self._command, self._workers, self._ps = command, workers, ps
+        self._restarts, self._grace, self._write = restarts, grace, write
         self._lines, self._signals = queue.Queue(), collections.deque()
         self._processes, self._signalled = [], None
 
@@ -154,11 +133,7 @@ class Processes:
         """
         try:
             for number in range(1, self._restarts + 2):
-                self._processes = []
-                for task in self._make_tasks():
-                    self._processes.append(TaskProcess(task, self._lines))
-                    self._say('%s is process %d' % (
-                        self._processes[-1].name, self._processes[-1].pid))
+                self._start()
                 failed = self._wait(number)
                 if self._signalled is not None:
                     return 128 + self._signalled
@@ -173,6 +148,19 @@ class Processes:
             while self._running() and time.monotonic() < deadline:
                 time.sleep(0.02)
             self._end_all()
+
+    def _start(self):
+        """Starts all, on ports that are free: what is left of former processes may hold theirs."""
+        addresses = ['127.0.0.1:%d' % port for port in free_ports(self._workers + self._ps)]
+        cluster = {'worker': addresses[:self._workers], 'ps': addresses[self._workers:]}
+        if not self._ps:
+            del cluster['ps']
+        self._processes = []
+        for job in cluster:
+            for index in range(len(cluster[job])):
+                process = TaskProcess(self._command, cluster, job, index, self._lines)
+                self._processes.append(process)
+                self._say('%s is process %d' % (process.name, process.pid))
 
     def _wait(self, number):
         """Waits for the end of all workers of the start of this number, of which 1 is the first;
@@ -223,10 +211,8 @@ class Processes:
 
     def _show(self, wait=0.1):
         """Writes a line that has come; waits for one for a moment."""
-        try:
+        with contextlib.suppress(queue.Empty):
             self._write(self._lines.get(timeout=wait))
-        except queue.Empty:
-            pass
 
     def _say(self, text):
         self._write('[launch] ' + text)
@@ -251,9 +237,7 @@ def _die_with_parent():
 def main(argv):
     """Runs a launch to its end; returns the exit status."""
     options, command = parse(argv)
-    # All again on new ports: what was left of the former processes may still hold theirs.
-    processes = Processes(lambda: tasks_of(options.workers, options.ps, command),
-                          options.restarts, options.grace)
+    processes = Processes(command, options.workers, options.ps, options.restarts, options.grace)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, lambda received, frame: processes.signal(received))

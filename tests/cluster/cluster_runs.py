@@ -118,6 +118,13 @@ def weights_of_own_program(steps, workers=2):
     return weights
 
 
+def wait_until(condition, seconds=60):
+    deadline = time.time() + seconds
+    while not condition():
+        assert time.time() < deadline
+        time.sleep(0.02)
+
+
 def is_running(pid):
     """Whether there is such a process that is no zombie."""
     try:

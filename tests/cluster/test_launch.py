@@ -4,11 +4,10 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
-from cluster_runs import ROOT, is_running
+from cluster_runs import ROOT, is_running, wait_until
 from towers import launch
 from towers.launch import Processes
 from towers.errors import ClusterError
@@ -18,18 +17,11 @@ HEAD = ("import json, os, signal, sys, time\n"
         "me = task['type'], task['index']\n")
 
 
-def wait_until(condition, seconds=60):
-    deadline = time.time() + seconds
-    while not condition():
-        assert time.time() < deadline
-        time.sleep(0.02)
-
-
 def run(code, workers=2, ps=0, **options):
     """`(status, lines)` of a cluster whose processes all run this code."""
-    lines = []
-    tasks = launch.tasks_of(workers, ps, [sys.executable, '-S', '-c', HEAD + code])
-    status = Processes(lambda: tasks, write=lines.append, **options).run()
+    lines, command = [], [sys.executable, '-S', '-c', HEAD + code]
+    status = Processes(command, workers, ps, write=lines.append, **options).run()
+    assert sum(' is process ' in line for line in lines) % (workers + ps) == 0
     return status, [line for line in lines if ' is process ' not in line]
 
 
@@ -84,19 +76,18 @@ def test_none_is_started_again_when_one_was_told_to_stop():
 
 def test_all_are_started_again_when_one_fails(tmp_path):
     """The one that ended well does its part once more, and the ports are others."""
-    lines, code = [], "print(os.environ['TF_CONFIG'])\n" + FAILS_ONCE % str(tmp_path / 'x')
-    assert Processes(lambda: launch.tasks_of(2, 0, [sys.executable, '-S', '-c', HEAD + code]), 1,
-                     60., lines.append).run() == 0
+    status, lines = run("print(os.environ['TF_CONFIG'])\n" + FAILS_ONCE % str(tmp_path / 'x'),
+                        restarts=1)
+    assert status == 0
     assert '[launch] worker 1 ended with status 3: all are ended, and started again (1 of 1)' in (
         lines)
     assert lines.count('[worker 0] well') == 2 and lines.count('[worker 1] well') == 1
     assert len({line for line in lines if '"cluster"' in line}) == 4
-    assert sum('is process' in line for line in lines) == 4
 
 
 def test_a_program_that_does_not_exist_is_an_error():
     with pytest.raises(ClusterError, match='worker 0 cannot be started: /no/such: No such file'):
-        Processes(lambda: launch.tasks_of(1, 0, ['/no/such'])).run()
+        Processes(['/no/such'], 1).run()
 
 
 @pytest.mark.parametrize('argv, expected', [

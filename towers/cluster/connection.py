@@ -11,52 +11,6 @@ from towers.cluster.sockets import MOST_OF_WORKER_0, Lines, digest_of, readable
 from towers.errors import ClusterError, WorkerLostError
 
 
-def meet(cluster, fingerprint, connected, deadline, say):
-    """Tells worker 0 who this worker is; waits until all are there and train the same.
-
-    Args:
-      cluster, say: as for `join`.
-      fingerprint: of this worker, see `signature.signature`.
-      connected: socket that is connected with worker 0.
-      deadline: `time.monotonic()` at which to give up.
-
-    Returns:
-      `Lines` with worker 0.
-
-    Raises:
-      ClusterError: this worker is refused, or worker 0 does not answer in time.
-    """
-    lines, chief = Lines(connected, MOST_OF_WORKER_0), cluster.who(0)
-    timeout = deadline - time.monotonic()
-    hello = {'type': 'hello', 'rank': cluster.rank, 'digest': digest_of(fingerprint)}
-    try:
-        lines.send(hello)
-        while True:
-            answer = lines.receive(deadline)
-            if answer is None:
-                error = ('%s waits for other workers, or is frozen, and start_timeout is over: see '
-                         'what it says, start them, or give a longer one.' % chief)
-                break
-            kind, why = answer['type'], answer.get('why', '').rstrip('.')
-            if kind == 'welcome':
-                return lines
-            if kind == 'compare':
-                lines.send(dict(hello, **_compared(answer.get('fingerprint'), fingerprint)))
-            elif kind == 'waiting':
-                say('waiting        %s, start_timeout is %.3g s' % (why, timeout))
-            elif kind == 'refused':
-                error = '%s refuses %s: %s.' % (chief, cluster.who(cluster.rank), why)
-                break
-    except OSError:
-        error = ('%s has closed the connection: it is at work already, or was ended: see what it '
-                 'says.' % chief)
-    except ClusterError as found:
-        error = ('what answers at the address of %s is no worker: %s. Another program uses the '
-                 'port, or the address is wrong.' % (chief, found))
-    lines.close()
-    raise ClusterError(error)
-
-
 def _compared(theirs, own):
     """What to say to worker 0's fingerprint: its digest, and what this worker's differs by."""
     try:
@@ -79,17 +33,42 @@ class Connection:
       builds: the numbers of the builds of the newest one, in words: `'0'`, `'0 1'`.
     """
 
-    def __init__(self, cluster, lines, dead_after, say, on_lost):
-        """The arguments are those of `join`, and what `meet` returned. `say` and `on_lost`, once,
-        are called in the thread."""
+    def __init__(self, cluster, fingerprint, connected, dead_after, say, on_lost):
+        """
+        Args:
+          fingerprint: of this worker, see `signature.signature`.
+          connected: socket that is connected with worker 0.
+          cluster, dead_after, say, on_lost: as for `join`; the thread calls the last two.
+        """
         self.lost, self.dead_after, self.builds = None, dead_after, ''
-        self._cluster, self._lines, self._say, self._on_lost = cluster, lines, say, on_lost
+        self._cluster, self._fingerprint = cluster, fingerprint
+        self._lines, self._say, self._on_lost = Lines(connected, MOST_OF_WORKER_0), say, on_lost
+        self._hello = {'type': 'hello', 'rank': cluster.rank, 'digest': digest_of(fingerprint)}
+        self._is_member = False
         self._session, self._in_step, self._answer = 0, False, None
         self._begin_steps()
         self._heard, self._ended, self._closed = time.monotonic(), False, threading.Event()
         self._changed, self._sends = threading.Condition(), threading.Lock()
         self._thread = threading.Thread(target=self._run, daemon=True, name='towers-connection')
         self._thread.start()
+
+    def meet(self, deadline):
+        """Tells worker 0 who this worker is; waits until all are there and train the same.
+
+        Raises:
+          ClusterError: this worker is refused, or not all are there at the deadline.
+        """
+        self._send(self._hello)
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_member or self.lost is not None,
+                                   max(0., deadline - time.monotonic()))
+        if self._is_member:
+            return
+        self.close()
+        why = 'it waits for other workers, or is frozen, and start_timeout is over'
+        raise ClusterError('%s does not take %s in: %s.' % (
+            self._cluster.who(0), self._cluster.who(self._cluster.rank),
+            why if self.lost is None else self.lost[1].rstrip('.')))
 
     # ---- a session, and its steps ---------------------------------------------------------------
 
@@ -200,7 +179,7 @@ class Connection:
         pause, beat_at = beat(self.dead_after), 0.
         while not (self._closed.is_set() or self._ended or self.lost is not None):
             now = time.monotonic()
-            if now >= beat_at:
+            if self._is_member and now >= beat_at:
                 beat_at = now + pause
                 self._send({'type': 'alive', 'in_step': self._in_step})
             try:
@@ -210,24 +189,28 @@ class Connection:
                         self._take(message)
             except OSError:
                 if not self._closed.is_set():
-                    self._lose(0, CUT)
+                    self._lose(0, CUT if self._is_member else CUT + ': see what it says')
             except ClusterError as error:
-                self._lose(0, 'it sent %s' % error)
+                self._lose(0, 'it sent %s: another program may use its port' % error)
             if time.monotonic() - now > self.dead_after / 2.:
                 self._heard = time.monotonic()  # this process was frozen itself
-            if time.monotonic() - self._heard > self.dead_after:
+            if self._is_member and time.monotonic() - self._heard > self.dead_after:
                 self._lose(0, SILENT % self.dead_after)
 
     def _take(self, message):
         kind, rank, why = message['type'], message.get('rank', 0), message.get('why', '')
-        if kind == 'waiting':
+        if kind == 'compare':
+            self._send(dict(self._hello, **_compared(message.get('fingerprint'),
+                                                     self._fingerprint)))
+        elif kind == 'waiting':
             self._say('waiting        %s' % why)
         elif kind == 'gone':
             self._say('gone           worker %d, and the others train on without it: %s' % (
                 rank, why))
-        elif kind == 'lost':
+        elif kind in ('refused', 'lost'):
             self._lose(rank, why)
         with self._changed:
+            self._is_member = self._is_member or kind == 'welcome'
             if kind in ('go', 'over', 'differs'):
                 self._answer = message
                 self.is_over = self.is_over or kind == 'over' or message.get('is_last', False)
@@ -242,7 +225,8 @@ class Connection:
         with self._changed:
             self.lost = (rank, why)
             self._changed.notify_all()
-        self._on_lost(self.error())
+        if self._is_member:
+            self._on_lost(self.error())
 
     def _send(self, message):
         with self._sends:

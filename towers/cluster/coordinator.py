@@ -1,9 +1,9 @@
 """Worker 0's side of the coordinator: it listens, and knows what becomes of each worker.
 
-Every worker, worker 0 among them, has one connection with it, see `Connection`, and says: it is
-here and trains this (`hello`), it is about to begin something (`begin`: a session, a step, or a
-comparison between two steps), its session makes no more steps (`left`), its training is over
-(`done`), it ends by an error (`failed`), it is alive.
+Every worker, worker 0 among them, says over a `Connection`: it is here and trains this (`hello`),
+it is about to begin something (`begin`: a session, a step, or a comparison between two steps), its
+session makes no more steps (`left`), its training is over (`done`), it ends by an error (`failed`),
+it is alive.
 
 All begin together, or none does: who says `begin` waits for the answer, which is `go` when all have
 said it, `differs` where they would begin other things, and `over` when a worker has left the
@@ -35,30 +35,20 @@ def beat(dead_after):
 
 
 class _Worker:
-    """What worker 0 knows of a worker: what the worker has said itself.
-
-    Attributes:
-      lines: `Lines` of its connection; None before it has come.
-      heard: when it sent its last message.
-      session: the number of its newest session; 0 before the first one.
-      begins: the digest of what it waits to begin; or None.
-      checks: whether it asks that all compare their weights after that.
-      signal: the number of the signal that it got in this session; or 0.
-      left: the number of the newest of its sessions that makes no more steps.
-      in_step: whether it was in a step when it said last that it is alive.
-      done: when it said that its training was over; or None.
-      tell_at: when it is to be told for whom it waits.
-    """
+    """What worker 0 knows of a worker: what the worker has said itself."""
 
     def __init__(self, rank, lines=None):
-        self.rank, self.lines = rank, lines
-        self.session = self.signal = self.left = 0
-        self.begins = self.done = None
-        self.checks = self.in_step = False
+        self.rank, self.lines = rank, lines  # of its connection; None before it has come
+        self.session = self.left = 0  # its newest one, and the newest that makes no more steps
+        self.begins = None  # the digest of what it waits to begin
+        self.checks = False  # whether it asks that all compare their weights after that
+        self.signal = 0  # the number of the signal that it got in this session
+        self.in_step = False  # when it said last that it is alive
+        self.done = None  # when it said that its training was over
         self.begin_to_wait()
 
     def begin_to_wait(self):
-        """It is here, and may wait for others from now on."""
+        """It is heard of, and is to be told after a while for whom it waits."""
         self.heard = time.monotonic()
         self.tell_at = self.heard + FIRST
 
@@ -73,17 +63,13 @@ class _Worker:
             self.checks, self.signal = message.get('checks', False), message.get('number', 0)
         elif kind == 'left':
             self.left, self.signal = message.get('session', 0), message.get('number', 0)
-        elif kind == 'done':
-            self.end()
+        elif kind == 'done':  # or lost to asynchronous others
+            self.done, self.in_step = self.heard, False
 
     def answer(self, kind, **fields):
         """Answers what it is about to begin."""
         self.begins = None
         self.lines.send(dict(fields, type=kind))
-
-    def end(self):
-        """Its training is over, or it is lost to asynchronous others."""
-        self.done, self.in_step = self.done or time.monotonic(), False
 
 
 class Coordinator:
@@ -125,8 +111,8 @@ class Coordinator:
     # ---- who talks ------------------------------------------------------------------------------
 
     def _run(self):
-        """Hears all until worker 0 has closed its end, and the others have theirs. A connection
-        that is closed with something unread is cut, and the last words are lost."""
+        """Hears all until worker 0 has closed its end, and the others theirs: a connection that is
+        closed with something unread is cut, and the last words are lost."""
         pause, until = min(0.5, beat(self._dead_after)), float('inf')
         while self._connections and time.monotonic() < until:
             looked_at = time.monotonic()
@@ -241,8 +227,7 @@ class Coordinator:
             return
         if worker.rank and not self._cluster.synchronous:
             self._send_all({'type': 'gone', 'rank': worker.rank, 'why': why})
-            worker.end()
-            self._let_begin()
+            self._take(worker, {'type': 'done'})
             return
         self._is_lost = True
         for other in self._workers:

@@ -14,13 +14,14 @@ from towers.arguments import (check_config, check_function, check_instance, chec
                               check_say)
 from towers.cluster import data_end, horovod, server_placement
 from towers.cluster.cluster import Cluster
-from towers.cluster.connection import Connection, meet
+from towers.cluster.connection import Connection
 from towers.cluster.coordinator import Coordinator
 from towers.cluster.machines import builds_of
 from towers.cluster.same_weights import AskForCheck, AveragingHook, DriftHook
 from towers.cluster.sessions import BeginHook, check_built
 from towers.cluster.signature import signature
-from towers.cluster.sockets import FIRST, connect, listen, silent_servers, wait_for_servers
+from towers.cluster.sockets import (FIRST, connect, free_ports, listen, silent_servers,
+                                    wait_for_servers)
 from towers.errors import ClusterError, WorkerLostError, explained, reason_of
 from towers.placement.devices import session_config
 
@@ -34,8 +35,7 @@ class Member:
     """What `join` gives: this worker's place in the cluster.
 
     Attributes:
-      cluster: `Cluster`.
-      is_chief: whether this is the worker that saves.
+      cluster, is_chief: the `Cluster`, and whether this is the worker that saves.
       target: what sessions connect to. Those that run a step are made by `session`, or by
         `towers.training_session`; in a ring also by `tf.train.MonitoredTrainingSession(
         member.target, member.is_chief, hooks=member.hooks + …, config=member.config)`.
@@ -57,9 +57,7 @@ class Member:
             self.listeners.append(AskForCheck(connection))
 
     def session_creator(self, creator, scaffold):
-        """The `tf.train.SessionCreator` for a `tf.train.MonitoredSession` in this cluster.
-
-        It makes one session, on parameter servers when it has spread the graph over them.
+        """The `tf.train.SessionCreator` for one `tf.train.MonitoredSession` in this cluster.
 
         Args:
           creator: a `tf.train.SessionCreator` for `target` and `config`.
@@ -137,8 +135,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     config = cluster.session_config(config or session_config(built.devices))
     ended, own = threading.Event(), _described(cluster, built, settings)
     lose = on_lost or (lambda error: _end_process(error, ended))
-    with _met(cluster, own, start_timeout, dead_after, say) as lines:
-        connection = Connection(cluster, lines, dead_after, say, lose)
+    with _met(cluster, own, start_timeout, dead_after, say, lose) as connection:
         try:
             target = start_server(cluster, config).target if cluster.has_addresses else ''
             for each in builds_of(built):
@@ -172,45 +169,45 @@ def _described(cluster, built, settings):
 
 
 @contextlib.contextmanager
-def _met(cluster, own, start_timeout, dead_after, say):
-    """The `Lines` with worker 0 of a worker that has met the others; on worker 0 they meet here."""
+def _met(cluster, own, start_timeout, dead_after, say, lose):
+    """The `Connection` of a worker that has met the others; on worker 0 they meet here."""
     deadline = time.monotonic() + start_timeout
     if cluster.has_addresses and not cluster.is_chief:
-        listen(cluster.workers[cluster.rank], say).close()  # TensorFlow's server needs the port
+        listen(cluster.workers[cluster.rank]).close()  # TensorFlow's server needs the port
     wait_for_servers(cluster, deadline, say)
-    address, listener = _address(cluster, say)
-    if listener is None:
-        connected = connect(address, cluster.who(0), deadline, say)
-        yield meet(cluster, own, connected, deadline, say)
-        return
-    coordinator = Coordinator(cluster, own, listener, dead_after, say)
-    try:
+    address, listener = _address(cluster)
+    with contextlib.ExitStack() as stack:
+        if listener is None:
+            connected = connect(address, cluster.who(0), deadline, say)
+        else:
+            coordinator = Coordinator(cluster, own, listener, dead_after, say)
+            stack.callback(coordinator.close)
+            connected = coordinator.own_end
+        connection = Connection(cluster, own, connected, dead_after, say, lose)
         try:
-            lines = meet(cluster, own, coordinator.own_end, deadline, say)
+            connection.meet(deadline)
         except ClusterError:
+            if listener is None:
+                raise
             raise coordinator.missing() from None
-        yield lines
-    finally:
-        coordinator.close()
+        yield connection
 
 
-def _address(cluster, say):
+def _address(cluster):
     """Where worker 0 listens until all are there; and on worker 0 its listener, else None."""
     if cluster.has_addresses:
-        return cluster.workers[0], listen(cluster.workers[0], say) if cluster.is_chief else None
+        return cluster.workers[0], listen(cluster.workers[0]) if cluster.is_chief else None
     if not cluster.is_chief:
         return horovod.gathered_lines('')[0], None
-    listener = socket.socket()
-    listener.bind(('', 0))
-    listener.listen(64)
-    host = os.environ.get('HOROVOD_HOSTNAME') or socket.gethostname()
-    return horovod.gathered_lines('%s:%d' % (host, listener.getsockname()[1]))[0], listener
+    address = '%s:%d' % (os.environ.get('HOROVOD_HOSTNAME') or socket.gethostname(),
+                         free_ports(1)[0])
+    return horovod.gathered_lines(address)[0], listen(address)
 
 
 @contextlib.contextmanager
 def _servers_watched(cluster, dead_after, say, lose):
-    """A context in which a thread says which server does not work; when it has not worked for
-    `dead_after`, the thread calls `lose`."""
+    """A context in which a thread says which server does not work, and calls `lose` when it has
+    not worked for `dead_after`."""
     stop, pause = threading.Event(), min(FIRST, dead_after) / 2.
 
     def watch():
@@ -247,7 +244,7 @@ def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
     if cluster.job != 'ps':
         raise ClusterError('this process is %s, no parameter server: build towers in it.'
                            % cluster.name)
-    listen(cluster.ps[cluster.rank], say).close()
+    listen(cluster.ps[cluster.rank]).close()
     server = start_server(cluster, cluster.session_config(tf.ConfigProto()))
     say('serving        %s; %s' % (cluster.who(cluster.rank, 'ps'), cluster.warning()))
     server.join()
@@ -264,8 +261,7 @@ def start_server(cluster, config):
 
 @contextlib.contextmanager
 def _explained_in_words():
-    """A context in which errors of a step that finds NaN or Inf, has no data, whose
-    session has not begun, or whose worker of Horovod has ended are of towers' own types."""
+    """A context in which what a step fails by is an error of towers' own types, where one fits."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -283,7 +279,7 @@ _REMOTE = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC', 'Socket clo
 
 
 def _may_be_a_peers(error):
-    """Whether an error in a ring may be the loss of another worker, or what that one failed by."""
+    """Whether an error may be the loss of another worker, or what that one failed by."""
     return isinstance(error, _OF_PEERS) or isinstance(error, tf.errors.OpError) and any(
         word in reason_of(error) for word in _REMOTE)
 

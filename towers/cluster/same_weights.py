@@ -1,10 +1,4 @@
-"""The weights of workers that make the update each by themselves: compared, or averaged.
-
-Every worker of a ring, and of Horovod, makes the update by itself. One that is computed from random
-numbers, the time, or what one worker alone knows would let their weights drift apart without an
-error. So all workers compare checksums of what the update writes: after steps 1, 2, 4, 8, … of a
-session, and after the first step from each checkpoint on, for which the chief asks.
-"""
+"""The weights of workers that each make the update by themselves: compared, or averaged."""
 
 import tensorflow.compat.v1 as tf
 
@@ -42,7 +36,12 @@ class _AfterSteps(tf.train.SessionRunHook):
 
 
 class DriftHook(_AfterSteps):
-    """Compares the workers' checksums."""
+    """Compares checksums of what the update writes: after steps 1, 2, 4, 8, … of a session, and
+    after the first step from each checkpoint on, for which the chief asks.
+
+    An update that is computed from random numbers, the time, or what one worker alone knows would
+    let the workers' weights drift apart without an error.
+    """
 
     def begin(self):
         """Makes the operations, when all variables are there."""
@@ -74,11 +73,10 @@ class DriftHook(_AfterSteps):
         counted = self._built.global_step
         raise ClusterError(
             'after step %d the variable %r of worker %d is not that of worker 0: each worker '
-            'makes the update itself, and has computed it from something else, or the program '
-            'has written it between two steps. Compute the update from gradients, variables '
-            'and the global step (noise by tf.random.stateless_normal(shape, seed=[1, '
-            'global_step])); let UPDATE_OPS write what else it needs to a variable, which then '
-            "has worker 0's value; and write between two steps the same on every worker." % (
+            'makes the update itself, and has computed it from something else, or the program has '
+            'written it between two steps. Compute it from gradients, variables and the global '
+            'step (noise by tf.random.stateless_normal(shape, seed=[1, global_step])), write what '
+            "else it needs by UPDATE_OPS, and write the same on every worker between steps." % (
                 steps if counted is None else session.run(counted), name, worker))
 
 
@@ -94,16 +92,13 @@ class AskForCheck(tf.train.CheckpointSaverListener):
 
 
 class AveragingHook(_AfterSteps):
-    """Local steps: averages the variables of all workers after every K steps of a session, and at
-    its end.
-
-    Each worker updates its own weights by its own gradients, and nothing travels in a step. Then
+    """Local steps: each worker updates its own weights by its own gradients, and nothing travels in
+    a step. After every K steps of a session, and at its end,
 
         v  <-  (v_0 + … + v_{W-1}) / W
 
     over the W workers, of weights, optimizer state and moving averages alike (local SGD: Stich,
-    "Local SGD Converges Fast and Communicates Little", 2019; K is 100 in speech recognition by
-    RETURNN). The result is no longer the gradient of one device on all examples.
+    "Local SGD Converges Fast and Communicates Little", 2019; RETURNN has K = 100).
     """
 
     def begin(self):

@@ -1,6 +1,5 @@
 """Sessions of a cluster's workers: how one begins, which calls are its steps, and how all stop."""
 
-import functools
 import signal
 import typing
 
@@ -28,9 +27,8 @@ def check_built(built):
 class BeginHook(tf.train.SessionRunHook):
     """Begins a session on all workers together, and lets its steps be made.
 
-    `tf.train.MonitoredTrainingSession`, the idiom of programs for TensorFlow's parameter servers,
-    knows nothing of `creator`. There the others wait for the chief's variables, and in a ring,
-    where each worker has its own, they would wait for ever: they initialise theirs here.
+    `tf.train.MonitoredTrainingSession` knows nothing of `creator`. There the others wait for the
+    chief's variables, and in a ring, where each has its own, for ever: they initialise theirs here.
     """
 
     def __init__(self, cluster, built, target, config, connection, lost):
@@ -57,8 +55,7 @@ class BeginHook(tf.train.SessionRunHook):
         return _OneSession(create, self._lost)
 
     def begin(self):
-        """Makes the operations that worker 0's values go to the others by; refuses a session on
-        parameter servers that is not made by the member."""
+        """Makes the operations that worker 0's values go to the others by."""
         by_member, self._is_by_member, self._has_begun = self._is_by_member, False, False
         if not by_member and self._cluster.is_served:
             raise ClusterError(
@@ -76,12 +73,8 @@ class BeginHook(tf.train.SessionRunHook):
             self._operations = [self._built.machines.broadcast(variables)] + refreshes(self._built)
 
     def after_create_session(self, session, coord):
-        """Waits for the sessions of all workers, and lets steps be made.
-
-        Raises:
-          ClusterError: the workers have other variables, and would wait for each other for ever.
-          WorkerLostError: a worker is gone, or a session, which is made again.
-        """
+        """Waits for the sessions of all workers, and lets steps be made. Raises for a session that
+        was lost, and for workers with other variables, which would wait for each other for ever."""
         if self._has_begun:
             raise self._lost()
         self._has_begun = True
@@ -119,11 +112,8 @@ class _OneSession(tf.train.SessionCreator):
 
 
 def _begin_together(session, builds, connection):
-    """Has the steps of some builds begin on all workers or on none.
-
-    The session is the one that hooks are given, since what they fetch is seen nowhere else. One
-    worker alone may look at something else in it.
-    """
+    """Has the steps of some builds begin on all workers or on none. The session is the one that
+    hooks are given, since what they fetch is seen nowhere else."""
     run, make_callable, known = session.run, session.make_callable, {}
 
     def steps_of(fetches):
@@ -149,11 +139,9 @@ def _begin_together(session, builds, connection):
         finally:
             connection.step_ended(is_made)
 
-    @functools.wraps(run)
     def checked(fetches, *given, **named):
         return made(steps_of(fetches), lambda: run(fetches, *given, **named))
 
-    @functools.wraps(make_callable)
     def checked_callable(fetches, *given, **named):
         steps, step = steps_of(fetches), make_callable(fetches, *given, **named)
         return lambda *fed, **options: made(steps, lambda: step(*fed, **options))
@@ -240,8 +228,7 @@ class StopTogetherHook(StopOnSignalHook):
 
     @property
     def status(self):
-        """The exit status by which this worker says so: 128 plus that number; 0 without a signal.
-        """
+        """The exit status that says so: 128 plus that number; 0 without a signal."""
         return 0 if self.stopping_signal is None else 128 + self.stopping_signal
 
     def reason(self):

@@ -59,11 +59,7 @@ def free_ports(count: int) -> list:
 
 
 def split_address(address):
-    """`('host', port)` of `'host:port'`.
-
-    Raises:
-      ClusterError: the address has no port, or one that is not from 1 to 65535.
-    """
+    """`('host', port)` of `'host:port'`; `ClusterError` for what is no address."""
     found = _ADDRESS.fullmatch(str(address))
     if found is None or not found.group(1).isprintable() or not 0 < int(found.group(2)) < 65536:
         raise ClusterError("%.200r is no address: expected 'host:port', such as '10.0.0.1:2222' or "
@@ -71,28 +67,21 @@ def split_address(address):
     return found.group(1).strip('[]'), int(found.group(2))
 
 
-def listen(address, say):
-    """A socket that listens at an address; on all interfaces if none of them has that address,
-    which `say` is told. `ClusterError` if another process uses the port."""
+def listen(address):
+    """A socket that listens on the port of an address of this process, on all interfaces as
+    TensorFlow's servers do: the host may be a name that leads here from elsewhere alone, such as a
+    service of Kubernetes. `ClusterError` if another process uses the port."""
     host, port = split_address(address)
-    family = socket.AF_INET6 if ':' in host else socket.AF_INET
-    for name in (host, ''):
-        listener = socket.socket(family)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((name, port))
-            listener.listen(64)
-            return listener
-        except OSError as error:
-            listener.close()
-            text = '%s cannot be listened at: %s. %%s, or the host is not this machine: give ' \
-                   'this task another address' % (address, error.strerror or error)
-            # A name that stands for this machine without being an address of it: a service of
-            # Kubernetes, a machine behind NAT. Or the address of another machine, by mistake.
-            if not name or not (isinstance(error, socket.gaierror)
-                                or error.errno == errno.EADDRNOTAVAIL):
-                raise ClusterError(text % 'Another process uses it' + '.') from None
-            say('address        ' + text % 'It leads to this machine from elsewhere')
+    listener = socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(('', port))
+        listener.listen(64)
+    except OSError as error:
+        listener.close()
+        raise ClusterError('%s cannot be listened at: %s. Another process uses the port: give this '
+                           'task another one.' % (address, error.strerror)) from None
+    return listener
 
 
 # ---- tasks that answer --------------------------------------------------------------------------
@@ -104,11 +93,8 @@ _MOST_LOOKS = 16  # at servers at a time: that of a machine that is off takes se
 
 
 def why_silent(address, timeout=_PATIENCE):
-    """Why what is at an address is no server of TensorFlow's at work, in words; '' if it is one.
-
-    The system takes connections for a process that is frozen, but does not speak for it: it is
-    asked as gRPC asks.
-    """
+    """Why what is at an address is no server of TensorFlow's at work, in words; '' if it is one. It
+    is asked as gRPC asks: the system takes connections for a frozen process, and says nothing."""
     received, data = b'', b'-'
     try:
         with socket.create_connection(split_address(address), timeout=timeout) as connection:
@@ -144,12 +130,8 @@ def wait_for_servers(cluster, deadline, say):
 
 
 def connect(address, who, deadline, say):
-    """A socket that is connected with the task `who` at an address.
-
-    Args:
-      deadline: `time.monotonic()` at which it is given up: a `ClusterError`.
-      say: called with lines about the wait.
-    """
+    """A socket that is connected with the task `who` at an address; `ClusterError` when there is
+    none at the deadline, by `time.monotonic()`. `say` is called with lines about the wait."""
     place = split_address(address)
 
     def attempt():
@@ -197,7 +179,6 @@ class Lines:
         self.socket, self.is_open, self._most = connection, True, most
         if connection.family in (socket.AF_INET, socket.AF_INET6):  # or an answer takes 40 ms
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._later = []  # messages that came with one that was received
         self._received = b''
 
     def send(self, message):
@@ -219,18 +200,7 @@ class Lines:
         self._received = lines.pop()
         if any(len(line) > self._most for line in lines + [self._received]):
             raise ClusterError('a message of more than %d bytes' % self._most)
-        earlier, self._later = self._later, []
-        return earlier + [_parsed(line) for line in lines]
-
-    def receive(self, deadline):
-        """The next message, or None when the deadline passes first; raises as `take`."""
-        while not self._later:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return None
-            if readable([self.socket], min(0.5, left)):
-                self._later = self.take()
-        return self._later.pop(0)
+        return [_parsed(line) for line in lines]
 
     def close(self):
         """Closes the connection."""
