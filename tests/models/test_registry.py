@@ -1,6 +1,5 @@
 """models.registry: every network is found, built and checked alike."""
 
-import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 import tf_slim as slim
@@ -83,38 +82,26 @@ def test_image_sizes_are_the_true_limits(name):
 
 
 @pytest.mark.slow
-def test_weight_decay():
+def test_decays_of_weights_and_of_batch_norm():
     network = registry.get_network('digits')
 
-    def l2(**arguments):
-        with tf.Graph().as_default(), tf.Session() as session:
-            network.build(tf.zeros([1, 8, 8, 1]), 10, **arguments)
-            losses = tf.losses.get_regularization_losses()
-            if not losses:
-                return 0
-            for variable in tf.trainable_variables():
-                session.run(variable.assign(tf.ones_like(variable)))
-            return session.run(tf.add_n(losses))
-
-    assert l2(weight_decay=0) == 0
-    np.testing.assert_allclose(l2(weight_decay=1), 2000 * l2(), rtol=1e-5)  # 0.0005 by default
-
-
-@pytest.mark.slow
-def test_batch_norm_decay():
-    network = registry.get_network('digits')
-
-    def moved(**arguments):
-        """How far one update moves the variance, which starts from 1, towards that of zeros."""
+    def found(**arguments):
+        """The L2 loss of weights of 1, and how far an update of zeros moves a variance from 1."""
         with tf.Graph().as_default(), tf.Session() as session:
             network.build(tf.zeros([2, 8, 8, 1]), 10, **arguments)
             session.run(tf.global_variables_initializer())
             session.run(tf.get_collection(tf.GraphKeys.UPDATE_OPS))
-            return 1 - session.run([v for v in tf.global_variables()
-                                    if v.op.name == 'Digits/conv1/BatchNorm/moving_variance'])[0][0]
+            for variable in tf.trainable_variables():
+                session.run(variable.assign(tf.ones_like(variable)))
+            variance, = tf.global_variables('Digits/conv1/BatchNorm/moving_variance')
+            losses = tf.losses.get_regularization_losses()
+            return session.run([tf.add_n(losses) if losses else tf.zeros([]), 1 - variance[0]])
 
-    assert moved() == pytest.approx(0.1, abs=1e-6)
-    assert moved(batch_norm_decay=0.75) == pytest.approx(0.25, abs=1e-6)
+    loss, moved = found()
+    assert moved == pytest.approx(0.1, abs=1e-6)
+    assert found(weight_decay=0) == [0, moved]
+    assert found(weight_decay=1, batch_norm_decay=0.75) == [
+        pytest.approx(2000 * loss, rel=1e-5), pytest.approx(0.25, abs=1e-6)]
 
 
 @pytest.mark.parametrize('arguments, text', [

@@ -8,9 +8,18 @@ from image_files import write_imagenet
 import pages
 
 
+# The network with one block in the place of several.
+ONE_BLOCK = '''
+from models import inception_resnet_v2 as module
+repeat = module._repeat
+module._repeat = lambda net, scope, times, *more, **named: repeat(net, scope, 1, *more, **named)
+'''
+
+
 @pytest.mark.slow
 def test_the_commands_of_the_page_run_on_small_records(runner, tmp_path):
-    """As pasted, 4 x 100 shows its plan; with fewer and smaller images, 1 x 100 trains."""
+    """As pasted, 4 x 100 shows its plan; with fewer and smaller images and blocks, 1 x 100 trains.
+    """
     folder = tmp_path / 'imagenet'
     folder.mkdir()
     write_imagenet(folder)
@@ -29,6 +38,6 @@ def test_the_commands_of_the_page_run_on_small_records(runner, tmp_path):
     assert set(printed.splitlines()) <= set(shown.splitlines()) | {'', '…'}, shown
     run = runner.run(tmp_path / 'run', one + [
         '--image_size=75', '--batch_size=1', '--train_steps=2', '--log_every=1',
-        '--summary_steps=0', '--config={"aux_loss_weight": 0}'])
+        '--summary_steps=0', '--config={"aux_loss_weight": 0}'], before=ONE_BLOCK)
     assert re.search(r'^step 2/2 .* lr 0.001 ', run.stdout, re.M), run.stdout
     assert re.search(r'^test top_5_accuracy \d', run.stdout, re.M)
