@@ -149,16 +149,6 @@ def back_and_forth(x, words):
         return tf.reduce_mean(layer(x, 'b')) + 0 * tf.reduce_sum(tf.cast(words, tf.float64))
 
 
-def shared(x, words):
-    """One variable in two stages."""
-    with tf.variable_scope('', reuse=tf.AUTO_REUSE):
-        with towers.stage(0):
-            x = layer(x, 'a')
-        with towers.stage(1):
-            return {'loss': tf.reduce_mean(layer(x, 'a')) + 0 * tf.reduce_sum(
-                tf.cast(words, tf.float64)), 'predictions': x}
-
-
 @pytest.mark.parametrize('options, error, text', [
     (dict(model_fn=third_stage), towers.ModelFunctionError, 'name 3 devices for each tower'),
     (dict(model_fn=back_and_forth, pipeline=towers.Pipeline(micro_batches=2)),
@@ -195,13 +185,6 @@ def test_control_flow_v2_beyond_the_first_stage_is_refused(pipeline):
                      model_fn=loops if pipeline.stages else in_stages)
 
 
-@pytest.mark.slow
-def test_a_variable_of_two_stages():
-    one, found = trained(1, model_fn=shared), trained(
-        [TWO[0]], model_fn=shared, pipeline=towers.Pipeline(micro_batches=2))
-    np.testing.assert_allclose(found['a'], one['a'], rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize('devices, model_fn, accumulation, stages', [
     (['/cpu:0', '/cpu:1', '/cpu:2'], model, 'through 2 stages, one forward one backward; of equal '
      'stages each waits 20% of the time', '/cpu:2: no stage of the model is there'),
@@ -213,25 +196,6 @@ def test_the_plan_tells_of_stages_that_wait(devices, model_fn, accumulation, sta
                         pipeline=towers.Pipeline(micro_batches=4)).plan
     assert plan.line('stages').endswith(stages)
     assert plan.line('accumulation').endswith(accumulation)
-
-
-@pytest.mark.slow
-def test_the_same_checkpoint_serves_all(tmp_path):
-    path = str(tmp_path / 'model')
-    with tf.Graph().as_default():
-        built = built_on([TWO[0]], pipeline=towers.Pipeline(micro_batches=2))
-        saver = tf.train.Saver()
-        with tf.Session(config=towers.session_config(built.devices)) as session:
-            session.run(tf.global_variables_initializer())
-            session.run(built.train_op)
-            saver.save(session, path)
-            loss = session.run(built.loss)
-    for devices in (1, TWO):
-        with tf.Graph().as_default():
-            built = built_on(devices)
-            with tf.Session(config=towers.session_config(built.devices)) as session:
-                tf.train.Saver().restore(session, path)
-                np.testing.assert_allclose(session.run(built.loss), loss, rtol=1e-12)
 
 
 def test_a_sum_of_gradients_is_where_the_first_of_the_stages_is_that_it_comes_from():

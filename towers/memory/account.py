@@ -75,11 +75,8 @@ class MemoryAccount(collections.namedtuple(
         return max(self.pools(), key=lambda each: each.peak)
 
     def pools(self):
-        """List of `DeviceAccount`, one for each memory that may be short.
-
-        That is the memory of each GPU; without GPUs, the memory that the CPUs of the process share.
-        The host's memory in a program with GPUs is in `devices`.
-        """
+        """List of `DeviceAccount`, one for each memory that may be short: of each GPU; without
+        GPUs, the one that the CPUs of the process share."""
         return [each for each in self.devices if is_gpu(each.device)] or [self.together]
 
     def largest(self):

@@ -72,12 +72,10 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
     start = _checked_start('start', start)
     step = built.train_op if built.train_op is not None else built.loss
     peaks, moments = {}, {}
-    with contextlib.ExitStack() as stack:
-        if session is None:
-            if config is None:
-                config = use_precision(session_config(built.devices), built.precision,
-                                       built.devices)
-            session = stack.enter_context(_initialized_session(built.loss.graph, config, start))
+    if config is None:
+        config = use_precision(session_config(built.devices), built.precision, built.devices)
+    with _initialized_session(built.loss.graph, config, start) if session is None else (
+            contextlib.nullcontext(session)) as session:
         for _ in range(2):  # the first steps allocate memory that stays
             session.run(step, feed_dict)
         for _ in range(2):
@@ -212,7 +210,7 @@ def draw(accounts, path, measured, limit, title):
     Args:
       accounts: list of `MemoryAccount`, by their batch sizes.
       measured: list of `(batch size, bytes)`.
-      limit: bytes that a step may take; far above all else it is said in the title.
+      limit: bytes that a step may take.
     """
     figure = figure_class()(figsize=(8.4, 4.8), dpi=110)  # pyplot's state is the program's
     axes = figure.add_subplot(111)
@@ -228,20 +226,14 @@ def draw(accounts, path, measured, limit, title):
     if measured:
         axes.plot([batch for batch, _ in measured], [bytes_ / unit for _, bytes_ in measured], 'o',
                   color='white', markeredgecolor='black', clip_on=False, zorder=5, label='measured')
-    if limit < 3 * highest:
-        axes.axhline(limit / unit, color='#cc0000', linestyle='--',
-                     label='limit, %.3g %s' % (limit / unit, name))
-        highest = max(highest, limit)
-    else:
-        title += ' (the limit, {:,.0f} {}, is far above)'.format(limit / unit, name)
-    axes.set_ylim(0, highest / unit * 1.08)
+    axes.axhline(limit / unit, color='#cc0000', linestyle='--',
+                 label='limit, %.6g %s' % (limit / unit, name))  # it may be far above all else
+    axes.set_ylim(0, (max(highest, limit) if limit < 3 * highest else highest) / unit * 1.08)
     axes.set_xticks(batches)
     axes.set_xlabel('batch size, examples of a step over all towers')
     axes.set_ylabel('memory at the worst moment, %s' % name)
     axes.set_title(title, fontsize=11, loc='left')
-    handles, names = axes.get_legend_handles_labels()
-    axes.legend(handles[::-1], names[::-1], loc='center left', bbox_to_anchor=(1.01, 0.5),
-                frameon=False, fontsize=9)
+    axes.legend(loc='center left', bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
     with written_whole(path, 'wb') as picture:
         figure.savefig(picture, bbox_inches='tight', format='png')
 

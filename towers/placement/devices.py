@@ -10,8 +10,7 @@ from towers.arguments import check_count, check_flag, check_number
 from towers.errors import DeviceError, InvalidArgumentError
 from towers.placement.tower_device import StagedDevices, all_devices, stages_of
 
-# A larger count is a slip of the keyboard, and a list of so many devices fills the memory.
-MOST_TOWERS = 10000
+MOST_TOWERS = 10000  # a larger count is a slip of the keyboard, and its list fills the memory
 
 
 def visible_gpus() -> typing.Tuple[str, ...]:

@@ -22,16 +22,11 @@ from towers.placement.devices import is_gpu, resolve_devices
 PRECISIONS = ('float32', 'bf16', 'fp16')
 """What `precision=` takes: 32-bit floats; bfloat16, on CPUs; float16, on GPUs."""
 
-# (precision, on GPUs?) -> fields of `RewriterConfig` that do it, today's name first.
-_FIELDS = {
-    ('fp16', True): ('auto_mixed_precision',),
-    # `auto_mixed_precision_cpu` is left out: it only rounds, between products in float32, and on TF
-    # 2.15 and 2.21 it ends the process with a segmentation fault when a convolution with batch
-    # norm is run forwards.
-    ('fp16', False): (),
-    ('bf16', False): ('auto_mixed_precision_onednn_bfloat16', 'auto_mixed_precision_mkl'),
-    ('bf16', True): (),
-}
+# (precision, on GPUs?) -> the field of `RewriterConfig` that does it. `auto_mixed_precision_cpu` is
+# left out: it only rounds, between products in float32, and on TF 2.15 and 2.21 it ends the process
+# with a segmentation fault when a convolution with batch norm is run forwards.
+_FIELDS = {('fp16', True): 'auto_mixed_precision',
+           ('bf16', False): 'auto_mixed_precision_onednn_bfloat16'}
 _DTYPES = {'fp16': tf.float16, 'bf16': tf.bfloat16}
 
 
@@ -67,14 +62,13 @@ def rewrite_field(precision, devices):
             'precision=%r, and the towers are on GPUs and CPUs: TensorFlow rewrites for the one '
             'kind or for the other. Use float32, or devices of one kind.' % precision)
     on_gpus = gpus.pop()
-    known = tf.ConfigProto().graph_options.rewrite_options.DESCRIPTOR.fields_by_name
-    for field in _FIELDS[precision, on_gpus]:
-        if field in known:
-            return field
-    raise PrecisionError(
-        'precision=%r: TensorFlow %s has no rewrite to it that works on %s. Use float32; or fp16 '
-        'on GPUs, bf16 on CPUs with TensorFlow 2.15 or later.' % (
-            precision, tf.version.VERSION, 'GPUs' if on_gpus else 'CPUs'))
+    field = _FIELDS.get((precision, on_gpus), '')
+    if field not in tf.ConfigProto().graph_options.rewrite_options.DESCRIPTOR.fields_by_name:
+        raise PrecisionError(
+            'precision=%r: TensorFlow %s has no rewrite to it that works on %s. Use float32; or '
+            'fp16 on GPUs, bf16 on CPUs with TensorFlow 2.15 or later.' % (
+                precision, tf.version.VERSION, 'GPUs' if on_gpus else 'CPUs'))
+    return field
 
 
 def converted_operations(run_metadata, precision):

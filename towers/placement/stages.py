@@ -80,8 +80,7 @@ def may_move(op, stages):
 
 
 def move(op, device, library):
-    """Puts an operation on the device of another stage; raises `ModelFunctionError` for one that
-    calls a function, whose operations are on a device of their own."""
+    """Puts an operation on a stage's device; raises `ModelFunctionError` if it calls a function."""
     if op.device != device:
         for name, function in library.reached_from([op.node_def]).items():
             if any(node.device not in ('', device) for node in function.node_def):
@@ -170,7 +169,6 @@ def place_backward(operations, loss, device):
 
 _FILLS = frozenset(['TensorArrayScatterV3', 'TensorArraySplitV3', 'TensorArrayWriteV3'])
 _READS = frozenset(['TensorArrayReadV3', 'TensorArrayGatherV3', 'TensorArrayConcatV3'])
-_ON_STACK = frozenset(['StackPushV2', 'StackPopV2'])
 
 
 def keep_arrays_with_readers(operations, device):
@@ -205,7 +203,7 @@ def keep_stacks_with_loops(operations):
         if op.type != 'StackV2':
             continue
         handed_on, users = _users(op.outputs[0])
-        users = [user for user in users if user.type in _ON_STACK]
+        users = [user for user in users if user.type in ('StackPushV2', 'StackPopV2')]
         devices = {user.device for user in users}
         if len(devices) != 1 or '' in devices:
             continue

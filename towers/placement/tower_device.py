@@ -1,7 +1,6 @@
 """The devices of towers, and the operations that follow a tower to its device.
 
-A model that says `tf.device('/cpu:0')` around its embedding wants it there in every tower. In the
-finished graph of a first tower on `/cpu:0`, operations of the embedding look like all others. But
+A model that says `tf.device('/cpu:0')` around its embedding wants it there in every tower.
 TensorFlow keeps with each operation the device scopes that it was made under, and the scope of a
 tower is a `TowerDevice`.
 """
@@ -16,8 +15,7 @@ from towers.graph.variable_access import variable_op
 
 
 class StagedDevices(str):
-    """The devices of one tower: a string with the first device's name, and all names in `stages`.
-    """
+    """The devices of one tower: the name of the first one, and all names in `stages`."""
 
     def __new__(cls, stages):
         devices = super().__new__(cls, stages[0])

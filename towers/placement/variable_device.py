@@ -32,15 +32,12 @@ class Placement:
         """
         Args:
           device: as of `VariablePlacement`.
-          devices: the towers' devices.
           trains: whether there is an optimizer; without one, or with one tower, are no replicas.
           alone: whether no other machines train with this one, so that no variable is to be on
             their servers.
           earlier: `Placement` of an earlier build, whose variables stay where it says; or None.
 
-        Raises:
-          DeviceError, InvalidArgumentError: a name that cannot be parsed; replicas for towers of
-            several devices.
+        Raises `DeviceError` for a wrong name, `InvalidArgumentError` for replicas with stages.
         """
         self._devices, self._earlier = devices, earlier
         self.by_stage = device == BY_STAGE or (

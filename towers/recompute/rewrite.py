@@ -1,12 +1,9 @@
 """Makes a finished backward pass recompute tensors of the forward pass instead of keeping them.
 
-The model function has made the forward pass, and `compute_gradients` the backward pass. The
-operations of each segment of the forward pass are made a second time, from the kept tensors: these
-are the recomputed operations. Where an operation of the backward pass took a tensor of the segment,
-it takes the recomputed tensor. Recomputed operations wait for the gradient that comes into their
-segment: so they run after the forward pass, when their results are wanted, and TensorFlow cannot
-merge them with the original operations. Nothing else changes: an operation that draws random
-numbers, writes or counts runs once.
+The operations of each segment of the forward pass are made a second time, from the kept tensors,
+and the backward pass takes the recomputed tensors. Recomputed operations wait for the gradient that
+comes into their segment: so they run when their results are wanted, and TensorFlow cannot merge
+them with the original operations. What draws random numbers, writes or counts runs once.
 """
 
 import collections
@@ -15,7 +12,6 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import InvalidArgumentError
-from towers.graph import graph_walk
 from towers.graph.op_types import SIZES
 from towers.placement.tower_device import current_tower_device, follows_tower
 from towers.recompute import segments as cutting
@@ -28,14 +24,12 @@ def rewrite(keep, forward, backward, root):
     """Rewrites the backward pass of one tower: `Recomputed`.
 
     Args:
-      keep: `'auto'`; or list of names of operations and scopes of the model whose results are kept,
-        while the rest is recomputed; None to keep all.
+      keep: as of `Memory(recompute=)`.
       forward, backward: lists of operations of the tower, in the order in which they were made.
       root: the tower's name scope.
 
     Raises:
-      InvalidArgumentError: `keep` has a name that no operation or scope of the tower has; or see
-        `repeatable_operations`.
+      InvalidArgumentError: `keep` has a name of nothing in the tower; see `repeatable_operations`.
     """
     if keep is None:
         return Recomputed(0, 0)
@@ -47,12 +41,11 @@ def rewrite(keep, forward, backward, root):
     parts, kept = cutting.segments(operations, cuts, stages)
     if not parts:
         return Recomputed(0, 0)
-    by_name, again = {op.name: op for op in backward}, []
+    order = _Order(backward)
     scope = forward[0].graph.unique_name('recompute')  # within the tower's scope
-    for number, part in enumerate(parts):
-        again += _rewrite('%s/segment_%d/' % (scope, number), part, kept, takers,
-                          lambda taking: _gradients_into(taking, by_name, again), root, stages)
-    return Recomputed(len(parts), len(again))
+    count = sum(_rewrite('%s/segment_%d/' % (scope, number), part, kept, takers, order, root,
+                         stages) for number, part in enumerate(parts))
+    return Recomputed(len(parts), count)
 
 
 def _takers(backward, forward):
@@ -97,25 +90,37 @@ def _sources(op):
         [each.name for each in op.control_inputs])
 
 
-def _gradients_into(taking, backward, again):
-    """The operations of the backward pass that the first operations among `taking` wait for.
+class _Order:
+    """Which operations of a backward pass wait for which, also through what is recomputed."""
 
-    An operation is a first one if it waits for no other operation of the list: neither directly,
-    nor through what is recomputed for another segment (`again`). Else two segments would wait for
-    each other for ever.
-    """
-    after = graph_walk.reachable_from(taking, list(backward.values()) + again, control=True)
-    before = [_sources(op) & backward.keys() for op in taking]
-    return [backward[name] for name in sorted(set().union(
-        *(names for names in before if after.isdisjoint(names))))]
+    def __init__(self, backward):
+        self._operations = {op.name: op for op in backward}
+        self._takers = collections.defaultdict(set)
+        for op in backward:
+            for name in _sources(op) & self._operations.keys():
+                self._takers[name].add(op.name)
+
+    def gradients_into(self, taking):
+        """The operations that the first ones among `taking` wait for, and now all of them do.
+
+        A first one waits for no other operation of the list, also not through what is recomputed
+        for another segment. Else two segments would wait for each other for ever.
+        """
+        stack = [op.name for op in taking]
+        after = set(stack)
+        while stack:
+            new = self._takers[stack.pop()] - after
+            after |= new
+            stack.extend(new)
+        before = [_sources(op) & self._operations.keys() for op in taking]
+        gradients = sorted(set().union(*(names for names in before if after.isdisjoint(names))))
+        for name in gradients:
+            self._takers[name].update(op.name for op in taking)
+        return [self._operations[name] for name in gradients]
 
 
-def _rewrite(scope, operations, kept, takers, gradients_into, root, stages):
-    """Recomputes what the backward pass takes of a segment, and gives it that.
-
-    Returns:
-      List of the recomputed operations.
-    """
+def _rewrite(scope, operations, kept, takers, order, root, stages):
+    """Recomputes what the backward pass takes of a segment, and gives it that; counts them."""
     wanted = collections.OrderedDict(
         (tensor.name, tensor) for op in operations for tensor in op.outputs
         if tensor.name in takers and tensor.name not in kept)
@@ -125,9 +130,9 @@ def _rewrite(scope, operations, kept, takers, gradients_into, root, stages):
             again.appendleft(op)
             needed.update(tensor.name for tensor in op.inputs if tensor.name not in kept)
     if not wanted:
-        return []
-    gradients = gradients_into(list({op.name: op for name in wanted
-                                     for op, _ in takers[name]}.values()))
+        return 0
+    gradients = order.gradients_into(
+        {op.name: op for name in wanted for op, _ in takers[name]}.values())
     recomputed = _recomputed(again, kept, scope, root, stages)
     made = {op.name for op in recomputed.values()}
     for op in recomputed.values():
@@ -137,7 +142,7 @@ def _rewrite(scope, operations, kept, takers, gradients_into, root, stages):
         for op, position in takers[name]:
             compat.replace_input(
                 op, position, recomputed[tensor.op.name].outputs[tensor.value_index])
-    return list(recomputed.values())
+    return len(recomputed)
 
 
 def _recomputed(operations, kept, scope, root, stages):

@@ -10,6 +10,7 @@ layers large each (Chen et al. 2016, "Training Deep Nets with Sublinear Memory C
 import itertools
 import math
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
@@ -84,9 +85,8 @@ def _computed_from_references(forward):
     names, operations = {op.name for op in forward}, forward[0].graph.get_operations()
     sources = [op for op in operations if op.type in REFERENCE_VARIABLES]
     found = graph_walk.reachable_from(sources, operations) if sources else set()
-    trained = {variable.op.name for variable in tf.trainable_variables()}
-    for op in sources if found & names else ():
-        if op.name in trained and names & graph_walk.reachable_from([op], operations):
+    for op in (variable.op for variable in tf.trainable_variables()) if found & names else ():
+        if op.name in found and names & graph_walk.reachable_from([op], operations):
             raise InvalidArgumentError(
                 'recompute=, and the model computes with the reference variable %s, which may hold '
                 'another value when it is read again: make it with use_resource=True, or in the '
@@ -94,14 +94,12 @@ def _computed_from_references(forward):
     return found
 
 
-def size_of(tensor, unknown=16):
+def size_of(tensor):
     """Bytes of a tensor; an unknown dimension counts as 16, a tensor of unknown rank as 2 kB."""
     if tensor.shape.ndims is None:
         return 2 * _SMALL
-    size = tensor.dtype.size
-    for dimension in tensor.shape.as_list():
-        size *= unknown if dimension is None else dimension
-    return size
+    return tensor.dtype.size * int(np.prod(
+        [16 if side is None else side for side in tensor.shape.as_list()], dtype=np.int64))
 
 
 def crossing_bytes(operations, others):

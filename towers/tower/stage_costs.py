@@ -44,10 +44,7 @@ _PRODUCTS = frozenset([
 
 
 def variable_bytes(variable, slots):
-    """`(held, gradient)`: bytes of a variable with its slots; and of its gradient.
-
-    With `slots=None` slots and gradient are elsewhere.
-    """
+    """`(held, gradient)`: bytes of a variable with its slots (None: elsewhere); of its gradient."""
     size = bytes_of(variable)
     if slots is None or not getattr(variable, 'trainable', True):
         return size, 0
@@ -83,7 +80,6 @@ def pieces_of(mine, kept, variables_of):
     Each has something to compute. Loops and branches of control flow v1 stay in one piece.
 
     Args:
-      mine: the operations that may be put anywhere, in order.
       kept: as `kept_bytes` returns; {} where there is no backward pass.
       variables_of: {operation's name: list of `variable_bytes` of those that it reads first}.
 

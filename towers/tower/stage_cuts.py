@@ -20,8 +20,7 @@ StageCuts = collections.namedtuple('StageCuts', 'memory crossing names')
 """How a forward pass was cut.
 
 Fields:
-  memory: for each stage, its part of the sum of the bytes that all stages have at their worst
-    moments, an estimate.
+  memory: for each stage, its part of the sum of all stages' estimated peaks.
   crossing: for each cut, bytes of the tensors that later stages take from earlier ones; where the
     batch is not static, for 16 examples.
   names: for each cut, the last operation before it.
@@ -38,14 +37,13 @@ Fields:
 
 
 def cut_into_stages(operations, variables, owned, device, movable, cutting):
-    """Puts the operations of a forward pass, made for one device, on the devices of their tower.
-
-    The operations are cut in the order in which they were made, see `cut_evenly`.
+    """Puts the operations of a forward pass, in the order of their making, on a tower's devices.
 
     Args:
       operations: the operations of the model function's call, in order.
       owned: names of the operations that were made with these, as parts of them.
       movable: names of variables that go to the stage that reads them first.
+      cutting: `Cutting`.
 
     Returns:
       `StageCuts`.
@@ -127,8 +125,7 @@ def _leaders(variables):
 
 
 def _first_readers(operations, next_to_move, leaders):
-    """{operation's name: names of the variables, without those kept with others, that it is the
-    first to read}."""
+    """{operation's name: names of the variables, those kept with others aside, it reads first}."""
     found, seen = collections.defaultdict(list), set()
     for op in operations:
         moves = next_to_move[op.name] == op.name
@@ -143,8 +140,7 @@ def _first_readers(operations, next_to_move, leaders):
 
 
 def _companions(graph):
-    """{variable's name: operations that go where it goes}: it, its parts, those colocated with it.
-    """
+    """{variable's name: operations that go with it}: it, its parts, those colocated with it."""
     operations = graph.get_operations()
     found = {op.name: [] for op in operations if op.type in VARIABLE_OPS}
     for op in operations:
