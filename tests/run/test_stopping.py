@@ -146,6 +146,13 @@ def test_a_forked_process_has_the_former_handlers(handlers):
     assert hook.received is None
 
 
+def test_a_hangup_that_nohup_ignores_is_none():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert run(StopOnSignalHook(io.StringIO()), lambda step: os.kill(os.getpid(), signal.SIGHUP),
+               steps=3) == 3
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
 def test_two_in_a_session_and_one_in_another_thread_are_refused(handlers):
     other, errors = StopOnSignalHook(), []
     with pytest.raises(InvalidArgumentError, match='the session has two StopOnSignalHooks'):

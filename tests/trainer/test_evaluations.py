@@ -7,7 +7,9 @@ import signal
 import pytest
 import tensorflow.compat.v1 as tf
 
+from datasets import BadExampleError
 from towers.errors import InvalidArgumentError
+from towers.run.evaluation import EvaluationHook
 from train_runs import newest, steps_saved
 from trainer import evaluator
 from trainer.best import RunEvaluation
@@ -82,6 +84,24 @@ def test_steps_between_evaluations_that_change_do_not_count_them_anew(tmp_path):
     (tmp_path / 'metrics.jsonl').write_text(''.join(
         '{"step": %d, "test_accuracy": %s}\n' % each for each in ((1, .9), (2, '"much"'), (3, 'null'))))
     assert evaluations(tmp_path, 'accuracy', 4, 8)[0] == [3, 4]
+
+
+def test_a_signal_or_a_bad_test_set_gives_an_evaluation_up_and_stops_the_session():
+    step = tf.train.get_or_create_global_step()
+    train_op, evaluation, found = tf.assign_add(step, 1), Evaluation(step), []
+
+    def give_up(session, stopped):
+        assert stopped()
+        found.append(int(session.run(step)))
+        if len(found) == 2:
+            raise BadExampleError('a.jpg is empty')
+    evaluation.run = give_up
+    for _ in range(2):
+        tested = RunEvaluation(evaluation, 'run', step, stopped=lambda: True)
+        with tf.train.MonitoredSession(hooks=[EvaluationHook(tested, step, 2)]) as session:
+            while not session.should_stop():
+                session.run(train_op)
+    assert found == [2, 2] and str(tested.failure) == 'a.jpg is empty'
 
 
 def test_a_metric_that_the_model_has_not():

@@ -3,13 +3,11 @@
 import csv
 import json
 import re
-import signal
-import time
 
 import pytest
 
 from image_files import jpeg, write_folder
-from train_runs import newest, steps_saved, wait_until
+from train_runs import newest, steps_saved
 
 FOLDER = ['--dataset=folder', '--model=digits', '--image_size=8', '--batch_size=4', '--log_every=1',
           '--summary_steps=0', '--save_steps=2', '--config={"augment": "crop"}']
@@ -98,7 +96,6 @@ def test_predictions_of_files_and_of_images_without_labels(runner, tmp_path,
 # ---- `train.py` with a broken data set of the user's own: one line names the set and the fault ---
 
 MODULE = '''
-import time
 import numpy as np
 import tensorflow.compat.v1 as tf
 
@@ -126,18 +123,9 @@ def no_test_found(data_dir):
     return dict(GOOD, eval_batches=lambda **given: batches(**given).take(3).filter(
         lambda x, y: tf.reduce_sum(y) < 0))
 
-def slow(label):
-    time.sleep(.2)
-    return label
-
 def endless(data_dir):
     return dict(GOOD, eval_batches=lambda **given: batches(**given).filter(
         lambda x, y: tf.reduce_sum(y) > 0))
-
-def slow_test(data_dir):
-    return dict(GOOD, num_examples=dict(train=20, test=10000), eval_batches=lambda **given:
-                batches(**given).take(1000).map(lambda x, y: (x, tf.reshape(
-                    tf.py_func(slow, [y], tf.int64), [-1]))))
 '''
 SHORT = ['--train_steps=4', '--batch_size=10', '--summary_steps=0']
 
@@ -175,17 +163,3 @@ def test_a_fault_is_one_line_and_what_was_trained_is_saved(start, function, stat
         assert any("raise ValueError('file rotten')" in line for line in above)
     else:
         assert above == []
-
-
-@pytest.mark.slow
-def test_a_signal_during_an_evaluation_gives_it_up_and_the_run_saves(start):
-    run = start('slow_test')
-    wait_until(lambda: run.has_ended() or 'step 4/4' in run.stdout)
-    time.sleep(.5)
-    begin = time.time()
-    run.send(signal.SIGTERM)
-    assert run.status() == 128 + signal.SIGTERM
-    assert time.time() - begin < 60  # the evaluation takes 200 s
-    assert 'SIGTERM: finishing this step and saving' in run.stderr
-    assert newest(run.train_dir) == 4
-    assert 'test accuracy' not in run.stdout

@@ -13,9 +13,9 @@ LONG = ['--train_steps=1000000', '--batch_size=20', '--log_every=2', '--save_ste
         '--summary_steps=0']
 
 
-def under_way(runner, folder, argv=(), lines=1, before=None):
+def under_way(runner, folder, argv=(), lines=1):
     """A long run that has written so many lines."""
-    run = runner.start(folder, LONG + list(argv), before)
+    run = runner.start(folder, LONG + list(argv))
     log = os.path.join(str(folder), 'metrics.jsonl')
     wait_until(lambda: run.has_ended() or os.path.exists(log) and len(metrics(folder)) >= lines)
     assert not run.has_ended(), run.stderr
@@ -63,18 +63,6 @@ def test_sigusr1_saves_and_the_run_goes_on_until_its_minutes_are_over(runner, tm
 
 
 # ---- a terminal or a reader that is gone ---------------------------------------------------------
-
-@pytest.mark.slow
-def test_a_run_under_nohup_goes_on_without_its_terminal(runner, tmp_path):
-    folder = tmp_path / 'run'
-    run = under_way(runner, folder,
-                    before='import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)')
-    run.send(signal.SIGHUP)
-    lines = len(metrics(folder))
-    wait_until(lambda: len(metrics(folder)) > lines + 3 or run.has_ended())
-    run.send(signal.SIGTERM)
-    assert run.status() == 128 + signal.SIGTERM and 'SIGHUP' not in run.stderr
-
 
 # Standard output is a pipe that nobody reads, from the start or from the text on.
 UNREAD = '''
