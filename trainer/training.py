@@ -42,7 +42,7 @@ def train(job, cluster=None):
                     built=job.built, memory_limit=memory_limit(), member=member) as session:
                 say_ended(train_dir(), None)
                 ended = run_steps(job, session)
-            if ended is not None and cluster is not None and cluster.kind != 'horovod':
+            if ended is not None and cluster is not None:
                 raise ended  # here, so that the other workers hear of it at once
     finally:
         hooks.progress.close()
@@ -132,7 +132,7 @@ def work(cluster, job):
     own_hooks = [StartInputHook(job.iterator)]
     if not cluster.synchronous:
         own_hooks.append(tf.train.StopAtStepHook(last_step=job.counts.last_step))
-    has_ended, ended = False, None
+    has_ended = False
     try:
         with joined(cluster, job) as member:
             print('%s joined' % cluster.name, flush=True)
@@ -143,14 +143,11 @@ def work(cluster, job):
                 except tf.errors.OutOfRangeError:  # which ends the session without an error
                     has_ended = True
             if has_ended and not signals.is_told:  # the chief's end ends a step likewise
-                ended = data_ended('some steps, before the chief did')
-            if ended is not None and cluster.kind != 'horovod':
-                raise ended  # here, so that the others hear of it at once
+                # Here, so that the others hear of it at once.
+                raise data_ended('some steps, before the chief did')
     finally:
         signals.restore()
     print('%s ended' % cluster.name, flush=True)
-    if ended is not None:
-        raise ended
     if signals.reason() is not None:
         print('stopped: %s' % signals.reason(), flush=True)
     return status_of_signal(signals.stopping_signal)

@@ -265,7 +265,7 @@ def _explained_in_words():
     try:
         yield
     except tf.errors.OpError as error:
-        for explain in (explained, data_end.explained, horovod.explained):
+        for explain in (explained, data_end.explained):
             reason = explain(error)
             if reason is not None:
                 raise reason from None
