@@ -25,6 +25,7 @@ from towers.tower.cut_inputs import Shards
 from towers.tower.build_context import BuildCollections, check_not_nested
 from towers.tower.objectives import map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
+from towers.tower.ownership import EVERY, METRIC
 from towers.tower.shards import checked_size, cut
 from towers.tower.variables import full_scope_name
 
@@ -131,11 +132,9 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
                                   collections_before, machines)
         if request.accumulate > 1:
             check_order([update.train_op])
-        replicas = tower_set.roles.replicas and tower_set.roles.replicas._replace(
-            slots=list(update.slots_of_replicas))
         train_op = update.train_op if machines is None else machines.step(
             update.train_op, update.before,
-            () if replicas is None else tuple(replicas.of_variable), update.redirect)
+            () if update.replicas is None else tuple(update.replicas.of_variable), update.redirect)
     recorded = tower_set.recorded
     built = BuiltTowers(
         train_op=train_op, train_ops=update.train_ops, loss=outputs.loss,
@@ -144,7 +143,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         towers=tower_set.towers, global_step=global_step, devices=request.devices,
         placement=request.placement, direct_variables=tuple(recorded.direct),
         plan=describe(tower_set, shards, request, update, len(collections_before.updates)),
-        replicas=replicas, precision=request.numerics.precision,
+        replicas=update.replicas, precision=request.numerics.precision,
         scaled_losses=update.scaled_losses, xla=request.numerics.xla,
         variable_scope=full_scope_name(request.variable_scope), machines=machines,
         own_state=tower_set.roles.own_variables(),
@@ -214,10 +213,11 @@ def merge_outputs(tower_set, request, shards):
                               *[tower.data_loss for tower in towers])
         metrics = [tower.metrics for tower in towers]
         merged = merge_metrics(metrics, shards.weights, shards.inputs[0])
-        counters = set(roles.names('metric'))
+        counters = set(roles.names(METRIC))
         weigh_additions(metrics, shards.weights, counters)
-        leave_out_padding(towers, shards.weights, counters.union(roles.names('every')))
-        count_in_turn(towers, shards.weights, roles)  # each tower's step is no longer its own then
+        leave_out_padding(towers, shards.weights, counters.union(roles.names(EVERY)))
+        # From here on a tower's metric waits for the tower before it: this is last.
+        count_in_turn(towers, shards.weights, roles)
         first = towers[0].size if shards.is_even and isinstance(towers[0].size, int) else None
         return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded,
                                                first), merged)
@@ -235,10 +235,10 @@ def combine_towers(tower_set, request, shards, behind):
     def combined(objective):
         of_towers, of_shards = [[request.objectives.of(objective, each) for each in some]
                                 for some in (gradients, [each.of_shard for each in towers])]
-        further = behind.gradients(of_shards, shards.sizes, tower_set.gradients.trainable)
+        further = behind.gradients(of_shards, shards.sizes, tower_set.roles.trainable)
         with tf.name_scope('combine_gradients'), of_loss(objective.name):
             if not request.placement.has_replicas:
-                check_no_replicas(tower_set.gradients.trainable)
+                check_no_replicas(tower_set.roles.trainable)
                 return Combined(combine(of_towers + further))
             return all_reduce(of_towers, further, request.devices)
     return request.objectives.shaped(combined(each) for each in request.objectives)

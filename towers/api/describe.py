@@ -15,6 +15,7 @@ from towers.placement.devices import describe_config, needs_config, session_conf
 from towers.placement.numerics import describe_xla
 from towers.tower.losses import whole_batch_line
 from towers.tower.objectives import all_pairs
+from towers.tower.ownership import OWN
 from towers.tower.stage_cuts import accumulation_line, stages_line
 from towers.tower.write_order import updates_that_write
 
@@ -44,15 +45,14 @@ def describe(tower_set, shards, request, update, num_before):
         ('batch norm', _batch_norm(tower_set, request, num_before) if request.objectives
          else None)]
     if len(tower_set.towers) > 1:
-        own = tower_set.roles.names('own')
-        lines += [('who writes', tower_set.roles.describe(
-            len(tower_set.gradients.trainable) if request.objectives else 0, request)),
+        own = tower_set.roles.names(OWN)
+        lines += [('who writes', tower_set.roles.describe(request)),
                   ('of each tower', own and '%s; tf.variables_initializer(built.own_state) resets '
                    'every tower' % briefly(own))]
     lines += [
         ('initial value', from_shard and (
             "of %s is of tower 0's part of the batch, not of all of it" % briefly(from_shard))),
-        ('no gradient', briefly([each.op.name for each in tower_set.gradients.trainable
+        ('no gradient', briefly([each.op.name for each in tower_set.roles.trainable
                                  if each.op.name not in trained]))]
     return Plan(
         towers=_rows(tower_set, request), lines=[(label, text) for label, text in lines if text],
@@ -78,7 +78,7 @@ def _of_variables(variables, tower_set, request, update):
     """The lines that say how many variables there are, and where."""
     size = sum(map(bytes_of, variables))
     names = {variable.op.name for variable in variables}
-    trainable = tower_set.gradients.trainable if request.objectives else [
+    trainable = tower_set.roles.trainable if request.objectives else [
         each for each in tf.trainable_variables() if each.op.name in names]
     is_sent = update.train_op is not None and tower_set.roles.replicas is not None and not all(
         is_repeatable(each.optimizer) for each in request.objectives)

@@ -46,6 +46,11 @@ def group_in_node(node):
             if group.startswith(_PREFIX.encode())]
 
 
+def producer(text):
+    """The operation that an input of a `NodeDef` comes from: of 'a:1' and of '^a' it is a."""
+    return text.lstrip('^').split(':')[0]
+
+
 # ---- functions ----------------------------------------------------------------------------------
 
 class Library:

@@ -112,6 +112,11 @@ def behind(tensor, types):
     return tensor
 
 
+def inputs_of(op):
+    """The operations that an operation waits for, by data and by control edges: a list."""
+    return [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+
+
 def step_operations(fetches, ends=()):
     """All operations that a run of some tensors and operations executes, by data and by control
     edges: a list in no order, without what only the operations of the names `ends` wait for."""
@@ -121,7 +126,7 @@ def step_operations(fetches, ends=()):
         op = stack.pop()
         if op.name in ends:
             continue
-        for other in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
+        for other in inputs_of(op):
             if other.name not in seen:
                 seen[other.name] = other
                 stack.append(other)

@@ -10,6 +10,7 @@ import collections
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.graph.graph_walk import inputs_of
 from towers.graph.op_types import CONTROL_FLOW, VARIABLE_OPS
 from towers.graph.variable_access import is_variable, variable_op
 
@@ -22,8 +23,8 @@ def hold(pairs, finder):
 
     Args:
       pairs: list of `(gate, end)`: an operation that is to wait, see `gates`, and another one, in
-        no loop or branch. Of pairs that contradict each other the first one counts; those of ends
-        that wait for a gate already are last, since more operations cannot wait for these.
+        no loop or branch. Of pairs that contradict each other the first one counts. Pairs whose
+        end waits for some gate already are tried last: each rules out more others.
 
     Returns:
       List of the pairs that were left out.
@@ -118,7 +119,7 @@ class Frames:
         if not any(op.type in CONTROL_FLOW for op in operations):
             return
         for op in operations:
-            for other in _inputs(op):
+            for other in inputs_of(op):
                 self._takers.setdefault(other.name, []).append(op)
         for op in in_order(operations, before):
             self._note(op)
@@ -163,8 +164,8 @@ class Frames:
 
 
 def left_branches(op):
-    """An operation that runs after `op`, or where a branch (v1) around it is not taken; `op`
-    outside."""
+    """An operation that always runs: after `op` if its branch (v1) is taken, at once if not.
+    Outside of branches it is `op`."""
     branches = compat.branches_around(op)
     if not branches:
         return op
@@ -220,8 +221,4 @@ def in_order(operations, awaited):
 
 def before(op):
     """Names of the operations that an operation waits for, without the back edges of a loop."""
-    return {other.name for other in _inputs(op) if other.type not in BACK}
-
-
-def _inputs(op):
-    return [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+    return {other.name for other in inputs_of(op) if other.type not in BACK}

@@ -11,7 +11,7 @@ import collections
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.graph.edit import Library
+from towers.graph.edit import Library, producer
 from towers.graph.op_types import ADDS, HAND_ON, READS, SETS, VARIABLE_OPS
 
 # Operations whose output is the value, or a part of the value, of the variable that they take.
@@ -178,7 +178,7 @@ class Writes:
         handles = _handles(function, {arguments[position].name})
         for node in function.node_def:
             taken = [place for place, text in enumerate(_data_inputs(node))
-                     if text.split(':')[0] in handles]
+                     if producer(text) in handles]
             if not taken or node.op in _LEAVE:
                 continue
             called = self._library.called_by(node)
@@ -201,12 +201,8 @@ def _spread(names, function, taken):
     while before != len(names):
         before = len(names)
         names.update(node.name for node in function.node_def
-                     if names.intersection(_producers(taken(node))))
+                     if names.intersection(map(producer, taken(node))))
     return names
-
-
-def _producers(inputs):
-    return [text.lstrip('^').split(':')[0] for text in inputs]
 
 
 def _data_inputs(node):
@@ -221,13 +217,13 @@ def without_writes(function, positions):
     handles = _handles(function, {
         function.signature.input_arg[position].name for position in positions})
     takers = [node for node in function.node_def
-              if handles.intersection(_producers(_data_inputs(node)))]
+              if handles.intersection(map(producer, _data_inputs(node)))]
     writes = {node.name for node in takers if node.op in SETS or node.op in ADDS}
     if any(node.op not in _LEAVE and node.name not in writes for node in takers):
         return None
     late = _spread(writes, function, lambda node: node.input).intersection(
         node.name for node in takers) - writes
-    if not _spread(late, function, _data_inputs).isdisjoint(_producers(function.ret.values())):
+    if not _spread(late, function, _data_inputs).isdisjoint(map(producer, function.ret.values())):
         return None
     changed = type(function)()
     changed.CopyFrom(function)

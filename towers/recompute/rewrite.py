@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import InvalidArgumentError
+from towers.graph.graph_walk import inputs_of
 from towers.graph.op_types import SIZES
 from towers.placement.tower_device import current_tower_device, follows_tower
 from towers.recompute import segments as cutting
@@ -85,9 +86,7 @@ def _cuts_after(keep, operations, forward, root):
 
 
 def _sources(op):
-    """Names of the operations that an operation waits for."""
-    return {tensor.op.name for tensor in op.inputs}.union(
-        [each.name for each in op.control_inputs])
+    return {each.name for each in inputs_of(op)}
 
 
 class _Order:

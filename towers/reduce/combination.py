@@ -158,7 +158,7 @@ def dense(gradient, variable):
 
 
 def _check_shared(aligned):
-    """Raises where several towers have gradients, and no two one of a variable: `t0/w`, `t1/w`."""
+    """Raises if several towers have gradients, and no variable has one in two (t0/w, t1/w)."""
     own = {present[0][0]: variable.op.name for variable, present in reversed(aligned)}
     if len(own) > 1 and all(len(present) == 1 for _, present in aligned):
         (one, of_one), (other, of_other) = sorted(own.items())[:2]

@@ -100,7 +100,7 @@ def _stage_of(op, stages):
 def _by_stage(part, stages, to_begin):
     """{('forward' or 'backward', stage): operations of a micro-batch that a step runs there}."""
     groups = {(what, stage): [] for what in ('forward', 'backward') for stage in range(len(stages))}
-    # Without other fetches (metrics that are counted): only a fetch of them may run them.
+    # Metric updates are no part of a pass: they run only if the program fetches them.
     step = graph_walk.step_operations(tensors_of(part.pairs) + [part.data_loss])
     forward = _needed_by(part.data_loss.op)
     for op in step:

@@ -1,4 +1,4 @@
-"""The one update of the shared variables, and the operations that ride on it."""
+"""The one update of the shared variables by an optimizer."""
 
 import collections
 import contextlib

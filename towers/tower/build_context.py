@@ -81,9 +81,8 @@ class BuildCollections:
 
     def new_updates(self):
         """The `UPDATE_OPS` that are there now and were not before the build: a list."""
-        known = set(map(id, self._before.get(tf.GraphKeys.UPDATE_OPS, ())))
-        return [entry for entry in self._graph.get_collection(tf.GraphKeys.UPDATE_OPS)
-                if id(entry) not in known]
+        return without(self._graph.get_collection(tf.GraphKeys.UPDATE_OPS),
+                       self._before.get(tf.GraphKeys.UPDATE_OPS, ()))
 
     @contextlib.contextmanager
     def of_build(self):
@@ -101,6 +100,12 @@ class BuildCollections:
             raise
         for entry in self.new_updates():
             self._graph.add_to_collection(_UPDATES_OF_BUILDS, _name_of(entry))
+
+
+def without(entries, others):
+    """The entries of a collection that are none of the others: a list."""
+    others = set(map(id, others))
+    return [entry for entry in entries if id(entry) not in others]
 
 
 def _snapshot(graph):

@@ -271,7 +271,7 @@ def mixed(tensor, examples, of_batch_norm):
 
 
 def _first(tensor, examples, look):
-    """The first operation behind a tensor for which `look` returns None, and not its inputs."""
+    """The operation at which `look` stops, by None; else it returns the inputs to search."""
     stack, seen = [tensor.op], set()
     while stack:
         op = stack.pop()

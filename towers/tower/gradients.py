@@ -96,6 +96,25 @@ _PLAIN = tf.train.GradientDescentOptimizer(1.)
 """Takes plain gradients, in the place of an optimizer with a `compute_gradients` of its own."""
 
 
+def trained_variables(objectives):
+    """{name of an objective: the variables that its loss trains}; `GradientError` for none."""
+    found, candidates = {}, tf.trainable_variables()
+    for objective in objectives:
+        named, wanted = '' if objective.name is None else ' for %r' % (
+            objective.name), objective.var_list
+        chosen = candidates if wanted is None else wanted if not callable(wanted) else (
+            checked_variables(wanted(list(candidates)), 'var_list' + named))
+        if not chosen:
+            raise GradientError(
+                'there is no trainable variable%s%s: %s' % (
+                    named, '' if wanted is None else ' left by var_list',
+                    'the choices were %s.' % ', '.join(v.op.name for v in candidates[:5])
+                    if candidates else 'the model function made none. Pass optimizer=None to '
+                    'evaluate it.'))
+        found[objective.name] = chosen
+    return found
+
+
 class TowerGradients:
     """Takes the gradients of a tower's losses.
 
@@ -104,36 +123,15 @@ class TowerGradients:
       scaled_losses: `ScaledLosses` to take gradients with; or None.
     """
 
-    def __init__(self, request, scaled_losses, behind):
-        """Raises `GradientError` for a loss that trains no variable."""
+    def __init__(self, request, scaled_losses, behind, trained):
         self.scaled_losses, self._request, self._behind = scaled_losses, request, behind
-        self._variables_of = self._chosen_variables()  # by the objective's name
+        self._trained = trained  # see `Roles`
         self._factors = {}  # of losses whose optimizers have a compute_gradients of their own
         for each in request.objectives:
             if _has_own(each.optimizer):
                 with tf.control_dependencies(None), only_device(request.placement.main):
                     # float64 holds a factor of any other type.
                     self._factors[each.name] = tf.constant(1., tf.float64, name='loss_factor')
-        self.trainable = list({variable.op.name: variable for chosen in self._variables_of.values()
-                               for variable in chosen}.values())
-
-    def _chosen_variables(self):
-        """{name of an objective: the variables that its loss trains}."""
-        found, candidates = {}, tf.trainable_variables()
-        for objective in self._request.objectives:
-            named, wanted = '' if objective.name is None else ' for %r' % (
-                objective.name), objective.var_list
-            chosen = candidates if wanted is None else wanted if not callable(wanted) else (
-                checked_variables(wanted(list(candidates)), 'var_list' + named))
-            if not chosen:
-                raise GradientError(
-                    'there is no trainable variable%s%s: %s' % (
-                        named, '' if wanted is None else ' left by var_list',
-                        'the choices were %s.' % ', '.join(v.op.name for v in candidates[:5])
-                        if candidates else 'the model function made none. Pass optimizer=None to '
-                        'evaluate it.'))
-            found[objective.name] = chosen
-        return found
 
     def of_tower(self, number, data_losses, scale, inputs):
         """`(gradients, of_shard, [operations of each loss])` of a tower's losses times `scale`."""
@@ -150,7 +148,7 @@ class TowerGradients:
         Where its `compute_gradients` is the usual one, these gradients themselves, and None for a
         variable that has none: a program may go by their places.
         """
-        variables = self._variables_of[objective.name]
+        variables = self._trained[objective.name]
         if objective.name in self._factors:
             return _own_pairs(objective, loss, combined, variables,
                               self._factors[objective.name], self._request)
@@ -181,7 +179,7 @@ class TowerGradients:
             data_loss = data_loss * tf.cast(self._factors[objective.name], data_loss.dtype)
         is_called_later = objective.name in self._factors or has_own_minimize(objective.optimizer)
         pairs = _computed(_PLAIN if is_called_later else objective.optimizer, data_loss,
-                          self._variables_of[objective.name])
+                          self._trained[objective.name])
         of_shard = list(zip(tf.gradients(data_loss, list(shard)), shard)) if shard else []
         if self.scaled_losses is not None:
             pairs, of_shard = map(self.scaled_losses.unscaled, (pairs, of_shard))

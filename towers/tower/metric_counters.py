@@ -28,6 +28,7 @@ from towers.graph.variable_access import Writes, read_from
 from towers.placement.variable_device import only_device
 from towers.tower.objectives import flat
 from towers.tower.outputs import metrics_by_kind
+from towers.tower.ownership import METRIC
 from towers.tower.shards import if_any, weighted
 
 
@@ -118,7 +119,7 @@ def count_in_turn(towers, weights, roles):
     A tower of weight 0. has nothing but padding, and its metrics are not run.
     """
     counters = {variable.op.name: variable for variable in tf.global_variables()
-                + tf.local_variables() if roles.written.get(variable.op.name) == 'metric'}
+                + tf.local_variables() if roles.written.get(variable.op.name) == METRIC}
     towers = [tower for tower, weight in zip(towers, weights)
               if not (isinstance(weight, float) and weight == 0.)]
     if len(towers) < 2 or not counters:

@@ -85,7 +85,7 @@ class NewVariables:
 
     @contextlib.contextmanager
     def outside(self):
-        """The scope, in the call, of variables that are not the model's: an optimizer's slots."""
+        """The context of variables that are not recorded as the model's: an optimizer's slots."""
         self._is_open = False
         try:
             with graph_walk.Recording(self._graph) as made:
