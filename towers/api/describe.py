@@ -20,7 +20,7 @@ from towers.tower.stage_cuts import accumulation_line, stages_line
 from towers.tower.write_order import updates_that_write
 
 
-def describe(tower_set, shards, request, update, num_before):
+def describe(tower_set, batch, request, update, num_before):
     """The `Plan` of a build; `num_before` of its `UPDATE_OPS` are from before the towers."""
     local = {variable.op.name for variable in tf.local_variables()}  # metric counters
     variables = [v for v in tower_set.recorded.variables if v.op.name not in local]
@@ -29,7 +29,7 @@ def describe(tower_set, shards, request, update, num_before):
     trained = {variable.op.name for _, variable in all_pairs(update.gradients)}
     lines = _of_variables(variables, tower_set, request, update)
     if cluster is not None:
-        lines += [('cluster', _cluster(cluster, shards.batch_size, len(request.devices))),
+        lines += [('cluster', _cluster(cluster, batch.batch_size, len(request.devices))),
                   ('open to anyone', cluster.warning())]
     lines += [
         ('session', 'tf.Session(config=towers.session_config(built.devices)) makes the CPU devices'
@@ -56,7 +56,7 @@ def describe(tower_set, shards, request, update, num_before):
                                  if each.op.name not in trained]))]
     return Plan(
         towers=_rows(tower_set, request), lines=[(label, text) for label, text in lines if text],
-        batch_size=shards.batch_size if isinstance(shards.batch_size, int) else None,
+        batch_size=batch.batch_size if isinstance(batch.batch_size, int) else None,
         remainder=request.remainder, shares=request.shares, reduction=request.reduction,
         initial_of_first=from_shard)
 

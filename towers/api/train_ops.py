@@ -42,7 +42,7 @@ _Step = collections.namedtuple(
     '_Step', 'train_op slots slots_of_replicas counts before redirect scaled_losses')
 
 
-def update_variables(tower_set, request, outputs, combined, shards, collections_before,
+def update_variables(tower_set, request, outputs, combined, batch, collections_before,
                      machines=None):
     """Makes the update of the shared variables, and puts other updates onto it: `Update`.
 
@@ -54,7 +54,7 @@ def update_variables(tower_set, request, outputs, combined, shards, collections_
     if not objectives:
         return Update(None, {}, [], [], {}, None, False, (), None, None)
     of, of_towers = objectives.of, collections_before.new_updates()
-    settle = _settling(tower_set, request, outputs, combined, shards)
+    settle = _settling(tower_set, request, outputs, combined, batch)
     with graph_walk.Recording(tf.get_default_graph()) as made:
         gradients = [tower_set.gradients.made_by_optimizer(
             each, of(each, outputs.loss), of(each, combined).gradients) for each in objectives]
@@ -86,12 +86,9 @@ def update_variables(tower_set, request, outputs, combined, shards, collections_
         scaled_losses=joint.scaled_losses)
 
 
-def _settling(tower_set, request, outputs, combined, shards):
-    """The function that settles what operations of the update take by a closure.
-
-    It takes all operations that were made so far, what they are made for, and tensors and
-    operations that they may take; see `closure_tensors`.
-    """
+def _settling(tower_set, request, outputs, combined, batch):
+    """The function that settles what operations take by a closure, see `closure_tensors`: of these
+    operations, what they are made for, and tensors and operations that they may take."""
     towers, means = tower_set.towers, {}
     is_one_part = len(towers) == 1 and request.has_whole_batch
     trained = {variable.op.name for variable in tower_set.roles.trainable}
@@ -101,7 +98,7 @@ def _settling(tower_set, request, outputs, combined, shards):
             losses = [tower.loss if name is None else tower.loss[name] for tower in towers]
             with tf.control_dependencies(None), only_device(request.placement.main), \
                     tf.name_scope(request.name + 's'):
-                means[name] = weighted_mean(losses, shards.weights)
+                means[name] = weighted_mean(losses, batch.weights)
         return means[name]
 
     def settle(made, fetches, after):
@@ -122,11 +119,9 @@ def _settling(tower_set, request, outputs, combined, shards):
 
 
 def _step(tower_set, request, machines, shown, settle, of_losses, updates):
-    """The `_Step` by some of the losses, `_OfLoss`es, with updates that ride on it.
-
-    `shown` are the tensors that can be had without a step; `settle` takes the operations that an
-    optimizer has made, the one that it returned, and those that it waits for.
-    """
+    """The `_Step` by some `_OfLoss`es, with updates that ride on it. `shown` are the tensors that
+    can be had without a step; `settle` takes the operations that an optimizer has made, the one
+    that it returned, and those that it waits for."""
     replicas, losses = tower_set.roles.replicas, [each.loss for each in of_losses]
     read = [tensor for each in of_losses
             for tensor in tensors_of(_and_replicas(each.gradients, each.combined))]
@@ -179,11 +174,8 @@ def _and_replicas(gradients, combined):
 
 
 def _riding(updates, losses, towers):
-    """{name of a loss: the updates that ride on its train op}.
-
-    An update, such as batch norm's, rides on the train ops of the losses that are computed from its
-    activations: on that of one loss, if that is enough for it.
-    """
+    """{name of a loss: the updates that ride on its train op}: of each loss that is computed from
+    an update's activations; of one loss alone, if that is enough for the update."""
     known = {name: {op for op in graph_walk.ancestors([loss])
                     if any(tower.has(op) for tower in towers)} for name, loss in losses.items()}
     of_any = set().union(*known.values())

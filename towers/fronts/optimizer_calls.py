@@ -85,10 +85,10 @@ class OptimizerCalls(GradientsOfModel):
         finally:
             _CALLS.pop(self._graph, None)
 
-    def weights(self, shards):
+    def weights(self, batch):
         if not self._is_sum:
-            return shards.weights
-        return None if shards.is_even else list(map(share_of_sum, shards.sizes))
+            return batch.weights
+        return None if batch.is_even else list(map(share_of_sum, batch.sizes))
 
     @contextlib.contextmanager
     def call(self, weight, placement):
@@ -296,6 +296,5 @@ def _parts(gradient):
 
 
 def share_of_sum(size):
-    """The weight of a shard of this size where losses are added up: 0 of one of padding alone, else
-    1; a float where the size is an int, else a float64 scalar."""
+    """The weight of a shard where losses are added up: 0 of padding alone, else 1; as of a mean."""
     return float(size > 0) if isinstance(size, int) else tf.cast(size > 0, tf.float64)

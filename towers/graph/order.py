@@ -10,7 +10,7 @@ import collections
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.graph.graph_walk import inputs_of
+from towers.graph.graph_walk import inputs_of, reached
 from towers.graph.op_types import CONTROL_FLOW, VARIABLE_OPS
 from towers.graph.variable_access import is_variable, variable_op
 
@@ -62,10 +62,8 @@ def gates(op, names, frames):
 
 def to_wait_for(op, finder):
     """The operations to wait for: `op`, and its values if it calls functions (control flow v2).
-
-    TensorFlow inlines these. What waits for an `If` then waits for its condition alone, and for no
-    read or write of its branches (measured on 1.15.5 and 2.21).
-    """
+    TensorFlow inlines these, and what waits for an `If` then waits for its condition alone
+    (measured on 1.15.5 and 2.21)."""
     if not finder.within_function(op):
         return [op]
     with tf.control_dependencies(None), tf.device(None), tf.device(op.device or None), \
@@ -137,17 +135,9 @@ class Frames:
         """The operations to wait for instead of `op`: itself, where it always runs, else those by
         which its results leave all loops and branches, which run whichever branch is taken, and
         when a loop has ended. The list is empty if nothing outside depends on `op`."""
-        stack, seen, found = [op], {op.name}, []
-        while stack:
-            each = stack.pop()
-            if self.always_runs(each):
-                found.append(each)
-                continue
-            for taker in self._takers.get(each.name, ()):
-                if taker.name not in seen:
-                    seen.add(taker.name)
-                    stack.append(taker)
-        return sorted(found, key=lambda each: each.name)
+        found = reached([op], lambda each: () if self.always_runs(each) else self._takers.get(
+            each.name, ()))
+        return [found[name] for name in sorted(found) if self.always_runs(found[name])]
 
     def _note(self, op):
         inputs = [self._leaves[name] for name in before(op) if name in self._leaves]
@@ -179,10 +169,8 @@ def left_branches(op):
 
 def waited_instead(control_inputs, left_out):
     """What to wait for instead of operations that are left out: the operations that these wait for.
-
-    In a branch of `tf.cond` (v1) the values to be written are waited for, too: an operation that
-    waits for nothing within its branch would run whichever branch is taken.
-    """
+    In a branch (v1) the values to be written are waited for, too: else what waits would run
+    whichever branch is taken."""
     found, stack, seen = [], list(reversed(control_inputs)), set()
     while stack:
         op = stack.pop()

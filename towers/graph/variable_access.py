@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.graph.edit import Library, producer
+from towers.graph.graph_walk import reached
 from towers.graph.op_types import ADDS, HAND_ON, READS, SETS, VARIABLE_OPS
 
 # Operations whose output is the value, or a part of the value, of the variable that they take.
@@ -37,25 +38,15 @@ def variable_op(tensor):
 def read_from(tensor):
     """The operations of the variables whose values a tensor consists of: passed on, cached, or
     joined from parts, but not computed. An empty list if there is none."""
-    found, stack, seen = [], [tensor], set()
-    while stack:
-        tensor = stack.pop()
-        if tensor.op.name in seen:
-            continue
-        seen.add(tensor.op.name)
-        if tensor.op.type in VARIABLE_OPS:
-            found.append(tensor.op)
-        elif tensor.op.type in HAND_ON or tensor.op.type in _READ:
-            stack.extend(tensor.op.inputs)
-    return found
+    found = reached([tensor.op], lambda op: [each.op for each in op.inputs] if (
+        op.type in HAND_ON or op.type in _READ) else ())
+    return [op for op in found.values() if op.type in VARIABLE_OPS]
 
 
 def variables_read(operations, owned=(), others=()):
-    """The variables that any of some operations takes, itself or by its value: a list.
-
-    They are looked for in the collections of variables, and in `others`. The names of operations
-    `owned` do not count, since they belong to the variables (initial values, reads).
-    """
+    """The variables, of the collections and `others`, that any of some operations takes, itself or
+    by its value: a list. Operations `owned` do not count, since they belong to the variables
+    (initial values, reads)."""
     made, names = {op.name for op in operations}, set()
     for op in operations:
         for tensor in op.inputs if op.name not in owned else ():
@@ -134,12 +125,10 @@ class Writes:
         return [op for op in self.takers(variable.op) if variable.op.name in self.of(op)]
 
     def takers(self, variable, memory=False):
-        """The operations that take a variable itself, but for those that hand it on: a list.
-
-        With `memory`, all that is computed from a reference variable counts, too: its value is its
-        memory, and many kernels pass on what they read (`Identity`, `Reshape`), so that what takes
-        that reads the variable when it computes. (A write of a resource variable takes new memory.)
-        """
+        """The operations that take a variable itself, but for those that hand it on: a list. With
+        `memory`, all that is computed from a reference variable counts, too: its value is its
+        memory, which many kernels pass on (`Identity`, `Reshape`), so that what takes that reads
+        the variable when it computes."""
         memory = memory and variable.type in REFERENCE_VARIABLES
         stack, seen, found = list(variable.outputs), set(), []
         while stack:

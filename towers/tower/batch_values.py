@@ -148,10 +148,8 @@ def _mark_of(op):
 
 
 def exchange(towers, weights, device):
-    """Gives all marked operations their values: sums, means and rows over all towers.
-
-    `weights` are the towers' parts of the batch's examples; sums are made on `device`.
-    """
+    """Gives all marked operations their values: sums, means and rows over all towers, made on
+    `device`. `weights` are the towers' parts of the batch's examples."""
     marks = [collections.defaultdict(list) for _ in towers]
     for op in tf.get_default_graph().get_operations():
         if is_batch_value(op):

@@ -40,13 +40,9 @@ class Copies:
     """
 
     def __init__(self, first, updates, parts_before, further=()):
-        """
-        Args:
-          first: `Differentiated`: the tower to be copied.
-          updates: `InlineUpdates`: the writes that copies do without or share.
-          parts_before: how many parts the machines before this one have.
-          further: tensors and operations that are copied besides the tower's own.
-        """
+        """`first` is `Differentiated`, the tower to be copied; `updates` are the `InlineUpdates`
+        that copies do without or share; `further` tensors and operations are copied besides the
+        tower's own."""
         tower = first.tower
         self._tower, self._graph, self._left_out = tower, tf.get_default_graph(), updates.left_out
         self._parts_before, self._random_keys = parts_before, first.random_keys

@@ -37,12 +37,10 @@ class Differentiated(collections.namedtuple('Differentiated', [
     __slots__ = ()
 
 
-def differentiate(recorded, losses, gradients_of, request, shards, number, scale, taken=()):
-    """Takes the gradients of the recorded loss times `scale`, a float or scalar: `Differentiated`.
-
-    `number` is that of the part of the batch; `taken` are the tensors and operations that a step
-    runs besides what the model function returned.
-    """
+def differentiate(recorded, losses, gradients_of, request, batch, number, scale, taken=()):
+    """Takes the gradients of the recorded loss of part `number` times `scale`, a float or scalar:
+    `Differentiated`. The step runs `taken` tensors and operations besides the model function's
+    results."""
     graph, output, device = tf.get_default_graph(), recorded.output, request.parts[number].device
     outer = graph.get_name_scope()
     root = outer + '/' if outer else ''
@@ -51,7 +49,7 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
     if request.objectives:
         with tf.device(TowerDevice(device)):
             gradients, of_shard, by_loss = gradients_of.of_tower(
-                number, losses.data_loss, scale, shards.inputs[number])
+                number, losses.data_loss, scale, batch.inputs[number])
     backward = sum(by_loss, [])
     inside = {op.name for op in recorded.operations + backward}
     keep_with_tower(backward, inside - recorded.owned, device)
@@ -69,7 +67,7 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
     part = request.parts[number]
     tower = Tower(
         index=part.tower, micro_batch=part.micro_batch, device=device, name_scope=root,
-        inputs=shards.inputs[number], size=shards.sizes[number], loss=output.loss,
+        inputs=batch.inputs[number], size=batch.sizes[number], loss=output.loss,
         predictions=output.predictions, metrics=output.metrics, gradients=gradients,
         of_shard=of_shard, updates=recorded.updates, variables=recorded.variables,
         data_loss=losses.data_loss,
@@ -143,11 +141,8 @@ class TowerGradients:
                 [operations for _, _, operations in found])
 
     def made_by_optimizer(self, objective, loss, combined):
-        """What the objective's optimizer makes of the combined gradients: a pair for each variable.
-
-        Where its `compute_gradients` is the usual one, these gradients themselves, and None for a
-        variable that has none: a program may go by their places.
-        """
+        """What the objective's optimizer makes of the combined gradients: a pair for each variable,
+        with None for one without a gradient, since a program may go by their places."""
         variables = self._trained[objective.name]
         if objective.name in self._factors:
             return _own_pairs(objective, loss, combined, variables,
@@ -195,11 +190,9 @@ def _has_own(optimizer):
 
 
 def _own_pairs(objective, loss, combined, variables, factor, request):
-    """What an optimizer's own `compute_gradients` makes of the combined gradients: list of pairs.
-
-    `loss` is the mean over the batch of this machine; `factor` the constant by which the towers
-    multiply their losses, whose place dL/dS takes.
-    """
+    """The pairs that an optimizer's own `compute_gradients` makes of the combined gradients. `loss`
+    is the mean over this machine's batch; dL/dS takes the place of the constant `factor` in the
+    towers' losses."""
     called = 'compute_gradients of ' + type(objective.optimizer).__name__
     reduction = request.factor  # the towers' losses have it already
 

@@ -33,10 +33,8 @@ from towers.tower.shards import if_any, weighted
 
 
 def leave_out_padding(towers, weights, variables):
-    """Has towers without an example add nothing to these variables, of which names are given.
-
-    `weights` are each tower's share of the batch: floats, or float64 scalars.
-    """
+    """Has towers without an example, of weight 0, add nothing to these variables, of which names
+    are given."""
     if all(isinstance(weight, float) and weight for weight in weights) or not variables:
         return
     graph = tf.get_default_graph()
@@ -50,11 +48,8 @@ def leave_out_padding(towers, weights, variables):
 
 
 def weigh_additions(metrics, weights, counters):
-    """Weighs the additions of all towers to counters of metrics, of which names are given.
-
-    `metrics` are each tower's dict of metrics, of the same names, or None; `weights` each tower's
-    share of the batch.
-    """
+    """Weighs the additions of all towers to these counters, of which names are given. `metrics` are
+    each tower's dict of metrics, or None; `weights` each tower's share of the batch."""
     if not counters or all(isinstance(weight, float) and weight == weights[0]
                            for weight in weights):
         return

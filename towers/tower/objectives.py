@@ -23,6 +23,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import GradientError, InvalidArgumentError
+from towers.graph.graph_walk import reached
 from towers.graph.op_types import SIZES
 
 _numbers = itertools.count()  # of names in TensorFlow's registry of gradients
@@ -140,7 +141,7 @@ class GradientsOfModel(abc.ABC):
     """Stands in place of an optimizer where the model function calls its own: `OptimizerCalls`."""
 
     @abc.abstractmethod
-    def weights(self, shards):
+    def weights(self, batch):
         """The weights of the towers' losses, a list; None where these count as they are."""
 
     @abc.abstractmethod
@@ -210,16 +211,11 @@ def listed_pairs(pairs):
 
 def computes_with(gradients, surrogate, combined):
     """Whether gradients depend on the value of the surrogate, and not on its shape alone."""
-    stack = [tensor.op for tensor in tensors_of([(each, None) for each in gradients])]
-    seen = {tensor.op.name for tensor in tensors_of(combined)}
-    while stack:
-        op = stack.pop()
-        if op is surrogate.op:
-            return True
-        if op.name not in seen and op.type not in _OF_SHAPE:
-            stack += [tensor.op for tensor in op.inputs][:1 if op.type == 'Print' else None]
-        seen.add(op.name)
-    return False
+    known = {tensor.op.name for tensor in tensors_of(combined)}
+    return surrogate.op.name in reached(
+        [tensor.op for tensor in tensors_of([(each, None) for each in gradients])],
+        lambda op: () if op.name in known or op.type in _OF_SHAPE else [
+            tensor.op for tensor in op.inputs][:1 if op.type == 'Print' else None])
 
 
 def has_own_minimize(optimizer):

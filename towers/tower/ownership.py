@@ -58,10 +58,8 @@ class Roles(collections.namedtuple('Roles', 'trained written own_state inline_up
         return sorted(name for name, each in self.written.items() if each == role)
 
     def in_tower(self, part, micro_batches):
-        """{name of a variable: the variable of another tower}.
-
-        `part` is the number of the tower's micro-batch among those of all towers.
-        """
+        """{name of a variable: that of the part number `part` among the micro-batches of all
+        towers}."""
         found = {} if self.replicas is None else self.replicas.in_tower(part // micro_batches)
         found.update((name, of_towers[part]) for name, of_towers in self.own_state.items())
         return found
@@ -85,15 +83,10 @@ class Roles(collections.namedtuple('Roles', 'trained written own_state inline_up
 
 
 def ownership(recorded, request, size, trained, taken=(), make_replicas=None):
-    """Finds what each variable is to the towers; makes their replicas and state: `Roles`.
-
-    Args:
-      size: examples in the tower's shard: an int, or a tensor.
-      trained: as of `Roles`.
-      taken: tensors and operations that the step runs and the model function did not return: its
-        optimizer calls.
-      make_replicas: the function that makes `Replicas` of variables; None where there are none.
-    """
+    """Finds what each variable is to the towers; makes their replicas and state: `Roles`. `size` is
+    that of the tower's shard; `taken` are tensors and operations that the step runs and the model
+    function did not return, its optimizer calls; `make_replicas` is a function of variables and
+    devices, or None."""
     scalars, pairs = metrics_by_kind(recorded.output.metrics)
     fetches = fetches_of(recorded.output._replace(metrics=scalars)) + list(taken)
     forward, step, counted = [{op.name for op in graph_walk.step_operations(each)} for each in (
@@ -145,12 +138,9 @@ def _without(writes, names):
 
 
 def _own_state(recorded, writes, step, counted, num_towers):
-    """Finds the first tower's state among the variables it writes; makes the others': as of
-    `Roles`.
-
-    A write that depends on the shard makes the variable the tower's own, whoever runs it. A write
-    that only an update_op of a metric runs, `counted`, leaves it shared.
-    """
+    """Makes the other towers' state beside the first one's: as of `Roles`. A write that depends on
+    the shard makes the variable the tower's own, whoever runs it. A write that only an update_op of
+    a metric runs, `counted`, leaves it shared."""
     choices, of_state = _choices(recorded.keras_states), collections.OrderedDict()
     for op, names in writes:
         if op.name in step or op.name not in counted and op.name in recorded.from_shard:

@@ -48,12 +48,10 @@ class Recorded(collections.namedtuple('Recorded', [
     __slots__ = ()
 
 
-def record(request, shards, number, around=contextlib.nullcontext):
-    """Calls the model function, within a further context: `Recorded`.
-
-    `number` is that of the part of the batch, 0 but for the recipe's calls after the first.
-    """
-    graph, inputs, parts = tf.get_default_graph(), shards.inputs[number], len(request.parts)
+def record(request, batch, number, around=contextlib.nullcontext):
+    """Calls the model function on part `number` of the batch, 0 but for the recipe's later calls:
+    `Recorded`. `around` makes a further context of the call."""
+    graph, inputs, parts = tf.get_default_graph(), batch.inputs[number], len(request.parts)
     before, registered_before = BuildCollections(graph), registered_losses()
     made_variables = NewVariables(request.placement, None if number else request.earlier)
     reuse = tf.AUTO_REUSE if number else request.reuse
@@ -63,7 +61,7 @@ def record(request, shards, number, around=contextlib.nullcontext):
         with made_variables.recorded(request.variable_scope, reuse), \
                 record_keras_calls() as keras, compiled(request.numerics.xla), around(), \
                 call_of_model_fn(graph, made_variables, parts, request.no_batch_values):
-            returned = _call(request.model_fn, inputs, shards.batch_size if parts > 1 else None)
+            returned = _call(request.model_fn, inputs, batch.batch_size if parts > 1 else None)
             in_sync, instead = synchronize(made.so_far(), graph) if (
                 request.batch_norm == 'sync' and parts > 1) else (0, {})
         output = to_model_output(returned, bool(request.objectives), request.objectives.names)

@@ -65,11 +65,8 @@ class NewVariables:
 
     @contextlib.contextmanager
     def recorded(self, scope, reuse):
-        """The context of the call of the model function.
-
-        `scope` is the name of the variable scope to build under, or None, `reuse` as of
-        `tf.variable_scope`.
-        """
+        """The context of the call of the model function, in the variable scope `scope`, a name or
+        None; `reuse` as of `tf.variable_scope`."""
         self._is_open = True
         try:
             with self._scope(scope, reuse), tf.variable_creator_scope(self._create):

@@ -2,8 +2,8 @@
 
 What a model reads and then writes, in its forward pass or by `UPDATE_OPS`, by its role in `Roles`:
 `'first'`: tower 0 alone writes, when all towers have read. Tower 0 keeps the model's control
-dependencies; without one, each read that the loss or a gradient needs comes first. `'every'`: each tower writes when all have read, after the tower
-before. `'metric'`: see `metric_counters`.
+dependencies; without one, each read that the loss or a gradient needs comes first. `'every'`: each
+tower writes when all have read, after the tower before. `'metric'`: see `metric_counters`.
 
 In the update, two kinds of writes do not wait by themselves. An optimizer may write beside the
 gradients: AdamW decays a weight before it applies the gradient, a counter goes up first, while a
@@ -29,7 +29,7 @@ from towers.placement.variable_device import only_device
 from towers.tower.objectives import tensors_of
 from towers.tower.ownership import EVERY, METRIC
 
-_Write = collections.namedtuple('_Write', 'tower op name is_every')
+_WriteOfTower = collections.namedtuple('_WriteOfTower', 'tower op name is_every')
 """A write: the number of its tower, its operation, its variable's name, whether every tower's."""
 
 
@@ -51,7 +51,7 @@ def write_after_reads(towers, roles):
         map(_fetches, towers[1:] + [towers[0]._replace(predictions=None)]), []))}
     step = {op.name: op for op in graph_walk.step_operations(sum(
         (_fetches(tower) + list(tower.updates) for _, tower in writing), []), reads)}
-    writes = [_Write(number, op, name, roles.written[name] == EVERY)
+    writes = [_WriteOfTower(number, op, name, roles.written[name] == EVERY)
               for name, found in takers.items() for op in found
               if (op.name in step or op.name in reads) and name in finder.of(op)
               for number, tower in writing
@@ -130,17 +130,15 @@ def _fetches(tower):
 def hold_update(train_op, gradients, after, computed, waited=()):
     """Makes the writes of an update wait until everything has been computed from what they change.
 
-    A write of a variable waits for all gradients. Two writes need no new wait: one that waits for
-    its variable's own gradient, since the backward pass is through with the variable; and one of a
-    variable that no gradient reads, such as a slot, if it waits for some gradient. Every write
-    waits for `waited`, see `Machines`.
+    They wait for all gradients, and for `waited`, see `Machines`. Two writes need no new wait: one
+    that waits for its variable's own gradient; and one of a variable that no gradient reads, such
+    as a slot, if it waits for some gradient.
 
     Args:
-      gradients: list of `(gradient, variable)` before the user's `transform_gradients`, the sums
-        over all towers and machines; `variable` is None for gradients of replicas.
+      gradients: list of `(gradient, variable)`, the sums over all towers and machines; `variable`
+        is None for gradients of replicas.
       after: what the optimizer waits for, and is not looked at: updates wait by `hold_back`.
-      computed: list of the tensors that can be had without a step: no operation behind them gets
-        a new wait.
+      computed: tensors that can be had without a step: nothing behind them gets a new wait.
     """
     pairs = [(gradient, variable) for gradient, variable in gradients if gradient is not None]
     sums = [tensor.op for tensor in tensors_of(pairs)]
@@ -170,14 +168,11 @@ def hold_update(train_op, gradients, after, computed, waited=()):
 def hold_back(updates, waited, active, computed):
     """Makes updates wait for other operations, and leaves them out where there is no batch.
 
-    What the step computes its results from is left as it is, also where it writes a variable: a
-    write of the forward pass itself, which `loss` or a prediction takes along without a step.
-
     Args:
-      updates: list of operations or tensors, which nothing waits for yet but other updates, and
-        what `transform_gradients` has made.
+      updates: list of operations or tensors.
       active: float scalar, 0 in a worker whose own data have ended; or None.
-      computed: list of the tensors that can be had without a step: loss, predictions, metrics.
+      computed: tensors that can be had without a step: what they need is left as it is, also a
+        write of the forward pass.
 
     Returns:
       `(updates, redirect)`: what the optimizer has to wait for in place of `updates`; and, where
@@ -214,8 +209,8 @@ def _wait_instead(left_out, operations, done, merged):
     """Makes operations that wait for a skippable update wait for `merged`, which always runs.
 
     Else they would be skipped, too: `transform_gradients` may read a moving average after its
-    update, an optimizer, too, and a program may run averages of the weights after all `UPDATE_OPS`.
-    The operations of the updates themselves go on waiting.
+    update, and a program may run averages of the weights after all `UPDATE_OPS`. The `operations`
+    of the updates themselves go on waiting.
     """
     own = {op.name for op in operations}
     for op in merged.graph.get_operations():
