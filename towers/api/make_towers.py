@@ -49,6 +49,8 @@ def call_once_and_copy(request, batch, behind, scaled_losses):
     names_of_slots = {slot.op.name for slot in slots}  # which a Saver made there reads
     recorded = recorded._replace(variables=[
         each for each in recorded.variables if each.op.name not in names_of_slots])
+    # In this order: state is where its stage is; and `ownership` takes writes that become updates
+    # out of the forward pass, before that is differentiated.
     cuts = put_on_devices(recorded, request, request.parts[0].device)
     roles = ownership(recorded, request, batch.sizes[0],
                       trained_variables(request.objectives), taken,

@@ -119,7 +119,7 @@ class Frames:
         for op in operations:
             for other in inputs_of(op):
                 self._takers.setdefault(other.name, []).append(op)
-        for op in in_order(operations, before):
+        for op in in_order(operations, names_before):
             self._note(op)
 
     def is_outside(self, op):
@@ -140,7 +140,7 @@ class Frames:
         return [found[name] for name in sorted(found) if self.always_runs(found[name])]
 
     def _note(self, op):
-        inputs = [self._leaves[name] for name in before(op) if name in self._leaves]
+        inputs = [self._leaves[name] for name in names_before(op) if name in self._leaves]
         around = max(inputs, key=len) if inputs else ()
         self._around[op.name] = leaves = around
         kind = op.type[3:] if op.type.startswith('Ref') else op.type
@@ -207,6 +207,6 @@ def in_order(operations, awaited):
                 ready.append(taker)
 
 
-def before(op):
+def names_before(op):
     """Names of the operations that an operation waits for, without the back edges of a loop."""
     return {other.name for other in inputs_of(op) if other.type not in BACK}

@@ -125,10 +125,11 @@ class Writes:
         return [op for op in self.takers(variable.op) if variable.op.name in self.of(op)]
 
     def takers(self, variable, memory=False):
-        """The operations that take a variable itself, but for those that hand it on: a list. With
-        `memory`, all that is computed from a reference variable counts, too: its value is its
-        memory, which many kernels pass on (`Identity`, `Reshape`), so that what takes that reads
-        the variable when it computes."""
+        """The operations that take a variable itself, but for those that hand it on: a list.
+
+        With `memory`, all that is computed from a reference variable counts, too: its value is its
+        memory, which many kernels pass on (`Identity`, `Reshape`) to what reads it later.
+        """
         memory = memory and variable.type in REFERENCE_VARIABLES
         stack, seen, found = list(variable.outputs), set(), []
         while stack:

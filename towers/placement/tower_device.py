@@ -77,10 +77,12 @@ def device_like(op):
 
 
 def keep_with_tower(operations, own, device):
-    """Keeps gradient operations on their tower. Some (of a gather) are colocated with a variable on
-    another device, or with what TensorFlow moves there: the session would say "Cannot colocate
-    nodes". Colocations with the tower's `own` operations are kept; where these are on several
-    devices, those with the operation's own."""
+    """Keeps gradient operations on their tower.
+
+    Some (of a gather) are colocated with a variable on another device, or with what TensorFlow
+    moves there: the session would say "Cannot colocate nodes". Colocations with the tower's `own`
+    operations are kept; where these are on several devices, those with the operation's own.
+    """
     for op in operations:
         names = names_beside(op)
         inside = [op.graph.get_operation_by_name(name) for name in names if name in own]

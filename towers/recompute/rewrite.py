@@ -89,7 +89,7 @@ class _Order:
             for name in _sources(op) & self._operations.keys():
                 self._takers[name].add(op.name)
 
-    def gradients_into(self, taking):
+    def make_wait(self, taking):
         """The operations that the first ones among `taking` wait for; from now on all of them do. A
         first one waits for no other of them, also not through what is recomputed for another
         segment: else two segments would wait for each other for ever."""
@@ -118,7 +118,7 @@ def _rewrite(scope, operations, kept, takers, order, root, stages):
             needed.update(tensor.name for tensor in op.inputs if tensor.name not in kept)
     if not wanted:
         return 0
-    gradients = order.gradients_into(
+    gradients = order.make_wait(
         {op.name: op for name in wanted for op, _ in takers[name]}.values())
     recomputed = _recomputed(again, kept, scope, root, stages)
     made = {op.name for op in recomputed.values()}

@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
-from towers.graph.order import BACK, Frames, before, in_order
+from towers.graph.order import BACK, Frames, in_order, names_before
 from towers.placement.stages import check_stages
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import only_device
@@ -177,7 +177,7 @@ def _waits_for(op):
 
     What leads out of a loop waits for all that leads into the next turn, onto stacks included.
     """
-    names = before(op)
+    names = names_before(op)
     if op.type in ('Exit', 'RefExit') and len(op.inputs[0].op.inputs) == 2:
         condition = op.inputs[0].op.inputs[1]  # of the Switch that the loop is left by
         for switch in condition.consumers():

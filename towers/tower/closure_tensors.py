@@ -33,10 +33,12 @@ def take_losses_of_batch(made, losses, whole_loss):
 
 
 def check_of_no_tower(made, fetches, known, losses, recorded, own_state):
-    """Refuses operations `made` for `fetches` that take what depends on the examples of one tower:
-    on its shard, or on what the model function draws, writes, or reads of `own_state`. They may
-    take `known` ones, the gradients and the first tower's updates, and wait for the towers'
-    `losses`."""
+    """Refuses operations `made` for `fetches` that take what depends on one tower's examples.
+
+    That is what depends on its shard, or on what the model function draws, writes, or reads of
+    `own_state`. They may take `known` ones, the gradients and the first tower's updates, and wait
+    for the towers' `losses`.
+    """
     called = {op.name for op in recorded.operations if op.type not in VARIABLE_OPS}.union(
         variable.op.name for variable in own_state).difference(
             getattr(each, 'op', each).name for each in known)

@@ -114,12 +114,7 @@ def trained_variables(objectives):
 
 
 class TowerGradients:
-    """Takes the gradients of a tower's losses.
-
-    Attributes:
-      trainable: the variables that any loss is differentiated by.
-      scaled_losses: `ScaledLosses` to take gradients with; or None.
-    """
+    """Takes the gradients of a tower's losses; `scaled_losses` are `ScaledLosses`, or None."""
 
     def __init__(self, request, scaled_losses, behind, trained):
         self.scaled_losses, self._request, self._behind = scaled_losses, request, behind

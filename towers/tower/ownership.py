@@ -83,10 +83,12 @@ class Roles(collections.namedtuple('Roles', 'trained written own_state inline_up
 
 
 def ownership(recorded, request, size, trained, taken=(), make_replicas=None):
-    """Finds what each variable is to the towers; makes their replicas and state: `Roles`. `size` is
-    that of the tower's shard; `taken` are tensors and operations that the step runs and the model
-    function did not return, its optimizer calls; `make_replicas` is a function of variables and
-    devices, or None."""
+    """Finds what each variable is to the towers; makes their replicas and state: `Roles`.
+
+    `size` is that of the tower's shard. `taken` are tensors and operations that the step runs and
+    the model function did not return: its optimizer calls. `make_replicas` is a function of
+    variables and devices, or None.
+    """
     scalars, pairs = metrics_by_kind(recorded.output.metrics)
     fetches = fetches_of(recorded.output._replace(metrics=scalars)) + list(taken)
     forward, step, counted = [{op.name for op in graph_walk.step_operations(each)} for each in (

@@ -29,10 +29,12 @@ from towers.placement.tower_device import device_like
 
 
 def make_stateless(operations, fetches, step, graph_seed, part=0):
-    """Replaces the random ops that the fetches are computed from: {name of the constant in a twin's
-    seed: name of the op that gave it}. Kept are ops in loops and branches, where a draw depends on
-    more than the step; kinds without a twin; and ops that draw the same numbers as one of these.
-    `part` counts all machines' towers."""
+    """Replaces the random ops that the fetches are computed from, on tower `part` of all machines.
+
+    Kept are ops in loops and branches, where a draw depends on more than the step; kinds without a
+    twin; and ops that draw the same numbers as one of these. Returns {name of the constant in a
+    twin's seed: name of the op that gave it}.
+    """
     needed, keys = {op.name for op in graph_walk.step_operations(fetches)}, {}
     draws = [op for op in operations if op.name in needed and graph_walk.is_random(op)]
     for name, group in _alike(draws).items():
