@@ -94,14 +94,6 @@ def check_feed(feed_dict):
                                        'such as placeholders.' % (key, type(key).__name__))
 
 
-def check_fetches(name, fetches, expected):
-    """Raises `InvalidArgumentError` unless `fetches` is a nest of some operations and tensors."""
-    leaves = tf.nest.flatten(fetches)
-    if not leaves or not all(isinstance(each, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES)
-                             for each in leaves):
-        raise InvalidArgumentError('%s=%.80r: expected %s.' % (name, fetches, expected))
-
-
 def check_choice(name, value, choices):
     """Raises `InvalidArgumentError` unless `value` is one of the strings `choices`."""
     if not isinstance(value, str) or value not in choices:

@@ -226,6 +226,11 @@ class ReturnsNoOperation(tf.train.GradientDescentOptimizer):
         return None
 
 
+def of_another_graph():
+    with tf.Graph().as_default():
+        return tf.get_variable('other', [])
+
+
 VECTORS = samples.vectors(4)
 MISUSES = [
     ('a variable a call', towers.SharedVariableError,
@@ -247,6 +252,9 @@ MISUSES = [
      dict(optimizer=lambda: towers.Objective(sgd(), lambda every: None))),
     ('a variable twice', towers.InvalidArgumentError, "var_list holds 'kernel' twice",
      dict(optimizer=lambda: towers.Objective(sgd(), lambda every: every * 2))),
+    ('a variable of another graph', towers.InvalidArgumentError,
+     "var_list holds 'other', which belongs to another graph",
+     dict(optimizer=lambda: towers.Objective(sgd(), [of_another_graph()]))),
     ('no pairs', towers.GradientError, 'ReturnsNoPairs returned .*a list of .gradient, variable.',
      dict(optimizer=lambda: ReturnsNoPairs(1.))),
     ('no operation', towers.InvalidArgumentError, 'returned None: expected the operation',

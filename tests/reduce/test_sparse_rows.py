@@ -33,9 +33,9 @@ def run(nest):
     (lambda ids: tf.dynamic_partition(ids // 2, ids % 2, 2)[0], False),
     (lambda ids: tf.unique(ids)[0] // 2, False)])
 def test_which_indices_are_of_different_rows(make, is_unique):
-    part, = sparse_rows.parts_of_lookups(tf.IndexedSlices(tf.ones([1]), make(tf.constant([1, 1,
-        2]))))
-    assert part.is_unique == is_unique
+    lookup, = sparse_rows.lookups_of(
+        tf.IndexedSlices(tf.ones([1]), make(tf.constant([1, 1, 2]))))
+    assert lookup.is_unique == is_unique
 
 
 def test_towers_with_other_numbers_of_lookups_keep_all_their_rows():

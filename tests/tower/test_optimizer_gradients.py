@@ -64,6 +64,26 @@ def test_as_on_one_device(make, num_towers, options, tmp_path):
     assert 'scaling/scale' in dict(tf.train.list_variables(path))
 
 
+def test_an_attribute_of_one_object_gets_the_gradients_of_the_whole_loss():
+    """As programs have it that wrap what they are given. The loss's own penalty counts once."""
+    optimizer = tf.train.GradientDescentOptimizer(.125)
+    plain = optimizer.compute_gradients
+    optimizer.compute_gradients = lambda *args, **options: [
+        (tf.clip_by_value(gradient, -1., 4.), variable)
+        for gradient, variable in plain(*args, **options)]
+
+    def regularized(x):
+        w = tf.get_variable('w', initializer=np.ones([2, 1]))
+        return tf.reduce_mean(tf.matmul(x, w)) + .5 * tf.nn.l2_loss(w)
+    x = np.arange(8.).reshape(4, 2)  # gradients 3 + .5 and 4 + .5
+    built = towers.build_towers(regularized, tf.constant(x), optimizer, 2, 'mean')
+    with tf.Session(config=towers.session_config(2)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+        np.testing.assert_allclose(session.run(built.variables[0]).ravel(),
+                                   [1 - .125 * 3.5, 1 - .125 * 4.], rtol=1e-12)
+
+
 def test_with_several_losses_each_optimizer_has_its_own():
     def of_two(x):
         return {'loss': {name: tf.reduce_mean(x) * tf.get_variable(

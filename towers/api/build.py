@@ -25,6 +25,7 @@ from towers.tower.cut_inputs import Shards
 from towers.tower.build_context import BuildCollections, check_not_nested
 from towers.tower.objectives import map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
+from towers.tower.ownership import EVERY, METRIC
 from towers.tower.shards import checked_size, cut
 from towers.tower.variables import full_scope_name
 
@@ -120,22 +121,20 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
     collections_before = BuildCollections(graph)
     make_towers = call_for_each_tower if request.copies == 'reuse' else call_once_and_copy
     with collections_before.of_build():
-        shards, behind = split(request, inputs)
+        batch, behind = split(request, inputs)
         scaled_losses = None if request.loss_scale is None else ScaledLosses(
             request.loss_scale, request.name + 's', request.placement)
-        tower_set = make_towers(request, shards, behind, scaled_losses)
-        outputs = merge_outputs(tower_set, request, shards)
-        combined = combine_towers(tower_set, request, shards, behind)
-        combined, machines = combine_machines(request, shards, combined, outputs.loss)
-        update = update_variables(tower_set, request, outputs, combined, shards,
+        tower_set = make_towers(request, batch, behind, scaled_losses)
+        outputs = merge_outputs(tower_set, request, batch)
+        combined = combine_towers(tower_set, request, batch, behind)
+        combined, machines = combine_machines(request, batch, combined, outputs.loss)
+        update = update_variables(tower_set, request, outputs, combined, batch,
                                   collections_before, machines)
         if request.accumulate > 1:
             check_order([update.train_op])
-        replicas = tower_set.roles.replicas and tower_set.roles.replicas._replace(
-            slots=list(update.slots_of_replicas))
         train_op = update.train_op if machines is None else machines.step(
             update.train_op, update.before,
-            () if replicas is None else tuple(replicas.of_variable), update.redirect)
+            () if update.replicas is None else tuple(update.replicas.of_variable), update.redirect)
     recorded = tower_set.recorded
     built = BuiltTowers(
         train_op=train_op, train_ops=update.train_ops, loss=outputs.loss,
@@ -143,8 +142,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         variables=recorded.variables, slots=update.slots + list(tower_set.slots),
         towers=tower_set.towers, global_step=global_step, devices=request.devices,
         placement=request.placement, direct_variables=tuple(recorded.direct),
-        plan=describe(tower_set, shards, request, update, len(collections_before.updates)),
-        replicas=replicas, precision=request.numerics.precision,
+        plan=describe(tower_set, batch, request, update, len(collections_before.updates)),
+        replicas=update.replicas, precision=request.numerics.precision,
         scaled_losses=update.scaled_losses, xla=request.numerics.xla,
         variable_scope=full_scope_name(request.variable_scope), machines=machines,
         own_state=tower_set.roles.own_variables(),
@@ -203,27 +202,28 @@ Outputs = collections.namedtuple('Outputs', 'loss predictions metrics')
 """Loss, predictions and metrics of the towers over the whole batch; as in `BuiltTowers`."""
 
 
-def merge_outputs(tower_set, request, shards):
+def merge_outputs(tower_set, request, batch):
     """Merges losses, predictions and metrics of all towers into the whole batch's: `Outputs`."""
     towers, roles = tower_set.towers, tower_set.roles
-    padded = shards.sizes if shards.pads else None
+    padded = batch.sizes if batch.pads else None
     with only_device(request.placement.main), tf.name_scope(request.name + 's'):
         loss = None
         if towers[0].data_loss is not None:
-            loss = map_shaped(lambda *of_towers: weighted_mean(of_towers, shards.weights),
+            loss = map_shaped(lambda *of_towers: weighted_mean(of_towers, batch.weights),
                               *[tower.data_loss for tower in towers])
         metrics = [tower.metrics for tower in towers]
-        merged = merge_metrics(metrics, shards.weights, shards.inputs[0])
-        counters = set(roles.names('metric'))
-        weigh_additions(metrics, shards.weights, counters)
-        leave_out_padding(towers, shards.weights, counters.union(roles.names('every')))
-        count_in_turn(towers, shards.weights, roles)  # each tower's step is no longer its own then
-        first = towers[0].size if shards.is_even and isinstance(towers[0].size, int) else None
+        merged = merge_metrics(metrics, batch.weights, batch.inputs[0])
+        counters = set(roles.names(METRIC))
+        weigh_additions(metrics, batch.weights, counters)
+        leave_out_padding(towers, batch.weights, counters.union(roles.names(EVERY)))
+        # From here on a tower's metric waits for the tower before it: this is last.
+        count_in_turn(towers, batch.weights, roles)
+        first = towers[0].size if batch.is_even and isinstance(towers[0].size, int) else None
         return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded,
                                                first), merged)
 
 
-def combine_towers(tower_set, request, shards, behind):
+def combine_towers(tower_set, request, batch, behind):
     """Combines the gradients of all towers, variable by variable: `Combined`, shaped."""
     if not request.objectives:
         return Combined([])
@@ -235,24 +235,22 @@ def combine_towers(tower_set, request, shards, behind):
     def combined(objective):
         of_towers, of_shards = [[request.objectives.of(objective, each) for each in some]
                                 for some in (gradients, [each.of_shard for each in towers])]
-        further = behind.gradients(of_shards, shards.sizes, tower_set.gradients.trainable)
+        further = behind.gradients(of_shards, batch.sizes, tower_set.roles.trainable)
         with tf.name_scope('combine_gradients'), of_loss(objective.name):
             if not request.placement.has_replicas:
-                check_no_replicas(tower_set.gradients.trainable)
+                check_no_replicas(tower_set.roles.trainable)
                 return Combined(combine(of_towers + further))
             return all_reduce(of_towers, further, request.devices)
     return request.objectives.shaped(combined(each) for each in request.objectives)
 
 
-def combine_machines(request, shards, combined, loss):
-    """`(Combined over all machines, the object that combines them)`; it is None without a cluster.
-
-    It takes the loss of this machine's batch, which reads the weights before they change.
-    """
+def combine_machines(request, batch, combined, loss):
+    """`(Combined over all machines, the object that combines them)`; that is None without a
+    cluster. The loss of this machine's batch reads the weights before they change."""
     if request.cluster is None or not request.objectives:
         return combined, None
     with tf.name_scope('combine_machines'):
-        machines = request.cluster.combine(combined.gradients, loss, shards.batch_size,
+        machines = request.cluster.combine(combined.gradients, loss, batch.batch_size,
                                            request.reduction)
     on_towers = combined.on_towers
     if on_towers is not None:

@@ -116,8 +116,8 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
       replicas: `Replicas`: the other towers' replicas of the trainable variables; None where there
         is one set.
       precision: as given; `use_precision` writes it into the session's config.
-      scaled_losses: `ScaledLosses`, whose `scale` and `skipped_steps` are scalars to be logged with
-        a step; or None.
+      scaled_losses: `WatchedLosses`, whose `scale` and `skipped_steps` are scalars to be logged
+        with a step; or None.
       xla: as given.
       variable_scope: full name of the scope that the model's variables are under, `''` for none.
       train_ops: with several losses, dict from the name of a loss to the operation of a step of

@@ -15,11 +15,12 @@ from towers.placement.devices import describe_config, needs_config, session_conf
 from towers.placement.numerics import describe_xla
 from towers.tower.losses import whole_batch_line
 from towers.tower.objectives import all_pairs
+from towers.tower.ownership import OWN
 from towers.tower.stage_cuts import accumulation_line, stages_line
 from towers.tower.write_order import updates_that_write
 
 
-def describe(tower_set, shards, request, update, num_before):
+def describe(tower_set, batch, request, update, num_before):
     """The `Plan` of a build; `num_before` of its `UPDATE_OPS` are from before the towers."""
     local = {variable.op.name for variable in tf.local_variables()}  # metric counters
     variables = [v for v in tower_set.recorded.variables if v.op.name not in local]
@@ -28,7 +29,7 @@ def describe(tower_set, shards, request, update, num_before):
     trained = {variable.op.name for _, variable in all_pairs(update.gradients)}
     lines = _of_variables(variables, tower_set, request, update)
     if cluster is not None:
-        lines += [('cluster', _cluster(cluster, shards.batch_size, len(request.devices))),
+        lines += [('cluster', _cluster(cluster, batch.batch_size, len(request.devices))),
                   ('open to anyone', cluster.warning())]
     lines += [
         ('session', 'tf.Session(config=towers.session_config(built.devices)) makes the CPU devices'
@@ -44,19 +45,18 @@ def describe(tower_set, shards, request, update, num_before):
         ('batch norm', _batch_norm(tower_set, request, num_before) if request.objectives
          else None)]
     if len(tower_set.towers) > 1:
-        own = tower_set.roles.names('own')
-        lines += [('who writes', tower_set.roles.describe(
-            len(tower_set.gradients.trainable) if request.objectives else 0, request)),
+        own = tower_set.roles.names(OWN)
+        lines += [('who writes', tower_set.roles.describe(request)),
                   ('of each tower', own and '%s; tf.variables_initializer(built.own_state) resets '
                    'every tower' % briefly(own))]
     lines += [
         ('initial value', from_shard and (
             "of %s is of tower 0's part of the batch, not of all of it" % briefly(from_shard))),
-        ('no gradient', briefly([each.op.name for each in tower_set.gradients.trainable
+        ('no gradient', briefly([each.op.name for each in tower_set.roles.trainable
                                  if each.op.name not in trained]))]
     return Plan(
         towers=_rows(tower_set, request), lines=[(label, text) for label, text in lines if text],
-        batch_size=shards.batch_size if isinstance(shards.batch_size, int) else None,
+        batch_size=batch.batch_size if isinstance(batch.batch_size, int) else None,
         remainder=request.remainder, shares=request.shares, reduction=request.reduction,
         initial_of_first=from_shard)
 
@@ -78,7 +78,7 @@ def _of_variables(variables, tower_set, request, update):
     """The lines that say how many variables there are, and where."""
     size = sum(map(bytes_of, variables))
     names = {variable.op.name for variable in variables}
-    trainable = tower_set.gradients.trainable if request.objectives else [
+    trainable = tower_set.roles.trainable if request.objectives else [
         each for each in tf.trainable_variables() if each.op.name in names]
     is_sent = update.train_op is not None and tower_set.roles.replicas is not None and not all(
         is_repeatable(each.optimizer) for each in request.objectives)

@@ -23,7 +23,7 @@ from towers.graph.graph_walk import leaves_of
 from towers.reduce.replicas import make_replicas
 from towers.tower.batch_values import exchange, is_batch_value
 from towers.tower.copy import Copies
-from towers.tower.gradients import TowerGradients, differentiate
+from towers.tower.gradients import TowerGradients, differentiate, trained_variables
 from towers.tower.losses import make_losses
 from towers.tower.objectives import flat, tensors_of
 from towers.tower.outputs import fetches_of
@@ -34,33 +34,38 @@ from towers.tower.tower import Substitution, TowerSet
 from towers.tower.write_order import write_after_reads
 
 
-def call_once_and_copy(request, shards, behind, scaled_losses):
+def call_once_and_copy(request, batch, behind, scaled_losses):
     """Builds all towers, by one call of the model function: `TowerSet`."""
-    weights = _as_tensors(shards.weights, shards.is_even)
+    weights = _as_tensors(batch.weights, batch.is_even)
     # By these the losses are multiplied, so that the plain sum of gradients is the batch's.
-    scales = [request.factor / len(request.parts) if shards.is_even else weight * request.factor
+    scales = [request.factor / len(request.parts) if batch.is_even else weight * request.factor
               for weight in weights]
     of_model = request.objectives.of_model
-    of_calls = [None] if of_model is None else _as_tensors(of_model.weights(shards), shards.is_even)
+    of_calls = [None] if of_model is None else _as_tensors(of_model.weights(batch), batch.is_even)
     recorded = record(
-        request, shards, 0, contextlib.nullcontext if of_model is None else (
+        request, batch, 0, contextlib.nullcontext if of_model is None else (
             lambda: of_model.call(of_calls[0], request.placement)))
     taken, slots = ([], []) if of_model is None else (of_model.fetches(), of_model.slots())
     names_of_slots = {slot.op.name for slot in slots}  # which a Saver made there reads
     recorded = recorded._replace(variables=[
         each for each in recorded.variables if each.op.name not in names_of_slots])
+    # In this order: state is where its stage is; and `ownership` takes writes that become updates
+    # out of the forward pass, before that is differentiated.
     cuts = put_on_devices(recorded, request, request.parts[0].device)
-    roles = ownership(recorded, request, shards.sizes[0], taken,
+    roles = ownership(recorded, request, batch.sizes[0],
+                      trained_variables(request.objectives), taken,
                       make_replicas if request.placement.has_replicas else None)
     taken = taken + roles.inline_updates.updates
     losses = make_losses(recorded, request, 0)
-    gradients = TowerGradients(request, scaled_losses, behind)
-    first = differentiate(recorded, losses, gradients, request, shards, 0, scales[0], taken)
-    others = copies_of(first, roles, request, shards, [weights, scales, of_calls], of_model)
+    gradients = TowerGradients(request, scaled_losses, behind, roles.trained)
+    first = differentiate(recorded, losses, gradients, request, batch, 0, scales[0], taken)
+    copies = copies_of(first, roles, request, batch, [weights, scales, of_calls],
+                       [] if of_model is None else of_model.fetches())
+    others = [tower for tower, _ in copies]
     # `ownership` turned some of tower 0's writes into updates; copies have none of these.
     towers = [first.tower._replace(
         updates=first.tower.updates + roles.inline_updates.updates)] + others
-    exchange(towers, shards.weights, request.placement.main)
+    exchange(towers, batch.weights, request.placement.main)
     if request.parts_before and others:
         give_seeds_of_tower(
             first.operations, fetches_of(recorded.output) + taken + recorded.updates + tensors_of(
@@ -70,35 +75,30 @@ def call_once_and_copy(request, shards, behind, scaled_losses):
     return TowerSet(
         towers=towers, recorded=recorded, losses=losses, gradients=gradients, roles=roles,
         recomputed=first.recomputed, cuts=cuts, slots=slots,
+        copies=[copied for _, copied in copies],
         how_built='1 call of the model function, %d cop%s of its graph' % (
             len(others), 'y' if len(others) == 1 else 'ies'))
 
 
-def copies_of(first, roles, request, shards, by_shard, of_model=None):
-    """The towers after the first, `Differentiated`: a list of `Tower`.
-
-    `by_shard` has lists of values, one for each shard, whose tensors are exchanged; `of_model` is
-    told of each copy.
-    """
+def copies_of(first, roles, request, batch, by_shard, further):
+    """Copies of the first tower, `Differentiated`, for the other parts: a list of `(Tower, function
+    from a tensor or operation to its copy)`. `by_shard` has lists of values, one a shard, whose
+    tensors stand in for each other; `further` tensors and operations are copied, too."""
     if len(request.parts) == 1:
         return []
     # What tower 0 alone writes may be computed from all towers' parts.
-    further = [op for op in first.operations if is_batch_value(op)]
     copies = Copies(first, roles.inline_updates, request.parts_before,
-                    further if of_model is None else of_model.fetches() + further)
-    towers = []
+                    further + [op for op in first.operations if is_batch_value(op)])
+    made = []
     for number, part in list(enumerate(request.parts))[1:]:
-        exchanged = dict(zip((leaf.name for leaf in leaves_of(shards.inputs[0])),
-                             leaves_of(shards.inputs[number])))
-        exchanged.update((each[0].name, each[number]) for each in by_shard
-                         if isinstance(each[0], tf.Tensor))
-        substitution = Substitution(number, exchanged, roles.in_tower(number, request.accumulate))
-        tower, copied = copies.tower(substitution, shards.inputs[number], shards.sizes[number],
-                                     part)
-        towers.append(tower)
-        if of_model is not None:
-            of_model.note_copy(copied)
-    return towers
+        substituted = dict(zip((leaf.name for leaf in leaves_of(batch.inputs[0])),
+                               leaves_of(batch.inputs[number])))
+        substituted.update((each[0].name, each[number]) for each in by_shard
+                           if isinstance(each[0], tf.Tensor))
+        made.append(copies.tower(
+            Substitution(number, substituted, roles.in_tower(number, request.accumulate)),
+            batch.inputs[number], batch.sizes[number], part))
+    return made
 
 
 def _as_tensors(weights, is_even):
@@ -110,32 +110,33 @@ def _as_tensors(weights, is_even):
                 for weight in weights]
 
 
-def call_for_each_tower(request, shards, behind, scaled_losses):
+def call_for_each_tower(request, batch, behind, scaled_losses):
     """Builds all towers, by a call of the model function for each: `TowerSet`."""
-    calls, all_losses, done = [], [], []
+    calls, done = [], []
     for number, part in enumerate(request.parts):
         # As in the recipe: entered anew, so that layers without a name find their variables.
         with tf.name_scope(part.scope), _no_new_variables(number), tf.variable_scope(
                 tf.get_variable_scope(), auxiliary_name_scope=False):
-            recorded = record(request, shards, number)
+            recorded = record(request, batch, number)
             put_on_devices(recorded, request, part.device)
-            roles = ownership(recorded, request, shards.sizes[number])
+            if not number:
+                trained = trained_variables(request.objectives)
+                gradients = TowerGradients(request, scaled_losses, behind, trained)
+            roles = ownership(recorded, request, batch.sizes[number], trained)
             losses = make_losses(recorded, request, number)
-            if number:
-                _check_shard(number, recorded, shards)
-            else:
-                gradients = TowerGradients(request, scaled_losses, behind)
-            calls.append(recorded)
-            all_losses.append(losses)
-            done.append(differentiate(recorded, losses, gradients, request, shards, number,
-                                      shards.weights[number] * request.factor))
+            _check_shard(number, recorded, batch)
+            calls.append((recorded, roles, losses))
+            done.append(differentiate(recorded, losses, gradients, request, batch, number,
+                                      batch.weights[number] * request.factor))
     towers = [each.tower for each in done]
-    exchange(towers, shards.weights, request.placement.main)
-    # What the update takes of any call is looked for in those of all.
-    recorded = calls[0]._replace(operations=sum((call.operations for call in calls), []),
-                                 sources=sum((call.sources for call in calls), []))
+    exchange(towers, batch.weights, request.placement.main)
+    # All calls use the same variables: update and plan go by the first one's roles and losses. But
+    # the update may use a tensor of any call, so the record lists the operations of all.
+    recorded, roles, losses = calls[0]
+    recorded = recorded._replace(operations=sum((call.operations for call, _, _ in calls), []),
+                                 sources=sum((call.sources for call, _, _ in calls), []))
     return TowerSet(
-        towers=towers, recorded=recorded, losses=all_losses[0], gradients=gradients, roles=roles,
+        towers=towers, recorded=recorded, losses=losses, gradients=gradients, roles=roles,
         recomputed=done[0].recomputed,
         how_built='%d calls of the model function' % len(towers))
 
@@ -152,12 +153,12 @@ def _no_new_variables(number):
         yield
 
 
-def _check_shard(number, recorded, shards):
+def _check_shard(number, recorded, batch):
     """Refuses a loss with another tower's loss in it, by `tf.losses.get_total_loss`, say."""
     if recorded.output.loss is None:
         return
     known = graph_walk.ancestors(flat(recorded.output.loss))
-    others = {leaf.op.name for leaf in leaves_of(shards.inputs[:number])}
+    others = {leaf.op.name for leaf in leaves_of(batch.inputs[:number])}
     if known & others:
         raise ModelFunctionError(
             "copies='reuse', and the loss of tower %d is computed from the shard of another tower: "

@@ -13,7 +13,7 @@ from towers.placement.numerics import PRECISIONS
 from towers.placement.variable_device import BALANCED, BY_STAGE, REPLICATED
 from towers.reduce.loss_scale import LossScale
 from towers.reduce.micro_batches import SCHEDULES
-from towers.tower.objectives import Objectives, checked_variables
+from towers.tower.objectives import GradientsOfModel, Objectives, checked_variables
 
 
 class VariablePlacement(collections.namedtuple('VariablePlacement', 'device')):
@@ -191,7 +191,7 @@ def check_optimizer(optimizer, argument='optimizer', or_else='or None to evaluat
     if isinstance(optimizer, type):
         raise InvalidArgumentError('%s=%r is a class: pass an instance, such as '
                                    'tf.train.AdamOptimizer(0.001).' % (argument, optimizer))
-    if isinstance(optimizer, tf.train.Optimizer):
+    if isinstance(optimizer, (tf.train.Optimizer, GradientsOfModel)):
         return
     # Some Keras optimizers have methods of these names as well, with other arguments.
     if not (hasattr(optimizer, 'compute_gradients') and hasattr(optimizer, 'apply_gradients')

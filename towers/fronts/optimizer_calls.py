@@ -10,6 +10,7 @@ of call number i of all towers are summed per variable, and its stand-ins hand o
 
 import collections
 import contextlib
+import functools
 import re
 
 import tensorflow.compat.v1 as tf
@@ -71,7 +72,6 @@ class OptimizerCalls(GradientsOfModel):
         self._weighted = []     # the operations by which losses of this tower were weighted
         self._start = 0         # how many operations the graph had before the call,
         self._operations = []   # and those that the call made
-        self._copied = []       # for each further tower, the function from a tensor to its copy
         self._owners = {}       # variable's name -> number of the call that hands its gradient over
         self._together = ()     # numbers of the calls that the model's train op runs in one step
         self._placement, self._slots = None, []
@@ -85,10 +85,10 @@ class OptimizerCalls(GradientsOfModel):
         finally:
             _CALLS.pop(self._graph, None)
 
-    def weights(self, shards):
+    def weights(self, batch):
         if not self._is_sum:
-            return shards.weights
-        return None if shards.is_even else list(map(share_of_sum, shards.sizes))
+            return batch.weights
+        return None if batch.is_even else list(map(share_of_sum, batch.sizes))
 
     @contextlib.contextmanager
     def call(self, weight, placement):
@@ -97,9 +97,6 @@ class OptimizerCalls(GradientsOfModel):
         yield
         self._operations = self._made()
         self._check_no_gathering()
-
-    def note_copy(self, copied):
-        self._copied.append(copied)
 
     def weighted(self, loss):
         """A tower's loss, weighted: the sum over the towers is the loss of the batch."""
@@ -234,11 +231,14 @@ class OptimizerCalls(GradientsOfModel):
                 for gradient, variable in call.pairs
                 if self._owners.setdefault(variable.op.name, number) == number]
 
-    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    def of_all_towers(self, copies):
+        return _Applying(functools.partial(self._apply, copies))
+
+    def _apply(self, copies, grads_and_vars, global_step=None):
         """Has the stand-ins of all calls hand on the gradients of all towers."""
         ready = tf.no_op('before_update')
         handed_over = {variable.op.name: gradient for gradient, variable in grads_and_vars}
-        combined = [self._combined(number, handed_over) for number in range(len(self._calls))]
+        combined = [self._combined(call, handed_over, copies) for call in range(len(self._calls))]
         for number, call in enumerate(self._calls):
             waits_for = [ready] + self._before(number, combined)
             for stand_in, variable in call.stand_ins:
@@ -247,7 +247,7 @@ class OptimizerCalls(GradientsOfModel):
                     compat.add_control_inputs(old.op, waits_for)
         return tf.group(*[call.update for call in self._calls])
 
-    def _combined(self, number, handed_over):
+    def _combined(self, number, handed_over, copies):
         """{name of a variable: gradient} of call `number`, over all towers."""
         pairs = [pair for pair in self._calls[number].pairs if pair[0] is not None]
         found = {variable.op.name: handed_over[variable.op.name] for _, variable in pairs
@@ -257,7 +257,7 @@ class OptimizerCalls(GradientsOfModel):
             with tf.name_scope('combine_gradients'):
                 found.update((variable.op.name, gradient) for gradient, variable in combine(
                     [others] + [[(map_leaves(copied, gradient), variable)
-                                 for gradient, variable in others] for copied in self._copied]))
+                                 for gradient, variable in others] for copied in copies]))
         return found
 
     def _before(self, number, combined):
@@ -272,6 +272,9 @@ class OptimizerCalls(GradientsOfModel):
                 waits_for += [tensor.op for tensor in tensors_of(
                     [(gradient, None) for gradient in combined[other].values()])]
         return waits_for
+
+
+_Applying = collections.namedtuple('_Applying', 'apply_gradients')
 
 
 def _stand_in(gradient, variable):
@@ -293,6 +296,5 @@ def _parts(gradient):
 
 
 def share_of_sum(size):
-    """The weight of a shard of this size where losses are added up: 0 of one of padding alone, else
-    1; a float where the size is an int, else a float64 scalar."""
+    """The weight of a shard where losses are added up: 0 of padding alone, else 1; as of a mean."""
     return float(size > 0) if isinstance(size, int) else tf.cast(size > 0, tf.float64)

@@ -46,6 +46,11 @@ def group_in_node(node):
             if group.startswith(_PREFIX.encode())]
 
 
+def producer(text):
+    """The operation that an input of a `NodeDef` comes from: of 'a:1' and of '^a' it is a."""
+    return text.lstrip('^').split(':')[0]
+
+
 # ---- functions ----------------------------------------------------------------------------------
 
 class Library:
@@ -96,10 +101,8 @@ class Library:
 
 
 def functions_of(node):
-    """Names of functions that a `NodeDef` may call.
-
-    They stand in its attributes; or the type of the operation is one, where TF knows no such type.
-    """
+    """Names of functions that a `NodeDef` may call: those in its attributes; or the type of the
+    operation, where TF knows no such type."""
     names = set() if hasattr(tf.raw_ops, node.op) else {node.op}
     for value in node.attr.values():
         names.update(each.name for each in _in_attribute(value))
@@ -107,13 +110,9 @@ def functions_of(node):
 
 
 def copied_functions(functions, suffix, change):
-    """Copies of functions, which call one another: a list; and {name: name of its copy}.
-
-    Args:
-      functions: {name: `FunctionDef`}, with all that they call.
-      change: function of a `NodeDef` to be changed, and the names of the function's arguments that
-        are resources.
-    """
+    """Copies of functions, {name: `FunctionDef`} with all that they call: a list; and {name: name
+    of its copy}. `change` is called with each `NodeDef` and the names of its function's arguments
+    that are resources."""
     names, copies = {name: '%s__%s' % (name, suffix) for name in functions}, []
     for name in sorted(functions):
         copy = type(functions[name])()

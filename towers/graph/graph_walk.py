@@ -25,6 +25,21 @@ class Recording:
         self.operations = self.so_far()
 
 
+def reached(starts, following):
+    """{name: operation} of all that is reached from some operations, these included; or of tensors.
+
+    `following` is a function from one of them to those that are next to it.
+    """
+    stack = list(starts)
+    found = {each.name: each for each in stack}
+    while stack:
+        for each in following(stack.pop()):
+            if each.name not in found:
+                found[each.name] = each
+                stack.append(each)
+    return found
+
+
 def reachable_from(sources, operations, control=False):
     """The names of the sources, and of those operations that depend on any of them: a set.
 
@@ -34,34 +49,16 @@ def reachable_from(sources, operations, control=False):
     """
     takers, waits = {}, control if callable(control) else lambda op: control
     for op in operations:
-        for tensor in op.inputs:
-            takers.setdefault(tensor.op.name, []).append(op.name)
-        for other in op.control_inputs if waits(op) else ():
-            takers.setdefault(other.name, []).append(op.name)
-    stack = [op.name for op in sources]
-    reached = set(stack)
-    while stack:
-        for name in takers.get(stack.pop(), ()):
-            if name not in reached:
-                reached.add(name)
-                stack.append(name)
-    return reached
+        for other in inputs_of(op) if waits(op) else [tensor.op for tensor in op.inputs]:
+            takers.setdefault(other.name, []).append(op)
+    return set(reached(sources, lambda op: takers.get(op.name, ())))
 
 
 def ancestors(tensors, ends=()):
-    """The names of the operations that compute some tensors, directly or through others: a set.
-
-    The inputs of operations of the types `ends` do not count.
-    """
-    stack = [tensor.op for tensor in tensors]
-    seen = {op.name for op in stack}
-    while stack:
-        op = stack.pop()
-        for tensor in () if op.type in ends else op.inputs:
-            if tensor.op.name not in seen:
-                seen.add(tensor.op.name)
-                stack.append(tensor.op)
-    return seen
+    """The names of the operations that compute some tensors: a set. The inputs of operations of the
+    types `ends` do not count."""
+    return set(reached([tensor.op for tensor in tensors], lambda op: () if op.type in ends else [
+        tensor.op for tensor in op.inputs]))
 
 
 def is_random(op):
@@ -112,20 +109,16 @@ def behind(tensor, types):
     return tensor
 
 
+def inputs_of(op):
+    """The operations that an operation waits for, by data and by control edges: a list."""
+    return [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+
+
 def step_operations(fetches, ends=()):
     """All operations that a run of some tensors and operations executes, by data and by control
     edges: a list in no order, without what only the operations of the names `ends` wait for."""
-    stack = [getattr(fetch, 'op', fetch) for fetch in fetches]
-    seen = {op.name: op for op in stack}
-    while stack:
-        op = stack.pop()
-        if op.name in ends:
-            continue
-        for other in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
-            if other.name not in seen:
-                seen[other.name] = other
-                stack.append(other)
-    return list(seen.values())
+    return list(reached([getattr(fetch, 'op', fetch) for fetch in fetches],
+                        lambda op: () if op.name in ends else inputs_of(op)).values())
 
 
 # ---- the same value ------------------------------------------------------------------------------
@@ -134,11 +127,8 @@ _READS = LEAD_IN | {'ReadVariableOp'}
 
 
 def is_computed_from(tensors, part):
-    """Whether any of `tensors` is computed from `part`, or from a tensor that computes the same.
-
-    Keras makes the loss of a weight anew each time that a program asks for a layer's losses. So two
-    tensors may be the same loss under different names.
-    """
+    """Whether any of `tensors` is computed from `part`, or from a tensor that computes the same:
+    Keras makes the loss of a weight anew each time that a program asks for a layer's losses."""
     known = ancestors(tensors)
     if part.op.name in known:
         return True

@@ -10,6 +10,7 @@ import collections
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.graph.graph_walk import inputs_of, reached
 from towers.graph.op_types import CONTROL_FLOW, VARIABLE_OPS
 from towers.graph.variable_access import is_variable, variable_op
 
@@ -22,8 +23,8 @@ def hold(pairs, finder):
 
     Args:
       pairs: list of `(gate, end)`: an operation that is to wait, see `gates`, and another one, in
-        no loop or branch. Of pairs that contradict each other the first one counts; those of ends
-        that wait for a gate already are last, since more operations cannot wait for these.
+        no loop or branch. Of pairs that contradict each other the first one counts. Pairs whose
+        end waits for some gate already are tried last: each rules out more others.
 
     Returns:
       List of the pairs that were left out.
@@ -61,10 +62,8 @@ def gates(op, names, frames):
 
 def to_wait_for(op, finder):
     """The operations to wait for: `op`, and its values if it calls functions (control flow v2).
-
-    TensorFlow inlines these. What waits for an `If` then waits for its condition alone, and for no
-    read or write of its branches (measured on 1.15.5 and 2.21).
-    """
+    TensorFlow inlines these, and what waits for an `If` then waits for its condition alone
+    (measured on 1.15.5 and 2.21)."""
     if not finder.within_function(op):
         return [op]
     with tf.control_dependencies(None), tf.device(None), tf.device(op.device or None), \
@@ -118,9 +117,9 @@ class Frames:
         if not any(op.type in CONTROL_FLOW for op in operations):
             return
         for op in operations:
-            for other in _inputs(op):
+            for other in inputs_of(op):
                 self._takers.setdefault(other.name, []).append(op)
-        for op in in_order(operations, before):
+        for op in in_order(operations, names_before):
             self._note(op)
 
     def is_outside(self, op):
@@ -136,20 +135,12 @@ class Frames:
         """The operations to wait for instead of `op`: itself, where it always runs, else those by
         which its results leave all loops and branches, which run whichever branch is taken, and
         when a loop has ended. The list is empty if nothing outside depends on `op`."""
-        stack, seen, found = [op], {op.name}, []
-        while stack:
-            each = stack.pop()
-            if self.always_runs(each):
-                found.append(each)
-                continue
-            for taker in self._takers.get(each.name, ()):
-                if taker.name not in seen:
-                    seen.add(taker.name)
-                    stack.append(taker)
-        return sorted(found, key=lambda each: each.name)
+        found = reached([op], lambda each: () if self.always_runs(each) else self._takers.get(
+            each.name, ()))
+        return [found[name] for name in sorted(found) if self.always_runs(found[name])]
 
     def _note(self, op):
-        inputs = [self._leaves[name] for name in before(op) if name in self._leaves]
+        inputs = [self._leaves[name] for name in names_before(op) if name in self._leaves]
         around = max(inputs, key=len) if inputs else ()
         self._around[op.name] = leaves = around
         kind = op.type[3:] if op.type.startswith('Ref') else op.type
@@ -163,8 +154,8 @@ class Frames:
 
 
 def left_branches(op):
-    """An operation that runs after `op`, or where a branch (v1) around it is not taken; `op`
-    outside."""
+    """An operation that always runs: after `op` if its branch (v1) is taken, at once if not.
+    Outside of branches it is `op`."""
     branches = compat.branches_around(op)
     if not branches:
         return op
@@ -178,10 +169,8 @@ def left_branches(op):
 
 def waited_instead(control_inputs, left_out):
     """What to wait for instead of operations that are left out: the operations that these wait for.
-
-    In a branch of `tf.cond` (v1) the values to be written are waited for, too: an operation that
-    waits for nothing within its branch would run whichever branch is taken.
-    """
+    In a branch (v1) the values to be written are waited for, too: else what waits would run
+    whichever branch is taken."""
     found, stack, seen = [], list(reversed(control_inputs)), set()
     while stack:
         op = stack.pop()
@@ -218,10 +207,6 @@ def in_order(operations, awaited):
                 ready.append(taker)
 
 
-def before(op):
+def names_before(op):
     """Names of the operations that an operation waits for, without the back edges of a loop."""
-    return {other.name for other in _inputs(op) if other.type not in BACK}
-
-
-def _inputs(op):
-    return [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+    return {other.name for other in inputs_of(op) if other.type not in BACK}

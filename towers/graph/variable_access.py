@@ -11,7 +11,8 @@ import collections
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.graph.edit import Library
+from towers.graph.edit import Library, producer
+from towers.graph.graph_walk import reached
 from towers.graph.op_types import ADDS, HAND_ON, READS, SETS, VARIABLE_OPS
 
 # Operations whose output is the value, or a part of the value, of the variable that they take.
@@ -37,25 +38,15 @@ def variable_op(tensor):
 def read_from(tensor):
     """The operations of the variables whose values a tensor consists of: passed on, cached, or
     joined from parts, but not computed. An empty list if there is none."""
-    found, stack, seen = [], [tensor], set()
-    while stack:
-        tensor = stack.pop()
-        if tensor.op.name in seen:
-            continue
-        seen.add(tensor.op.name)
-        if tensor.op.type in VARIABLE_OPS:
-            found.append(tensor.op)
-        elif tensor.op.type in HAND_ON or tensor.op.type in _READ:
-            stack.extend(tensor.op.inputs)
-    return found
+    found = reached([tensor.op], lambda op: [each.op for each in op.inputs] if (
+        op.type in HAND_ON or op.type in _READ) else ())
+    return [op for op in found.values() if op.type in VARIABLE_OPS]
 
 
 def variables_read(operations, owned=(), others=()):
-    """The variables that any of some operations takes, itself or by its value: a list.
-
-    They are looked for in the collections of variables, and in `others`. The names of operations
-    `owned` do not count, since they belong to the variables (initial values, reads).
-    """
+    """The variables, of the collections and `others`, that any of some operations takes, itself or
+    by its value: a list. Operations `owned` do not count, since they belong to the variables
+    (initial values, reads)."""
     made, names = {op.name for op in operations}, set()
     for op in operations:
         for tensor in op.inputs if op.name not in owned else ():
@@ -137,8 +128,7 @@ class Writes:
         """The operations that take a variable itself, but for those that hand it on: a list.
 
         With `memory`, all that is computed from a reference variable counts, too: its value is its
-        memory, and many kernels pass on what they read (`Identity`, `Reshape`), so that what takes
-        that reads the variable when it computes. (A write of a resource variable takes new memory.)
+        memory, which many kernels pass on (`Identity`, `Reshape`) to what reads it later.
         """
         memory = memory and variable.type in REFERENCE_VARIABLES
         stack, seen, found = list(variable.outputs), set(), []
@@ -178,7 +168,7 @@ class Writes:
         handles = _handles(function, {arguments[position].name})
         for node in function.node_def:
             taken = [place for place, text in enumerate(_data_inputs(node))
-                     if text.split(':')[0] in handles]
+                     if producer(text) in handles]
             if not taken or node.op in _LEAVE:
                 continue
             called = self._library.called_by(node)
@@ -201,12 +191,8 @@ def _spread(names, function, taken):
     while before != len(names):
         before = len(names)
         names.update(node.name for node in function.node_def
-                     if names.intersection(_producers(taken(node))))
+                     if names.intersection(map(producer, taken(node))))
     return names
-
-
-def _producers(inputs):
-    return [text.lstrip('^').split(':')[0] for text in inputs]
 
 
 def _data_inputs(node):
@@ -221,13 +207,13 @@ def without_writes(function, positions):
     handles = _handles(function, {
         function.signature.input_arg[position].name for position in positions})
     takers = [node for node in function.node_def
-              if handles.intersection(_producers(_data_inputs(node)))]
+              if handles.intersection(map(producer, _data_inputs(node)))]
     writes = {node.name for node in takers if node.op in SETS or node.op in ADDS}
     if any(node.op not in _LEAVE and node.name not in writes for node in takers):
         return None
     late = _spread(writes, function, lambda node: node.input).intersection(
         node.name for node in takers) - writes
-    if not _spread(late, function, _data_inputs).isdisjoint(_producers(function.ret.values())):
+    if not _spread(late, function, _data_inputs).isdisjoint(map(producer, function.ret.values())):
         return None
     changed = type(function)()
     changed.CopyFrom(function)

@@ -153,10 +153,8 @@ def is_gpu(device):
 
 
 def default_variable_device(devices):
-    """Where variables live unless the caller says: the CPU, or the GPU when there is just one.
-
-    The CPU is the one place that several GPUs reach; one GPU saves each variable's transfer.
-    """
+    """The device of variables unless the caller says: the CPU, which several GPUs reach; or the GPU
+    when there is just one, which saves each variable's transfer."""
     if len(devices) == 1:
         return str(devices[0])
     spec = tf.DeviceSpec.from_string(devices[0])

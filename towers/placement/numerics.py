@@ -72,11 +72,9 @@ def rewrite_field(precision, devices):
 
 
 def converted_operations(run_metadata, precision):
-    """Counts by type of the operations that a step ran in that precision, casts to it included.
-
-    oneDNN's `_MklMatMul` or grappler's `_FusedConv2D` counts as what it computes. `run_metadata` is
-    of a step with `tf.RunOptions(output_partition_graphs=True)`.
-    """
+    """Counts by type of the operations that a step with partition graphs ran in that precision,
+    casts to it included; oneDNN's `_MklMatMul` or grappler's `_FusedConv2D` counts as what it
+    computes."""
     code = _DTYPES[precision].as_datatype_enum
     kinds = (compat.computed_operation(node.op) for graph in run_metadata.partition_graphs
              for node in graph.node if any(  # `in`: reading a missing attribute adds it

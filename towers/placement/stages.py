@@ -126,11 +126,9 @@ def check_stages(operations, device):
 
 
 def place_backward(operations, loss, device):
-    """Puts each gradient operation of a tower with stages on the stage of its forward operation.
-
-    One that is the gradient of no forward operation (a sum of gradients, say) goes to the first
-    stage among those of its inputs: so each activation's gradient crosses from stage to stage once.
-    """
+    """Puts each gradient operation of a tower with stages on the stage of its forward operation;
+    one without, a sum say, on the first stage of its inputs: each activation's gradient crosses
+    once."""
     stages = stages_of(device)
     if len(stages) == 1:
         return
@@ -172,11 +170,8 @@ _READS = frozenset(['TensorArrayReadV3', 'TensorArrayGatherV3', 'TensorArrayConc
 
 
 def keep_arrays_with_readers(operations, device):
-    """Puts what fills a TensorArray before a loop (v1) on the stage of the loop, which reads it.
-
-    `tf.map_fn`, and `dynamic_rnn(time_major=True)`, fill an array with their input, which may be of
-    the stage before; TensorFlow colocates the filling with the first value that is written.
-    """
+    """Puts what fills a TensorArray before a loop (v1), as `tf.map_fn` does, on the stage of the
+    loop, which reads it: TensorFlow colocates the filling with the first value that is written."""
     stages = list(stages_of(device))
     for op in operations if len(stages) > 1 else ():
         if op.type != 'TensorArrayV3':

@@ -53,11 +53,9 @@ class StageDevice(TowerDevice):
 
 
 def follows_tower(op):
-    """Whether an operation would be on another device in another tower: True or False.
-
-    None where it cannot be told: under a device function, or under `tf.device(other_op.device)`.
-    Operations that are colocated with others have the device of those: False.
-    """
+    """Whether an operation would be on another device in another tower; False for one colocated
+    with others. None where it cannot be told: under a device function, or under
+    `tf.device(other_op.device)`."""
     for scope in compat.device_scopes(op):
         if isinstance(scope, TowerDevice):
             return True
@@ -79,17 +77,11 @@ def device_like(op):
 
 
 def keep_with_tower(operations, own, device):
-    """Keeps gradient operations that are colocated with a variable, too, on their tower.
+    """Keeps gradient operations on their tower.
 
-    Some gradients (of a gather) are colocated with the variable, or with the operation that gathers
-    from it, which TensorFlow moves to the variable. That may be on another device: the session
-    would say "Cannot colocate nodes".
-
-    Args:
-      operations: the operations of a tower's backward pass.
-      own: names of the tower's operations. Colocations with them are kept; where these are on
-        several devices, only the colocations with operations on the operation's own device.
-      device: the tower's device, whose first stage takes operations that have no other one.
+    Some (of a gather) are colocated with a variable on another device, or with what TensorFlow
+    moves there: the session would say "Cannot colocate nodes". Colocations with the tower's `own`
+    operations are kept; where these are on several devices, those with the operation's own.
     """
     for op in operations:
         names = names_beside(op)
@@ -134,11 +126,8 @@ def overlaps(device, tower_device):
 
 
 def check_reads_in_loops(operations, devices):
-    """Refuses operations within a loop (v1) that take a reference variable of another device.
-
-    Such as `v.read_value()`, which would wait for ever: a reference is never sent from device to
-    device. Raises `SharedVariableError`.
-    """
+    """Refuses operations within a loop (v1) that take a reference variable of another device, such
+    as `v.read_value()`, which would wait for ever: a reference is never sent to a device."""
     for op in operations:
         for tensor in op.inputs if not op.type.startswith('Ref') else ():
             tensor = behind(tensor, ('RefIdentity', 'RefMerge', 'RefSwitch'))
@@ -151,12 +140,8 @@ def check_reads_in_loops(operations, devices):
 
 
 def operation_device(op):
-    """The canonical device that an operation asks for.
-
-    One that asks for none goes where the runtime has to put it: to the resource that it reads, to
-    the operation that it is colocated with, or that takes its resource (a TensorArray before its
-    first write), or the constant that it is.
-    """
+    """The canonical device that an operation asks for; of one that asks for none, where the runtime
+    has to put it: with the resource that it reads, what it is colocated with, or what takes it."""
     stack, seen = [op], set()
     while stack:  # depth first
         op = stack.pop()
@@ -182,10 +167,8 @@ def resolved(device):
 
 
 def was_chosen(op, tower, first):
-    """Whether the program's own `tf.device`, or a colocation, has put a tower's operation there.
-
-    Other towers than `first` are copies of that.
-    """
+    """Whether the program's own `tf.device`, or a colocation, has put a tower's operation there:
+    that of tower `first`, of which others are copies."""
     original = op if tower is first else operation_named(
         op.graph, first.name_scope + op.name[len(tower.name_scope):])
     return original is not None and follows_tower(original) is not True and (

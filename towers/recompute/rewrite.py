@@ -12,33 +12,27 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import InvalidArgumentError
+from towers.graph.graph_walk import inputs_of
 from towers.graph.op_types import SIZES
 from towers.placement.tower_device import current_tower_device, follows_tower
-from towers.recompute import segments as cutting
+from towers.recompute.segments import best_cuts, repeatable_operations, segments
 
 Recomputed = collections.namedtuple('Recomputed', 'segments operations')
 """How many segments of a tower's forward pass are recomputed, and how many operations in them."""
 
 
 def rewrite(keep, forward, backward, root):
-    """Rewrites the backward pass of one tower: `Recomputed`.
-
-    Args:
-      keep: as of `Memory(recompute=)`.
-      forward, backward: lists of operations of the tower, in the order in which they were made.
-      root: the tower's name scope.
-
-    Raises:
-      InvalidArgumentError: `keep` has a name of nothing in the tower; see `repeatable_operations`.
-    """
+    """Rewrites the backward pass of one tower of name scope `root`: `Recomputed`. `keep` is as of
+    `Memory.recompute`; an unknown name in it is an `InvalidArgumentError`. `forward` and `backward`
+    are operations in the order of making."""
     if keep is None:
         return Recomputed(0, 0)
     takers = _takers(backward, {op.name for op in forward})
-    operations = cutting.repeatable_operations(forward, set(takers), keep == 'auto')
-    cuts = cutting.best_cuts(operations, set(takers)) if keep == 'auto' else _cuts_after(
+    operations = repeatable_operations(forward, set(takers), keep == 'auto')
+    cuts = best_cuts(operations, set(takers)) if keep == 'auto' else _cuts_after(
         keep, operations, forward, root)
     stages = getattr(current_tower_device(forward[0].graph), 'stages', ())
-    parts, kept = cutting.segments(operations, cuts, stages)
+    parts, kept = segments(operations, cuts, stages)
     if not parts:
         return Recomputed(0, 0)
     order = _Order(backward)
@@ -49,11 +43,8 @@ def rewrite(keep, forward, backward, root):
 
 
 def _takers(backward, forward):
-    """{name of a tensor of the forward pass: [(operation, position)] of the backward pass}.
-
-    Operations of the backward pass that wait for no gradient are left out: they run with the
-    forward pass.
-    """
+    """{name of a tensor of the forward pass: [(operation, position)] of the backward pass}, without
+    operations that wait for no gradient: they run with the forward pass."""
     made = {op.name for op in backward}
     takers = collections.defaultdict(list)
     for op in backward:
@@ -85,9 +76,7 @@ def _cuts_after(keep, operations, forward, root):
 
 
 def _sources(op):
-    """Names of the operations that an operation waits for."""
-    return {tensor.op.name for tensor in op.inputs}.union(
-        [each.name for each in op.control_inputs])
+    return {each.name for each in inputs_of(op)}
 
 
 class _Order:
@@ -100,12 +89,10 @@ class _Order:
             for name in _sources(op) & self._operations.keys():
                 self._takers[name].add(op.name)
 
-    def gradients_into(self, taking):
-        """The operations that the first ones among `taking` wait for, and now all of them do.
-
-        A first one waits for no other operation of the list, also not through what is recomputed
-        for another segment. Else two segments would wait for each other for ever.
-        """
+    def make_wait(self, taking):
+        """The operations that the first ones among `taking` wait for; from now on all of them do. A
+        first one waits for no other of them, also not through what is recomputed for another
+        segment: else two segments would wait for each other for ever."""
         stack = [op.name for op in taking]
         after = set(stack)
         while stack:
@@ -131,7 +118,7 @@ def _rewrite(scope, operations, kept, takers, order, root, stages):
             needed.update(tensor.name for tensor in op.inputs if tensor.name not in kept)
     if not wanted:
         return 0
-    gradients = order.gradients_into(
+    gradients = order.make_wait(
         {op.name: op for name in wanted for op, _ in takers[name]}.values())
     recomputed = _recomputed(again, kept, scope, root, stages)
     made = {op.name for op in recomputed.values()}
@@ -146,10 +133,8 @@ def _rewrite(scope, operations, kept, takers, order, root, stages):
 
 
 def _recomputed(operations, kept, scope, root, stages):
-    """{name of an operation of a segment: its recomputed operation, on the same stage}.
-
-    Recomputed operations read kept tensors, and tensors from outside of the segment.
-    """
+    """{name of an operation of a segment: its recomputed operation, on the same stage}, made of
+    kept tensors and of those from outside of the segment."""
     graph, graph_def, outside = operations[0].graph, tf.GraphDef(), {}
     graph_def.versions.CopyFrom(graph.graph_def_versions)
     names = {op.name: op.name[len(root):] if op.name.startswith(root) else 'outside/' + op.name

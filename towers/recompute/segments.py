@@ -42,20 +42,10 @@ def _draws(op):
 
 
 def repeatable_operations(forward, taken, keeps_small):
-    """The operations of a forward pass that may be computed again for the backward pass.
-
-    Args:
-      forward: list of operations in the order in which they were made.
-      taken: names of the tensors that the backward pass takes.
-      keeps_small: whether small floating tensors are kept, too, as small integers are.
-
-    Returns:
-      List of operations, each after those that it reads; only operations that a taken tensor is
-      computed from.
-
-    Raises:
-      InvalidArgumentError: the model computes with a trained reference variable.
-    """
+    """The operations of a forward pass that a tensor in `taken` is computed from and that may be
+    computed again, in order. With `keeps_small`, small floating tensors are kept, as small integers
+    are. Raises `InvalidArgumentError` where the model computes with a trained reference
+    variable."""
     place, repeatable = {op.name: index for index, op in enumerate(forward)}, {}
     random = graph_walk.reachable_from(filter(_draws, forward), forward)
     references = _computed_from_references(forward)
@@ -103,12 +93,9 @@ def size_of(tensor):
 
 
 def crossing_bytes(operations, others):
-    """For each operation of a list, bytes of the tensors made up to it that later ones take.
-
-    Args:
-      others: whether tensors that other operations make (the input, a variable's value) count, from
-        the first operation that takes them.
-    """
+    """For each operation of a list, bytes of the tensors made up to it that later ones take; with
+    `others`, also of those made elsewhere (the input, a variable's value), from the first that
+    takes them."""
     place = {op.name: index for index, op in enumerate(operations)}
     made, last, tensors = {}, {}, {}
     for index, op in enumerate(operations):
@@ -127,13 +114,9 @@ def crossing_bytes(operations, others):
 
 
 def best_cuts(operations, taken):
-    """The cuts of the least cost among those for thirty sizes of segments.
-
-    The cost is the bytes that are kept at the cuts plus the bytes of the largest segment.
-
-    Returns:
-      List of the places of the last operations of all segments but the last one; [] for no cut.
-    """
+    """The cuts of the least cost among those for thirty sizes of segments: the places of the last
+    operations of all segments but the last one. The cost is the bytes kept at the cuts plus those
+    of the largest segment."""
     crossing = crossing_bytes(operations, others=False)
     weight = [0 if op.type in RESHAPES else sum(
         size_of(tensor) for tensor in op.outputs if tensor.name in taken) for op in operations]

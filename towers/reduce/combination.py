@@ -10,7 +10,7 @@ from towers.errors import GradientError
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce.joined_products import joined_product
-from towers.reduce.sparse_rows import each_row_once, parts_of_lookups
+from towers.reduce.sparse_rows import each_row_once, lookups_of
 from towers.tower.objectives import listed_pairs
 
 BUFFER_BYTES = 4 << 20
@@ -73,11 +73,9 @@ def _sums(aligned):
 
 
 def all_reduce(tower_gradients, further, devices):
-    """Sums the towers' gradients and gives each tower the sums, for replicas: `Combined`.
-
-    Each variable's gradients, and further ones that belong to no tower, are added on one tower,
-    which sends the sum to the others; every tower adds about as many bytes.
-    """
+    """Sums the towers' gradients and gives each tower the sums, for replicas: `Combined`. Each
+    variable's, with `further` ones that belong to no tower, are added on one tower; every tower
+    adds about as many bytes."""
     combined, on_towers, added = [], {}, dict.fromkeys(devices, 0)  # bytes that each one adds
     for variable, present in align(list(tower_gradients) + list(further)):
         device = min(devices, key=added.get)
@@ -115,11 +113,8 @@ def unpacked(buffer, variables):
 
 
 def align(tower_gradients):
-    """The gradients of all towers by variable, checked; makes no operation.
-
-    Returns a list of `(variable, [(tower, gradient)])`, in the order in which variables first
-    occur, without those that have no gradient in any tower.
-    """
+    """`[(variable, [(tower, gradient)])]` of all towers' gradients, checked, in the order in which
+    variables first occur, without those that have no gradient in any tower; makes no operation."""
     if not isinstance(tower_gradients, (list, tuple)) or not tower_gradients:
         raise GradientError('combine_gradients expects a list with one list of (gradient, '
                             'variable) pairs a tower, and got %r.' % (tower_gradients,))
@@ -158,7 +153,7 @@ def dense(gradient, variable):
 
 
 def _check_shared(aligned):
-    """Raises where several towers have gradients, and no two one of a variable: `t0/w`, `t1/w`."""
+    """Raises if several towers have gradients, and no variable has one in two (t0/w, t1/w)."""
     own = {present[0][0]: variable.op.name for variable, present in reversed(aligned)}
     if len(own) > 1 and all(len(present) == 1 for _, present in aligned):
         (one, of_one), (other, of_other) = sorted(own.items())[:2]
@@ -208,19 +203,17 @@ def gradient_of(variable):
 
 
 def _rows_of_all(slices):
-    """The rows of all gradients, one after the other; of lookups that take each row once, added up.
-
-    On one device gradients of `tf.nn.embedding_lookup_sparse`, or of places in a text, have no row
-    twice, and a norm of them, taken for clipping, counts no row twice.
-    """
-    parts = [parts_of_lookups(each) for each in slices]
-    kinds = {tuple(part.is_unique for part in of_one) for of_one in parts}
+    """The rows of all gradients, one after the other; of lookups that take each row once, added up:
+    on one device these have no row twice either, and a norm of them, taken for clipping, counts
+    none twice."""
+    lookups = [lookups_of(each) for each in slices]
+    kinds = {tuple(lookup.is_unique for lookup in of_one) for of_one in lookups}
     if len(kinds) > 1 or not any(next(iter(kinds))):
         return _concatenated(slices)
     of_all = []
-    for of_part in zip(*parts):
-        rows = _concatenated([part.slices for part in of_part])
-        of_all.append(each_row_once(rows) if of_part[0].is_unique else rows)
+    for of_lookup in zip(*lookups):
+        rows = _concatenated([lookup.slices for lookup in of_lookup])
+        of_all.append(each_row_once(rows) if of_lookup[0].is_unique else rows)
     return of_all[0] if len(of_all) == 1 else _concatenated(of_all)
 
 

@@ -22,12 +22,9 @@ _LEAST_ELEMENTS = 2 ** 20
 
 
 def joined_product(gradients, variable):
-    """The sum of the towers' gradients of a variable [m, n] as one product, on the current device.
-
-    It is None, and no operation is made, where one gradient is no product of thin matrices of
-    static sizes, something else reads it (a summary has it computed anyway), XLA compiles it, the
-    weights are small, or the devices are not CPUs of one process.
-    """
+    """The sum of the towers' gradients of a variable [m, n] as one product, on the current device;
+    None where one gradient is no product of thin static matrices, something else reads it, XLA
+    compiles it, the weights are small, or the devices are not CPUs of one process."""
     elements = variable.get_shape().num_elements() or 0
     if len(gradients) < 2 or elements < _LEAST_ELEMENTS or not all(
             isinstance(gradient, tf.Tensor) for gradient in gradients):

@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
-from towers.graph.order import BACK, Frames, before, in_order
+from towers.graph.order import BACK, Frames, in_order, names_before
 from towers.placement.stages import check_stages
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import only_device
@@ -27,11 +27,9 @@ SCHEDULES = ('one_forward_one_backward', 'all_forward')
 
 
 def add_up_micro_batches(parts, micro_batches, schedule=None):
-    """Runs each tower's micro-batches in order: for each tower a list of its gradients' sums.
-
-    `parts` are the `Tower`s, tower by tower. Without a `schedule` (of `SCHEDULES`) micro-batches go
-    through all stages one after the other. Sums of `IndexedSlices` stay sparse.
-    """
+    """Runs each tower's micro-batches in order: for each tower a list of its gradients' sums,
+    sparse where all are. `parts` are the `Tower`s; without a `schedule` micro-batches go through
+    all stages one by one."""
     totals, to_begin = [], _needed_to_begin(tf.get_default_graph())
     for start in range(0, len(parts), micro_batches):
         of_tower = parts[start:start + micro_batches]
@@ -100,9 +98,11 @@ def _stage_of(op, stages):
 def _by_stage(part, stages, to_begin):
     """{('forward' or 'backward', stage): operations of a micro-batch that a step runs there}."""
     groups = {(what, stage): [] for what in ('forward', 'backward') for stage in range(len(stages))}
-    # Without other fetches (metrics that are counted): only a fetch of them may run them.
+    # Metric updates are no part of a pass: they run only if the program fetches them.
     step = graph_walk.step_operations(tensors_of(part.pairs) + [part.data_loss])
-    forward = _needed_by(part.data_loss.op)
+    # What runs before the loss can, a loop's pushes onto stacks included.
+    forward = graph_walk.reached([part.data_loss.op], lambda op: map(
+        op.graph.get_operation_by_name, _waits_for(op)))
     for op in step:
         stage = _stage_of(op, stages)
         if stage is not None and part.has(op.name) and _may_wait(op, to_begin):
@@ -114,16 +114,6 @@ def _by_stage(part, stages, to_begin):
     return groups
 
 
-def _needed_by(end):
-    """Names of the operations that run before one can, a loop's pushes onto stacks included."""
-    names, stack = {end.name}, [end]
-    while stack:
-        for name in _waits_for(stack.pop()) - names:
-            names.add(name)
-            stack.append(end.graph.get_operation_by_name(name))
-    return names
-
-
 def _added(present, variable, stages):
     gradient = present[-1][1]
     device = stages[0] if len(stages) == 1 else getattr(gradient, 'values', gradient).device
@@ -132,11 +122,9 @@ def _added(present, variable, stages):
 
 
 def _follow(earlier, later, frames):
-    """Makes the operations of a pass wait for those of another one.
-
-    Only those without an input from within the pass need a control edge. None waits for one within
-    a v1 loop or branch, which may never run: it waits for those that leave the loop or the branch.
-    """
+    """Makes the operations of a pass without an input from within it wait for those of another one.
+    None waits for one within a v1 loop or branch, which may never run: it waits for those that
+    leave it."""
     inside, names = {op.name for op in earlier}, {op.name for op in later}
     earlier = [op for op in earlier if frames.always_runs(op)]
     taken = {name for op in earlier for name in _waits_for(op)}
@@ -151,11 +139,9 @@ def _follow(earlier, later, frames):
 
 
 def _may_wait(op, to_begin):
-    """Whether an operation of a micro-batch may be made to wait for other operations of a step.
-
-    Constants may not, since they are folded. What only names a variable, a table or a queue may
-    not, since it runs outside of steps, too: to initialize it, to fill it, to look at it.
-    """
+    """Whether an operation of a micro-batch may be made to wait for others. Constants may not,
+    since they are folded; nor what names a variable, a table or a queue, which runs outside of
+    steps, too."""
     names_state = not op.inputs and op.outputs and all(
         tensor.dtype == tf.resource or tensor.dtype != tensor.dtype.base_dtype  # a reference
         for tensor in op.outputs)
@@ -173,11 +159,8 @@ def _needed_to_begin(graph):
 
 
 def check_order(fetches):
-    """Raises `InvalidArgumentError` if operations would wait for each other, and no step could end.
-
-    Each micro-batch waits for the one before it. A model may make an earlier one wait for a later
-    one, too: the first writes a variable in its forward pass, after all have read it.
-    """
+    """Raises `InvalidArgumentError` if operations would wait for each other, and no step could end:
+    the model makes an earlier micro-batch wait for a later one."""
     operations = graph_walk.step_operations(fetches)
     runs = {op.name for op in in_order(operations, _waits_for)}
     if len(runs) < len(operations):
@@ -194,7 +177,7 @@ def _waits_for(op):
 
     What leads out of a loop waits for all that leads into the next turn, onto stacks included.
     """
-    names = before(op)
+    names = names_before(op)
     if op.type in ('Exit', 'RefExit') and len(op.inputs[0].op.inputs) == 2:
         condition = op.inputs[0].op.inputs[1]  # of the Switch that the loop is left by
         for switch in condition.consumers():

@@ -51,12 +51,9 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
                                      for name, (_, replicas) in self.of_variable.items()}
 
     def pairs(self, gradients, on_towers):
-        """The `(gradient, variable)` pairs of all replicas, for one `apply_gradients`. The model's
-        own come first: a slot of a replica takes the value of the model's slot.
-
-        `gradients` are such pairs, combined and transformed; `on_towers` are the combined gradients
-        on each tower by a variable's name, see `combination.all_reduce`.
-        """
+        """The `(gradient, variable)` pairs of all replicas, for one `apply_gradients`; the model's
+        own first: a slot of a replica takes the value of the model's slot. `gradients` are combined
+        and transformed; `on_towers` are as of `Combined`."""
         ready = []
         for gradient, variable in gradients:
             every = on_towers.get(variable.op.name, (None,))
@@ -74,11 +71,9 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
 
     @contextlib.contextmanager
     def new_slots(self, variables):
-        """The context of `apply_gradients`, and the list of the slots of replicas made in it.
-
-        They become local variables. The n-th slot of a replica begins with the value of the n-th
-        slot of its variable. `variables` are those that are trained, replicas included.
-        """
+        """The context of `apply_gradients`, and the list of the slots of replicas made in it, as
+        local variables: the n-th of a replica begins with the value of the n-th of its variable.
+        `variables` are trained."""
         by_name, created = {variable.op.name: variable for variable in variables}, []
         origin = {replica.op.name: name for name, (_, replicas) in self.of_variable.items()
                   for replica in replicas}
@@ -151,11 +146,9 @@ def follow_updates(replicas, updates, after):
 
 
 def make_replicas(variables, devices):
-    """Makes `Replicas`, without slots, of those variables that are trainable; the others live once.
-
-    Replicas that an earlier build in this graph made for the same towers are shared, since an
-    update by either build has to reach them.
-    """
+    """Makes `Replicas`, without slots, of those variables that are trainable. Replicas that an
+    earlier build in this graph made for the same towers are shared, since an update by either build
+    has to reach them."""
     there = {variable.op.name: variable for variable in tf.local_variables()}
     found, devices = {}, tuple(devices)
     for variable in variables:

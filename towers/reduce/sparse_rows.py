@@ -5,10 +5,10 @@ import collections
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.graph.graph_walk import behind
+from towers.graph.graph_walk import behind, reached
 from towers.graph.op_types import SAME_NUMBERS
 
-Part = collections.namedtuple('Part', 'slices is_unique')
+Lookup = collections.namedtuple('Lookup', 'slices is_unique')
 """`tf.IndexedSlices` that come from one lookup, and whether it takes each row once."""
 
 # Operations with an output in which no number occurs twice, and the output's index. The gradients
@@ -22,18 +22,16 @@ _IN_PARTS = SAME_NUMBERS | frozenset([
     'Add', 'Less', 'Mod'])
 
 
-def parts_of_lookups(slices):
-    """The lookups that a sparse gradient's rows come from: list of `Part`, at least one.
-
-    TensorFlow puts the gradients of several lookups in one variable one after the other.
-    """
+def lookups_of(slices):
+    """The lookups that a sparse gradient's rows come from, which TensorFlow puts one after the
+    other: list of `Lookup`, at least one."""
     indices = slices.indices
     lookups = list(indices.op.inputs)[:-1] if indices.op.type == 'ConcatV2' else [indices]
     unique = [_is_unique(each) for each in lookups]
     if len(lookups) == 1 or not any(unique):
-        return [Part(slices, len(lookups) == 1 and unique[0])]
+        return [Lookup(slices, len(lookups) == 1 and unique[0])]
     values = tf.split(slices.values, [tf.shape(each)[0] for each in lookups])
-    return [Part(tf.IndexedSlices(rows, each, slices.dense_shape), is_unique)
+    return [Lookup(tf.IndexedSlices(rows, each, slices.dense_shape), is_unique)
             for rows, each, is_unique in zip(values, lookups, unique)]
 
 
@@ -50,15 +48,8 @@ def _is_unique(indices):
 
 def _follows_from_unique(tensor):
     """Whether places in parts of a variable are computed from numbers that are all different."""
-    stack, seen = [tensor], set()
-    while stack:
-        tensor = stack.pop()
-        if _UNIQUE.get(tensor.op.type) == tensor.value_index:
-            return True
-        if tensor.op.type in _IN_PARTS and tensor.name not in seen:
-            seen.add(tensor.name)
-            stack.extend(tensor.op.inputs)
-    return False
+    found = reached([tensor], lambda each: each.op.inputs if each.op.type in _IN_PARTS else ())
+    return any(_UNIQUE.get(each.op.type) == each.value_index for each in found.values())
 
 
 def each_row_once(slices):

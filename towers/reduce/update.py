@@ -1,4 +1,4 @@
-"""The one update of the shared variables, and the operations that ride on it."""
+"""The one update of the shared variables by an optimizer."""
 
 import collections
 import contextlib
@@ -23,13 +23,12 @@ whether the step is counted here, since the optimizer leaves it to its caller.""
 
 def apply_update(optimizer, gradients, global_step, placement, variables, after, replicas=None,
                  on_towers=None, scaled_losses=None):
-    """Applies the combined gradients once: `Applied`.
+    """Applies the combined gradients once, after `after`: `Applied`.
 
     `global_step` is increased by one, also where the optimizer leaves that to its caller, as BERT's
-    does; one that writes it does all the counting. `after` are the tensors and operations to run
-    before the first variable changes. `replicas` are updated in the same call by `on_towers`; where
-    the optimizer is not `is_repeatable`, they get the new values. With `scaled_losses`, which are
-    `WatchedLosses`, gradients that are not finite change nothing, and yet the step is counted.
+    does. `replicas` are updated by `on_towers` in the same call, or, where the optimizer is not
+    `is_repeatable`, get the new values. With `scaled_losses`, `WatchedLosses`, gradients that are
+    not finite change nothing, and yet the step is counted.
     """
     is_repeated = replicas is not None and is_repeatable(optimizer)
     pairs = replicas.pairs(gradients, on_towers) if is_repeated else gradients
@@ -65,11 +64,9 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
 
 
 def free_initial_values(created, made, after):
-    """Has initializers of created variables wait for nothing that the update waits for, `after`.
-
-    A program that makes `tf.Variable(tf.zeros_like(…))` in `apply_gradients` makes the value there:
-    it would wait for the loss, and so for a batch and for variables that have no value yet.
-    """
+    """Has initializers of created variables wait for nothing that the update waits for, `after`: a
+    `tf.Variable(tf.zeros_like(…))` made in `apply_gradients` would wait for the loss, and so for a
+    batch."""
     made = {op.name for op in made}
     after = {getattr(each, 'op', each).name for each in after}
     for op in graph_walk.step_operations([each.initializer for each in created], ends=after):

@@ -104,11 +104,11 @@ def _value(x, kind):
             'batch_%s(%s) is in a loop, or in a function or branch of control flow v2, where '
             'towers cannot meet: compute it outside; in a branch, tf.disable_control_flow_v2() '
             'helps.' % (kind, x.name))
-    call.count += 1
+    number = next(call.numbers)
     if kind != 'concat':
-        return _mark(x, x.shape, call.count, kind)
+        return _mark(x, x.shape, number, kind)
     rows, others = x.shape.as_list()[0] if x.shape.ndims else None, x.shape[1:]
-    return _mark(x, tf.TensorShape([None]).concatenate(others), call.count, kind, tf.TensorShape(
+    return _mark(x, tf.TensorShape([None]).concatenate(others), number, kind, tf.TensorShape(
         [rows and rows * call.parts]).concatenate(others))  # the static size is every tower's
 
 
@@ -148,10 +148,8 @@ def _mark_of(op):
 
 
 def exchange(towers, weights, device):
-    """Gives all marked operations their values: sums, means and rows over all towers.
-
-    `weights` are the towers' parts of the batch's examples; sums are made on `device`.
-    """
+    """Gives all marked operations their values: sums, means and rows over all towers, made on
+    `device`. `weights` are the towers' parts of the batch's examples."""
     marks = [collections.defaultdict(list) for _ in towers]
     for op in tf.get_default_graph().get_operations():
         if is_batch_value(op):

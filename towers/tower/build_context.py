@@ -5,7 +5,9 @@ that fails the graph's collections are as before it, but TensorFlow cannot remov
 another build would make `w_1` where one device has `w`.
 """
 
+import collections
 import contextlib
+import itertools
 import weakref
 
 import tensorflow.compat.v1 as tf
@@ -16,11 +18,9 @@ _CALLS = weakref.WeakKeyDictionary()
 """The graphs in which a model function is being called, each with its `_Call`."""
 
 
-class _Call:
-    """A call of a model function, and what its part of the batch may know of the others."""
-
-    def __init__(self, variables, parts, refused):
-        self.variables, self.parts, self.refused, self.count = variables, parts, refused, 0
+_Call = collections.namedtuple('_Call', 'variables parts refused numbers')
+"""A call of a model function: `NewVariables`, how many parts the batch has, why they exchange no
+values or None, and the numbers of these values, an iterator."""
 
 
 def check_not_nested(graph):
@@ -38,7 +38,7 @@ def check_not_nested(graph):
 def call_of_model_fn(graph, variables, parts, refused=None):
     """The context of the call of a model function, in which no other build is made; `refused` says
     why values of the whole batch are not to be had in this build, or is None."""
-    _CALLS[graph] = _Call(variables, parts, refused)
+    _CALLS[graph] = _Call(variables, parts, refused, itertools.count(1))
     try:
         yield
     finally:
@@ -81,9 +81,8 @@ class BuildCollections:
 
     def new_updates(self):
         """The `UPDATE_OPS` that are there now and were not before the build: a list."""
-        known = set(map(id, self._before.get(tf.GraphKeys.UPDATE_OPS, ())))
-        return [entry for entry in self._graph.get_collection(tf.GraphKeys.UPDATE_OPS)
-                if id(entry) not in known]
+        return without(self._graph.get_collection(tf.GraphKeys.UPDATE_OPS),
+                       self._before.get(tf.GraphKeys.UPDATE_OPS, ()))
 
     @contextlib.contextmanager
     def of_build(self):
@@ -101,6 +100,12 @@ class BuildCollections:
             raise
         for entry in self.new_updates():
             self._graph.add_to_collection(_UPDATES_OF_BUILDS, _name_of(entry))
+
+
+def without(entries, others):
+    """The entries of a collection that are none of the others: a list."""
+    others = set(map(id, others))
+    return [entry for entry in entries if id(entry) not in others]
 
 
 def _snapshot(graph):

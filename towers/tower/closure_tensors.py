@@ -24,11 +24,8 @@ def losses_by_tensor(towers):
 
 
 def take_losses_of_batch(made, losses, whole_loss):
-    """Gives operations `made` the loss of the batch where they take the loss of a tower.
-
-    `losses` are the names of losses by those of their tensors; `whole_loss` makes the mean over the
-    batch of the loss of a name.
-    """
+    """Gives operations `made` the loss of the batch, which `whole_loss` makes for a loss's name,
+    where they take the loss of a tower; `losses` are these names by those of the tensors."""
     for op in made:
         for position, tensor in enumerate(op.inputs):
             if tensor.name in losses:
@@ -36,16 +33,11 @@ def take_losses_of_batch(made, losses, whole_loss):
 
 
 def check_of_no_tower(made, fetches, known, losses, recorded, own_state):
-    """Refuses an update that takes what depends on the examples of one tower.
+    """Refuses operations `made` for `fetches` that take what depends on one tower's examples.
 
-    What the model function draws, writes, or reads of the tower's own state is of one tower, too.
-
-    Args:
-      made: the operations that `transform_gradients`, or the optimizer, has made.
-      fetches: tensors and operations: what they are made for.
-      known: the gradients, and the first tower's updates, which they may take.
-      losses: list of the towers' losses, which they may wait for.
-      own_state: list of the variables that each tower has of its own, without trained ones.
+    That is what depends on its shard, or on what the model function draws, writes, or reads of
+    `own_state`. They may take `known` ones, the gradients and the first tower's updates, and wait
+    for the towers' `losses`.
     """
     called = {op.name for op in recorded.operations if op.type not in VARIABLE_OPS}.union(
         variable.op.name for variable in own_state).difference(

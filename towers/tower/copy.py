@@ -16,7 +16,7 @@ from towers import compat
 from towers.errors import CloneError, message_of_tower
 from towers.graph import graph_walk
 from towers.graph.edit import (Library, colocate, copied_functions, functions_of, group_in_node,
-                               rename_functions)
+                               producer, rename_functions)
 from towers.graph.graph_walk import fetches_in, leaves_of, map_leaves
 from towers.graph.order import waited_instead
 from towers.graph.op_types import CONTROL_FLOW, PLACEHOLDERS
@@ -40,13 +40,9 @@ class Copies:
     """
 
     def __init__(self, first, updates, parts_before, further=()):
-        """
-        Args:
-          first: `Differentiated`: the tower to be copied.
-          updates: `InlineUpdates`: the writes that copies do without or share.
-          parts_before: how many parts the machines before this one have.
-          further: tensors and operations that are copied besides the tower's own.
-        """
+        """`first` is `Differentiated`, the tower to be copied; `updates` are the `InlineUpdates`
+        that copies do without or share; `further` tensors and operations are copied besides the
+        tower's own."""
         tower = first.tower
         self._tower, self._graph, self._left_out = tower, tf.get_default_graph(), updates.left_out
         self._parts_before, self._random_keys = parts_before, first.random_keys
@@ -130,7 +126,7 @@ class Copies:
                 node.input.extend(inputs + ['^' + op.name for op in waited_instead(
                     list(map(self._graph.get_operation_by_name, waits_for)), self._left_out)])
             stack.extend(group_in_node(node))
-            stack.extend(map(_producer, node.input))  # first, with what is shared
+            stack.extend(map(producer, node.input))  # first, with what is shared
         return nodes
 
     def _is_shared(self, op, node):
@@ -166,11 +162,11 @@ class Copies:
         del copy.input[:]
         waits_for = []
         for text in node.input:
-            producer = _producer(text)
-            if producer in self._nodes:
-                copy.input.append(text.replace(producer, self._relative(producer), 1))
+            source = producer(text)
+            if source in self._nodes:
+                copy.input.append(text.replace(source, self._relative(source), 1))
             elif text.startswith('^'):
-                waits_for.append(producer)
+                waits_for.append(source)
             else:
                 copy.input.append(self._outside.setdefault(
                     text if ':' in text else text + ':0', '__outside__/%d:0' % len(self._outside)))
@@ -188,7 +184,7 @@ class Copies:
 
         def change(node, resources):
             give_seed_of_tower(node, draws_as)
-            # What reads a variable, an argument of the function, stays where the variable is.
+            # In a function's body a node that reads a variable's handle keeps its device.
             if node.device and overlaps(node.device, self._tower.device) and (
                     functions_of(node) or resources.isdisjoint(node.input)):
                 node.device = moved(node.device, self._tower.device, device)
@@ -257,8 +253,8 @@ class _Copied:
         return frozenset(self._names[name] for name in names if name in self._names)
 
     def leaf(self, leaf):
-        """The copy of a tensor or an operation; of the variable that an assignment returns, an
-        operation."""
+        """The copy of a tensor or operation; for a variable, as `tf.assign` returns, its operation.
+        """
         copy = self.operation(leaf.op.name if hasattr(leaf, 'op') else leaf.name)
         if isinstance(leaf, tf.Operation):
             return copy
@@ -267,8 +263,3 @@ class _Copied:
         copy = copy.outputs[leaf.value_index]
         copy.set_shape(leaf.shape)  # a shape that Python code has set is in no GraphDef
         return copy
-
-
-def _producer(text):
-    """The operation that an input of a NodeDef comes from: of 'a:1' and of '^a' it is a."""
-    return text.lstrip('^').split(':')[0]

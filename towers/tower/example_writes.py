@@ -82,11 +82,8 @@ def _check(op, name, depends, others, has_rows_inside, recorded):
 
 def _is_of_every_tower(op, name, examples, depends, size):
     """Whether every tower has to write for the variable to get one device's value; else tower 0 may
-    write for all. Raises `SharedVariableError` where the value comes from the examples otherwise.
-
-    Where the size of the shard is static, a model that counts its examples adds a constant. (An
-    operation of a type that is not known here may be a function's call, which is not looked into.)
-    """
+    write for all. `SharedVariableError` where the value comes from the examples otherwise. Where
+    the size of the shard is static, a model that counts its examples adds a constant."""
     if op.name not in examples:
         return op.type in ADDS and isinstance(size, int) and size > 1 and (
             _static(op.inputs[1]) == size)
@@ -149,11 +146,9 @@ class _Dependence:
         return bool(self._found.get(tensor.op.name, 0))
 
     def chosen(self, tensor):
-        """The tensors of which a branch of control flow v2 hands one on; None if it computes one.
-
-        A fused batch norm in a branch, of Keras with a fed `training`, either computes statistics,
-        which count as nothing here, or hands on the averages that it is given.
-        """
+        """The tensors of which a branch of control flow v2 hands one on; None if it computes one. A
+        fused batch norm there computes statistics, which count as nothing here, or hands on
+        averages."""
         found = []
         for function in self._finder.functions(tensor.op):
             nodes = {node.name: node for node in function.node_def}
@@ -233,11 +228,9 @@ def _is_affine(tensor, name, examples, depends, of_means, size):
 # ---- operations across the examples of a batch, told from the graph ------------------------------
 
 def _added_up(tensor, examples):
-    """Whether a statistic is computed from examples that are added up.
-
-    A mean over the examples, or their maximum, of a shard estimates that of the batch; a sum does
-    not. A sum that is divided by what is computed from the examples, too, is a mean.
-    """
+    """Whether a statistic is computed from examples that are added up, which estimates nothing of
+    the batch, as a mean or a maximum does. A sum that is divided by what is computed from the
+    examples is a mean."""
     def look(op):
         if op.type in _ESTIMATES and _is_over_examples(op) or is_fused_batch_norm(op.type):
             return ()
@@ -271,18 +264,14 @@ def mixed(tensor, examples, of_batch_norm):
 
 
 def _first(tensor, examples, look):
-    """The first operation behind a tensor for which `look` returns None, and not its inputs."""
-    stack, seen = [tensor.op], set()
-    while stack:
-        op = stack.pop()
-        if op.name in seen or op.name not in examples or is_batch_value(op):
-            continue
-        seen.add(op.name)
-        inputs = look(op)
-        if inputs is None:
-            return op
-        stack.extend(each.op for each in inputs)
-    return None
+    """The operation at which `look` stops, by None; else it returns the inputs to search."""
+    def inputs(op):
+        return [each.op for each in look(op) or () if counts(each.op)]
+
+    def counts(op):
+        return op.name in examples and not is_batch_value(op)
+    found = graph_walk.reached(filter(counts, [tensor.op]), inputs)
+    return next((op for op in found.values() if look(op) is None), None)
 
 
 def _is_over_examples(op):

@@ -37,12 +37,10 @@ class Differentiated(collections.namedtuple('Differentiated', [
     __slots__ = ()
 
 
-def differentiate(recorded, losses, gradients_of, request, shards, number, scale, taken=()):
-    """Takes the gradients of the recorded loss times `scale`, a float or scalar: `Differentiated`.
-
-    `number` is that of the part of the batch; `taken` are the tensors and operations that a step
-    runs besides what the model function returned.
-    """
+def differentiate(recorded, losses, gradients_of, request, batch, number, scale, taken=()):
+    """Takes the gradients of the recorded loss of part `number` times `scale`, a float or scalar:
+    `Differentiated`. The step runs `taken` tensors and operations besides the model function's
+    results."""
     graph, output, device = tf.get_default_graph(), recorded.output, request.parts[number].device
     outer = graph.get_name_scope()
     root = outer + '/' if outer else ''
@@ -51,7 +49,7 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
     if request.objectives:
         with tf.device(TowerDevice(device)):
             gradients, of_shard, by_loss = gradients_of.of_tower(
-                number, losses.data_loss, scale, shards.inputs[number])
+                number, losses.data_loss, scale, batch.inputs[number])
     backward = sum(by_loss, [])
     inside = {op.name for op in recorded.operations + backward}
     keep_with_tower(backward, inside - recorded.owned, device)
@@ -69,7 +67,7 @@ def differentiate(recorded, losses, gradients_of, request, shards, number, scale
     part = request.parts[number]
     tower = Tower(
         index=part.tower, micro_batch=part.micro_batch, device=device, name_scope=root,
-        inputs=shards.inputs[number], size=shards.sizes[number], loss=output.loss,
+        inputs=batch.inputs[number], size=batch.sizes[number], loss=output.loss,
         predictions=output.predictions, metrics=output.metrics, gradients=gradients,
         of_shard=of_shard, updates=recorded.updates, variables=recorded.variables,
         data_loss=losses.data_loss,
@@ -96,44 +94,37 @@ _PLAIN = tf.train.GradientDescentOptimizer(1.)
 """Takes plain gradients, in the place of an optimizer with a `compute_gradients` of its own."""
 
 
+def trained_variables(objectives):
+    """{name of an objective: the variables that its loss trains}; `GradientError` for none."""
+    found, candidates = {}, tf.trainable_variables()
+    for objective in objectives:
+        named, wanted = '' if objective.name is None else ' for %r' % (
+            objective.name), objective.var_list
+        chosen = candidates if wanted is None else wanted if not callable(wanted) else (
+            checked_variables(wanted(list(candidates)), 'var_list' + named))
+        if not chosen:
+            raise GradientError(
+                'there is no trainable variable%s%s: %s' % (
+                    named, '' if wanted is None else ' left by var_list',
+                    'the choices were %s.' % ', '.join(v.op.name for v in candidates[:5])
+                    if candidates else 'the model function made none. Pass optimizer=None to '
+                    'evaluate it.'))
+        found[objective.name] = chosen
+    return found
+
+
 class TowerGradients:
-    """Takes the gradients of a tower's losses.
+    """Takes the gradients of a tower's losses; `scaled_losses` are `ScaledLosses`, or None."""
 
-    Attributes:
-      trainable: the variables that any loss is differentiated by.
-      scaled_losses: `ScaledLosses` to take gradients with; or None.
-    """
-
-    def __init__(self, request, scaled_losses, behind):
-        """Raises `GradientError` for a loss that trains no variable."""
+    def __init__(self, request, scaled_losses, behind, trained):
         self.scaled_losses, self._request, self._behind = scaled_losses, request, behind
-        self._variables_of = self._chosen_variables()  # by the objective's name
+        self._trained = trained  # see `Roles`
         self._factors = {}  # of losses whose optimizers have a compute_gradients of their own
         for each in request.objectives:
             if _has_own(each.optimizer):
                 with tf.control_dependencies(None), only_device(request.placement.main):
                     # float64 holds a factor of any other type.
                     self._factors[each.name] = tf.constant(1., tf.float64, name='loss_factor')
-        self.trainable = list({variable.op.name: variable for chosen in self._variables_of.values()
-                               for variable in chosen}.values())
-
-    def _chosen_variables(self):
-        """{name of an objective: the variables that its loss trains}."""
-        found, candidates = {}, tf.trainable_variables()
-        for objective in self._request.objectives:
-            named, wanted = '' if objective.name is None else ' for %r' % (
-                objective.name), objective.var_list
-            chosen = candidates if wanted is None else wanted if not callable(wanted) else (
-                checked_variables(wanted(list(candidates)), 'var_list' + named))
-            if not chosen:
-                raise GradientError(
-                    'there is no trainable variable%s%s: %s' % (
-                        named, '' if wanted is None else ' left by var_list',
-                        'the choices were %s.' % ', '.join(v.op.name for v in candidates[:5])
-                        if candidates else 'the model function made none. Pass optimizer=None to '
-                        'evaluate it.'))
-            found[objective.name] = chosen
-        return found
 
     def of_tower(self, number, data_losses, scale, inputs):
         """`(gradients, of_shard, [operations of each loss])` of a tower's losses times `scale`."""
@@ -145,12 +136,9 @@ class TowerGradients:
                 [operations for _, _, operations in found])
 
     def made_by_optimizer(self, objective, loss, combined):
-        """What the objective's optimizer makes of the combined gradients: a pair for each variable.
-
-        Where its `compute_gradients` is the usual one, these gradients themselves, and None for a
-        variable that has none: a program may go by their places.
-        """
-        variables = self._variables_of[objective.name]
+        """What the objective's optimizer makes of the combined gradients: a pair for each variable,
+        with None for one without a gradient, since a program may go by their places."""
+        variables = self._trained[objective.name]
         if objective.name in self._factors:
             return _own_pairs(objective, loss, combined, variables,
                               self._factors[objective.name], self._request)
@@ -181,7 +169,7 @@ class TowerGradients:
             data_loss = data_loss * tf.cast(self._factors[objective.name], data_loss.dtype)
         is_called_later = objective.name in self._factors or has_own_minimize(objective.optimizer)
         pairs = _computed(_PLAIN if is_called_later else objective.optimizer, data_loss,
-                          self._variables_of[objective.name])
+                          self._trained[objective.name])
         of_shard = list(zip(tf.gradients(data_loss, list(shard)), shard)) if shard else []
         if self.scaled_losses is not None:
             pairs, of_shard = map(self.scaled_losses.unscaled, (pairs, of_shard))
@@ -197,11 +185,9 @@ def _has_own(optimizer):
 
 
 def _own_pairs(objective, loss, combined, variables, factor, request):
-    """What an optimizer's own `compute_gradients` makes of the combined gradients: list of pairs.
-
-    `loss` is the mean over the batch of this machine; `factor` the constant by which the towers
-    multiply their losses, whose place dL/dS takes.
-    """
+    """The pairs that an optimizer's own `compute_gradients` makes of the combined gradients. `loss`
+    is the mean over this machine's batch; dL/dS takes the place of the constant `factor` in the
+    towers' losses."""
     called = 'compute_gradients of ' + type(objective.optimizer).__name__
     reduction = request.factor  # the towers' losses have it already
 

@@ -54,14 +54,9 @@ class InlineUpdates(collections.namedtuple(
 
 
 def inline_updates(writes, operations, fetches, request, replicated=frozenset()):
-    """Leaves out or shares the first tower's writes, before gradients are taken: `InlineUpdates`.
-
-    Args:
-      writes: list of `Write`: those that the fetches need, of shared variables.
-      operations: the operations that the call of the model function made.
-      fetches: the tensors that a step needs: loss, predictions, metrics; not the updates.
-      replicated: names of the variables that have replicas.
-    """
+    """Leaves out or shares the first tower's `writes` of shared variables, before gradients are
+    taken: `InlineUpdates`. `fetches` are what a step needs but for the updates; `replicated` are
+    the names of variables that have replicas."""
     served, update_ops = request.served_rank, request.update_ops
     if not writes or request.parts_a_call == 1 and served is None and update_ops != 'none':
         return InlineUpdates()

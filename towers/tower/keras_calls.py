@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ModelFunctionError
-from towers.graph.graph_walk import Recording, reachable_from
+from towers.graph.graph_walk import Recording, inputs_of, reachable_from, reached
 from towers.graph.op_types import SETS
 from towers.graph.variable_access import initializers
 from towers.placement.variable_device import only_device
@@ -27,13 +27,10 @@ _WRITES = ('Assign', 'ResourceScatter', 'Scatter')  # a variable, given as the f
 
 @contextlib.contextmanager
 def record_keras_calls():
-    """Records the Keras layers and models that are called in a `with` block, in this graph.
-
-    Of tf.keras of TF 1.15, Keras 2.15, tf_keras and Keras 3; layers of `tf.layers` and tf_slim have
-    their updates and losses in collections. During the block, in this thread, the base classes'
-    `__call__`, `add_loss` and `add_update` are wrapped. Blocks can be nested. Yields `KerasCalls`,
-    to be asked after the block. Raises `ModelFunctionError` where the block imports a Keras.
-    """
+    """The context in which the calls of Keras layers in this graph and thread are recorded:
+    `KerasCalls`, to be asked after it. The base classes' `__call__`, `add_loss` and `add_update` of
+    tf.keras, tf_keras and Keras 3 are wrapped. Raises `ModelFunctionError` where a Keras is
+    imported in it."""
     compat.import_keras()
     record, bases = KerasCalls(tf.get_default_graph()), compat.keras_base_layers()
     with contextlib.ExitStack() as undo:
@@ -65,12 +62,9 @@ class KerasCalls:
                       if not any(tensor.op.name in waiting for tensor in call.tensors))
 
     def updates(self):
-        """Ops to run once a step for the calls in this block: a list, each once.
-
-        Updates of moving averages and other state, and in Keras 3 the steps of the seed generators,
-        without which each step has the same dropout mask. Not those of frozen layers, nor what
-        cannot run: in `tf.cond`, in `tf.while_loop`, behind the placeholder of a `keras.Input`.
-        """
+        """Ops to run once a step for the calls: a list, each once; in Keras 3 those of seed
+        generators, too. Not those of frozen layers, nor what cannot run: in branches, loops, behind
+        a `keras.Input`."""
         waiting = self._waiting_for_keras_input()
         return unique([op for _, op, frozen in self._updates
                        if op.name not in waiting and not frozen]
@@ -88,12 +82,9 @@ class KerasCalls:
         return [tf.convert_to_tensor(loss) for loss in made if loss is not None]
 
     def activity_losses(self, on_keras_input=False):
-        """The losses that depend on what the layers were called on: a list of scalars.
-
-        Activity regularizers, which Keras divides by the size of the batch, and tensors given to
-        `add_loss`; not within `tf.cond` or `tf.while_loop`, and those that wait for a
-        `keras.Input` if they are wanted.
-        """
+        """The losses that depend on what the layers were called on: a list of scalars, from
+        activity regularizers and `add_loss`; not within branches and loops; those that wait for a
+        `keras.Input` only if they are wanted."""
         waiting = () if on_keras_input else self._waiting_for_keras_input()
         losses = [(layer, loss) for layer, loss in self._activity
                   if loss.op.name not in waiting and self._can_run(loss.op)]
@@ -173,15 +164,10 @@ def _is_reset(op, made):
 
     Such an op, of a layer that is built late and assigns ready-made weights, is an initialization.
     """
-    pending, seen = [op.inputs[1].op] if op.type in SETS else [], set()
-    while pending:
-        source = pending.pop()
-        if source not in made or any(tensor.dtype == tf.resource for tensor in source.inputs):
-            return False
-        if source not in seen:
-            seen.add(source)
-            pending += [tensor.op for tensor in source.inputs] + list(source.control_inputs)
-    return op.type in SETS
+    return op.type in SETS and all(
+        source in made and not any(tensor.dtype == tf.resource for tensor in source.inputs)
+        for source in reached([op.inputs[1].op], lambda source: inputs_of(source) if (
+            source in made) else ()).values())
 
 
 def unique(items):
@@ -229,10 +215,8 @@ def _add_update(record, layer, original, args, kwargs):
 
 def _watched(update, layer, record):
     """Notes `update` and returns it; a function is wrapped, to note its result when Keras calls it.
-
-    It runs on the device of the layer's variables, where these have one: a branch of TF 2's
-    `tf.cond` is on the tower's device and colocated with the variable by Keras, else.
-    """
+    It runs on the device of the layer's variables: else a branch of TF 2's `tf.cond` is on the
+    tower's."""
     if not callable(update):
         record.note_update(layer, update)
         return update

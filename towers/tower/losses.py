@@ -103,10 +103,8 @@ def _registered(recorded):
 
 
 def _of_before(recorded):
-    """The losses from before the towers that regularize the model's variables.
-
-    Those of activations belong to an earlier build.
-    """
+    """The losses from before the towers that regularize the model's variables; not those of an
+    earlier build's activations."""
     names = {variable.op.name for variable in recorded.variables}
     return [loss for loss in recorded.registered_before
             if graph_walk.ancestors([loss]) & names and not _depends_on_a_batch(loss)]
@@ -172,15 +170,13 @@ def _chooses(op):
 
 def _sums(loss, by_value):
     """`[(text, name of the operation)]` of sums over the examples that a loss has as they are."""
-    stack, found = [loss.op], []
-    while stack:
-        op = stack.pop()
-        if op.name in by_value and op.type == 'Sum' and mixed(op.inputs[0], by_value, ()) is None:
-            found.append(('adds up the examples of the shard, and the towers\' mean is taken',
-                          op.name))
-        elif op.type in SUMS or op.type in SAME_NUMBERS:
-            stack += [tensor.op for tensor in op.inputs]
-    return found
+    def is_sum(op):
+        return op.name in by_value and op.type == 'Sum' and (
+            mixed(op.inputs[0], by_value, ()) is None)
+    found = graph_walk.reached([loss.op], lambda op: [each.op for each in op.inputs] if (
+        (op.type in SUMS or op.type in SAME_NUMBERS) and not is_sum(op)) else ())
+    return [("adds up the examples of the shard, and the towers' mean is taken", op.name)
+            for op in found.values() if is_sum(op)]
 
 
 def _in_scalars(loss, by_value):

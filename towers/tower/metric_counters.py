@@ -28,14 +28,13 @@ from towers.graph.variable_access import Writes, read_from
 from towers.placement.variable_device import only_device
 from towers.tower.objectives import flat
 from towers.tower.outputs import metrics_by_kind
+from towers.tower.ownership import METRIC
 from towers.tower.shards import if_any, weighted
 
 
 def leave_out_padding(towers, weights, variables):
-    """Has towers without an example add nothing to these variables, of which names are given.
-
-    `weights` are each tower's share of the batch: floats, or float64 scalars.
-    """
+    """Has towers without an example, of weight 0, add nothing to these variables, of which names
+    are given."""
     if all(isinstance(weight, float) and weight for weight in weights) or not variables:
         return
     graph = tf.get_default_graph()
@@ -49,11 +48,8 @@ def leave_out_padding(towers, weights, variables):
 
 
 def weigh_additions(metrics, weights, counters):
-    """Weighs the additions of all towers to counters of metrics, of which names are given.
-
-    `metrics` are each tower's dict of metrics, of the same names, or None; `weights` each tower's
-    share of the batch.
-    """
+    """Weighs the additions of all towers to these counters, of which names are given. `metrics` are
+    each tower's dict of metrics, or None; `weights` each tower's share of the batch."""
     if not counters or all(isinstance(weight, float) and weight == weights[0]
                            for weight in weights):
         return
@@ -118,7 +114,7 @@ def count_in_turn(towers, weights, roles):
     A tower of weight 0. has nothing but padding, and its metrics are not run.
     """
     counters = {variable.op.name: variable for variable in tf.global_variables()
-                + tf.local_variables() if roles.written.get(variable.op.name) == 'metric'}
+                + tf.local_variables() if roles.written.get(variable.op.name) == METRIC}
     towers = [tower for tower, weight in zip(towers, weights)
               if not (isinstance(weight, float) and weight == 0.)]
     if len(towers) < 2 or not counters:

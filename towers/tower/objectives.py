@@ -13,6 +13,7 @@ passes. There is one backward pass, and so one factor. A `minimize` gets the gra
 combined and transformed, and multiplies them itself; its operation is the update.
 """
 
+import abc
 import collections
 import contextlib
 import inspect
@@ -22,6 +23,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import GradientError, InvalidArgumentError
+from towers.graph.graph_walk import reached
 from towers.graph.op_types import SIZES
 
 _numbers = itertools.count()  # of names in TensorFlow's registry of gradients
@@ -135,11 +137,37 @@ def times(gradient, factor):
         tf.cast(factor, values.dtype) if isinstance(factor, tf.Tensor) else factor), gradient)
 
 
-class GradientsOfModel:
-    """Stands in place of an optimizer where the model function has its own; see `OptimizerCalls`.
+class GradientsOfModel(abc.ABC):
+    """Stands in place of an optimizer where the model function calls its own: `OptimizerCalls`."""
 
-    Its `compute_gradients` returns the gradients that the model function has taken, weighted.
-    """
+    @abc.abstractmethod
+    def weights(self, batch):
+        """The weights of the towers' losses, a list; None where these count as they are."""
+
+    @abc.abstractmethod
+    def call(self, weight, placement):
+        """The context of the model function's call, whose loss has this weight."""
+
+    @abc.abstractmethod
+    def fetches(self):
+        """The tensors and operations of tower 0 that the update is made of: a list."""
+
+    @abc.abstractmethod
+    def slots(self):
+        """List of the variables that the model's optimizers have made."""
+
+    @abc.abstractmethod
+    def optimizers(self):
+        """List of the model's optimizers."""
+
+    @abc.abstractmethod
+    def compute_gradients(self, loss, var_list=None):
+        """The `(gradient, variable)` pairs of tower 0's calls, weighted."""
+
+    @abc.abstractmethod
+    def of_all_towers(self, copies):
+        """An object with `apply_gradients`, as an optimizer. `copies` are functions from a tensor
+        of tower 0 to its copy, one for each further tower."""
 
 
 # ---- an optimizer's own methods ------------------------------------------------------------------
@@ -147,8 +175,8 @@ class GradientsOfModel:
 def loss_with_gradients(loss, pairs, gradients):
     """`(S, taken)`: a tensor S with the value of a loss, and other gradients for the variables.
 
-    `gradients` is a function to these, from a gradient of S and the list of those that were taken
-    before; `taken` is that list.
+    `gradients(dS, earlier)` returns the variables' gradients; `earlier` lists the dS of former
+    calls, and `taken` those of all calls.
     """
     name, taken = 'TowersWholeLoss%d' % next(_numbers), []
 
@@ -183,16 +211,11 @@ def listed_pairs(pairs):
 
 def computes_with(gradients, surrogate, combined):
     """Whether gradients depend on the value of the surrogate, and not on its shape alone."""
-    stack = [tensor.op for tensor in tensors_of([(each, None) for each in gradients])]
-    seen = {tensor.op.name for tensor in tensors_of(combined)}
-    while stack:
-        op = stack.pop()
-        if op is surrogate.op:
-            return True
-        if op.name not in seen and op.type not in _OF_SHAPE:
-            stack += [tensor.op for tensor in op.inputs][:1 if op.type == 'Print' else None]
-        seen.add(op.name)
-    return False
+    known = {tensor.op.name for tensor in tensors_of(combined)}
+    return surrogate.op.name in reached(
+        [tensor.op for tensor in tensors_of([(each, None) for each in gradients])],
+        lambda op: () if op.name in known or op.type in _OF_SHAPE else [
+            tensor.op for tensor in op.inputs][:1 if op.type == 'Print' else None])
 
 
 def has_own_minimize(optimizer):

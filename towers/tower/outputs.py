@@ -138,10 +138,8 @@ def _registered_losses():
 
 def merge_predictions(predictions, sizes, examples=None):
     """The towers' predictions as one nest: leaves [n, …]; scalars [N], of towers with an example.
-
-    `sizes` are N numbers of examples where a shard without one holds padding, whose rows are left
-    out, else None; `examples` the first shard's number, where it is static.
-    """
+    Rows of padding, of shards of size 0 in `sizes`, are left out; `examples` is the first shard's
+    static size, or None."""
     columns = []
     try:
         tf.nest.map_structure(lambda *column: columns.append(column), *predictions)
@@ -205,12 +203,9 @@ def metrics_by_kind(metrics):
 
 
 def merge_metrics(metrics, weights, inputs=()):
-    """The towers' metrics, a dict or None each, as one dict.
-
-    A scalar becomes the mean over all examples. A `(value, update_op)` pair stays one: the towers
-    share the counters, and the update runs the updates of all towers but those that hold only
-    padding, which add nothing where the batch size is not static, see `metric_counters`.
-    """
+    """The towers' metrics, a dict or None each, as one dict: a scalar becomes the mean over all
+    examples; a `(value, update_op)` pair stays one, whose update runs the updates of all towers
+    with examples, see `metric_counters`."""
     if metrics[0] is None:
         return {}
     if not all(isinstance(metric, dict) and set(metric) == set(metrics[0]) for metric in metrics):

@@ -21,22 +21,25 @@ from towers.graph import graph_walk
 from towers.graph.variable_access import metric_variables
 from towers.tower.example_writes import written_by_every_tower
 from towers.tower.inline_updates import inline_updates, writes_of
-from towers.tower.objectives import GradientsOfModel
 from towers.tower.outputs import fetches_of, metrics_by_kind
 from towers.tower.variables import local_variable
 
+FIRST, EVERY, OWN, METRIC = 'first', 'every', 'own', 'metric'
 _IN_WORDS = collections.OrderedDict([
-    ('first', 'averages and counters'),  # tower 0 writes for all
-    ('every', 'rows and counts of examples'),  # every tower writes, in turn
-    ('own', 'state'),  # one for each tower
-    ('metric', 'metrics')])  # every tower adds to the counters of a `(value, update_op)`
+    (FIRST, 'averages and counters'),  # tower 0 writes for all
+    (EVERY, 'rows and counts of examples'),  # every tower writes, in turn
+    (OWN, 'state'),  # one for each tower
+    (METRIC, 'metrics')])  # every tower adds to the counters of a `(value, update_op)`
+"""The roles of variables that a step writes before the update."""
 
 
-class Roles(collections.namedtuple('Roles', 'written own_state inline_updates replicas')):
+class Roles(collections.namedtuple('Roles', 'trained written own_state inline_updates replicas')):
     """What each variable is to the towers.
 
     Attributes:
-      written: {name of a variable that a step writes before the update: its role}, see `_IN_WORDS`.
+      trained: {name of an objective: list of the variables that its loss trains}.
+      written: {name of a variable that a step writes before the update: its role}; of several roles
+        the first of `OWN`, `METRIC`, `EVERY`, `FIRST`.
       own_state: {name of a local variable that the forward pass writes: list of those of the
         towers, the first one's, which the model made, among them}.
       inline_updates: `InlineUpdates`: shared variables that the forward pass writes.
@@ -44,15 +47,19 @@ class Roles(collections.namedtuple('Roles', 'written own_state inline_updates re
     """
     __slots__ = ()
 
+    @property
+    def trainable(self):
+        """List of the variables that are trained, each once."""
+        return list({each.op.name: each for some in self.trained.values()
+                     for each in some}.values())
+
     def names(self, role):
         """Sorted list of the names of the variables of a role."""
         return sorted(name for name, each in self.written.items() if each == role)
 
     def in_tower(self, part, micro_batches):
-        """{name of a variable: the variable of another tower}.
-
-        `part` is the number of the tower's micro-batch among those of all towers.
-        """
+        """{name of a variable: that of the part number `part` among the micro-batches of all
+        towers}."""
         found = {} if self.replicas is None else self.replicas.in_tower(part // micro_batches)
         found.update((name, of_towers[part]) for name, of_towers in self.own_state.items())
         return found
@@ -61,27 +68,26 @@ class Roles(collections.namedtuple('Roles', 'written own_state inline_updates re
         """List of the variables of tower number `first` and of those after it, by variable."""
         return [each for of_towers in self.own_state.values() for each in of_towers[first:]]
 
-    def describe(self, trained, request):
-        """The plan's line: who writes what, of so many trained variables; None if all are."""
+    def describe(self, request):
+        """The plan's line: who writes what; None where the update alone writes."""
         if not self.written:
             return None
-        who = {'first': {'first': 'tower 0 writes', 'none': 'not written',
-                         'all': 'every tower writes'}[request.update_ops],
-               'every': 'every tower writes, in turn', 'metric': 'every tower adds',
-               'own': 'one per %s' % ('tower' if request.accumulate == 1 else 'micro-batch')}
+        who = {FIRST: {'first': 'tower 0 writes', 'none': 'not written',
+                       'all': 'every tower writes'}[request.update_ops],
+               EVERY: 'every tower writes, in turn', METRIC: 'every tower adds',
+               OWN: 'one per %s' % ('tower' if request.accumulate == 1 else 'micro-batch')}
         rows = [('trained', 'all towers' if self.replicas is None else 'a replica per tower',
-                 trained)] + [(_IN_WORDS[role], who[role], len(self.names(role)))
+                 len(self.trainable))] + [(_IN_WORDS[role], who[role], len(self.names(role)))
                               for role in _IN_WORDS]
         return '; '.join('%s: %s, %d' % row for row in rows if row[2])
 
 
-def ownership(recorded, request, size, taken=(), make_replicas=None):
+def ownership(recorded, request, size, trained, taken=(), make_replicas=None):
     """Finds what each variable is to the towers; makes their replicas and state: `Roles`.
 
-    Args:
-      size: examples in the tower's shard: an int, or a tensor.
-      taken: what a step runs besides what the model function returned.
-      make_replicas: the function that makes `Replicas` of variables; None where there are none.
+    `size` is that of the tower's shard. `taken` are tensors and operations that the step runs and
+    the model function did not return: its optimizer calls. `make_replicas` is a function of
+    variables and devices, or None.
     """
     scalars, pairs = metrics_by_kind(recorded.output.metrics)
     fetches = fetches_of(recorded.output._replace(metrics=scalars)) + list(taken)
@@ -94,7 +100,7 @@ def ownership(recorded, request, size, taken=(), make_replicas=None):
                       'the forward pass')
     of_metrics = set(metric_variables()).union(*(
         write.variables for write in writes if write.op.name in counted - step))
-    if not any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives):
+    if request.objectives.of_model is None:
         _check_trains_nothing(writes, runs)
     state = _own_state(recorded, writes, step, counted, request.parts_a_call)
     replicas = None if make_replicas is None else make_replicas(
@@ -110,11 +116,11 @@ def ownership(recorded, request, size, taken=(), make_replicas=None):
         recorded.operations, fetches, request,
         frozenset(() if replicas is None else replicas.of_variable))
     # With copies='reuse' all calls share one variable, so that nothing is a tower's own.
-    roles = [(state if request.parts_a_call == len(request.parts) else (), 'own'),
-             (of_metrics, 'metric'), (every, 'every')]
-    written = {name: next((role for names, role in roles if name in names), 'first')
+    roles = [(state if request.parts_a_call == len(request.parts) else (), OWN),
+             (of_metrics, METRIC), (every, EVERY)]
+    written = {name: next((role for names, role in roles if name in names), FIRST)
                for write in writes if write.op.name in step | counted for name in write.variables}
-    return Roles(written, state, updates, replicas)
+    return Roles(trained, written, state, updates, replicas)
 
 
 def _check_recipe(writes, called):
@@ -134,12 +140,9 @@ def _without(writes, names):
 
 
 def _own_state(recorded, writes, step, counted, num_towers):
-    """Finds the first tower's state among the variables it writes; makes the others': as of
-    `Roles`.
-
-    What depends on the shard is written by the step, or else by the program itself; what is
-    `counted`, by operations that `(value, update_op)` metrics run, is shared.
-    """
+    """Makes the other towers' state beside the first one's: as of `Roles`. A write that depends on
+    the shard makes the variable the tower's own, whoever runs it. A write that only an update_op of
+    a metric runs, `counted`, leaves it shared."""
     choices, of_state = _choices(recorded.keras_states), collections.OrderedDict()
     for op, names in writes:
         if op.name in step or op.name not in counted and op.name in recorded.from_shard:

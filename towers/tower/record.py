@@ -17,7 +17,7 @@ from towers.placement.numerics import compiled
 from towers.tower.batch_values import is_batch_value
 from towers.tower.keras_calls import record_keras_calls, unique
 from towers.tower.losses import registered_losses
-from towers.tower.build_context import call_of_model_fn
+from towers.tower.build_context import BuildCollections, call_of_model_fn, without
 from towers.tower.outputs import call_model_fn, to_model_output
 from towers.tower.stage_cuts import cut_into_stages
 from towers.tower.sync_batch_norm import synchronize
@@ -34,8 +34,8 @@ class Recorded(collections.namedtuple('Recorded', [
       output: `ModelOutput`.
       operations: list of the operations that the call made, in order.
       sources: list of the operations of the shard.
-      from_shard: names of the operations that depend on the shard, or on random numbers, otherwise
-        than by a value of the whole batch.
+      from_shard: names of the operations that depend on the shard, or on random numbers; dependence
+        through `batch_sum` and its like does not count.
       created, direct, owned, opened_scopes: as of `NewVariables`.
       variables: the variables that the call made or reads.
       updates: list of the call's `UPDATE_OPS`, of updates of Keras layers, and of returned updates.
@@ -48,13 +48,11 @@ class Recorded(collections.namedtuple('Recorded', [
     __slots__ = ()
 
 
-def record(request, shards, number, around=contextlib.nullcontext):
-    """Calls the model function, within a further context: `Recorded`.
-
-    `number` is that of the part of the batch, 0 but for the recipe's calls after the first.
-    """
-    graph, inputs, parts = tf.get_default_graph(), shards.inputs[number], len(request.parts)
-    before, registered_before = _updates(graph), registered_losses()
+def record(request, batch, number, around=contextlib.nullcontext):
+    """Calls the model function on part `number` of the batch, 0 but for the recipe's later calls:
+    `Recorded`. `around` makes a further context of the call."""
+    graph, inputs, parts = tf.get_default_graph(), batch.inputs[number], len(request.parts)
+    before, registered_before = BuildCollections(graph), registered_losses()
     made_variables = NewVariables(request.placement, None if number else request.earlier)
     reuse = tf.AUTO_REUSE if number else request.reuse
     adds_registered = request.regularization == 'add'
@@ -63,7 +61,7 @@ def record(request, shards, number, around=contextlib.nullcontext):
         with made_variables.recorded(request.variable_scope, reuse), \
                 record_keras_calls() as keras, compiled(request.numerics.xla), around(), \
                 call_of_model_fn(graph, made_variables, parts, request.no_batch_values):
-            returned = _call(request.model_fn, inputs, shards.batch_size if parts > 1 else None)
+            returned = _call(request.model_fn, inputs, batch.batch_size if parts > 1 else None)
             in_sync, instead = synchronize(made.so_far(), graph) if (
                 request.batch_norm == 'sync' and parts > 1) else (0, {})
         output = to_model_output(returned, bool(request.objectives), request.objectives.names)
@@ -82,8 +80,8 @@ def record(request, shards, number, around=contextlib.nullcontext):
             [op for op in made.operations if not is_batch_value(op)]),
         created=made_variables.created, direct=made_variables.direct, owned=made_variables.owned,
         variables=made_variables.created + [each for each in read if each.op.name not in names],
-        updates=unique(_new(_updates(graph), before) + keras_updates + list(output.updates or ())),
-        registered=_new(registered_losses(), registered_before),
+        updates=unique(before.new_updates() + keras_updates + list(output.updates or ())),
+        registered=without(registered_losses(), registered_before),
         registered_before=registered_before, keras_losses=keras_losses,
         keras_states=keras.states(), opened_scopes=made_variables.opened_scopes, in_sync=in_sync)
 
@@ -117,12 +115,3 @@ def _call(model_fn, inputs, batch_size):
             'the model function fails on a shard (%s), and has the size of the whole batch, %d, '
             'in it: it is called with a part of the batch. Take the size from the input, '
             'tf.shape(x)[0].' % (str(error).split('\n', 1)[0][:200], batch_size)) from error
-
-
-def _updates(graph):
-    return list(graph.get_collection(tf.GraphKeys.UPDATE_OPS))
-
-
-def _new(entries, before):
-    known = set(map(id, before))
-    return [entry for entry in entries if id(entry) not in known]

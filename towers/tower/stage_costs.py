@@ -75,17 +75,10 @@ def kept_bytes(operations):
 
 
 def pieces_of(mine, kept, variables_of):
-    """The pieces that a line of operations may be cut into, with what they cost.
-
-    Each has something to compute. Loops and branches of control flow v1 stay in one piece.
-
-    Args:
-      kept: as `kept_bytes` returns; {} where there is no backward pass.
-      variables_of: {operation's name: list of `variable_bytes` of those that it reads first}.
-
-    Returns:
-      `(pieces, ends)`: list of `Piece`, and the place of the last operation of each.
-    """
+    """`(pieces, ends)`: the `Piece`s that operations may be cut into, each with something to
+    compute, and the place of the last operation of each. Loops and branches (v1) stay in one piece.
+    `kept` is as of `kept_bytes`, or {}; `variables_of` has by operation the `variable_bytes` of
+    those that it reads first."""
     crossing, pieces, begin = crossing_bytes(mine, others=True), [], 0
     computing = [place for place, op in enumerate(mine) if op.type != 'Const']
     ends = [place for place in computing[:-1] if not all(
@@ -116,11 +109,11 @@ class StageCost:
         sum held + max_j (copies * sum_{i <= j} kept_i + transient_j + sum_{i >= j} gradients_i)
     with `copies` micro-batches whose activations are kept at the same time.
     """
-    __slots__ = ('_held', '_copies', '_kept', '_gradients', '_worst')
+    __slots__ = ('_held', '_copies', '_kept', '_worst')
 
     def __init__(self, copies, pieces=()):
         self._copies = copies
-        self._held = self._kept = self._gradients = self._worst = 0
+        self._held = self._kept = self._worst = 0
         for piece in pieces:
             self.add_last(piece)
 
@@ -132,23 +125,14 @@ class StageCost:
     def add_last(self, piece):
         """Makes the stage larger."""
         self._held += piece.held
-        self._gradients += piece.gradients
         self._kept += self._copies * piece.kept
         self._worst = piece.gradients + max(self._worst, self._kept + piece.transient)
 
 
 def cut_evenly(pieces, copies):
-    """Where to cut: the fullest stage holds at most 7 % more than with the best cut.
-
-    Among such cuts those are taken that the fewest bytes cross; of these, those between layers.
-
-    Args:
-      pieces: list of `Piece`, at least as many as stages.
-      copies: of each stage, as for `StageCost`.
-
-    Returns:
-      List with the place of the last piece of each stage but the last one.
-    """
+    """Where to cut: the place of the last `Piece` of each stage but the last one. The fullest stage
+    holds at most 7 % more than with the best cut; among such cuts those are taken that the fewest
+    bytes cross, then those between layers. `copies` are as of `StageCost`, one a stage."""
     limit, cuts = _SLACK * _first(
         0, StageCost(max(copies), pieces).memory,
         lambda limit: _latest(pieces, copies, limit) is not None), []

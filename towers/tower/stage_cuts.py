@@ -37,20 +37,9 @@ Fields:
 
 
 def cut_into_stages(operations, variables, owned, device, movable, cutting):
-    """Puts the operations of a forward pass, in the order of their making, on a tower's devices.
-
-    Args:
-      operations: the operations of the model function's call, in order.
-      owned: names of the operations that were made with these, as parts of them.
-      movable: names of variables that go to the stage that reads them first.
-      cutting: `Cutting`.
-
-    Returns:
-      `StageCuts`.
-
-    Raises:
-      ModelFunctionError: there are too few operations to cut.
-    """
+    """Puts the operations of a model function's call, in order, on a tower's devices: `StageCuts`;
+    `ModelFunctionError` where they are too few. `owned` are names of operations that are parts of
+    variables; `movable` those of variables that go to the stage that reads them first."""
     stages = stages_of(device)
     own = [op for op in operations if op.name not in owned]
     mine = [op for op in own if may_move(op, stages)]
@@ -91,11 +80,9 @@ def cut_into_stages(operations, variables, owned, device, movable, cutting):
 
 
 def _next_to_move(operations, mine):
-    """{operation's name: the operation, itself or a later one, whose stage it is of}.
-
-    What TensorFlow keeps with a variable, such as an embedding's lookup, is of the stage of the
-    next operation that may be put anywhere and computes something.
-    """
+    """{operation's name: the operation, itself or a later one, whose stage it is of}. What is kept
+    with a variable, such as an embedding's lookup, is of the stage of the next operation that may
+    be put anywhere."""
     found, waiting, movable = {}, [], {op.name for op in mine if op.type != 'Const'}
     for op in operations:
         waiting.append(op.name)
@@ -195,9 +182,7 @@ def _operations_of_first(towers):
 
 def accumulation_line(towers, micro_batches, schedule):
     """How each tower's micro-batches run, and how long a pipeline's stages wait; None for one.
-
-    Stages in which the model has nothing are none of the pipeline's.
-    """
+    Stages in which the model has nothing do not count."""
     if micro_batches == 1:
         return None
     sizes = sorted({tower.size for tower in towers if isinstance(tower.size, int)})

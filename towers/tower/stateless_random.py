@@ -29,15 +29,11 @@ from towers.placement.tower_device import device_like
 
 
 def make_stateless(operations, fetches, step, graph_seed, part=0):
-    """Replaces the random ops that the fetches are computed from, in all ops that read them.
+    """Replaces the random ops that the fetches are computed from, on tower `part` of all machines.
 
-    Kept, so that a resumed run draws other numbers there, are ops in loops and branches, where a
-    draw depends on more than the step; kinds that have no stateless twin; and ops that draw the
-    same numbers as one of these. `part` is the number of the tower (or micro-batch) among those of
-    all machines.
-
-    Returns:
-      {name of the constant with the first number of a twin's seed: name of the op that gave it}.
+    Kept are ops in loops and branches, where a draw depends on more than the step; kinds without a
+    twin; and ops that draw the same numbers as one of these. Returns {name of the constant in a
+    twin's seed: name of the op that gave it}.
     """
     needed, keys = {op.name for op in graph_walk.step_operations(fetches)}, {}
     draws = [op for op in operations if op.name in needed and graph_walk.is_random(op)]
@@ -152,11 +148,8 @@ _TWINS = {
 
 
 def give_seeds_of_tower(operations, fetches, number, graph):
-    """Changes the seeds of a tower's random operations, where another tower has the same.
-
-    It is for the first tower of a further machine, and for a further call of the model function;
-    `number` counts the towers of all machines.
-    """
+    """Changes the seeds of random operations of the first tower of a further machine, or of a
+    further call of the model function; `number` counts the towers of all machines."""
     needed, library = {op.name for op in graph_walk.step_operations(fetches)}, Library(graph)
     nodes = [(op, op.node_def) for op in operations if op.name in needed]
     functions = library.reached_from([node for _, node in nodes])

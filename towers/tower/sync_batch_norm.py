@@ -29,7 +29,7 @@ def synchronize(operations, graph):
     _check_gradients([variance.op for _, variance in moments] + fused, operations)
     for mean, variance in moments:
         for tensor in (mean, variance):
-            instead[tensor.name] = _exchange(tensor)
+            instead[tensor.name] = _of_whole_batch(tensor)
     for op in fused:
         with compat.within_branch(op):
             instead.update(_take_apart(op))
@@ -102,7 +102,7 @@ def _is_normalized_by(variance):
     return False
 
 
-def _exchange(statistic):
+def _of_whole_batch(statistic):
     """Has all that reads a statistic of the shard read the batch's, which is returned."""
     readers = list(statistic.consumers())
     with compat.within_branch(statistic.op), tf.name_scope('sync_batch_norm/'):

@@ -65,11 +65,8 @@ class NewVariables:
 
     @contextlib.contextmanager
     def recorded(self, scope, reuse):
-        """The context of the call of the model function.
-
-        `scope` is the name of the variable scope to build under, or None, `reuse` as of
-        `tf.variable_scope`.
-        """
+        """The context of the call of the model function, in the variable scope `scope`, a name or
+        None; `reuse` as of `tf.variable_scope`."""
         self._is_open = True
         try:
             with self._scope(scope, reuse), tf.variable_creator_scope(self._create):
@@ -85,7 +82,7 @@ class NewVariables:
 
     @contextlib.contextmanager
     def outside(self):
-        """The scope, in the call, of variables that are not the model's: an optimizer's slots."""
+        """The context of variables that are not recorded as the model's: an optimizer's slots."""
         self._is_open = False
         try:
             with graph_walk.Recording(self._graph) as made:

@@ -1,10 +1,9 @@
 """The order of a step's writes after its reads: of the towers' forward passes, and of the update.
 
 What a model reads and then writes, in its forward pass or by `UPDATE_OPS`, by its role in `Roles`:
-`'first'`: tower 0 alone writes, when all towers have read. What the model says of its own order
-holds in tower 0; where it says nothing, tower 0 reads before it writes, as far as the loss and the
-gradients are computed from that. `'every'`: each tower writes when all have read, after the tower
-before. `'metric'`: see `metric_counters`.
+`'first'`: tower 0 alone writes, when all towers have read. Tower 0 keeps the model's control
+dependencies; without one, each read that the loss or a gradient needs comes first. `'every'`: each
+tower writes when all have read, after the tower before. `'metric'`: see `metric_counters`.
 
 In the update, two kinds of writes do not wait by themselves. An optimizer may write beside the
 gradients: AdamW decays a weight before it applies the gradient, a counter goes up first, while a
@@ -28,8 +27,9 @@ from towers.graph.order import Frames, Precedence, gates, hold
 from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
 from towers.tower.objectives import tensors_of
+from towers.tower.ownership import EVERY, METRIC
 
-_Write = collections.namedtuple('_Write', 'tower op name is_every')
+_WriteOfTower = collections.namedtuple('_WriteOfTower', 'tower op name is_every')
 """A write: the number of its tower, its operation, its variable's name, whether every tower's."""
 
 
@@ -43,19 +43,19 @@ def write_after_reads(towers, roles):
     """
     finder, graph = Writes(tf.get_default_graph()), tf.get_default_graph()
     takers = {name: finder.takers(graph.get_operation_by_name(name), memory=True)
-              for name, role in roles.written.items() if role != 'metric'}
+              for name, role in roles.written.items() if role != METRIC}
     if not takers:
         return
-    writing = list(enumerate(towers if roles.names('every') else towers[:1]))
+    writing = list(enumerate(towers if roles.names(EVERY) else towers[:1]))
     reads = {op.name: op for op in graph_walk.step_operations(sum(
         map(_fetches, towers[1:] + [towers[0]._replace(predictions=None)]), []))}
     step = {op.name: op for op in graph_walk.step_operations(sum(
         (_fetches(tower) + list(tower.updates) for _, tower in writing), []), reads)}
-    writes = [_Write(number, op, name, roles.written[name] == 'every')
+    writes = [_WriteOfTower(number, op, name, roles.written[name] == EVERY)
               for name, found in takers.items() for op in found
               if (op.name in step or op.name in reads) and name in finder.of(op)
               for number, tower in writing
-              if tower.has(op.name) and (not number or roles.written[name] == 'every')]
+              if tower.has(op.name) and (not number or roles.written[name] == EVERY)]
     step.update(reads)
     pairs = _gates_and_ends(towers, reads, writes, takers, Frames(list(step.values())))
     every = {gate.name: write for gate, _, write in pairs if write.is_every}
@@ -130,15 +130,15 @@ def _fetches(tower):
 def hold_update(train_op, gradients, after, computed, waited=()):
     """Makes the writes of an update wait until everything has been computed from what they change.
 
-    A write of a variable waits for all gradients, unless it waits for that variable's own: then the
-    backward pass is through with the variable; or for any, of a variable that no gradient is
-    computed from, such as a slot. Every write waits for `waited`, see `Machines`.
+    They wait for all gradients, and for `waited`, see `Machines`. Two writes need no new wait: one
+    that waits for its variable's own gradient; and one of a variable that no gradient reads, such
+    as a slot, if it waits for some gradient.
 
     Args:
-      gradients: list of `(gradient, variable)` before the user's `transform_gradients`, the sums
-        over all towers and machines; `variable` is None for gradients of replicas.
+      gradients: list of `(gradient, variable)`, the sums over all towers and machines; `variable`
+        is None for gradients of replicas.
       after: what the optimizer waits for, and is not looked at: updates wait by `hold_back`.
-      computed: list of the tensors that can be had without a step: they take no wait along.
+      computed: tensors that can be had without a step: nothing behind them gets a new wait.
     """
     pairs = [(gradient, variable) for gradient, variable in gradients if gradient is not None]
     sums = [tensor.op for tensor in tensors_of(pairs)]
@@ -168,19 +168,17 @@ def hold_update(train_op, gradients, after, computed, waited=()):
 def hold_back(updates, waited, active, computed):
     """Makes updates wait for other operations, and leaves them out where there is no batch.
 
-    What the step computes its results from is left as it is, also where it writes a variable: a
-    write of the forward pass itself, which `loss` or a prediction takes along without a step.
-
     Args:
-      updates: list of operations or tensors, which nothing waits for yet but other updates, and
-        what `transform_gradients` has made.
+      updates: list of operations or tensors.
       active: float scalar, 0 in a worker whose own data have ended; or None.
-      computed: list of the tensors that can be had without a step: loss, predictions, metrics.
+      computed: tensors that can be had without a step: what they need is left as it is, also a
+        write of the forward pass.
 
     Returns:
       `(updates, redirect)`: what the optimizer has to wait for in place of `updates`; and, where
-      they may be left out, a function to be called when more operations have been made: what waits
-      for updates then waits for what runs in any case.
+      they may be left out, a function by which operations that wait for updates wait for what runs
+      in any case. It is called twice: for the optimizer's own, since the order of the update is
+      found in these; and by `join`, for the operations that a program makes after the build.
     """
     if not updates or not waited and active is None:
         return updates, None
@@ -208,12 +206,11 @@ def hold_back(updates, waited, active, computed):
 
 
 def _wait_instead(left_out, operations, done, merged):
-    """Makes what waits for operations that may be left out wait for `merged`, which runs in any
-    case.
+    """Makes operations that wait for a skippable update wait for `merged`, which always runs.
 
-    What waits for an operation that is not run is not run, either: `transform_gradients` may have a
-    read of a moving average after its update, an optimizer, too, and a program may run averages of
-    the weights after all `UPDATE_OPS`. The operations of the updates themselves go on waiting.
+    Else they would be skipped, too: `transform_gradients` may read a moving average after its
+    update, and a program may run averages of the weights after all `UPDATE_OPS`. The `operations`
+    of the updates themselves go on waiting.
     """
     own = {op.name for op in operations}
     for op in merged.graph.get_operations():
