@@ -108,10 +108,10 @@ def test_what_workers_have_alike_is_compared_and_the_first_that_differs_is_named
 
 
 def test_asynchronous_workers_wait_for_the_chiefs_session_and_go_on_without_one_that_is_lost():
-    workers = addresses(3)
+    workers = addresses(4)
     cluster = Cluster('ps', workers, ['127.0.0.1:1'], synchronous=False)
-    of_all = together(lambda rank: Member(workers, rank, cluster=cluster), 3)
-    chief, other, lost = [each.connection for each in of_all]
+    of_all = together(lambda rank: Member(workers, rank, cluster=cluster), 4)
+    chief, other, lost, early = [each.connection for each in of_all]
     begins = threading.Thread(target=other.begin_session, daemon=True)
     begins.start()
     begins.join(.3)
@@ -122,6 +122,7 @@ def test_asynchronous_workers_wait_for_the_chiefs_session_and_go_on_without_one_
     wait_until(lambda: of_all[0].said and of_all[1].said, PATIENCE)
     assert of_all[0].said == of_all[1].said == [
         'gone           worker 2, and the others train on without it: it has ended: a reason']
+    together(lambda rank: early.finish(), 1)  # it does not wait for the others
     for _ in range(3):
         other.begin_step('0')
         other.step_ended()

@@ -155,7 +155,8 @@ class Connection:
             'go on from the last checkpoint.' % (self._cluster.who(rank), why.rstrip('.')))
 
     def finish(self):
-        """Says that this worker has ended in good order, and waits until all have."""
+        """Says that this worker has ended in good order, and waits until all have; an asynchronous
+        one that is not the chief does not wait."""
         self._send({'type': 'done'})
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self.lost is not None)

@@ -11,7 +11,7 @@ session. A signal comes with `begin`, and `go` says to all that this step is the
 whoever stops, all have made the same steps. A worker that is lost is lost to all.
 
 Asynchronous workers wait for worker 0's session, and for no step. They are told `over` when worker
-0 has left; one that is lost is named, and the others train on.
+0 has left; one that is done ends by itself; one that is lost is named, and the others train on.
 """
 
 import socket
@@ -208,6 +208,9 @@ class Coordinator:
                 self._send_all(dict(stop, type='over'))
             for worker in waiting if chief.session else ():
                 worker.answer('go')
+            for worker in self._workers[1:]:
+                if worker.done is not None:
+                    worker.lines.send({'type': 'end'})
             return
         left = max(each.left for each in self._workers)
         for worker in [each for each in waiting if each.session <= left]:

@@ -75,7 +75,7 @@ def broadcast(unused_cluster, variables):
 
 def explained(error):
     """A `WorkerLostError` for an error of Horovod's, of which another process is gone; or None."""
-    if not any(text in str(error) for text in _LOST):
+    if not any(text in str(error) for text in LOST):
         return None
     return WorkerLostError(
         'a worker of Horovod has ended before this one, whose step needs all workers: killed, by '
@@ -84,7 +84,7 @@ def explained(error):
         'from the last checkpoint.')
 
 
-_LOST = ('Horovod has been shut down', 'gloo/transport')
+LOST = ('Horovod has been shut down', 'gloo/transport')
 
 
 def gathered_lines(text):

@@ -140,14 +140,19 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
             target = start_server(cluster, config).target if cluster.has_addresses else ''
             for each in builds_of(built):
                 each.machines.join(connection)
-            with _servers_watched(cluster, dead_after, say, lose), _explained_in_words():
+            with _servers_watched(cluster, dead_after, say, lose):
                 yield Member(cluster, built, target, config, connection)
         except BaseException as error:
-            lost = connection.error(dead_after + 1. if _may_be_a_peers(error) else 0.)
+            reason = _own_reason(error)
+            may_be_a_peers = reason is None and _may_be_a_peers(error)
+            lost = connection.error(dead_after + 1. if may_be_a_peers else 0.)
             ended.set()
-            connection.fail('%s: %s' % (type(error).__name__, reason_of(error)))
-            if lost is not None and isinstance(error, tf.errors.OpError):
-                raise lost from None
+            if reason is None and isinstance(error, tf.errors.OpError):
+                reason = lost or horovod.explained(error)
+            connection.fail('%s: %s' % (type(reason or error).__name__,
+                                        reason_of(reason or error)))
+            if reason is not None:
+                raise reason from None
             raise
         connection.finish()
         ended.set()
@@ -259,23 +264,16 @@ def start_server(cluster, config):
             cluster.who(cluster.rank, cluster.job), reason_of(error).rstrip('.'))) from None
 
 
-@contextlib.contextmanager
-def _explained_in_words():
-    """A context in which what a step fails by is an error of towers' own types, where one fits."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        for explain in (explained, data_end.explained, horovod.explained):
-            reason = explain(error)
-            if reason is not None:
-                raise reason from None
-        raise
+def _own_reason(error):
+    """What a step of this worker failed by of itself, in towers' own types; or None."""
+    return (explained(error) or data_end.explained(error)) if isinstance(
+        error, tf.errors.OpError) else None
 
 
 # What the loss of another worker is in a step; other errors, where their text says so.
 _OF_PEERS = (tf.errors.CancelledError, tf.errors.UnknownError, tf.errors.DeadlineExceededError,
              tf.errors.AbortedError, tf.errors.InternalError, tf.errors.UnavailableError)
-_REMOTE = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC', 'Socket closed')
+_REMOTE = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC', 'Socket closed') + horovod.LOST
 
 
 def _may_be_a_peers(error):

@@ -172,9 +172,9 @@ class StopTogetherHook(StopOnSignalHook):
 
     Without it a worker that stops leaves the others waiting for it in their next step. Use it on
     all workers, among the hooks that come last. Then only one of them has to know how many steps
-    there are: all stop when one does, whatever the reason; asynchronous workers when the chief
-    does, after the step in which they see it. The end of a worker's data is no such stop, see
-    `until_all_end`.
+    there are: all stop when one does, whatever the reason. Of asynchronous workers all stop when
+    the chief does, and another one that stops, or gets a signal, ends alone. The end of a worker's
+    data is no such stop, see `until_all_end`.
 
     A worker that would begin one more step gets `tf.errors.OutOfRangeError`, which
     `tf.train.MonitoredSession` takes for the end of the training, as at the end of the data.
