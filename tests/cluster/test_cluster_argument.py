@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers import Cluster
 from towers.arguments import combiner_of
-from towers.cluster.cluster_arguments import parse_tf_config
+from towers.cluster.addresses import parse_tf_config
 from towers.errors import ClusterError, InvalidArgumentError, MissingPackageError
 
 ONE, TWO, THREE = 'a:1', 'b:2', 'c:3'

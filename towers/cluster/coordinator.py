@@ -18,20 +18,13 @@ import socket
 import threading
 import time
 
-from towers.cluster.sockets import AGAIN, FIRST, Lines, digest_of, readable
+from towers.cluster.addresses import AGAIN, FIRST
+from towers.cluster.connection import CUT, SILENT, Lines, beat, digest_of, readable
 from towers.errors import ClusterError
 
-CUT = 'its process has ended, or its machine cut the connection'
-SILENT = 'there is no sign of life from it for %.0f seconds'
-_BEATS = 5  # messages that a worker sends within `dead_after`
 _LINGER = 0.5  # seconds
 _ENDED_EARLY = ('it has ended its training, perhaps for lack of data, and others have not: see '
                 'until_all_end')
-
-
-def beat(dead_after):
-    """Seconds from one sign of life to the next."""
-    return dead_after / _BEATS
 
 
 class _Worker:
@@ -73,19 +66,11 @@ class _Worker:
 
 
 class Coordinator:
-    """A thread of worker 0 that answers all workers.
-
-    Attributes:
-      own_end: connected socket, by which worker 0 itself takes part.
-    """
+    """A thread of worker 0 that answers all workers; worker 0 itself by the socket `own_end`."""
 
     def __init__(self, cluster, fingerprint, listener, dead_after, say):
-        """
-        Args:
-          fingerprint: of worker 0, see `signature.signature`.
-          listener: socket that listens; it is closed when all workers are there.
-          cluster, dead_after, say: as for `join`.
-        """
+        """`fingerprint` is the `signature` of worker 0; `listener` is closed when all workers are
+        there; the others as for `join`."""
         self._cluster, self._listener, self._say = cluster, listener, say
         self._fingerprint, self._digest = fingerprint, digest_of(fingerprint)
         self._dead_after = dead_after
@@ -107,8 +92,6 @@ class Coordinator:
     def close(self):
         """Ends the thread when worker 0 has closed `own_end`, and all are told what it said."""
         self._thread.join(10.)
-
-    # ---- who talks ------------------------------------------------------------------------------
 
     def _run(self):
         """Hears all until worker 0 has closed its end, and the others theirs: a connection that is
@@ -156,8 +139,6 @@ class Coordinator:
                 elif worker.done is None:
                     self._lose(worker, why)
 
-    # ---- who belongs to the cluster -------------------------------------------------------------
-
     def _judge(self, lines, message):
         """Answers a message of one that is no member yet."""
         rank, why, count = message.get('rank'), message.get('why'), len(self._workers)
@@ -185,8 +166,6 @@ class Coordinator:
             for each in self._workers:
                 each.begin_to_wait()
                 each.lines.send({'type': 'welcome'})
-
-    # ---- what they begin, and how they end ------------------------------------------------------
 
     def _take(self, worker, message):
         worker.take(message)
@@ -239,11 +218,9 @@ class Coordinator:
         if worker.done is not None:
             worker.lines.send({'type': 'end'})  # it need not wait for the end of all
 
-    # ---- who is silent, and who is waited for ---------------------------------------------------
-
     def _look(self, looked_at):
-        """Looks for silence, tells who waits for whom, and shows that worker 0 is alive; it has
-        heard all since `looked_at`."""
+        """Looks for silence since `looked_at`, tells who waits for whom, shows that worker 0 is
+        alive."""
         now = time.monotonic()
         for worker in self._workers:
             waited = self._waited_for(worker, now) if now >= worker.tell_at else []

@@ -1,10 +1,10 @@
 """A worker's part in a step: the weight of its gradient, and gates: no step is made before its
 session has begun, nor when all data have ended.
 
-In a plain `tf.Session` nobody would give the workers of a ring the initial values of worker 0, and
-on parameter servers nobody would have put the variables on the servers: each worker would train by
-itself, without a word. So a step reads a variable that has no value but from the hooks that begin
-a session. It is in no collection of TensorFlow's, so that no initializer of a program writes it.
+In a plain `tf.Session` nobody would give the workers the values of worker 0, or put the variables
+on the servers: each would train by itself, without a word. So a step reads a variable that has no
+value but from the hooks that begin a session. It is in no collection of TensorFlow's, so that no
+initializer of a program writes it.
 
 A worker whose data have ended gives no gradient. The step in which no worker has data raises, and
 changes nothing.
@@ -21,12 +21,9 @@ from towers.arguments import check_instance
 from towers.errors import ClusterError, InputError, reason_of
 from towers.placement.variable_device import only_device
 
-COLLECTIONS = ['towers_begun']
-"""For the variables that the hooks alone give a value to."""
-
+COLLECTIONS = ['towers_begun']  # of the variables that the hooks alone give a value to
 HOW = ('Make it by member.session(hooks), or, to save as well, by towers.training_session('
        'directory, …, member=member) on the chief')
-"""What to do about a session that is none of a cluster."""
 
 _NAMES = ('own_round', 'session_begun')
 _FOUND = re.compile(r'\b(?:%s)\b' % '|'.join(_NAMES))
@@ -82,8 +79,8 @@ def explained(error):
     return InputError(
         'the data set that this worker gave to until_all_end has no batch: expected one at least, '
         'to compute with weight 0 when its data have ended. Share out examples by dataset.shard('
-        'cluster.num_workers, cluster.rank), or leave the last part of a batch in: batch(…, '
-        'drop_remainder=False).') if _EMPTY in str(error) else None
+        'cluster.num_workers, cluster.rank), or leave the last part of a batch in.'
+    ) if _EMPTY in str(error) else None
 
 
 def raise_at_end(is_over):
@@ -111,8 +108,7 @@ def after(operation, gradients):
 
 
 def own_data(cluster, gradients):
-    """`(gradients, [operation])` of the only worker of a cluster: the operation ends its training.
-    Without `cluster.active` the gradients as they are, and `[]`."""
+    """`(gradients, gates)` of the only worker of a cluster, as `Exchange`."""
     if cluster.active is None:
         return gradients, []
     ended = raise_at_end(cluster.active < .5)
@@ -123,9 +119,8 @@ def of_batches(gradients, active):
     """Gradients of a worker that computes its first batch again: where `active` is 0, dense ones
     are zeros, and sparse ones have no row.
 
-    A weight of 0 is not enough. An optimizer updates the rows that a sparse gradient has, also
-    where they are zeros: momentum moves them on. And 0 times infinity, of weights for which nobody
-    has looked at that batch, is NaN in the sum of all workers.
+    A weight of 0 is not enough: momentum moves the rows that a sparse gradient has, and 0 times
+    infinity is NaN in the sum of all workers.
     """
     with only_device('/cpu:0'):
         has_batch = active >= .5
@@ -161,9 +156,8 @@ def until_all_end(dataset: typing.Any) -> Feed:
 
     A worker whose data has ended computes its first batch again, of which no gradient is left
     (sparse ones have no row), and leaves out its updates that ride on the train op (`UPDATE_OPS`).
-    The step in which no worker has data raises
-    `tf.errors.OutOfRangeError` on all of them, as the end of the data does, and changes nothing.
-    Neither goes for what the forward pass itself writes, see `inline_updates`.
+    The step in which no worker has data raises `tf.errors.OutOfRangeError` on all of them, as the
+    end of the data does, and changes nothing. Writes of the forward pass itself are made in both.
 
     Use it on all workers, or on none. Asynchronous workers need no such thing, and `Cluster`
     refuses `active` there: each ends with its own data.
@@ -199,8 +193,7 @@ def until_all_end(dataset: typing.Any) -> Feed:
 class Shares:
     """The weight of a machine's gradient: w = n_w / n for the mean, W n_w / n for the sum.
 
-    n_w are the examples of worker w (an int, or an int scalar tensor; 0 of one that is not active),
-    n those of all W workers in the step.
+    n_w are the examples of worker w (0 of one that is not active), n those of all W workers.
 
     Attributes:
       is_mean: whether the reduction is `'mean'`.
@@ -226,7 +219,7 @@ class Shares:
         return examples
 
     def of_all(self, total):
-        """The weight of one example, a float64 scalar, from all workers' number n; of 0: of 1."""
+        """1 / n for the mean, W / n for the sum, a float64 scalar; n = 0 counts as 1."""
         return (1. if self.is_mean else float(self._cluster.num_workers)) / tf.maximum(total, 1.)
 
     def weight(self, total):
@@ -235,11 +228,8 @@ class Shares:
 
 
 def without_gradient(gradient, beside=None):
-    """The same gradient, dense or sparse; to differentiate it is a `LookupError` of TensorFlow's.
-
-    What comes from a server is not computed from the variables in TensorFlow's eyes: `beside` is
-    this machine's part of it, by which TensorFlow finds the way to them.
-    """
+    """The same gradient; to differentiate it is a `LookupError` of TensorFlow's, which finds the
+    way from a server's sum to the variables by `beside`, this machine's part of it."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(
             without_gradient(gradient.values, None if beside is None else beside.values),

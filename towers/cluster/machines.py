@@ -1,7 +1,7 @@
 """The gradients of a build over machines, its step, and the builds of a graph that have these.
 
 Several builds of one graph, such as the two of a GAN, train in a ring and by Horovod: `join` is
-given one of them, and what the workers compare, and what worker 0 gives to the others, is of all.
+given one of them, and takes in all.
 """
 
 import collections
@@ -10,6 +10,7 @@ import itertools
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.arguments import combiner_of, name_of
 from towers.cluster import data_end
 from towers.cluster.data_end import SessionBegun, Shares, without_gradient
 from towers.errors import ClusterError
@@ -33,8 +34,7 @@ Fields:
     an `Exchange`.
   broadcast: function of a `Cluster` and variables that makes the operation by which all workers get
     those of worker 0; None where the servers have them.
-  name: in words.
-  listens: who else can reach its ports, in words.
+  name, listens: in words, itself and who else can reach its ports.
 """
 
 Exchange = collections.namedtuple('Exchange', 'gradients gates begin step', defaults=(None, None))
@@ -54,15 +54,12 @@ class Machines:
     Attributes:
       own: list of `(gradient, variable)` of this machine's towers.
       gradients: such a list, for the update; in a ring and by Horovod the same on every worker bit
-        for bit. They cannot be differentiated, for an optimizer of second order: TensorFlow would
-        go on to this machine's part alone, or to none.
+        for bit. They cannot be differentiated, for an optimizer of second order.
       sums: names of the operations of `gradients` where all workers make one step together; else
         empty.
-      gates: list of operations that every write of a step waits for, of the optimizer and of
-        updates that ride on the train op. On the chief of synchronous parameter servers all
-        gradients of all workers have come then, since the others read what it writes. With
-        `active` they also say that a worker has data. Else empty: nobody else reads what this
-        worker writes.
+      gates: list of operations that every write of a step waits for: on the chief of synchronous
+        parameter servers the arrival of all gradients, since the other workers read the variables
+        until then; with `active` the proof that a worker has data.
       same_examples: this machine's number of examples, if all need the same number; else None.
       updates_here: whether this worker makes the update; of synchronous parameter servers the chief
         alone does.
@@ -70,7 +67,7 @@ class Machines:
 
     And of the step, when it is made:
 
-      redirect: function to be called when the program has made all of its operations, see
+      redirect: function to be called when the program's graph is complete, see
         `tower.write_order`; or None.
       written: dict from names of variables to the operations by which the update of each worker
         writes them; empty where the chief alone makes it.
@@ -96,10 +93,9 @@ class Machines:
                                   for each, _ in self.gradients)
 
     def step(self, update, before, replicated=(), redirect=None):
-        """The operation of a step, with the update where this worker makes it.
+        """The operation of a step, with the operation `update` where this worker makes it.
 
         Args:
-          update: the operation that updates the weights.
           before: list of the tensors and operations of the model that the optimizer waits for.
           replicated: names of the variables of which this worker's towers have replicas.
         """
@@ -116,7 +112,7 @@ class Machines:
         return update
 
     def broadcast(self, variables):
-        """An operation that gives all workers these variables of worker 0."""
+        """The operation by which all workers get these variables of worker 0."""
         return self._kind.broadcast(self._cluster, variables)
 
     def counted(self, examples):
@@ -128,7 +124,7 @@ class Machines:
         tf.add_to_collection(_BUILDS, built)
 
     def join(self, connection):
-        """Notes that this worker is a member, by its `Connection`."""
+        """Notes the `Connection` by which this worker is a member."""
         self.connection = connection
 
     def begin_session(self, session):
@@ -151,31 +147,31 @@ def _written(update, model, gradients):
     """{name of a variable: the operations of the update, but for the model's, that write it}."""
     known = {variable.op.name for variable in tf.global_variables() + [
         variable for _, variable in gradients]}
-    finder, written = Writes(tf.get_default_graph()), {}
-    for op in step_operations([update]):
-        for name in finder.of(op) if op.name not in model else ():
-            if name in known:
-                written.setdefault(name, []).append(op)
-    return written
+    return _writes_of(Writes(tf.get_default_graph()), known,
+                      [op for op in step_operations([update]) if op.name not in model])
+
+
+def _writes_of(finder, names, operations):
+    writes = {}
+    for op in operations:
+        for name in names.intersection(finder.of(op)):
+            writes.setdefault(name, []).append(op)
+    return writes
 
 
 def _share_state(update, before, model, own, combined, broadcast, replicated):
     """Gives worker 0's state to the other workers, where the model writes it and training reads it.
 
-    A codebook, centers of classes, a learning rate that falls with the loss: on one machine the
-    first tower writes them, and all read that. Here every worker has a copy, and writes it from its
-    own batch. So, in each step, worker 0's value goes to the others
-
-        after all of the model's writes, and before the update, whose own reads wait for it.
+    A codebook, centers of classes, a learning rate that falls with the loss: every worker has a
+    copy, and writes it from its own batch. So, in each step, worker 0's value goes to the others
+    after all of the model's writes, and before the update, whose own reads wait for it.
 
     State that training only writes, such as the moving averages of batch norm, needs no message:
     worker 0 saves its own. Nor does what the update writes: all write the same, see `same_weights`.
 
     Args:
-      model: names of the operations of the model that the update waits for.
       own, combined: lists of `(gradient, variable)` of this machine, and of all.
       broadcast: function that makes the operation by which all get worker 0's value of a variable.
-      The others are those of `Machines.step`.
 
     Returns:
       `(operation of the step, list of the variables that worker 0 gives to the others in it)`.
@@ -188,11 +184,7 @@ def _share_state(update, before, model, own, combined, broadcast, replicated):
     trained = {variable.op.name for variable in trained}
     read = ancestors(tensors_of(own)).union(trained, [
         each.name for op in of_update for tensor in op.inputs for each in read_from(tensor)])
-    writes = {}
-    for op in step:
-        for name in finder.of(op) if op.name in model else ():
-            if name in known and name in read:
-                writes.setdefault(name, []).append(op)
+    writes = _writes_of(finder, read.intersection(known), [op for op in step if op.name in model])
     if not writes:
         return update, []
     _check_trained(writes, trained, replicated, tensors_of(own))
@@ -257,21 +249,43 @@ def _check_reads(writes, model, of_update, own):
                         name, op.name))
 
 
+def check_build(cluster, optimizer, has_replicas, scales_loss):
+    """Raises `ClusterError` for a build that a cluster cannot train: see `Cluster.check_build`."""
+    is_served, combiner = cluster.is_served, combiner_of(optimizer)
+    for is_wrong, why in (
+            (cluster.job == 'evaluator', 'this process is an evaluator, which trains nothing: '
+             'build what it evaluates without cluster='),
+            (cluster.job == 'ps', 'this process is %s, which builds no towers: call towers.serve('
+             'cluster) in it' % cluster.name),
+            (is_served and has_replicas, "VariablePlacement('replicated') and "
+             'parameter servers both say where variables live: leave one out'),
+            (cluster.has_local_steps and scales_loss, 'a loss scale follows the gradients of one '
+             'worker, and with every=%d the workers would average theirs: leave one out'
+             % cluster.every),
+            (is_served and scales_loss and not cluster.synchronous, 'a loss scale counts steps of '
+             'all workers, and these parameter servers are asynchronous: leave one out'),
+            (is_served and tf.get_collection(_BUILDS), 'this graph has a build with cluster= '
+             "already, and parameter servers take one a graph: use kind='ring', which takes "
+             'several')):
+        if is_wrong:
+            raise ClusterError(why + '.')
+    if combiner is not None:
+        raise ClusterError(
+            'the optimizer %s %s, and build_towers(cluster=…) combines gradients over the '
+            'machines already: twice would give other numbers. Give build_towers the '
+            'optimizer that it wraps.' % (
+                type(optimizer).__name__, 'is a ' + name_of(combiner) if combiner is optimizer
+                else 'has a %s in it' % name_of(combiner)))
+
+
 def builds_of(built):
     """List of all builds over machines in the graph of a build, in the order they were made."""
     with built.train_op.graph.as_default():
         return list(tf.get_collection(_BUILDS))
 
 
-def count_builds():
-    """How many builds over machines the graph has."""
-    return len(tf.get_collection(_BUILDS))
-
-
 def shared_variables(built):
-    """List of the variables that all workers have with the graph of a build, sorted by name.
-
-    What is trained is the same on all workers, whatever collection it is in.
+    """List of the variables that all workers have, sorted by name: global ones, and what is trained.
     """
     variables = {variable.op.name: variable for variable in tf.global_variables() + [
         variable for each in builds_of(built) for _, variable in each.gradients]}

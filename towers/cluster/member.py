@@ -13,6 +13,8 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import (check_config, check_function, check_instance, check_number,
                               check_say)
 from towers.cluster import data_end, horovod, server_placement
+from towers.cluster.addresses import (FIRST, connect, free_ports, listen, silent_servers,
+                                      wait_for_servers)
 from towers.cluster.cluster import Cluster
 from towers.cluster.connection import Connection
 from towers.cluster.coordinator import Coordinator
@@ -20,8 +22,6 @@ from towers.cluster.machines import builds_of
 from towers.cluster.same_weights import AskForCheck, AveragingHook, DriftHook
 from towers.cluster.sessions import BeginHook, check_built
 from towers.cluster.signature import signature
-from towers.cluster.sockets import (FIRST, connect, free_ports, listen, silent_servers,
-                                    wait_for_servers)
 from towers.errors import ClusterError, WorkerLostError, explained, reason_of
 from towers.placement.devices import session_config
 
@@ -273,7 +273,8 @@ def _own_reason(error):
 # What the loss of another worker is in a step; other errors, where their text says so.
 _OF_PEERS = (tf.errors.CancelledError, tf.errors.UnknownError, tf.errors.DeadlineExceededError,
              tf.errors.AbortedError, tf.errors.InternalError, tf.errors.UnavailableError)
-_REMOTE = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC', 'Socket closed') + horovod.LOST
+_REMOTE = horovod.LOST + ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC',
+                          'Socket closed')
 
 
 def _may_be_a_peers(error):

@@ -3,9 +3,8 @@
 Synchronous training: each worker adds its gradient to TensorFlow's accumulators on the servers. The
 chief takes the accumulators' sums when all gradients have come, makes the one update, and gives
 every other worker a token, for which the worker waits before its step ends. Other than in
-`tf.train.SyncReplicasOptimizer`, a worker adds exactly one gradient a step; gradients are
-transformed (clipped) once, over all workers; rows of sparse gradients are weighted like dense ones
-(and not divided by the number of workers that have them); and batches may be uneven.
+`tf.train.SyncReplicasOptimizer`, a worker adds exactly one gradient a step, gradients are clipped
+once, over all workers, sparse ones are weighted like dense ones, and batches may be uneven.
 
 The number of a round grows with the time of day, so that what another run has left on the servers
 is older, and is dropped. A token is the number of the round that is made; its negative in the round
@@ -31,15 +30,12 @@ from towers.tower.objectives import tensors_of, times
 _FIRST_SERVER = server(0)
 
 _SCOPE = 'served/'
-"""The name scope of what workers find by its name on the servers. It stands at the root of the
-graph: the caller's name scope may be another one on each worker."""
+"""At the root of the graph: workers find things by name, and a caller's scope may be another one."""
 
 
 def exchange(cluster, gradients, shares):
-    """The `Exchange` of a machine's gradients by the accumulators on the servers.
-
-    The chief gets the gradients over all machines, every other worker its own back.
-    """
+    """The `Exchange` by the accumulators on the servers: the chief gets the gradients over all
+    machines, every other worker its own back."""
     with tf.name_scope(_SCOPE):
         rounds = _Rounds(cluster)
         sums = _sums(gradients, shares, cluster, rounds.own)
@@ -91,9 +87,7 @@ class _Rounds:
 
     def beginning(self, accumulators):
         """Function by which the chief begins the rounds of a session, before others take them up.
-
-        It drops the gradients that another run has left in the accumulators.
-        """
+        It drops the gradients that another run has left in the accumulators."""
         with only_device(_FIRST_SERVER):
             first, dropped = tf.placeholder(tf.int64, []), tf.placeholder(tf.int32, [])
             refuse_older = tf.group(*[each.set_global_step(first) for each in accumulators])
@@ -118,10 +112,8 @@ class _Rounds:
             return tf.group(*[queue.enqueue([token]) for _, queue in sorted(self._tokens.items())])
 
     def wait(self, pushes):
-        """`(this worker's token of the round, the number of the next round)`, after some pushes.
-
-        Tokens of another run are passed over.
-        """
+        """`(this worker's token of the round, the number of the next round)`, after some pushes;
+        tokens of another run are passed over."""
         with tf.control_dependencies(pushes):
             own, queue = self.own.read_value(), self._tokens[self._rank]
         with compat.control_flow_v1():  # a queue takes part in no loop of control flow v2
@@ -192,8 +184,8 @@ def _for_update(gradients, sums, shares, cluster, rounds):
                           for each, (gradient, variable) in zip(sums, gradients)])
     if cluster.active is None:
         return sums, gates
-    # The end comes when all gradients are there, and the other workers told. A step takes no
-    # branch: with data, the token is 0, which workers pass over.
+    # The end comes when all gradients are there, and the other workers told. The chief enqueues a
+    # token in every step: minus the round at the end of the data, else 0, which workers skip.
     with tf.control_dependencies(gates), only_device('/cpu:0'):
         told = rounds.tell(-rounds.own.read_value() * tf.cast(is_over, tf.int64))
     with tf.control_dependencies([told]):

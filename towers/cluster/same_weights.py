@@ -20,7 +20,6 @@ class _AfterSteps(tf.train.SessionRunHook):
     """Does something after the same steps of a session on all workers: `after_step(session, n)`."""
 
     def __init__(self, cluster, built, connection):
-        """The arguments are those of `Member`."""
         self._cluster, self._built, self._connection = cluster, built, connection
         self._session, self._steps = None, 0
 
@@ -37,11 +36,8 @@ class _AfterSteps(tf.train.SessionRunHook):
 
 class DriftHook(_AfterSteps):
     """Compares checksums of what the update writes: after steps 1, 2, 4, 8, … of a session, and
-    after the first step from each checkpoint on, for which the chief asks.
-
-    An update that is computed from random numbers, the time, or what one worker alone knows would
-    let the workers' weights drift apart without an error.
-    """
+    after the first step from each checkpoint on. An update that is computed from random numbers or
+    the time would let the workers' weights drift apart."""
 
     def begin(self):
         """Makes the operations, when all variables are there."""

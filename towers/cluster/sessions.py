@@ -1,5 +1,6 @@
 """Sessions of a cluster's workers: how one begins, which calls are its steps, and how all stop."""
 
+import contextlib
 import signal
 import typing
 
@@ -39,7 +40,7 @@ class BeginHook(tf.train.SessionRunHook):
         self._operations, self._names = [], []
 
     def creator(self, creator, scaffold):
-        """The `tf.train.SessionCreator` for `Member.session_creator`."""
+        """See `Member.session_creator`."""
         if self._was_served:
             raise ClusterError(
                 'join with parameter servers is for one session, and this is the second one: train '
@@ -97,8 +98,8 @@ class BeginHook(tf.train.SessionRunHook):
 
 
 class _OneSession(tf.train.SessionCreator):
-    """Makes one session. When it is asked for another one, a machine is lost: `MonitoredSession`
-    would go on, and a cluster cannot."""
+    """Makes one session. `MonitoredSession` asks for another one when a machine is lost, and a
+    cluster cannot go on."""
 
     def __init__(self, create, lost):
         self._create, self._lost, self._made = create, lost, False
@@ -128,16 +129,8 @@ def _begin_together(session, builds, connection):
             return ' '.join(map(str, range(len(builds))))
 
     def made(steps, step):
-        if not steps:
+        with connection.step(steps) if steps else contextlib.nullcontext():
             return step()
-        connection.begin_step(steps)
-        is_made = False
-        try:
-            result = step()
-            is_made = True
-            return result
-        finally:
-            connection.step_ended(is_made)
 
     def checked(fetches, *given, **named):
         return made(steps_of(fetches), lambda: run(fetches, *given, **named))
@@ -150,10 +143,8 @@ def _begin_together(session, builds, connection):
 
 def _steps_of(fetched, builds):
     """The numbers of the builds whose train op some fetches run, in words: `'0'`, `'0 1'`; or ''.
-
-    Sums of all workers' gradients without their step are a `ClusterError`: the others would wait,
-    or take them for those of their next step.
-    """
+    `ClusterError` for sums of all workers' gradients without their step: the others would wait, or
+    take them for those of their next step."""
     graph = builds[0].train_op.graph
     elements = [graph.as_graph_element(each) for each in fetched]
     names = {op.name for op in step_operations([getattr(each, 'op', each) for each in elements])}
@@ -194,12 +185,10 @@ class StopTogetherHook(StopOnSignalHook):
           cluster: `Cluster`.
           built: `BuiltTowers`. Of several builds in one graph, which all workers step in the same
             order, it is the one that each round of steps ends with: all stop after its step when a
-            worker got a signal. A worker ends its loop between two rounds, all of which begin with
-            the same steps.
+            worker got a signal, and a worker ends its loop between two rounds.
           stream: as for `StopOnSignalHook`.
 
         Raises:
-          InvalidArgumentError: an argument of another kind.
           ClusterError: `built` was made without a cluster.
         """
         check_instance('cluster', cluster, Cluster, 'a Cluster')
@@ -216,15 +205,15 @@ class StopTogetherHook(StopOnSignalHook):
 
     @property
     def stopped_by(self):
-        """None, or `(rank, number)` of the worker that got a signal, and the signal's."""
-        return None if self._connection is None else self._connection.stopped_by
+        """`(rank, number)` of the worker that got a signal, and the signal's; or `(None, None)`."""
+        if self.received is not None:
+            return self._cluster.rank, self.received
+        return self._connection and self._connection.stopped_by or (None, None)
 
     @property
     def stopping_signal(self):
         """The number of the signal that ended the run, to whichever worker it was sent; or None."""
-        if self.received is not None:
-            return self.received
-        return None if self.stopped_by is None else self.stopped_by[1]
+        return self.stopped_by[1]
 
     @property
     def status(self):
@@ -233,11 +222,9 @@ class StopTogetherHook(StopOnSignalHook):
 
     def reason(self):
         """Who was told to stop, in words: `'worker 1 was told to stop (SIGTERM)'`; or None."""
-        number = self.stopping_signal
-        if number is None:
-            return None
-        rank = self._cluster.rank if self.received is not None else self.stopped_by[0]
-        return 'worker %d was told to stop (%s)' % (rank, signal.Signals(number).name)
+        rank, number = self.stopped_by
+        return None if number is None else 'worker %d was told to stop (%s)' % (
+            rank, signal.Signals(number).name)
 
     def begin(self):
         """A session begins, whose steps are counted anew; `ClusterError` if not within `join`."""

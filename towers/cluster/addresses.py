@@ -1,13 +1,10 @@
-"""Sockets of a cluster's processes: addresses, ports that are free, tasks that answer, and the
-messages between workers: one JSON object a line, nothing else."""
+"""Addresses of a cluster's processes: `TF_CONFIG`, ports that are free, and tasks that answer."""
 
 import contextlib
 import errno
-import hashlib
 import json
 import random
 import re
-import selectors
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +15,95 @@ from towers.errors import ClusterError
 FIRST, AGAIN = 5., 30.  # seconds to the first line about a wait, and from one line to the next
 _PAUSE = 0.2  # seconds between two tries
 _PATIENCE = 2.  # seconds for an answer
+
+# ---- TF_CONFIG, and the places in a cluster ------------------------------------------------------
+
+JOBS = ('chief', 'worker', 'ps', 'evaluator')
+_FORM = '{"cluster": {"worker": ["host:port"]}, "task": {"type": "worker", "index": 0}}'
+
+
+def parse_tf_config(text):
+    """The fields `workers`, `ps`, `job` and `rank` of `Cluster` that a `TF_CONFIG` says: a dict."""
+    cluster, task = _read(text)
+    # "master" is the chief of TensorFlow's estimators before 1.4, and of services since.
+    jobs = {'chief' if job == 'master' else job: list(cluster[job] or ()) for job in cluster}
+    job = task.get('type', 'worker')
+    job, index = 'chief' if job == 'master' else job, task.get('index')
+    unknown = [each for each in sorted(jobs) + [job] if each not in JOBS]
+    workers = jobs.get('chief', []) + jobs.get('worker', [])
+    count = len(jobs.get(job, ())) if not unknown else 0
+    for is_wrong, why in (
+            (unknown, 'has a job %r: expected some of %s' % (
+                unknown[0] if unknown else '', ', '.join(JOBS))),
+            (len(jobs) < len(cluster), 'has a chief and a master, which are two words for one: '
+             'leave one out'),
+            (len(jobs.get('chief', ())) > 1, 'has several chiefs, and one worker is the chief: '
+             'leave one, and put the others under "worker"'),
+            (any(jobs.values()) and not workers, 'names no worker: add "worker": ["host:port", …] '
+             'to its "cluster"'),
+            (workers and not task, 'has a cluster and no task: add "task": {"type": "worker", '
+             '"index": 0} for this process'),
+            (workers and job != 'evaluator' and index is None and count > 1,
+             'has %d tasks of the job %s, and nothing says which of them this process is: give an '
+             '"index" in the "task"' % (count, job)),
+            (workers and job != 'evaluator' and not 0 <= (index or 0) < count,
+             'gives this process the task %s %s, and its cluster has %d of them: number the tasks '
+             'of each job from 0' % (job, index or 0, count))):
+        if is_wrong:
+            raise ClusterError('TF_CONFIG %s.' % why)
+    index = (index or 0) + (len(jobs.get('chief', ())) if job == 'worker' else 0)
+    return {'workers': workers, 'ps': jobs.get('ps', []),
+            'job': 'worker' if job == 'chief' else job, 'rank': index}
+
+
+def _read(text):
+    """The dicts `cluster` and `task` of a `TF_CONFIG`; the index in the task is an int or None."""
+    try:
+        config = json.loads(text if text.strip() else '{}')
+        cluster, task = config.get('cluster') or {}, dict(config.get('task') or {})
+        lists = all(each is None or isinstance(each, list) for each in cluster.values())
+    except (AttributeError, RecursionError, TypeError, ValueError):
+        cluster, task, lists = {}, {}, None
+    index = task.get('index')
+    if isinstance(index, str) and index.isdigit() and index.isascii():
+        task['index'] = index = int(index)
+    for is_wrong, why in (
+            (lists is None, 'no such objects'), (lists is False, 'a job is no list of addresses'),
+            # A bool or a float would be made into the number of another task by int().
+            (type(index) not in (int, type(None)), 'the index %.40r is no whole number' % (index,)),
+            (task and 'type' not in task, '"task" has no "type"')):
+        if is_wrong:
+            raise ClusterError('TF_CONFIG=%s cannot be read (%s): expected %s.' % (
+                repr(text[:80]) + '…' * (len(text) > 80), why, _FORM))
+    return cluster, task
+
+
+def check_places(cluster):
+    """Raises `ClusterError` for addresses and a rank of a `Cluster` that make no sense."""
+    taken = {}
+    for address in cluster.workers + cluster.ps if cluster.has_addresses else ():
+        host, port = split_address(address)
+        place = host.lower(), port
+        if place in taken:
+            raise ClusterError('%s is the address of two tasks of the cluster%s: give each one '
+                               'its own.' % (address, '' if taken[place] == address else
+                                             ', once as ' + taken[place]))
+        taken[place] = address
+    tasks, rank = cluster.tasks(cluster.job), cluster.rank
+    for is_wrong, why in (
+            (not cluster.workers, 'a cluster needs a worker, and workers=() names none: set '
+             "TF_CONFIG, or pass workers=['host:port', …]"),
+            (cluster.is_served and not cluster.ps, "kind='ps' needs a parameter server, and there "
+             "is none: name one under 'ps', or use kind='ring', which needs none"),
+            (cluster.kind == 'ring' and cluster.ps, "kind='ring' has no parameter servers, and %s "
+             "is one: leave it out, or use kind='ps'" % ', '.join(map(str, cluster.ps))),
+            (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0
+             or tasks is not None and rank >= len(tasks),
+             '%s %r is none of the cluster, which has %s' % (
+                 cluster.job, rank, '%d of them, from 0' % len(tasks) if tasks else
+                 'none of them'))):
+        if is_wrong:
+            raise ClusterError(why + '.')
 
 # ---- addresses and ports ------------------------------------------------------------------------
 
@@ -32,14 +118,13 @@ def free_ports(count: int) -> list:
     opens before the ports are bound could take one of them.
 
     Args:
-      count: how many ports.
+      count: how many ports, at least 1.
 
     Returns:
       List of ints, all different.
 
     Raises:
       ClusterError: there are not so many ports.
-      InvalidArgumentError: a count below 1.
     """
     check_count('count', count)
     # Not the module's generator: programs that seed it alike would all draw the same ports.
@@ -68,9 +153,8 @@ def split_address(address):
 
 
 def listen(address):
-    """A socket that listens on the port of an address of this process, on all interfaces as
-    TensorFlow's servers do: the host may be a name that leads here from elsewhere alone, such as a
-    service of Kubernetes. `ClusterError` if another process uses the port."""
+    """A socket that listens on the port of an address of this process, on all interfaces: the host
+    may be a name that leads here from elsewhere alone, such as a service of Kubernetes."""
     host, port = split_address(address)
     listener = socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -86,9 +170,9 @@ def listen(address):
 
 # ---- tasks that answer --------------------------------------------------------------------------
 
-# The preface of a connection of HTTP/2, which gRPC speaks, and an empty frame of settings.
+# HTTP/2, which gRPC speaks: the preface, an empty frame of settings, and the type of the answer's.
 _HTTP2 = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\x04\0\0\0\0\0'
-_SETTINGS = b'\x04'  # the type of the frame that a server answers with
+_SETTINGS = b'\x04'
 _MOST_LOOKS = 16  # at servers at a time: that of a machine that is off takes seconds
 
 
@@ -131,7 +215,7 @@ def wait_for_servers(cluster, deadline, say):
 
 def connect(address, who, deadline, say):
     """A socket that is connected with the task `who` at an address; `ClusterError` when there is
-    none at the deadline, by `time.monotonic()`. `say` is called with lines about the wait."""
+    none at the deadline, by `time.monotonic()`."""
     place = split_address(address)
 
     def attempt():
@@ -148,9 +232,9 @@ def _until(attempt, deadline, say):
     say_at = deadline - timeout + FIRST
     while True:
         result, why = attempt()
-        now = time.monotonic()
         if not why:
             return result
+        now = time.monotonic()
         if now > deadline:
             raise ClusterError('%s. Start it, correct its address, or give a longer start_timeout.'
                                % why)
@@ -158,83 +242,3 @@ def _until(attempt, deadline, say):
             say_at = now + AGAIN
             say('waiting        %s, start_timeout is %.3g s' % (why, timeout))
         time.sleep(_PAUSE)
-
-
-# ---- messages -----------------------------------------------------------------------------------
-
-MOST_OF_WORKER_0 = 64 << 20  # bytes of a message with its fingerprint, a line for each operation
-_MOST_BYTES = 64 << 10  # of a message of anyone else
-_KEYS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'fingerprint': dict, 'session': int,
-         'number': int, 'is_last': bool, 'checks': bool, 'in_step': bool}
-_OF_WORKERS = ('hello', 'alive', 'begin', 'left', 'done', 'failed')
-_OF_WORKER_0 = ('compare', 'welcome', 'refused', 'waiting', 'alive', 'go', 'over', 'differs',
-                'gone', 'lost', 'end')
-_MOST_NUMBER, _LONGEST = 1 << 53, 8000
-
-
-class Lines:
-    """JSON objects over a connected socket: nothing that is received is executed or unpickled."""
-
-    def __init__(self, connection, most=_MOST_BYTES):
-        self.socket, self.is_open, self._most = connection, True, most
-        if connection.family in (socket.AF_INET, socket.AF_INET6):  # or an answer takes 40 ms
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._received = b''
-
-    def send(self, message):
-        """Sends a dict. Who reads finds out that a connection is broken."""
-        if 'why' in message:
-            message = dict(message, why=printable(message['why']))
-        with contextlib.suppress(OSError):
-            self.socket.settimeout(10.)
-            self.socket.sendall(json.dumps(message).encode('utf-8') + b'\n')
-
-    def take(self):
-        """List of the messages that have arrived; empty where there is none, yet. `OSError` if the
-        other side has closed the connection, `ClusterError` for anything but a message."""
-        self.socket.settimeout(5.)
-        data = self.socket.recv(1 << 16)
-        if not data:
-            raise ConnectionError('closed')
-        lines = (self._received + data).split(b'\n')
-        self._received = lines.pop()
-        if any(len(line) > self._most for line in lines + [self._received]):
-            raise ClusterError('a message of more than %d bytes' % self._most)
-        return [_parsed(line) for line in lines]
-
-    def close(self):
-        """Closes the connection."""
-        self.is_open = False
-        self.socket.close()
-
-
-def readable(sockets, seconds):
-    """The sockets of a list that can be read from within some seconds: data has come, or the other
-    side has closed."""
-    with selectors.DefaultSelector() as selector:
-        for each in sockets:
-            selector.register(each, selectors.EVENT_READ)
-        return [key.fileobj for key, _ in selector.select(seconds)]
-
-
-def printable(text):
-    """A text for a line of a log, without what moves a terminal's cursor or begins a line."""
-    return ''.join(each if each.isprintable() else ' ' for each in str(text)[:_LONGEST])
-
-
-def digest_of(value):
-    """A short text that is another one for another value, of JSON's types."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode('utf-8')).hexdigest()
-
-
-def _parsed(line):
-    try:
-        message = json.loads(line.decode('utf-8'))
-    except (ValueError, RecursionError):
-        message = None
-    if not (isinstance(message, dict) and message.get('type') in _OF_WORKERS + _OF_WORKER_0
-            and all(type(value) is _KEYS.get(key) for key, value in message.items())
-            and all(0 <= value < _MOST_NUMBER for value in message.values() if type(value) is int)
-            and message.get('why', '').isprintable()):
-        raise ClusterError('%.40r is no message' % line)
-    return message
