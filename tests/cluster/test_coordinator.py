@@ -277,7 +277,7 @@ def test_the_end_of_a_process_is_told_to_all():
 @pytest.mark.slow
 def test_silence_is_noticed_but_by_one_that_was_frozen_itself():
     of_all = members(3, dead_after=0.5)
-    of_all[1].connection._send = lambda message: None
+    of_all[1].connection._lines.send = lambda message: None
     assert of_all[2].lost() == of_all[0].lost() == (
         1, 'there is no sign of life from it for 0 seconds')
     other = members(2, dead_after=10.)[0].coordinator

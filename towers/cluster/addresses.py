@@ -26,7 +26,9 @@ def parse_tf_config(text):
     """The fields `workers`, `ps`, `job` and `rank` of `Cluster` that a `TF_CONFIG` says: a dict."""
     cluster, task = _read(text)
     # "master" is the chief of TensorFlow's estimators before 1.4, and of services since.
-    jobs = {'chief' if job == 'master' else job: list(cluster[job] or ()) for job in cluster}
+    jobs = {}
+    for job, addresses in cluster.items():
+        jobs.setdefault('chief' if job == 'master' else job, []).extend(addresses or ())
     job = task.get('type', 'worker')
     job, index = 'chief' if job == 'master' else job, task.get('index')
     unknown = [each for each in sorted(jobs) + [job] if each not in JOBS]
@@ -35,12 +37,8 @@ def parse_tf_config(text):
     for is_wrong, why in (
             (unknown, 'has a job %r: expected some of %s' % (
                 unknown[0] if unknown else '', ', '.join(JOBS))),
-            (len(jobs) < len(cluster), 'has a chief and a master, which are two words for one: '
-             'leave one out'),
             (len(jobs.get('chief', ())) > 1, 'has several chiefs, and one worker is the chief: '
              'leave one, and put the others under "worker"'),
-            (any(jobs.values()) and not workers, 'names no worker: add "worker": ["host:port", …] '
-             'to its "cluster"'),
             (workers and not task, 'has a cluster and no task: add "task": {"type": "worker", '
              '"index": 0} for this process'),
             (workers and job != 'evaluator' and index is None and count > 1,
@@ -80,17 +78,13 @@ def _read(text):
 
 def check_places(cluster):
     """Raises `ClusterError` for addresses and a rank of a `Cluster` that make no sense."""
-    taken = {}
-    for address in cluster.workers + cluster.ps if cluster.has_addresses else ():
-        host, port = split_address(address)
-        place = host.lower(), port
-        if place in taken:
-            raise ClusterError('%s is the address of two tasks of the cluster%s: give each one '
-                               'its own.' % (address, '' if taken[place] == address else
-                                             ', once as ' + taken[place]))
-        taken[place] = address
+    places = [split_address(str(each).lower()) for each in cluster.workers + cluster.ps
+              if cluster.has_addresses]
+    twice = [place for place in places if places.count(place) > 1]
     tasks, rank = cluster.tasks(cluster.job), cluster.rank
     for is_wrong, why in (
+            (twice, '%s:%d is the address of two tasks of the cluster: give each one its own' % (
+                twice or [('', 0)])[0]),
             (not cluster.workers, 'a cluster needs a worker, and workers=() names none: set '
              "TF_CONFIG, or pass workers=['host:port', …]"),
             (cluster.is_served and not cluster.ps, "kind='ps' needs a parameter server, and there "

@@ -39,13 +39,13 @@ class Lines:
         self.socket, self.is_open, self._most = connection, True, most
         if connection.family in (socket.AF_INET, socket.AF_INET6):  # or an answer takes 40 ms
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._received = b''
+        self._received, self._sends = b'', threading.Lock()
 
     def send(self, message):
         """Sends a dict. Who reads finds out that a connection is broken."""
         if 'why' in message:
             message = dict(message, why=printable(message['why']))
-        with contextlib.suppress(OSError):
+        with self._sends, contextlib.suppress(OSError):
             self.socket.settimeout(10.)
             self.socket.sendall(json.dumps(message).encode('utf-8') + b'\n')
 
@@ -131,14 +131,14 @@ class Connection:
         self._is_member = self._in_step = self._ended = False
         self._begin_steps()
         self._heard, self._closed = time.monotonic(), threading.Event()
-        self._changed, self._sends = threading.Condition(), threading.Lock()
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, daemon=True, name='towers-connection')
         self._thread.start()
 
     def meet(self, deadline):
         """Tells worker 0 who this worker is; waits until all are there and train the same.
         `ClusterError` if this worker is refused, or not all are there at the deadline."""
-        self._send(self._hello)
+        self._lines.send(self._hello)
         with self._changed:
             self._changed.wait_for(lambda: self._is_member or self.lost is not None,
                                    max(0., deadline - time.monotonic()))
@@ -191,7 +191,7 @@ class Connection:
         by the end of this worker's data: the others may be in it."""
         if not self._has_failed and not self.is_over:
             self.is_over = True
-            self._send({'type': 'left', 'session': self._session, 'number': self._signal})
+            self._lines.send({'type': 'left', 'session': self._session, 'number': self._signal})
 
     def stop(self, number):
         """Notes that this worker got a signal: all stop after the step that they begin next."""
@@ -205,7 +205,7 @@ class Connection:
         """Worker 0's answer to what this worker is about to begin."""
         with self._changed:
             self._answer = None
-        self._send(dict(fields, type='begin', session=self._session, number=self._signal,
+        self._lines.send(dict(fields, type='begin', session=self._session, number=self._signal,
                         digest=digest_of([self._session, what])))
         with self._changed:
             self._changed.wait_for(lambda: self._answer is not None or self.lost is not None)
@@ -227,14 +227,14 @@ class Connection:
     def finish(self):
         """Says that this worker has ended in good order, and waits until all have; an asynchronous
         one that is not the chief does not wait."""
-        self._send({'type': 'done'})
+        self._lines.send({'type': 'done'})
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self.lost is not None)
         self.close()
 
     def fail(self, why):
         """Says why this worker ends before the others."""
-        self._send({'type': 'failed', 'why': why})
+        self._lines.send({'type': 'failed', 'why': why})
         self.close()
 
     def close(self):
@@ -250,7 +250,7 @@ class Connection:
             now = time.monotonic()
             if self._is_member and now >= beat_at:
                 beat_at = now + pause
-                self._send({'type': 'alive', 'in_step': self._in_step})
+                self._lines.send({'type': 'alive', 'in_step': self._in_step})
             try:
                 if readable([self._lines.socket], min(pause, 0.2)):
                     for message in self._lines.take():
@@ -269,7 +269,7 @@ class Connection:
     def _take(self, message):
         kind, rank, why = message['type'], message.get('rank', 0), message.get('why', '')
         if kind == 'compare':
-            self._send(dict(self._hello, **_compared(message.get('fingerprint'),
+            self._lines.send(dict(self._hello, **_compared(message.get('fingerprint'),
                                                      self._fingerprint)))
         elif kind == 'waiting':
             self._say('waiting        %s' % why)
@@ -296,7 +296,3 @@ class Connection:
             self._changed.notify_all()
         if self._is_member:
             self._on_lost(self.error())
-
-    def _send(self, message):
-        with self._sends:
-            self._lines.send(message)

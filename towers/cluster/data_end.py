@@ -20,6 +20,7 @@ from towers import compat
 from towers.arguments import check_instance
 from towers.errors import ClusterError, InputError, reason_of
 from towers.placement.variable_device import only_device
+from towers.tower.objectives import of_values
 
 COLLECTIONS = ['towers_begun']  # of the variables that the hooks alone give a value to
 HOW = ('Make it by member.session(hooks), or, to save as well, by towers.training_session('
@@ -47,20 +48,12 @@ Attributes:
 """
 
 
-class SessionBegun:
-    """A variable that says that the session has begun, for steps that read no other one of
-    `COLLECTIONS`; a hook runs the operation `begin`."""
-
-    def __init__(self):
-        with only_device('/cpu:0'):
-            self._value = tf.Variable(0., trainable=False, collections=COLLECTIONS,
-                                      name=_NAMES[-1])
-            self.begin = self._value.initializer
-
-    def check(self):
-        """An operation that fails where it has not."""
-        with only_device('/cpu:0'):
-            return tf.identity(self._value.read_value()).op
+def session_begun():
+    """`(check, begin)`: an operation that fails before `begin`, a function of a session, is called."""
+    with only_device('/cpu:0'):
+        begun = tf.Variable(0., trainable=False, collections=COLLECTIONS, name=_NAMES[-1])
+        return (tf.identity(begun.read_value()).op,
+                lambda session: session.run(begun.initializer))
 
 
 def explained(error):
@@ -104,7 +97,7 @@ def raise_at_end(is_over):
 def after(operation, gradients):
     """The same `(gradient, variable)` pairs; each gradient waits for an operation."""
     with tf.control_dependencies([operation]):
-        return [(same(gradient), variable) for gradient, variable in gradients]
+        return [(of_values(tf.identity, gradient), variable) for gradient, variable in gradients]
 
 
 def own_data(cluster, gradients):
@@ -137,14 +130,6 @@ def of_batches(gradients, active):
                 gradient = tf.where_v2(has_batch, gradient, tf.zeros_like(gradient))
         found.append((gradient, variable))
     return found
-
-
-def same(gradient):
-    """An identity of a gradient, dense or sparse, on the current device."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.identity(gradient.values), tf.identity(gradient.indices),
-                                gradient.dense_shape)
-    return tf.identity(gradient)
 
 
 def until_all_end(dataset: typing.Any) -> Feed:
@@ -230,11 +215,9 @@ class Shares:
 def without_gradient(gradient, beside=None):
     """The same gradient; to differentiate it is a `LookupError` of TensorFlow's, which finds the
     way from a server's sum to the variables by `beside`, this machine's part of it."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            without_gradient(gradient.values, None if beside is None else beside.values),
-            gradient.indices, gradient.dense_shape)
-    with only_device(gradient.device or None):
-        if beside is not None:
-            gradient = tf.identity_n([gradient, beside])[0]
-        return tf.raw_ops.PreventGradient(input=gradient, message=_NO_GRADIENT)
+    def stopped(values):
+        with only_device(values.device or None):
+            if beside is not None:
+                values = tf.identity_n([values, getattr(beside, 'values', beside)])[0]
+            return tf.raw_ops.PreventGradient(input=values, message=_NO_GRADIENT)
+    return of_values(stopped, gradient)

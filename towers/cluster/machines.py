@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import combiner_of, name_of
 from towers.cluster import data_end
-from towers.cluster.data_end import SessionBegun, Shares, without_gradient
+from towers.cluster.data_end import Shares, without_gradient
 from towers.errors import ClusterError
 from towers.graph.graph_walk import ancestors, reachable_from, step_operations
 from towers.graph.order import Frames, to_wait_for
@@ -138,9 +138,8 @@ def _of_this_worker(cluster, gradients, unused_shares):
     gradients, gates = data_end.own_data(cluster, rows_once(gradients))
     if cluster.num_workers == 1:
         return Exchange(gradients, gates)
-    begun = SessionBegun()
-    return Exchange(data_end.after(begun.check(), gradients), gates,
-                    lambda session: session.run(begun.begin))
+    check, begin = data_end.session_begun()
+    return Exchange(data_end.after(check, gradients), gates, begin)
 
 
 def _written(update, model, gradients):
@@ -285,8 +284,7 @@ def builds_of(built):
 
 
 def shared_variables(built):
-    """List of the variables that all workers have, sorted by name: global ones, and what is trained.
-    """
+    """List of the variables that all workers have, global or trained, sorted by name."""
     variables = {variable.op.name: variable for variable in tf.global_variables() + [
         variable for each in builds_of(built) for _, variable in each.gradients]}
     return [variables[name] for name in sorted(variables)]

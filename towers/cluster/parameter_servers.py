@@ -25,12 +25,12 @@ from towers.cluster.server_placement import server, tasks_by_size
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once, rows_once
-from towers.tower.objectives import tensors_of, times
+from towers.tower.objectives import of_values, tensors_of, times
 
 _FIRST_SERVER = server(0)
 
 _SCOPE = 'served/'
-"""At the root of the graph: workers find things by name, and a caller's scope may be another one."""
+"""At the root of the graph: workers find things by name, and callers' scopes may differ."""
 
 
 def exchange(cluster, gradients, shares):
@@ -201,8 +201,4 @@ def _type_of_sum(gradient):
 
 
 def _as(gradient, dtype):
-    """A gradient, dense or sparse, in another type."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.cast(gradient.values, dtype), gradient.indices,
-                                gradient.dense_shape)
-    return tf.cast(gradient, dtype)
+    return of_values(lambda values: tf.cast(values, dtype), gradient)

@@ -28,12 +28,11 @@ def check_built(built):
 class BeginHook(tf.train.SessionRunHook):
     """Begins a session on all workers together, and lets its steps be made.
 
-    `tf.train.MonitoredTrainingSession` knows nothing of `creator`. There the others wait for the
-    chief's variables, and in a ring, where each has its own, for ever: they initialise theirs here.
+    `tf.train.MonitoredTrainingSession` lets a worker that is not the chief wait for the chief's
+    initializers. In a ring nobody runs such a worker's: `begin` does.
     """
 
     def __init__(self, cluster, built, target, config, connection, lost):
-        """The arguments are those of `Member`, and `Member.lost`."""
         self._cluster, self._built, self._connection = cluster, built, connection
         self._target, self._config, self._lost = target, config, lost
         self._is_by_member = self._has_begun = self._was_served = False
@@ -61,11 +60,10 @@ class BeginHook(tf.train.SessionRunHook):
         if not by_member and self._cluster.is_served:
             raise ClusterError(
                 'this session is not made by the member of the cluster, which puts the variables '
-                'on the parameter servers when the graph is complete: without that, all operations '
-                'of all workers would be on one server. %s, and not by '
+                'on the parameter servers when the graph is complete. %s, and not by '
                 'tf.train.MonitoredTrainingSession.' % HOW)
         if not by_member and self._cluster.has_addresses and not self._cluster.is_chief:
-            # They live in the server of this process, and so are there in the session to come.
+            # They live in the server of this process, for the session to come.
             with tf.Session(self._target, config=self._config) as session:
                 session.run([variable.initializer for variable in tf.global_variables()])
         if self._cluster.has_copies:
@@ -75,7 +73,7 @@ class BeginHook(tf.train.SessionRunHook):
 
     def after_create_session(self, session, coord):
         """Waits for the sessions of all workers, and lets steps be made. Raises for a session that
-        was lost, and for workers with other variables, which would wait for each other for ever."""
+        was lost, and for workers with other variables, which would wait for ever."""
         if self._has_begun:
             raise self._lost()
         self._has_begun = True
