@@ -52,9 +52,8 @@ def parse(argv):
 
 
 class TaskProcess(subprocess.Popen):
-    """One process, in a process group of its own, whose lines go to a queue. On Linux the kernel
-    kills it when the process that started it ends, for whatever reason. One that `serves`, a
-    parameter server, never ends by itself."""
+    """One process, in a process group of its own, whose lines go to a queue. On Linux it is killed
+    when its parent ends. One that `serves`, a parameter server, never ends by itself."""
 
     def __init__(self, command, cluster, job, index, lines):
         self.name, self.serves = '%s %d' % (job, index), job == 'ps'
@@ -156,8 +155,7 @@ class Processes:
                 self._signalled = self._signalled or self._signals[0]
                 self._send(self._signals.popleft())
                 kill_at = min(kill_at, now + self._grace)
-            # Asked once a round: what ends meanwhile still counts as running, so that no failure
-            # is passed over because nothing runs any more.
+            # Asked once a round, so that no failure is passed over: what ends meanwhile runs still.
             running = [process for process in self._running() if not process.serves]
             if failed is None and self._signalled is None:
                 failed = next((process for process in self._processes if process.returncode), None)

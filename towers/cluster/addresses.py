@@ -172,7 +172,7 @@ _MOST_LOOKS = 16  # at servers at a time: that of a machine that is off takes se
 
 def why_silent(address, timeout=_PATIENCE):
     """Why what is at an address is no server of TensorFlow's at work, in words; '' if it is one. It
-    is asked as gRPC asks: the system takes connections for a frozen process, and says nothing."""
+    is asked as gRPC asks: the system takes connections for a frozen process, too."""
     received, data = b'', b'-'
     try:
         with socket.create_connection(split_address(address), timeout=timeout) as connection:
@@ -202,11 +202,6 @@ def silent_servers(cluster):
                      for rank, why in enumerate(reasons) if why)
 
 
-def wait_for_servers(cluster, deadline, say):
-    """Waits until all parameter servers work; see `connect`."""
-    _until(lambda: (None, silent_servers(cluster)), deadline, say)
-
-
 def connect(address, who, deadline, say):
     """A socket that is connected with the task `who` at an address; `ClusterError` when there is
     none at the deadline, by `time.monotonic()`."""
@@ -217,10 +212,10 @@ def connect(address, who, deadline, say):
             return socket.create_connection(place, timeout=_PATIENCE), ''
         except OSError as error:
             return None, '%s %s' % (who, _does_not_answer(error))
-    return _until(attempt, deadline, say)
+    return wait_until(attempt, deadline, say)
 
 
-def _until(attempt, deadline, say):
+def wait_until(attempt, deadline, say):
     """What `attempt()` gives, `(result, '')`, tried again while it gives `(None, why not)`."""
     timeout = deadline - time.monotonic()
     say_at = deadline - timeout + FIRST

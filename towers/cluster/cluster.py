@@ -178,18 +178,13 @@ class Cluster(collections.namedtuple('Cluster', [
         return '%s %d%s' % (self.job, self.rank, '' if tasks is None else ' of %d' % len(tasks))
 
     def tasks(self, job):
-        """The addresses of a job; None of evaluators, which nobody has to find."""
+        """The addresses of a job; None of evaluators."""
         return {'worker': self.workers, 'ps': self.ps}.get(job)
 
     def who(self, rank, job='worker'):
         """`'worker 1 (10.0.0.2:2222)'`."""
         address = self.tasks(job)[rank]
         return '%s %d%s' % (job, rank, '' if address is None else ' (%s)' % address)
-
-    def spec(self):
-        """`tf.train.ClusterSpec` of the jobs `worker` and `ps`."""
-        return tf.train.ClusterSpec({job: list(self.tasks(job)) for job in ('worker', 'ps')
-                                     if self.tasks(job)})
 
     def session_config(self, config):
         """A copy of a `tf.ConfigProto` with the settings of the cluster."""
@@ -224,7 +219,7 @@ class Cluster(collections.namedtuple('Cluster', [
 
     def check_build(self, optimizer, has_replicas, scales_loss):
         """Raises `ClusterError` for a build that this cluster cannot train: with this optimizer,
-        replicas of every variable in each tower, or a loss scale. It makes no operation."""
+        replicas of every variable in each tower, or a loss scale."""
         check_build(self, optimizer, has_replicas, scales_loss)
 
     def describe(self):
@@ -244,7 +239,7 @@ class Cluster(collections.namedtuple('Cluster', [
         return '%s; this is worker %d' % (text, self.rank)
 
     def warning(self):
-        """One line for the plan: who else can reach the servers."""
+        """One line for the plan: who else can reach the ports."""
         return _KINDS[self.kind].listens
 
 
@@ -266,9 +261,8 @@ def _check_together(cluster):
                  every, 'wire' if active is None else 'active')),
             (wire is not None and kind != 'ring', 'wire=%r: %s sends gradients as they are. '
              "Use kind='ring', or leave it out" % (wire, _KINDS[kind].name)),
-            (wire is not None and cluster.num_workers > MOST_GATHERED, 'wire=%r: to be added up '
-             'in float32, 16-bit gradients go from each of the %d workers to each other one, '
-             "which of more than %d workers are no fewer bytes than the ring's. Leave it out"
-             % (wire, cluster.num_workers, MOST_GATHERED))):
+            (wire is not None and cluster.num_workers > MOST_GATHERED, 'wire=%r: 16-bit gradients '
+             'go from each worker to each other one, which of more than %d workers are no fewer '
+             "bytes than the ring's. Leave it out" % (wire, MOST_GATHERED))):
         if is_wrong:
             raise InvalidArgumentError(why + '.')

@@ -5,10 +5,10 @@ it is about to begin something (`begin`: a session, a step, or a comparison betw
 session makes no more steps (`left`), its training is over (`done`), it ends by an error (`failed`),
 it is alive.
 
-All begin together, or none does: who says `begin` waits for the answer, which is `go` when all have
-said it, `differs` where they would begin other things, and `over` when a worker has left the
-session. A signal comes with `begin`, and `go` says to all that this step is the last one. So
-whoever stops, all have made the same steps. A worker that is lost is lost to all.
+All begin together, or none does: the answer to `begin` is `go` when all have said it, `differs`
+where they would begin other things, and `over` when a worker has left the session. A signal comes
+with `begin`, and `go` says to all that this step is the last one. A worker that is lost is lost to
+all.
 
 Asynchronous workers wait for worker 0's session, and for no step. They are told `over` when worker
 0 has left; one that is done ends by itself; one that is lost is named, and the others train on.
@@ -60,7 +60,7 @@ class _Worker:
             self.done, self.in_step = self.heard, False
 
     def answer(self, kind, **fields):
-        """Answers what it is about to begin."""
+        """Answers `begin`."""
         self.begins = None
         self.lines.send(dict(fields, type=kind))
 
@@ -94,8 +94,8 @@ class Coordinator:
         self._thread.join(10.)
 
     def _run(self):
-        """Hears all until worker 0 has closed its end, and the others theirs: a connection that is
-        closed with something unread is cut, and the last words are lost."""
+        """Hears all until worker 0 has closed its end, and the others theirs: closing a connection
+        with something unread would lose the last words."""
         pause, until = min(0.5, beat(self._dead_after)), float('inf')
         while self._connections and time.monotonic() < until:
             looked_at = time.monotonic()
@@ -120,7 +120,7 @@ class Coordinator:
         """Takes what has come over a connection, of a worker or of a stranger."""
         messages, why = [], ''
         try:
-            messages = lines.take() if lines.is_open else []
+            messages = lines.take()
         except OSError:
             why = CUT
         except ClusterError as error:

@@ -43,13 +43,12 @@ Feed.__doc__ = """A worker's batches.
 Attributes:
   inputs: the tensors of a batch, for `build_towers`.
   active: float32 scalar, for `cluster._replace(active=…)`: 0 when this worker has no batch left.
-  initializer: operation that begins the data. Sessions of `Member` and `tf.train.MonitoredSession`
-    run it themselves, with the tables' initializers.
+  initializer: operation that begins the data, which `tf.train.MonitoredSession` runs itself.
 """
 
 
 def session_begun():
-    """`(check, begin)`: an operation that fails before `begin`, a function of a session, is called."""
+    """`(check, begin)`: an operation that fails until the function `begin` gets the session."""
     with only_device('/cpu:0'):
         begun = tf.Variable(0., trainable=False, collections=COLLECTIONS, name=_NAMES[-1])
         return (tf.identity(begun.read_value()).op,
@@ -57,13 +56,11 @@ def session_begun():
 
 
 def explained(error):
-    """The error in words for TensorFlow's of a step whose session has not begun, or without any
-    data; None for another one."""
+    """The error in words for a step whose session has not begun, or without any data; or None."""
     if isinstance(error, tf.errors.FailedPreconditionError) and _FOUND.search(reason_of(error)):
         return ClusterError(
-            'a step was run in a session that has not begun as those of a cluster do: with the '
-            'initial values of worker 0, and with the variables on the servers where there are '
-            'some. A plain tf.Session does not. %s.' % HOW)
+            'a step was run in a session that has not begun as those of a cluster do, with the '
+            'initial values of worker 0. A plain tf.Session does not. %s.' % HOW)
     few = _TOO_FEW.search(str(error))
     if few is not None:
         return InputError('%s %s, on this worker: give each worker some in every step. One whose '
@@ -77,8 +74,8 @@ def explained(error):
 
 
 def raise_at_end(is_over):
-    """An operation that raises `tf.errors.OutOfRangeError` when a bool scalar is true: a queue that
-    is closed and empty does, as a `tf.data` iterator at its end; in each step from then on."""
+    """An operation that raises `tf.errors.OutOfRangeError` when a bool scalar is true, as a queue
+    that is closed and empty does, and in each step from then on."""
     # An operation waits for all of a branch of control flow v1, and for the condition alone of v2.
     with only_device('/cpu:0'), compat.control_flow_v1():
         data = tf.FIFOQueue(1, tf.int32, [[]], name='no_data_left')
@@ -98,14 +95,6 @@ def after(operation, gradients):
     """The same `(gradient, variable)` pairs; each gradient waits for an operation."""
     with tf.control_dependencies([operation]):
         return [(of_values(tf.identity, gradient), variable) for gradient, variable in gradients]
-
-
-def own_data(cluster, gradients):
-    """`(gradients, gates)` of the only worker of a cluster, as `Exchange`."""
-    if cluster.active is None:
-        return gradients, []
-    ended = raise_at_end(cluster.active < .5)
-    return after(ended, gradients), [ended]
 
 
 def of_batches(gradients, active):
@@ -144,8 +133,7 @@ def until_all_end(dataset: typing.Any) -> Feed:
     The step in which no worker has data raises `tf.errors.OutOfRangeError` on all of them, as the
     end of the data does, and changes nothing. Writes of the forward pass itself are made in both.
 
-    Use it on all workers, or on none. Asynchronous workers need no such thing, and `Cluster`
-    refuses `active` there: each ends with its own data.
+    Use it on all workers, or on none; asynchronous workers end each with its own data.
 
     Args:
       dataset: a `tf.data.Dataset` of batches, this worker's; at least one.
@@ -154,7 +142,6 @@ def until_all_end(dataset: typing.Any) -> Feed:
       `Feed`.
 
     Raises:
-      InvalidArgumentError: `dataset` is no `tf.data.Dataset`.
       InputError: within `join`, in the first step: the dataset is empty.
     """
     check_instance('dataset', dataset, compat.DATASET_TYPES, 'a tf.data.Dataset')
@@ -181,7 +168,6 @@ class Shares:
     n_w are the examples of worker w (0 of one that is not active), n those of all W workers.
 
     Attributes:
-      is_mean: whether the reduction is `'mean'`.
       same_examples: n_w where it has to be the same on all workers, else None.
       are_weighted: whether it is None: the weights differ from step to step.
       constant: else the weight of all, a float: 1 / W for the mean, 1 for the sum.

@@ -134,8 +134,11 @@ class Machines:
 
 
 def _of_this_worker(cluster, gradients, unused_shares):
-    """The `Exchange` for an update by the gradients of this worker alone."""
-    gradients, gates = data_end.own_data(cluster, rows_once(gradients))
+    """The `Exchange` for an update by the gradients of this worker alone, whose data may end."""
+    gradients, gates = rows_once(gradients), []
+    if cluster.active is not None:
+        gates = [data_end.raise_at_end(cluster.active < .5)]
+        gradients = data_end.after(gates[0], gradients)
     if cluster.num_workers == 1:
         return Exchange(gradients, gates)
     check, begin = data_end.session_begun()
@@ -213,15 +216,14 @@ def _check_trained(writes, trained, replicated, gradients):
         if name in replicated:
             raise ClusterError(
                 "VariablePlacement('replicated'), and the model writes the trained variable %r "
-                "(%r): the replicas would get what this worker has written, and not worker 0's. "
-                'Use another placement.' % (name, writes[name][0].name))
+                "(%r): the replicas would get this worker's value, and not worker 0's. Use another "
+                'placement.' % (name, writes[name][0].name))
         for op in writes[name]:
             if op.name in forward:
                 raise ClusterError(
                     'the forward pass writes the trained variable %r (%r): each worker would '
-                    'compute with its own value, where on one machine all towers have the first '
-                    "one's. Put the update into the collection UPDATE_OPS, or return it in "
-                    "'updates'." % (name, op.name))
+                    'compute with its own value. Put the update into the collection UPDATE_OPS, or '
+                    "return it in 'updates'." % (name, op.name))
 
 
 def _check_reads(writes, model, of_update, own):

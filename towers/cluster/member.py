@@ -14,7 +14,7 @@ from towers.arguments import (check_config, check_function, check_instance, chec
                               check_say)
 from towers.cluster import data_end, horovod, server_placement
 from towers.cluster.addresses import (FIRST, connect, free_ports, listen, silent_servers,
-                                      wait_for_servers)
+                                      wait_until)
 from towers.cluster.cluster import Cluster
 from towers.cluster.connection import Connection
 from towers.cluster.coordinator import Coordinator
@@ -168,7 +168,7 @@ def _met(cluster, own, start_timeout, dead_after, say, lose):
     deadline = time.monotonic() + start_timeout
     if cluster.has_addresses and not cluster.is_chief:
         listen(cluster.workers[cluster.rank]).close()  # TensorFlow's server needs the port
-    wait_for_servers(cluster, deadline, say)
+    wait_until(lambda: (None, silent_servers(cluster)), deadline, say)
     address, listener = _address(cluster)
     with contextlib.ExitStack() as stack:
         if listener is None:
@@ -244,8 +244,9 @@ def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
 
 def start_server(cluster, config):
     """TensorFlow's server of this process; `ClusterError` if it cannot start."""
+    tasks = {job: list(cluster.tasks(job)) for job in ('worker', 'ps') if cluster.tasks(job)}
     try:
-        return tf.train.Server(cluster.spec(), cluster.job, cluster.rank, config=config)
+        return tf.train.Server(tasks, cluster.job, cluster.rank, config=config)
     except tf.errors.OpError as error:
         raise ClusterError('the server of %s cannot start: %s.' % (
             cluster.who(cluster.rank, cluster.job), reason_of(error).rstrip('.'))) from None
@@ -273,7 +274,6 @@ def _may_be_a_peers(error):
 def _end_process(error, ended):
     """Ends the process if it does not end by itself, which sets the event `ended`."""
     if not ended.wait(_TIME_TO_SAY):
-        sys.stderr.write('%s\n' % error)
-        sys.stderr.flush()
+        print(error, file=sys.stderr, flush=True)
         sys.stdout.flush()
         os._exit(1)

@@ -64,12 +64,8 @@ def _step(cluster, rounds, pushes, update):
 
 
 class _Rounds:
-    """The number of the round, on the first server and on this worker, and queues of tokens.
-
-    Attributes:
-      own: int64 variable: the number on this worker, which has none until the session has begun.
-      take_up: operation by which a worker takes up the number on the server.
-    """
+    """The number of the round, on the first server and on this worker (`own`, without a value until
+    the operation `take_up` has begun the session), and queues of tokens."""
 
     def __init__(self, cluster):
         self._rank = cluster.rank
@@ -124,8 +120,7 @@ class _Rounds:
 
 
 _Sum = collections.namedtuple('_Sum', 'accumulator push total')
-_Sum.__doc__ = """A sum over the workers: the accumulator on a server, the push of this worker's
-part, and the total, which the chief alone takes."""
+_Sum.__doc__ = "An accumulator, the push of this worker's part, the total, for the chief alone."
 
 
 def _sums(gradients, shares, cluster, own_round):
@@ -194,8 +189,7 @@ def _for_update(gradients, sums, shares, cluster, rounds):
 
 
 def _type_of_sum(gradient):
-    """A worker's gradient times its number of examples may be no float16, and TensorFlow's
-    accumulators take no bfloat16."""
+    """Gradients times examples may overflow float16; accumulators take no bfloat16."""
     dtype = gradient.dtype.base_dtype
     return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
 

@@ -2,10 +2,9 @@
 
 Each worker has a session of its own, which sees this worker's devices alone. All workers run the
 same collective operations; TensorFlow brings them together by their keys. Dense gradients share
-buffers, which are filled in the reverse order of the variables: a backward pass computes the
-gradients of the last variables first, so that the first buffers are sent while it goes on. With
-`Cluster(wire=…)` they travel as 16-bit numbers: every worker gathers those of all, and adds them up
-in float32, in one order. So each is rounded once, and the sums are the same bits on all workers.
+buffers, filled in the reverse order of the variables, as a backward pass computes them: the first
+are sent while it goes on. With `Cluster(wire=…)` they travel as 16-bit numbers: every worker
+gathers those of all, and adds them up in float32, in one order, so that the sums are the same bits.
 
 Sparse gradients are sent as rows. A message costs half a millisecond, and a model may have dozens
 of embeddings. So the numbers of rows of all gradients travel together, then all indices, and then
@@ -27,8 +26,7 @@ from towers.tower.objectives import times
 BUFFER_MB = 4.  # MiB of gradients that travel together; larger ones in pieces
 WIRES = {'float16': tf.float16, 'bfloat16': tf.bfloat16}
 MOST_GATHERED = 3
-"""Workers up to which gathering 16-bit numbers takes fewer bytes than a ring of float32: each sends
-2 (W - 1) bytes a number, and in a ring 8 (W - 1) / W."""
+"""Workers W up to which 2 (W - 1) bytes a gathered number are fewer than a ring's 8 (W - 1) / W."""
 
 _GROUP = 7919  # no group that a program's own collectives are likely to use
 _HALVED = 1 << 20  # bytes from which one half of a tensor is added up while the other is sent

@@ -27,7 +27,7 @@ def spread(cluster, built, scaffold):
     graph, trained = tf.get_default_graph(), [variable for _, variable in built.gradients]
     if cluster.is_chief and cluster.workers_a_step > 1:
         check_writes(graph, built)
-    read_after_writes(graph, trained + _global_variables(graph), built.train_op)
+    read_after_writes(graph, trained + tf.global_variables(), built.train_op)
     scaffold.finalize()
     spread_over_servers(cluster, graph, trained)
 
@@ -128,7 +128,7 @@ def servers_of_variables(cluster, graph, first=()):
       Dict from names of variables to numbers of servers.
     """
     variables = {variable.op.name: variable for variable in
-                 list(first) + _global_variables(graph)}
+                 list(first) + graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)}
 
     def leader(name):
         beside = [each for each in group_of(variables[name].op) if each in variables]
@@ -148,11 +148,6 @@ def tasks_by_size(sizes, count, first=()):
         tasks[name] = used.index(min(used))
         used[tasks[name]] += sizes[name]
     return tasks
-
-
-def _global_variables(graph):
-    with graph.as_default():
-        return tf.global_variables()
 
 
 def _taken(op):

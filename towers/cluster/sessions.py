@@ -84,20 +84,18 @@ class BeginHook(tf.train.SessionRunHook):
         waits = not self._cluster.is_served or self._cluster.is_chief
         if waits and self._connection.begin_session(self._names) is not None:
             models = {variable.op.name for built in builds for variable in built.variables}
-            own = [name for name in self._names if name not in models]
             raise ClusterError(
-                'the workers have other variables, besides those of the model; this one has %s%s: '
-                'worker 0 gives them to all. Make the same ones on every worker, or what one of '
-                'them needs for itself in collections=[tf.GraphKeys.LOCAL_VARIABLES].' % (
-                    ', '.join(own[:5]) or 'none', ', …' if len(own) > 5 else ''))
+                'the workers have other variables, besides those of the model; this one has '
+                '%.300s: worker 0 gives them to all. Make the same ones on every worker, or what '
+                'one needs for itself in collections=[tf.GraphKeys.LOCAL_VARIABLES].' % (
+                    ', '.join(name for name in self._names if name not in models) or 'none'))
         for operation in self._operations:
             session.run(operation)
         _begin_together(session, builds, self._connection)
 
 
 class _OneSession(tf.train.SessionCreator):
-    """Makes one session. `MonitoredSession` asks for another one when a machine is lost, and a
-    cluster cannot go on."""
+    """Makes one session. `MonitoredSession` asks for another one when a machine is lost."""
 
     def __init__(self, create, lost):
         self._create, self._lost, self._made = create, lost, False
@@ -111,8 +109,8 @@ class _OneSession(tf.train.SessionCreator):
 
 
 def _begin_together(session, builds, connection):
-    """Has the steps of some builds begin on all workers or on none. The session is the one that
-    hooks are given, since what they fetch is seen nowhere else."""
+    """Has the steps of some builds begin on all workers or on none. It is the session that hooks
+    are given, since they add fetches."""
     run, make_callable, known = session.run, session.make_callable, {}
 
     def steps_of(fetches):
@@ -150,9 +148,9 @@ def _steps_of(fetched, builds):
     if any(not names.isdisjoint(built.machines.sums) for built in left_out):
         raise ClusterError(
             "session.run takes built.gradients, the sums of all workers' gradients, without the "
-            'step, which alone brings the workers together: fetch them, or a summary of them, with '
-            'built.train_op. Beside a hook that fetches them in every call, look at other things '
-            'by session.run_step_fn(lambda step_context: step_context.session.run(…)).')
+            'step: fetch them with built.train_op. Beside a hook that fetches them in every call, '
+            'look at other things by session.run_step_fn(lambda step_context: '
+            'step_context.session.run(…)).')
     return ' '.join(str(place) for place, built in enumerate(builds) if built not in left_out)
 
 
@@ -165,8 +163,8 @@ class StopTogetherHook(StopOnSignalHook):
     the chief does, and another one that stops, or gets a signal, ends alone. The end of a worker's
     data is no such stop, see `until_all_end`.
 
-    A worker that would begin one more step gets `tf.errors.OutOfRangeError`, which
-    `tf.train.MonitoredSession` takes for the end of the training, as at the end of the data.
+    A worker that would begin one more step gets `tf.errors.OutOfRangeError`, for
+    `tf.train.MonitoredSession` the end of the training.
 
         with …session(hooks=[stop]) as session:
             while not session.should_stop():
@@ -225,7 +223,7 @@ class StopTogetherHook(StopOnSignalHook):
             rank, signal.Signals(number).name)
 
     def begin(self):
-        """A session begins, whose steps are counted anew; `ClusterError` if not within `join`."""
+        """A session begins; `ClusterError` if not within `join`."""
         self._connection, self._made = self._machines.connection, 0
         if self._connection is None:
             raise ClusterError('StopTogetherHook is for sessions within towers.join: make the '

@@ -1,14 +1,13 @@
 """What a worker is about to train, as a dict of JSON's types that is compared with worker 0's.
 
-Workers with the same variables would add up their gradients whatever losses these are of. So the
-program is described, too: from the loss back to the inputs, the variables and the sources of data,
-and from what the update writes back to the sums over the workers, a line for each operation with
-its type, its inputs and its attributes. The first line that differs is named.
+The program is described from the loss back to the inputs, variables and sources of data, and from
+what the update writes back to the sums over the workers: a line for each operation with its type,
+its inputs and its attributes. The first line that differs is named.
 
-An operation's name, device and seeds do not count. Nor do arrays and integers, which may be data or
-a worker's number; nor what was made before the inputs, such as a pipeline. Where the static sizes
-of the inputs differ among workers, types and inputs alone are compared; where a size is known to
-one worker alone, TensorFlow itself makes other operations, and nothing is.
+An operation's name, device and seeds do not count; nor do arrays and integers, which may be data or
+a worker's number; nor what was made before the inputs. Where the static sizes of the inputs differ
+among workers, types and inputs alone are compared; where a size is known to one worker alone,
+TensorFlow itself makes other operations, and nothing is compared.
 """
 
 import itertools
@@ -26,7 +25,7 @@ _ADDED_UP = ('Collective', 'Horovod')
 """Beginnings of types of operations whose results are the same on all workers."""
 
 _SOURCE = re.compile('Iterator|Dequeue|Dataset|ReaderRead|ReadFile|^Placeholder|^Arg$|^_Arg$')
-"""Types of operations that bring in data: what is before them does not count."""
+"""Types of operations that bring in data."""
 
 _NO_NUMBERS = frozenset(
     'seed seed2 shape shapes element_shape output_shapes message shared_name container frame_name '
@@ -35,16 +34,15 @@ _NO_NUMBERS = frozenset(
 
 
 def signature(cluster, built, settings=None):
-    """What has to be the same on all workers, of all builds in the graph of `built`. The `settings`
-    of `join` are compared before the model, and so say why the rest differs."""
+    """What has to be the same on all workers, of all builds in the graph of `built`; `settings` as
+    for `join`."""
     builds = builds_of(built)
     return {
         'kind of cluster': cluster.kind, 'list of workers': list(cluster.workers),
         'list of parameter servers': list(cluster.ps), 'synchronous': cluster.synchronous,
         'wire': cluster.wire, 'buffer_mb': cluster.buffer_mb, 'every': cluster.every,
         'compare': cluster.compare,
-        # 1.15 and 2.21 do not understand each other's messages.
-        'TensorFlow': tf.VERSION if hasattr(tf, 'VERSION') else tf.__version__,
+        'TensorFlow': tf.version.VERSION,  # 1.15 and 2.21 do not understand each other's messages
         'number of builds with cluster=': len(builds),
         'build that is given to join': [
             each.machines is built.machines for each in builds].index(True),
@@ -63,20 +61,15 @@ def _of_build(cluster, built):
         '_variables': [[variable.op.name, '%s %s' % (variable.dtype.base_dtype.name,
                                                      variable.get_shape())]
                        for variable in built.variables],
-        '_gradients': _kinds_of(machines.own),
+        # Those of several workers meet by their place in a message, or on a server.
+        '_gradients': [[variable.op.name, '%s %s, number %d' % (
+            'sparse' if isinstance(gradient, tf.IndexedSlices) else 'dense',
+            gradient.dtype.base_dtype.name, place)]
+                       for place, (gradient, variable) in enumerate(machines.own)],
         '_state': [[variable.op.name, 'sent'] for variable in machines.state],
         '_shapes': [None if each.shape.ndims is None else each.shape.as_list() for each in inputs],
         '_loss': _lines_of_loss(built, inputs) if compares else [],
         '_update': _lines_of_update(machines) if compares and machines.written else []}
-
-
-def _kinds_of(gradients):
-    """List of `[name of the variable, kind]` of a machine's gradients, with their place: those of
-    several workers meet by it in a message, or on a server."""
-    return [[variable.op.name, '%s %s, number %d' % (
-        'sparse' if isinstance(gradient, tf.IndexedSlices) else 'dense',
-        gradient.dtype.base_dtype.name, place)] for place, (gradient, variable) in
-            enumerate(gradients)]
 
 
 def difference(own, other):
@@ -159,12 +152,8 @@ def _lines_of_update(machines):
 
 
 def _lines_of(ends, known, outside):
-    """List of `[type, inputs, attributes, name]` of all operations that the `ends` come from.
-
-    Args:
-      known: names of operations that are not looked into: inputs, or sums over the workers.
-      outside: names of the operations that were made before what is described.
-    """
+    """List of `[type, inputs, attributes, name]` of all operations that the `ends` come from. By
+    name, those `known` are inputs or sums over the workers, those `outside` were made before."""
     texts, lines, order, places = _Texts(ends[0].graph), [], [], {}
 
     def place(op):
