@@ -34,8 +34,7 @@ def parse(argv):
             ('--workers', 2, 'workers, the first of which is the chief'),
             ('--ps', 0, 'parameter servers'),
             ('--restarts', 0, 'how often all are started again when one fails'),
-            ('--grace', 30, 'seconds in which the others can end by themselves when one has '
-             'failed, and from SIGTERM to SIGKILL')):
+            ('--grace', 30, 'seconds from one failure to SIGTERM, and from that to SIGKILL')):
         parser.add_argument(name, type=int, default=default, help=text + ' (%(default)s)')
     parser.add_argument('command', nargs=argparse.REMAINDER, help='-- program and its arguments; a '
                         '.py file, or -m and a module, is run by this Python')
@@ -94,11 +93,8 @@ class Processes:
         """
         Args:
           command: list of strings.
-          workers, ps: how many workers and parameter servers there are.
-          restarts: how often all are started again when one has failed; not when it has ended
-            with the status of a signal (143, 130, 129), in good order since it was told to.
-          grace: seconds from the failure of one process to SIGTERM for the others, in which they
-            can end by themselves, and from SIGTERM to SIGKILL.
+          workers, ps, restarts, grace: as the options. Nothing is started again when a process has
+            ended with the status of a signal (143, 130, 129), since it was told to.
           write: called with each line of output, prefixed.
         """
         self._command, self._workers, self._ps = command, workers, ps
@@ -107,16 +103,13 @@ class Processes:
         self._processes, self._signalled = [], None
 
     def signal(self, number):
-        """Has a signal passed on to all; may be called from a signal handler."""
+        """Has a signal passed on to all; for a signal handler."""
         self._signals.append(number)
 
     def run(self):
-        """Starts all, and waits for the end of all.
-
-        Returns:
-          0 if all have ended with 0; the status of the process that failed first, after the last
-          start; 128 plus a signal's number, of one that was passed on, or ended that process.
-        """
+        """Starts all, and waits for the end of all. Returns 0, or the status of the process that
+        failed first, after the last start: 128 plus the number of a signal that ended it, or that
+        was passed on."""
         try:
             for number in range(1, self._restarts + 2):
                 self._start()

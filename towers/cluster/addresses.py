@@ -16,8 +16,6 @@ FIRST, AGAIN = 5., 30.  # seconds to the first line about a wait, and from one l
 _PAUSE = 0.2  # seconds between two tries
 _PATIENCE = 2.  # seconds for an answer
 
-# ---- TF_CONFIG, and the places in a cluster ------------------------------------------------------
-
 JOBS = ('chief', 'worker', 'ps', 'evaluator')
 _FORM = '{"cluster": {"worker": ["host:port"]}, "task": {"type": "worker", "index": 0}}'
 
@@ -99,8 +97,6 @@ def check_places(cluster):
         if is_wrong:
             raise ClusterError(why + '.')
 
-# ---- addresses and ports ------------------------------------------------------------------------
-
 _LASTING = range(20000, 32768)  # the system gives these ports to no outgoing connection
 _ADDRESS = re.compile(r'(\[[^\s/\[\]]+\]|[^\s/:\[\]]+):([0-9]{1,5})')
 
@@ -108,14 +104,8 @@ _ADDRESS = re.compile(r'(\[[^\s/\[\]]+\]|[^\s/:\[\]]+):([0-9]{1,5})')
 def free_ports(count: int) -> list:
     """Numbers of ports of this machine that nobody uses at the moment.
 
-    They are of a range that the system gives to no outgoing connection: else one that some process
-    opens before the ports are bound could take one of them.
-
-    Args:
-      count: how many ports, at least 1.
-
-    Returns:
-      List of ints, all different.
+    They are all different, and of a range that the system gives to no outgoing connection: else one
+    that some process opens before the ports are bound could take one of them.
 
     Raises:
       ClusterError: there are not so many ports.
@@ -161,8 +151,6 @@ def listen(address):
                            'task another one.' % (address, error.strerror)) from None
     return listener
 
-
-# ---- tasks that answer --------------------------------------------------------------------------
 
 # HTTP/2, which gRPC speaks: the preface, an empty frame of settings, and the type of the answer's.
 _HTTP2 = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\x04\0\0\0\0\0'

@@ -207,19 +207,12 @@ class Cluster(collections.namedtuple('Cluster', [
         return changed
 
     def combine(self, gradients, loss, examples, reduction):
-        """Combines the gradients of a build across machines: `Machines`.
-
-        Args:
-          gradients: list of `(gradient, variable)` of this machine's towers, combined.
-          loss: of this machine's batch, or None.
-          examples: number of examples in this machine's batch: an int, or an int scalar tensor.
-          reduction: as for `build_towers`.
-        """
+        """The `Machines` of `(gradient, variable)` pairs of this machine's towers, of its batch's
+        loss, or None, and of its number of examples, an int or an int scalar tensor."""
         return Machines(self, _KINDS[self.kind], gradients, loss, examples, reduction)
 
     def check_build(self, optimizer, has_replicas, scales_loss):
-        """Raises `ClusterError` for a build that this cluster cannot train: with this optimizer,
-        replicas of every variable in each tower, or a loss scale."""
+        """Raises `ClusterError` for a build that this cluster cannot train."""
         check_build(self, optimizer, has_replicas, scales_loss)
 
     def describe(self):

@@ -20,9 +20,8 @@ MOST_OF_WORKER_0 = 64 << 20  # bytes of a message with its fingerprint, a line f
 _MOST_BYTES = 64 << 10  # of a message of anyone else
 _KEYS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'fingerprint': dict, 'session': int,
          'number': int, 'is_last': bool, 'checks': bool, 'in_step': bool}
-_OF_WORKERS = ('hello', 'alive', 'begin', 'left', 'done', 'failed')
-_OF_WORKER_0 = ('compare', 'welcome', 'refused', 'waiting', 'alive', 'go', 'over', 'differs',
-                'gone', 'lost', 'end')
+_TYPES = ('hello alive begin left done failed '  # of workers; and of worker 0:
+          'compare welcome refused waiting go over differs gone lost end').split()
 _MOST_NUMBER, _LONGEST = 1 << 53, 8000
 _BEATS = 5  # messages that a worker sends within `dead_after`
 
@@ -91,7 +90,7 @@ def _parsed(line):
         message = json.loads(line.decode('utf-8'))
     except (ValueError, RecursionError):
         message = None
-    if not (isinstance(message, dict) and message.get('type') in _OF_WORKERS + _OF_WORKER_0
+    if not (isinstance(message, dict) and message.get('type') in _TYPES
             and all(type(value) is _KEYS.get(key) for key, value in message.items())
             and all(0 <= value < _MOST_NUMBER for value in message.values() if type(value) is int)
             and message.get('why', '').isprintable()):
@@ -206,7 +205,7 @@ class Connection:
         with self._changed:
             self._answer = None
         self._lines.send(dict(fields, type='begin', session=self._session, number=self._signal,
-                        digest=digest_of([self._session, what])))
+                              digest=digest_of([self._session, what])))
         with self._changed:
             self._changed.wait_for(lambda: self._answer is not None or self.lost is not None)
         if self._answer is None:
@@ -225,8 +224,8 @@ class Connection:
             'go on from the last checkpoint.' % (self._cluster.who(rank), why.rstrip('.')))
 
     def finish(self):
-        """Says that this worker has ended in good order, and waits until all have; an asynchronous
-        one that is not the chief does not wait."""
+        """Says that this worker has ended in good order, and waits until all have; asynchronous
+        workers other than the chief do not wait."""
         self._lines.send({'type': 'done'})
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self.lost is not None)
@@ -270,7 +269,7 @@ class Connection:
         kind, rank, why = message['type'], message.get('rank', 0), message.get('why', '')
         if kind == 'compare':
             self._lines.send(dict(self._hello, **_compared(message.get('fingerprint'),
-                                                     self._fingerprint)))
+                                                           self._fingerprint)))
         elif kind == 'waiting':
             self._say('waiting        %s' % why)
         elif kind == 'gone':

@@ -187,9 +187,8 @@ class Coordinator:
                 self._send_all(dict(stop, type='over'))
             for worker in waiting if chief.session else ():
                 worker.answer('go')
-            for worker in self._workers[1:]:
-                if worker.done is not None:
-                    worker.lines.send({'type': 'end'})
+            for worker in [each for each in self._workers[1:] if each.done is not None]:
+                worker.lines.send({'type': 'end'})
             return
         left = max(each.left for each in self._workers)
         for worker in [each for each in waiting if each.session <= left]:
@@ -219,8 +218,7 @@ class Coordinator:
             worker.lines.send({'type': 'end'})  # it need not wait for the end of all
 
     def _look(self, looked_at):
-        """Looks for silence since `looked_at`, tells who waits for whom, shows that worker 0 is
-        alive."""
+        """Tells who waits for whom, shows that worker 0 is alive, and looks for silence."""
         now = time.monotonic()
         for worker in self._workers:
             waited = self._waited_for(worker, now) if now >= worker.tell_at else []

@@ -33,9 +33,8 @@ _TOO_FEW = re.compile(r'towers: (a batch for \d+ [\w-]+ needs at least \d+ examp
                       r'\]? \[?(\d+)')  # of `split_batch`
 
 _NO_GRADIENT = (
-    "a gradient of the gradient over several machines would be of one machine's examples: take "
-    'second derivatives in the model function, of its loss, and put them into the loss; or train '
-    'on one machine')
+    "a gradient of the gradient over several machines would be of one machine's examples: put "
+    "second derivatives into the model function's loss, or train on one machine")
 
 Feed = collections.namedtuple('Feed', 'inputs active initializer')
 Feed.__doc__ = """A worker's batches.
@@ -64,8 +63,7 @@ def explained(error):
     few = _TOO_FEW.search(str(error))
     if few is not None:
         return InputError('%s %s, on this worker: give each worker some in every step. One whose '
-                          'data end before those of others goes on by until_all_end(dataset), and '
-                          'weighs nothing then.' % few.groups())
+                          'data end early goes on by until_all_end(dataset).' % few.groups())
     return InputError(
         'the data set that this worker gave to until_all_end has no batch: expected one at least, '
         'to compute with weight 0 when its data have ended. Share out examples by dataset.shard('

@@ -43,8 +43,7 @@ Exchange.__doc__ = """What becomes of a machine's gradients.
 Fields:
   gradients, gates: see `Machines`.
   begin: function by which a session lets its steps be made; or None.
-  step: function that makes the operation of a step of the update, where not every worker makes
-    this; or None.
+  step: function from the update to a step, where not every worker makes the update; or None.
 """
 
 
@@ -77,7 +76,6 @@ class Machines:
     redirect, written, model, state, connection = None, {}, frozenset(), (), None
 
     def __init__(self, cluster, kind, gradients, loss, examples, reduction):
-        """See `Cluster.combine`; `kind` is its `Kind`."""
         shares = Shares(cluster, examples, reduction, loss)
         self._cluster, self._kind = cluster, kind
         self.own, self.same_examples = gradients, shares.same_examples
@@ -102,7 +100,10 @@ class Machines:
         self.redirect = redirect
         if self._cluster.served_rank is None:
             self.model = frozenset(op.name for op in step_operations(before))
-            self.written = _written(update, self.model, self.gradients)
+            known = {variable.op.name for variable in tf.global_variables() + [
+                variable for _, variable in self.gradients]}
+            self.written = _writes_of(Writes(update.graph), known, [
+                op for op in step_operations([update]) if op.name not in self.model])
         if self._step is not None:
             return self._step(update)
         if self._cluster.workers_a_step > 1:
@@ -145,15 +146,8 @@ def _of_this_worker(cluster, gradients, unused_shares):
     return Exchange(data_end.after(check, gradients), gates, begin)
 
 
-def _written(update, model, gradients):
-    """{name of a variable: the operations of the update, but for the model's, that write it}."""
-    known = {variable.op.name for variable in tf.global_variables() + [
-        variable for _, variable in gradients]}
-    return _writes_of(Writes(tf.get_default_graph()), known,
-                      [op for op in step_operations([update]) if op.name not in model])
-
-
 def _writes_of(finder, names, operations):
+    """{name of a variable: those of the operations that write it}, for the variables `names`."""
     writes = {}
     for op in operations:
         for name in names.intersection(finder.of(op)):
@@ -166,14 +160,9 @@ def _share_state(update, before, model, own, combined, broadcast, replicated):
 
     A codebook, centers of classes, a learning rate that falls with the loss: every worker has a
     copy, and writes it from its own batch. So, in each step, worker 0's value goes to the others
-    after all of the model's writes, and before the update, whose own reads wait for it.
-
-    State that training only writes, such as the moving averages of batch norm, needs no message:
-    worker 0 saves its own. Nor does what the update writes: all write the same, see `same_weights`.
-
-    Args:
-      own, combined: lists of `(gradient, variable)` of this machine, and of all.
-      broadcast: function that makes the operation by which all get worker 0's value of a variable.
+    after all of the model's writes, and before the update, whose own reads wait for it. State that
+    training only writes, such as the moving averages of batch norm, needs no message: worker 0
+    saves its own. Nor does what the update writes: all write the same, see `same_weights`.
 
     Returns:
       `(operation of the step, list of the variables that worker 0 gives to the others in it)`.

@@ -132,8 +132,11 @@ def _sums(gradients, shares, cluster, own_round):
                           len(cluster.ps))
     parts = [(factor, [], 'examples', _FIRST_SERVER)] if shares.are_weighted else []
     for gradient, variable in gradients:
+        dtype = gradient.dtype.base_dtype
+        if dtype in (tf.float16, tf.bfloat16):  # times examples may overflow; and no accumulator's
+            dtype = tf.float32
         with only_device('/cpu:0'):
-            gradient = times(_as(gradient, _type_of_sum(gradient)), factor)
+            gradient = times(_as(gradient, dtype), factor)
             if isinstance(gradient, tf.IndexedSlices):
                 gradient = each_row_once(gradient)
         name = variable.op.name
@@ -186,12 +189,6 @@ def _for_update(gradients, sums, shares, cluster, rounds):
     with tf.control_dependencies([told]):
         ended = data_end.raise_at_end(is_over)
     return data_end.after(ended, sums), [ended]
-
-
-def _type_of_sum(gradient):
-    """Gradients times examples may overflow float16; accumulators take no bfloat16."""
-    dtype = gradient.dtype.base_dtype
-    return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
 
 
 def _as(gradient, dtype):

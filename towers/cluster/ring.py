@@ -146,8 +146,7 @@ def _row_shape(slices, variable):
 
 
 class Collectives:
-    """Makes the collective operations of one worker, with the same keys on all workers, which are
-    counted on within a graph."""
+    """Makes the collective operations of one worker, with keys that count on within a graph."""
 
     def __init__(self, cluster):
         self.rank, self.num_workers = cluster.rank, cluster.num_workers

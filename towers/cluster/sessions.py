@@ -158,18 +158,12 @@ class StopTogetherHook(StopOnSignalHook):
     """`StopOnSignalHook` for a cluster: the first signal to any worker makes all stop, and save.
 
     Without it a worker that stops leaves the others waiting for it in their next step. Use it on
-    all workers, among the hooks that come last. Then only one of them has to know how many steps
-    there are: all stop when one does, whatever the reason. Of asynchronous workers all stop when
-    the chief does, and another one that stops, or gets a signal, ends alone. The end of a worker's
+    all workers, among the hooks that come last. Then all stop when one does, whatever the reason;
+    of asynchronous workers all when the chief does, and another one alone. The end of a worker's
     data is no such stop, see `until_all_end`.
 
     A worker that would begin one more step gets `tf.errors.OutOfRangeError`, for
     `tf.train.MonitoredSession` the end of the training.
-
-        with …session(hooks=[stop]) as session:
-            while not session.should_stop():
-                session.run(built.train_op)
-        sys.exit(stop.status)
 
     Attributes:
       received: as in `StopOnSignalHook`; None in a worker that stops because another one does.

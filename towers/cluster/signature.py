@@ -21,16 +21,12 @@ from towers.graph.edit import Library
 from towers.graph.op_types import VARIABLE_OPS
 from towers.tower.objectives import flat, tensors_of
 
-_ADDED_UP = ('Collective', 'Horovod')
-"""Beginnings of types of operations whose results are the same on all workers."""
-
+_ADDED_UP = ('Collective', 'Horovod')  # begin types of operations with equal results on all workers
+# Types of operations that bring in data, and attributes with names, seeds, sizes and settings.
 _SOURCE = re.compile('Iterator|Dequeue|Dataset|ReaderRead|ReadFile|^Placeholder|^Arg$|^_Arg$')
-"""Types of operations that bring in data."""
-
 _NO_NUMBERS = frozenset(
     'seed seed2 shape shapes element_shape output_shapes message shared_name container frame_name '
     'stack_name tensor_array_name token config config_proto'.split())
-"""Attributes with names, seeds, sizes and settings of a machine."""
 
 
 def signature(cluster, built, settings=None):
