@@ -27,7 +27,7 @@ def serve(addresses, task):
 @contextlib.contextmanager
 def workers(count):
     """Starts workers whose allocators count; gives the session's address, and ends them after."""
-    from towers.cluster.sockets import free_ports
+    from towers.cluster.addresses import free_ports
     addresses = ['127.0.0.1:%d' % port for port in free_ports(count)]
     environment = dict(os.environ, TF_CPU_ALLOCATOR_USE_BFC='true', TF_CPP_MIN_LOG_LEVEL='3')
     processes = [subprocess.Popen(

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers import compat
 from towers.cluster.member import start_server
-from towers.cluster.sockets import free_ports
+from towers.cluster.addresses import free_ports
 
 _SERVERS = []  # they end with the process
 

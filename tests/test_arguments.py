@@ -124,8 +124,6 @@ CALLS = {
     'largest_batch': lambda given: (towers.largest_batch, dict(
         built=given.built, memory_limit=10 ** 5, most=8)),
     'fit_batch_size': lambda given: (towers.fit_batch_size, dict(build=reached, first=4)),
-    'files_of_worker': lambda given: (towers.files_of_worker, dict(
-        files=['a', 'b'], cluster=cluster())),
     'until_all_end': lambda given: (towers.until_all_end, dict(
         dataset=tf.data.Dataset.range(3).batch(1))),
     'free_ports': lambda given: (towers.free_ports, dict(count=1)),

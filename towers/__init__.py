@@ -14,10 +14,10 @@ from towers.api.options import Memory, Numerics, Objective, Pipeline, VariablePl
 from towers.checkpoint.files import newest_checkpoint
 from towers.checkpoint.match import check_fits, init_from
 from towers.checkpoint.tidy import tidy_directory
-from towers.cluster.cluster import Cluster, files_of_worker
+from towers.cluster.cluster import Cluster
 from towers.cluster.data_end import until_all_end
 from towers.cluster.member import Member, join, serve
-from towers.cluster.sockets import free_ports
+from towers.cluster.addresses import free_ports
 from towers.cluster.sessions import StopTogetherHook
 from towers.compat import mend_slim
 from towers.errors import (AuditError, BadFileError, CheckpointError, CloneError, ClusterError,

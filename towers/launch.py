@@ -18,8 +18,12 @@ import sys
 import threading
 import time
 
-from towers.cluster.sockets import free_ports
+from towers.cluster.addresses import free_ports
 from towers.errors import ClusterError
+
+_TOLD = tuple(128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+_NEVER = float('inf')
+
 
 def parse(argv):
     """The `(options, command)` of a launch, from arguments without the program's name."""
@@ -30,8 +34,7 @@ def parse(argv):
             ('--workers', 2, 'workers, the first of which is the chief'),
             ('--ps', 0, 'parameter servers'),
             ('--restarts', 0, 'how often all are started again when one fails'),
-            ('--grace', 30, 'seconds in which the others can end by themselves when one has '
-             'failed, and from SIGTERM to SIGKILL')):
+            ('--grace', 30, 'seconds from one failure to SIGTERM, and from that to SIGKILL')):
         parser.add_argument(name, type=int, default=default, help=text + ' (%(default)s)')
     parser.add_argument('command', nargs=argparse.REMAINDER, help='-- program and its arguments; a '
                         '.py file, or -m and a module, is run by this Python')
@@ -47,21 +50,11 @@ def parse(argv):
     return options, command
 
 
-_TOLD = tuple(128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-_NEVER = float('inf')
-
-
 class TaskProcess(subprocess.Popen):
-    """One process, in a process group of its own, whose lines go to a queue. On Linux the kernel
-    kills it when the process that started it ends, for whatever reason.
-
-    Attributes:
-      name: such as `'worker 0'`.
-      serves: whether it is a parameter server, which never ends by itself.
-    """
+    """One process, in a process group of its own, whose lines go to a queue. On Linux it is killed
+    when its parent ends. One that `serves`, a parameter server, never ends by itself."""
 
     def __init__(self, command, cluster, job, index, lines):
-        """Starts it; raises `ClusterError` where there is no program that can be run."""
         self.name, self.serves = '%s %d' % (job, index), job == 'ps'
         config = json.dumps({'cluster': cluster, 'task': {'type': job, 'index': index}})
         try:
@@ -80,18 +73,13 @@ class TaskProcess(subprocess.Popen):
             text = line.decode('utf-8', 'replace').rstrip('\n')
             lines.put('[%s] %s' % (self.name, text.rpartition('\r')[2]))
 
-    def ending(self):
-        """How it ended, in words."""
-        return 'ended with status %d' % self.returncode if self.returncode >= 0 else (
-            'was killed by %s' % signal.Signals(-self.returncode).name)
-
     def send(self, number):
         """Sends a signal to its process group; a group that is gone is no error."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # the second: of a zombie
             os.killpg(self.pid, number)
 
     def end(self):
-        """Kills it, with what it has started; returns when its output has ended."""
+        """Kills it, with its children; returns when its output has ended."""
         self.send(signal.SIGKILL)
         self.wait()
         self._reader.join(2.)
@@ -105,11 +93,8 @@ class Processes:
         """
         Args:
           command: list of strings.
-          workers, ps: how many there are, of parameter servers the second.
-          restarts: how often all are started again when one has failed; not when it has ended
-            with the status of a signal (143, 130, 129), in good order since it was told to.
-          grace: seconds from the failure of one process to SIGTERM for the others, in which they
-            can say so themselves, and save; and from SIGTERM to SIGKILL.
+          workers, ps, restarts, grace: as the options. Nothing is started again when a process has
+            ended with the status of a signal (143, 130, 129), since it was told to.
           write: called with each line of output, prefixed.
         """
         self._command, self._workers, self._ps = command, workers, ps
@@ -118,19 +103,13 @@ class Processes:
         self._processes, self._signalled = [], None
 
     def signal(self, number):
-        """Has a signal passed on to all; may be called from a signal handler."""
+        """Has a signal passed on to all; for a signal handler."""
         self._signals.append(number)
 
     def run(self):
-        """Starts all, and waits for the end of all.
-
-        Returns:
-          0 if all have ended with 0; the status of the process that failed first, after the last
-          start; 128 plus a signal's number, of one that was passed on, or ended that process.
-
-        Raises:
-          ClusterError: a process cannot be started; the others are ended.
-        """
+        """Starts all, and waits for the end of all. Returns 0, or the status of the process that
+        failed first, after the last start: 128 plus the number of a signal that ended it, or that
+        was passed on."""
         try:
             for number in range(1, self._restarts + 2):
                 self._start()
@@ -143,18 +122,14 @@ class Processes:
             code = 0 if failed is None else failed.returncode
             return code if code >= 0 else 128 - code
         finally:
-            self._send(signal.SIGTERM)
-            deadline = time.monotonic() + 3.
-            while self._running() and time.monotonic() < deadline:
-                time.sleep(0.02)
             self._end_all()
 
     def _start(self):
         """Starts all, on ports that are free: what is left of former processes may hold theirs."""
         addresses = ['127.0.0.1:%d' % port for port in free_ports(self._workers + self._ps)]
-        cluster = {'worker': addresses[:self._workers], 'ps': addresses[self._workers:]}
-        if not self._ps:
-            del cluster['ps']
+        cluster = {'worker': addresses[:self._workers]}
+        if self._ps:
+            cluster['ps'] = addresses[self._workers:]
         self._processes = []
         for job in cluster:
             for index in range(len(cluster[job])):
@@ -163,8 +138,8 @@ class Processes:
                 self._say('%s is process %d' % (process.name, process.pid))
 
     def _wait(self, number):
-        """Waits for the end of all workers of the start of this number, of which 1 is the first;
-        returns the process that has failed first, or None."""
+        """Waits for the end of all workers of start 1, 2, …; returns the process that has failed
+        first, or None."""
         failed, terminate_at, kill_at = None, _NEVER, _NEVER
         while True:
             self._show()
@@ -173,15 +148,13 @@ class Processes:
                 self._signalled = self._signalled or self._signals[0]
                 self._send(self._signals.popleft())
                 kill_at = min(kill_at, now + self._grace)
-            # Asked once a round: what ends meanwhile still counts as running, so that no failure
-            # is passed over because nothing runs any more.
+            # Asked once a round, so that no failure is passed over: what ends meanwhile runs still.
             running = [process for process in self._running() if not process.serves]
             if failed is None and self._signalled is None:
                 failed = next((process for process in self._processes if process.returncode), None)
                 if failed is not None:
                     terminate_at = now + self._grace
-                    self._say('%s %s%s' % (
-                        failed.name, failed.ending(), self._consequence(failed, number)))
+                    self._say_failed(failed, number)
             if not running:
                 return failed
             if now >= terminate_at:
@@ -194,11 +167,15 @@ class Processes:
                 for process in running:
                     process.send(signal.SIGKILL)
 
-    def _consequence(self, failed, number):
-        if failed.returncode in _TOLD:
-            return ', since the run was told to stop: the others are ended'
-        return ': the others are ended' if number > self._restarts else (
-            ': all are ended, and started again (%d of %d)' % (number, self._restarts))
+    def _say_failed(self, failed, number):
+        code, then = failed.returncode, 'the others are ended'
+        how = 'ended with status %d' % code if code >= 0 else (
+            'was killed by %s' % signal.Signals(-code).name)
+        if code in _TOLD:
+            how += ', since the run was told to stop'
+        elif number <= self._restarts:
+            then = 'all are ended, and started again (%d of %d)' % (number, self._restarts)
+        self._say('%s %s: %s' % (failed.name, how, then))
 
     def _running(self):
         return [process for process in self._processes if process.poll() is None]
@@ -209,16 +186,16 @@ class Processes:
         for process in [each for each in running if not each.serves] or running:
             process.send(number)
 
-    def _show(self, wait=0.1):
-        """Writes a line that has come; waits for one for a moment."""
+    def _show(self):
+        """Writes a line that has come, or comes within a moment."""
         with contextlib.suppress(queue.Empty):
-            self._write(self._lines.get(timeout=wait))
+            self._write(self._lines.get(timeout=0.1))
 
     def _say(self, text):
         self._write('[launch] ' + text)
 
     def _end_all(self):
-        """Kills what is left of all processes and their children; writes what they have said."""
+        """Kills all processes with their children; writes what they have said."""
         for process in self._processes:
             process.end()
         while not self._lines.empty():
@@ -226,8 +203,7 @@ class Processes:
 
 
 def _die_with_parent():
-    """A function by which a process asks the kernel to kill it with its parent; None on systems
-    other than Linux."""
+    """A function by which a process asks Linux to kill it with its parent; None elsewhere."""
     if not sys.platform.startswith('linux'):
         return None
     prctl, set_death_signal = ctypes.CDLL(None).prctl, 1

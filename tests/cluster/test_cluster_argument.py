@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers import Cluster
 from towers.arguments import combiner_of
-from towers.cluster.cluster_arguments import parse_tf_config
+from towers.cluster.addresses import parse_tf_config
 from towers.errors import ClusterError, InvalidArgumentError, MissingPackageError
 
 ONE, TWO, THREE = 'a:1', 'b:2', 'c:3'
@@ -36,7 +36,7 @@ def test_tf_config_as_tf_users_write_it(task, job, rank, is_chief):
 @pytest.mark.parametrize('environment, expected', [
     ({}, 'needs a worker'),
     ({'TF_CONFIG': '{"cluster": {"ps": ["c:1"]}, "task": {"type": "ps", "index": 0}}'},
-     '^TF_CONFIG names no worker: add "worker": '),
+     'a cluster needs a worker'),
     (config(('worker', 0.5), worker=[ONE]), 'index 0.5 is no whole number'),
     (config(('worker', 0), worker=['a']), "'a' is no address"),
     (config(None, worker=[ONE]), 'no task')])
@@ -50,7 +50,7 @@ def test_a_tf_config_that_makes_no_sense_is_an_error(environment, expected):
     (dict(kind='ps'), ClusterError, 'needs a parameter server'),
     (dict(kind='ring', ps=[THREE]), ClusterError, 'has no parameter servers'),
     (dict(kind='ps', ps=[TWO]), ClusterError, 'b:2 is the address of two tasks'),
-    (dict(workers=['a:1', 'A:1']), ClusterError, 'A:1 is the address of two .*, once as a:1: '),
+    (dict(workers=['a:1', 'A:1']), ClusterError, 'a:1 is the address of two tasks'),
     (dict(kind='ring', synchronous=False), InvalidArgumentError, 'a ring is synchronous'),
     (dict(active=1), InvalidArgumentError, 'until_all_end'),
     (dict(wire='int8'), InvalidArgumentError, "wire='int8': expected one of 'bfloat16', 'float16'"),
@@ -154,7 +154,7 @@ def test_what_cannot_be_read_is_said_without_words_of_python(text, expected):
 
 @pytest.mark.parametrize('cluster, task, expected', [
     ({'chief': [ONE, TWO]}, {'type': 'chief'}, 'several chiefs.*put the others under "worker"'),
-    ({'chief': [ONE], 'master': [ONE]}, {'type': 'chief'}, 'two words for one'),
+    ({'chief': [ONE], 'master': [ONE]}, {'type': 'chief'}, 'several chiefs'),
     ({}, {'type': ['worker']}, "a job .'worker'.: expected some of chief, worker"),
     ({'worker': [ONE, TWO]}, {'type': 'worker'},
      '2 tasks of the job worker, and nothing says which'),

@@ -13,10 +13,10 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers import Cluster
-from towers.cluster import coordinator as coordinator_module, sockets
-from towers.cluster.connection import Connection, _compared
+from towers.cluster import addresses as addresses_module, coordinator as coordinator_module
+from towers.cluster.connection import Connection, Lines, _compared
 from towers.cluster.coordinator import Coordinator
-from towers.cluster.sockets import Lines, connect, listen, split_address, why_silent
+from towers.cluster.addresses import connect, listen, split_address, why_silent
 from towers.errors import ClusterError, WorkerLostError
 from cluster_runs import wait_until
 from one_process import addresses, together
@@ -58,6 +58,11 @@ class Member:
         return self.connection.lost
 
 
+def make_step(connection, builds='0'):
+    with connection.step(builds):
+        pass
+
+
 def members(count, **options):
     workers = addresses(count)
     return together(lambda rank: Member(workers, rank, **options), count)
@@ -79,8 +84,7 @@ def test_a_step_begins_on_all_workers_or_on_none():
                         rank == who and not is_signal and steps == last):
                     if rank == who and is_signal and steps == last:
                         connection.stop(15)
-                    connection.begin_step('0')
-                    connection.step_ended()
+                    make_step(connection)
                     steps += 1
             connection.leave()
             made.append((steps, connection.stopped_by))
@@ -98,20 +102,19 @@ def test_what_workers_have_alike_is_compared_and_the_first_that_differs_is_named
     def work(rank):
         connection = of_all[rank].connection
         assert connection.begin_session(['w']) is None
-        connection.begin_step('0')
-        connection.step_ended()
+        make_step(connection)
         found = [connection.differing(value) for value in ([1], ['w', rank == 2], [rank])]
         with pytest.raises(ClusterError, match='begin steps of other builds, or of other sessions'):
-            connection.begin_step(str(rank))
+            make_step(connection, str(rank))
         return found
     assert together(work, 3) == [[None, 2, 1]] * 3
 
 
 def test_asynchronous_workers_wait_for_the_chiefs_session_and_go_on_without_one_that_is_lost():
-    workers = addresses(3)
+    workers = addresses(4)
     cluster = Cluster('ps', workers, ['127.0.0.1:1'], synchronous=False)
-    of_all = together(lambda rank: Member(workers, rank, cluster=cluster), 3)
-    chief, other, lost = [each.connection for each in of_all]
+    of_all = together(lambda rank: Member(workers, rank, cluster=cluster), 4)
+    chief, other, lost, early = [each.connection for each in of_all]
     begins = threading.Thread(target=other.begin_session, daemon=True)
     begins.start()
     begins.join(.3)
@@ -122,9 +125,9 @@ def test_asynchronous_workers_wait_for_the_chiefs_session_and_go_on_without_one_
     wait_until(lambda: of_all[0].said and of_all[1].said, PATIENCE)
     assert of_all[0].said == of_all[1].said == [
         'gone           worker 2, and the others train on without it: it has ended: a reason']
+    together(lambda rank: early.finish(), 1)  # it does not wait for the others
     for _ in range(3):
-        other.begin_step('0')
-        other.step_ended()
+        make_step(other)
     chief.leave()
     wait_until(lambda: other.is_over, PATIENCE)
     together(lambda rank: of_all[rank].connection.finish(), 2)
@@ -135,11 +138,11 @@ def test_who_waits_for_a_step_is_told_for_whom(monkeypatch):
     monkeypatch.setattr(coordinator_module, 'FIRST', 0.1)
     of_all = members(2)
     together(lambda rank: of_all[rank].connection.begin_session(), 2)
-    step = threading.Thread(target=of_all[1].connection.begin_step, args=('0',), daemon=True)
+    step = threading.Thread(target=make_step, args=(of_all[1].connection,), daemon=True)
     step.start()
     wait_until(lambda: of_all[1].said, PATIENCE)
     assert of_all[1].said[0].startswith('waiting        for worker 0 (127.0.0.1:')
-    of_all[0].connection.begin_step('0')
+    make_step(of_all[0].connection)
     step.join(PATIENCE)
 
 
@@ -168,7 +171,7 @@ def alone(rank, workers, seconds=0.6):
 
 @pytest.mark.slow
 def test_those_that_wait_say_so(monkeypatch):
-    for module in (coordinator_module, sockets):
+    for module in (coordinator_module, addresses_module):
         monkeypatch.setattr(module, 'FIRST', 0.3)
     workers = addresses(2)
     for own, other in ((0, 1), (1, 0)):
@@ -274,7 +277,7 @@ def test_the_end_of_a_process_is_told_to_all():
 @pytest.mark.slow
 def test_silence_is_noticed_but_by_one_that_was_frozen_itself():
     of_all = members(3, dead_after=0.5)
-    of_all[1].connection._send = lambda message: None
+    of_all[1].connection._lines.send = lambda message: None
     assert of_all[2].lost() == of_all[0].lost() == (
         1, 'there is no sign of life from it for 0 seconds')
     other = members(2, dead_after=10.)[0].coordinator
@@ -292,15 +295,14 @@ def test_a_worker_that_has_ended_while_others_are_in_a_step_is_named(in_step):
     def work(rank):
         connection = of_all[rank].connection
         connection.begin_session()
-        if in_step:
-            connection.begin_step('0')
-        if rank:
-            connection.finish()
-        elif in_step:
-            of_all[0].lost()
-        else:
-            with pytest.raises(WorkerLostError, match='worker 1 .* perhaps for lack of data'):
-                connection.begin_step('0')
+        with connection.step('0') if in_step else contextlib.nullcontext():
+            if rank:
+                connection.finish()
+            elif in_step:
+                of_all[0].lost()
+            else:
+                with pytest.raises(WorkerLostError, match='worker 1 .* perhaps for lack of data'):
+                    make_step(connection)
     together(work, 2)
     assert 'perhaps for lack of data' in of_all[0].connection.lost[1]
     assert of_all[1].connection.lost is None  # worker 0 is not lost to it

@@ -189,10 +189,27 @@ def test_only_errors_that_may_be_a_peers_wait_for_its_loss(kind, text, awaited):
 def test_nan_of_a_step_is_an_error_of_its_own():
     with pytest.raises(NonFiniteError,
         match='^the loss of tower 1 is NaN. Nothing of it was saved'):
-        with member._explained_in_words():
-            raise ERRORS.InvalidArgumentError(
-                None, None, 'From /job:worker/replica:0/task:1:\n'
-                'towers-nonfinite[the loss of tower 1] : Tensor had NaN values')
+        raise member._own_reason(ERRORS.InvalidArgumentError(
+            None, None, 'From /job:worker/replica:0/task:1:\n'
+            'towers-nonfinite[the loss of tower 1] : Tensor had NaN values'))
+
+
+def test_a_step_that_fails_by_another_worker_waits_for_its_name():
+    """Horovod's error comes at once; the worker that has it would be blamed, and not the other."""
+    cluster_of = make_clusters('ring')
+
+    def work(rank):
+        with tf.Graph().as_default(), pytest.raises((WorkerLostError, IOError)) as raised:
+            cluster = cluster_of(rank)
+            with towers.join(cluster, halving(cluster), on_lost=lambda error: None):
+                if rank == 0:
+                    raise ERRORS.FailedPreconditionError(None, None, 'Horovod has been shut down')
+                time.sleep(1.)
+                raise IOError('no such folder')
+        return str(raised.value)
+    victim, culprit = together(work, 2)
+    assert re.match('worker 1 .* is lost: it has ended: OSError: no such folder', victim)
+    assert culprit == 'no such folder'
 
 
 @pytest.mark.parametrize('make', [

@@ -6,15 +6,13 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import (check_choice, check_count, check_flag, check_instance, check_number,
-                              directory_name)
+from towers.arguments import check_choice, check_count, check_flag, check_instance, check_number
 from towers.cluster import horovod, parameter_servers, ring
-from towers.cluster.cluster_arguments import (check_build, check_places, check_together,
-                                              parse_tf_config)
+from towers.cluster.addresses import JOBS, check_places, parse_tf_config
 from towers.cluster.horovod import load_horovod
-from towers.cluster.machines import Kind, Machines
-from towers.cluster.ring import BUFFER_MB
-from towers.errors import InputError, InvalidArgumentError
+from towers.cluster.machines import Kind, Machines, check_build
+from towers.cluster.ring import BUFFER_MB, MOST_GATHERED, WIRES
+from towers.errors import InvalidArgumentError
 
 _SERVERS = ("TensorFlow's servers listen on every interface, whatever address is given, and do "
             'what anyone asks who reaches them: let only the cluster reach their ports')
@@ -74,9 +72,11 @@ class Cluster(collections.namedtuple('Cluster', [
           InvalidArgumentError: an argument that makes no sense, or does not go with the kind.
           ClusterError: a malformed address, or one that occurs twice; a rank out of range.
         """
-        check_choice('kind', kind, KINDS)
-        check_choice('job', job, ('worker', 'ps', 'evaluator'))
-        check_choice('compare', compare, ('program', 'variables'))
+        for name, value, choices in (('kind', kind, KINDS), ('job', job, JOBS[1:]),
+                                     ('compare', compare, ('program', 'variables'))):
+            check_choice(name, value, choices)
+        if wire is not None:
+            check_choice('wire', wire, sorted(WIRES))
         for name, value in (('workers', workers), ('ps', ps)):
             check_instance(name, value, (list, tuple), "a list of addresses, 'host:port'")
         check_flag('synchronous', synchronous)
@@ -90,7 +90,7 @@ class Cluster(collections.namedtuple('Cluster', [
             cls, kind, tuple(workers), tuple(ps), job, rank, synchronous, uneven, active, wire,
             buffer_mb, every, compare)
         check_places(self)
-        check_together(self, _KINDS[kind].name)
+        _check_together(self)
         return self
 
     @classmethod
@@ -99,21 +99,17 @@ class Cluster(collections.namedtuple('Cluster', [
 
     @classmethod
     def from_tf_config(cls, kind=None, environment=None, **fields):
-        """The cluster of the environment's `TF_CONFIG`, as TF's users write it.
+        """The `Cluster` of the environment's `TF_CONFIG`, as TF's users write it.
 
             {"cluster": {"chief": ["a:2222"], "worker": ["b:2222"], "ps": ["c:2222"]},
              "task": {"type": "worker", "index": 0}}
 
-        The chief, if one is named, is worker 0 here, and the others follow. `master` is the older
-        word for it.
+        The chief, if one is named, is worker 0 here. `master` is the older word for it.
 
         Args:
           kind: see the class; None: `'ps'` where there are parameter servers, else `'ring'`.
           environment: dict; None for `os.environ`.
           **fields: of `Cluster`, but for those that `TF_CONFIG` says; None for the default.
-
-        Returns:
-          A `Cluster`.
 
         Raises:
           ClusterError: `TF_CONFIG` cannot be read or contradicts itself, names no workers, or does
@@ -137,8 +133,7 @@ class Cluster(collections.namedtuple('Cluster', [
 
     @property
     def workers_a_step(self):
-        """How many workers' gradients are in an update: one's of an asynchronous worker, and in
-        local steps."""
+        """How many workers' gradients are in an update: 1 if asynchronous, or in local steps."""
         return self.num_workers if self.synchronous and not self.has_local_steps else 1
 
     @property
@@ -183,7 +178,7 @@ class Cluster(collections.namedtuple('Cluster', [
         return '%s %d%s' % (self.job, self.rank, '' if tasks is None else ' of %d' % len(tasks))
 
     def tasks(self, job):
-        """The addresses of a job; None of evaluators, which nobody has to find."""
+        """The addresses of a job; None of evaluators."""
         return {'worker': self.workers, 'ps': self.ps}.get(job)
 
     def who(self, rank, job='worker'):
@@ -191,14 +186,8 @@ class Cluster(collections.namedtuple('Cluster', [
         address = self.tasks(job)[rank]
         return '%s %d%s' % (job, rank, '' if address is None else ' (%s)' % address)
 
-    def spec(self):
-        """`tf.train.ClusterSpec` of the jobs `worker` and `ps`."""
-        return tf.train.ClusterSpec({job: list(self.tasks(job)) for job in ('worker', 'ps')
-                                     if self.tasks(job)})
-
     def session_config(self, config):
-        """A new `tf.ConfigProto`: that of `towers.session_config` with the settings of the cluster.
-        """
+        """A copy of a `tf.ConfigProto` with the settings of the cluster."""
         changed = tf.ConfigProto()
         changed.CopyFrom(config)
         del changed.device_filters[:]
@@ -218,19 +207,12 @@ class Cluster(collections.namedtuple('Cluster', [
         return changed
 
     def combine(self, gradients, loss, examples, reduction):
-        """Combines the gradients of a build across machines: `Machines`.
-
-        Args:
-          gradients: list of `(gradient, variable)` of this machine's towers, combined.
-          loss: of this machine's batch. It reads the weights before any machine changes them; or
-            None.
-          examples: number of examples in this machine's batch: an int, or an int scalar tensor.
-          reduction: as for `build_towers`.
-        """
+        """The `Machines` of `(gradient, variable)` pairs of this machine's towers, of its batch's
+        loss, or None, and of its number of examples, an int or an int scalar tensor."""
         return Machines(self, _KINDS[self.kind], gradients, loss, examples, reduction)
 
     def check_build(self, optimizer, has_replicas, scales_loss):
-        """Raises `ClusterError` for a build that this cluster cannot train; makes no operation."""
+        """Raises `ClusterError` for a build that this cluster cannot train."""
         check_build(self, optimizer, has_replicas, scales_loss)
 
     def describe(self):
@@ -250,32 +232,30 @@ class Cluster(collections.namedtuple('Cluster', [
         return '%s; this is worker %d' % (text, self.rank)
 
     def warning(self):
-        """One line for the plan: who else can reach the servers."""
+        """One line for the plan: who else can reach the ports."""
         return _KINDS[self.kind].listens
 
 
-def files_of_worker(files: typing.Sequence[str], cluster: Cluster) -> typing.List[str]:
-    """The files that this worker reads: of W workers, each gets every W-th of the sorted names.
-
-    Args:
-      files: list of names, the same on all workers in any order; a name given twice counts once.
-      cluster: `Cluster`.
-
-    Returns:
-      List of names.
-
-    Raises:
-      InputError: there are fewer files than workers, so that one would read nothing: use
-        `dataset.shard(cluster.num_workers, cluster.rank)` on the examples.
-      InvalidArgumentError: no list of names, or no `Cluster`.
-    """
-    check_instance('cluster', cluster, Cluster, 'a Cluster')
-    check_instance('files', files, (list, tuple, set, frozenset), 'a list of names')
-    for name in files:
-        directory_name('one of files', name, 'the name of a file')
-    files = sorted(set(files), key=os.fspath)
-    if len(files) < cluster.num_workers:
-        raise InputError('%d files for %d workers leave one of them nothing to read: use '
-                         'dataset.shard(cluster.num_workers, cluster.rank) on the examples.' % (
-                             len(files), cluster.num_workers))
-    return files[cluster.rank::cluster.num_workers]
+def _check_together(cluster):
+    """Raises `InvalidArgumentError` for arguments that do not go together."""
+    kind, active, every, wire = cluster.kind, cluster.active, cluster.every, cluster.wire
+    for is_wrong, why in (
+            (kind != 'ps' and not cluster.synchronous,
+             "synchronous=False: a %s is synchronous. Use kind='ps'" % kind),
+            (active is not None and not cluster.synchronous, 'active=%.80r, synchronous=False: '
+             'asynchronous workers wait for nobody, and each ends with its own data. Leave '
+             'active out, and train on the data set itself' % (active,)),
+            (active is not None and not isinstance(active, tf.Tensor), 'active=%.80r: expected '
+             'what until_all_end returned, or None' % (active,)),
+            (every > 1 and kind != 'ring', "every=%d: local steps are those of kind='ring', "
+             'and this is %r. Leave it out' % (every, kind)),
+            (every > 1 and (active is not None or wire is not None), 'every=%d: no gradient '
+             'travels, and all workers make all steps: leave %s out' % (
+                 every, 'wire' if active is None else 'active')),
+            (wire is not None and kind != 'ring', 'wire=%r: %s sends gradients as they are. '
+             "Use kind='ring', or leave it out" % (wire, _KINDS[kind].name)),
+            (wire is not None and cluster.num_workers > MOST_GATHERED, 'wire=%r: 16-bit gradients '
+             'go from each worker to each other one, which of more than %d workers are no fewer '
+             "bytes than the ring's. Leave it out" % (wire, MOST_GATHERED))):
+        if is_wrong:
+            raise InvalidArgumentError(why + '.')

@@ -1,18 +1,105 @@
-"""A worker's side of the coordinator: its connection with worker 0, see `Coordinator`."""
+"""A worker's side of the coordinator: its connection with worker 0, see `Coordinator`; and the
+messages between the two: one JSON object a line, nothing else."""
 
+import contextlib
+import hashlib
+import json
+import selectors
+import socket
 import threading
 import time
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.coordinator import CUT, SILENT, beat
 from towers.cluster.signature import difference
-from towers.cluster.sockets import MOST_OF_WORKER_0, Lines, digest_of, readable
 from towers.errors import ClusterError, WorkerLostError
+
+CUT = 'its process has ended, or its machine cut the connection'
+SILENT = 'there is no sign of life from it for %.0f seconds'
+MOST_OF_WORKER_0 = 64 << 20  # bytes of a message with its fingerprint, a line for each operation
+_MOST_BYTES = 64 << 10  # of a message of anyone else
+_KEYS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'fingerprint': dict, 'session': int,
+         'number': int, 'is_last': bool, 'checks': bool, 'in_step': bool}
+_TYPES = ('hello alive begin left done failed '  # of workers; and of worker 0:
+          'compare welcome refused waiting go over differs gone lost end').split()
+_MOST_NUMBER, _LONGEST = 1 << 53, 8000
+_BEATS = 5  # messages that a worker sends within `dead_after`
+
+
+def beat(dead_after):
+    """Seconds from one sign of life to the next."""
+    return dead_after / _BEATS
+
+
+class Lines:
+    """JSON objects over a connected socket: nothing that is received is executed or unpickled."""
+
+    def __init__(self, connection, most=_MOST_BYTES):
+        self.socket, self.is_open, self._most = connection, True, most
+        if connection.family in (socket.AF_INET, socket.AF_INET6):  # or an answer takes 40 ms
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._received, self._sends = b'', threading.Lock()
+
+    def send(self, message):
+        """Sends a dict. Who reads finds out that a connection is broken."""
+        if 'why' in message:
+            message = dict(message, why=printable(message['why']))
+        with self._sends, contextlib.suppress(OSError):
+            self.socket.settimeout(10.)
+            self.socket.sendall(json.dumps(message).encode('utf-8') + b'\n')
+
+    def take(self):
+        """List of the messages that have arrived. `OSError` if the other side has closed the
+        connection, `ClusterError` for anything but a message."""
+        self.socket.settimeout(5.)
+        data = self.socket.recv(1 << 16)
+        if not data:
+            raise ConnectionError('closed')
+        lines = (self._received + data).split(b'\n')
+        self._received = lines.pop()
+        if any(len(line) > self._most for line in lines + [self._received]):
+            raise ClusterError('a message of more than %d bytes' % self._most)
+        return [_parsed(line) for line in lines]
+
+    def close(self):
+        """Closes it."""
+        self.is_open = False
+        self.socket.close()
+
+
+def readable(sockets, seconds):
+    """The sockets that have data, or whose other side has closed, within some seconds."""
+    with selectors.DefaultSelector() as selector:
+        for each in sockets:
+            selector.register(each, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(seconds)]
+
+
+def printable(text):
+    """A text for a log, without what moves a terminal's cursor or begins a line."""
+    return ''.join(each if each.isprintable() else ' ' for each in str(text)[:_LONGEST])
+
+
+def digest_of(value):
+    """The SHA-256 of a value of JSON's types."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode('utf-8')).hexdigest()
+
+
+def _parsed(line):
+    try:
+        message = json.loads(line.decode('utf-8'))
+    except (ValueError, RecursionError):
+        message = None
+    if not (isinstance(message, dict) and message.get('type') in _TYPES
+            and all(type(value) is _KEYS.get(key) for key, value in message.items())
+            and all(0 <= value < _MOST_NUMBER for value in message.values() if type(value) is int)
+            and message.get('why', '').isprintable()):
+        raise ClusterError('%.40r is no message' % line)
+    return message
 
 
 def _compared(theirs, own):
-    """What to say to worker 0's fingerprint: its digest, and what this worker's differs by."""
+    """The answer to worker 0's fingerprint: its digest, and how this worker's differs."""
     try:
         why = difference(theirs, own)
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError):
@@ -24,7 +111,6 @@ class Connection:
     """A thread that hears what worker 0 says, and the words of this worker to it.
 
     Attributes:
-      dead_after: as for `join`.
       lost: None, or `(rank, why)` of the worker that is gone.
       stopped_by: None, or `(rank, number)` of the worker that got a signal, and the signal's.
       is_over: whether this session makes no step after the one that it has begun last.
@@ -34,43 +120,34 @@ class Connection:
     """
 
     def __init__(self, cluster, fingerprint, connected, dead_after, say, on_lost):
-        """
-        Args:
-          fingerprint: of this worker, see `signature.signature`.
-          connected: socket that is connected with worker 0.
-          cluster, dead_after, say, on_lost: as for `join`; the thread calls the last two.
-        """
+        """`fingerprint` is the `signature`; `connected` a socket that is connected with worker 0;
+        the others as for `join`. The thread calls `say` and `on_lost`."""
         self.lost, self.dead_after, self.builds = None, dead_after, ''
         self._cluster, self._fingerprint = cluster, fingerprint
         self._lines, self._say, self._on_lost = Lines(connected, MOST_OF_WORKER_0), say, on_lost
         self._hello = {'type': 'hello', 'rank': cluster.rank, 'digest': digest_of(fingerprint)}
-        self._is_member = False
-        self._session, self._in_step, self._answer = 0, False, None
+        self._session, self._answer = 0, None
+        self._is_member = self._in_step = self._ended = False
         self._begin_steps()
-        self._heard, self._ended, self._closed = time.monotonic(), False, threading.Event()
-        self._changed, self._sends = threading.Condition(), threading.Lock()
+        self._heard, self._closed = time.monotonic(), threading.Event()
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, daemon=True, name='towers-connection')
         self._thread.start()
 
     def meet(self, deadline):
         """Tells worker 0 who this worker is; waits until all are there and train the same.
-
-        Raises:
-          ClusterError: this worker is refused, or not all are there at the deadline.
-        """
-        self._send(self._hello)
+        `ClusterError` if this worker is refused, or not all are there at the deadline."""
+        self._lines.send(self._hello)
         with self._changed:
             self._changed.wait_for(lambda: self._is_member or self.lost is not None,
                                    max(0., deadline - time.monotonic()))
         if self._is_member:
             return
         self.close()
-        why = 'it waits for other workers, or is frozen, and start_timeout is over'
+        _, why = self.lost or (0, 'it waits for other workers, or is frozen, and start_timeout is '
+                               'over')
         raise ClusterError('%s does not take %s in: %s.' % (
-            self._cluster.who(0), self._cluster.who(self._cluster.rank),
-            why if self.lost is None else self.lost[1].rstrip('.')))
-
-    # ---- a session, and its steps ---------------------------------------------------------------
+            self._cluster.who(0), self._cluster.who(self._cluster.rank), why.rstrip('.')))
 
     def _begin_steps(self):
         self.made, self.stopped_by, self.is_over, self.checks = 0, None, False, False
@@ -83,19 +160,15 @@ class Connection:
         return self.differing(value)
 
     def differing(self, value):
-        """Compares a value of JSON's types between two steps, as all workers do at that place;
-        returns None, or the rank of the first worker whose value is not that of worker 0."""
+        """The rank of the first worker whose value, of JSON's types, is not that of worker 0; None
+        where all have the same, or a worker has left. All compare at the same place."""
         answer = self._ask(['value', value])
         return answer.get('rank', 0) if answer['type'] == 'differs' else None
 
-    def begin_step(self, builds):
-        """Waits until all workers begin this step of some builds.
-
-        Raises:
-          tf.errors.OutOfRangeError: some worker makes no more steps, and nobody makes this one.
-          ClusterError: the workers begin other steps.
-          WorkerLostError: a worker is gone.
-        """
+    @contextlib.contextmanager
+    def step(self, builds):
+        """A step of some builds, which begins when all workers begin it. `OutOfRangeError` if some
+        worker makes no more steps, `ClusterError` if the workers begin other steps."""
         if self._cluster.waits:
             answer = self._ask(['step', self.made, builds], checks=self._wants_check)
             if answer['type'] == 'over':
@@ -105,21 +178,19 @@ class Connection:
                 raise ClusterError('the workers begin steps of other builds, or of other sessions: '
                                    'make the same steps in the same order on all workers.')
             self.checks, self._wants_check = answer.get('checks', False), False
-        self.builds, self._in_step = builds, True
-
-    def step_ended(self, is_made=True):
-        """Notes that the step has been made, or has failed."""
-        self.made, self._in_step, self._has_failed = self.made + is_made, False, not is_made
+        self.builds, self._in_step, self._has_failed = builds, True, True
+        try:
+            yield
+            self.made, self._has_failed = self.made + 1, False
+        finally:
+            self._in_step = False
 
     def leave(self):
-        """Says that this session makes no more steps.
-
-        Not after a step that has failed here, such as by the end of this worker's data: the others
-        may be in it, and only the end of their own tells that it was no loss.
-        """
+        """Says that this session makes no more steps; not after one that has failed here, such as
+        by the end of this worker's data: the others may be in it."""
         if not self._has_failed and not self.is_over:
             self.is_over = True
-            self._send({'type': 'left', 'session': self._session, 'number': self._signal})
+            self._lines.send({'type': 'left', 'session': self._session, 'number': self._signal})
 
     def stop(self, number):
         """Notes that this worker got a signal: all stop after the step that they begin next."""
@@ -133,15 +204,13 @@ class Connection:
         """Worker 0's answer to what this worker is about to begin."""
         with self._changed:
             self._answer = None
-        self._send(dict(fields, type='begin', session=self._session, number=self._signal,
-                        digest=digest_of([self._session, what])))
+        self._lines.send(dict(fields, type='begin', session=self._session, number=self._signal,
+                              digest=digest_of([self._session, what])))
         with self._changed:
             self._changed.wait_for(lambda: self._answer is not None or self.lost is not None)
         if self._answer is None:
             raise self.error()
         return self._answer
-
-    # ---- the end --------------------------------------------------------------------------------
 
     def error(self, seconds=0.):
         """`WorkerLostError` about the worker that is gone, or None; waits some seconds for it."""
@@ -155,15 +224,16 @@ class Connection:
             'go on from the last checkpoint.' % (self._cluster.who(rank), why.rstrip('.')))
 
     def finish(self):
-        """Says that this worker has ended in good order, and waits until all have."""
-        self._send({'type': 'done'})
+        """Says that this worker has ended in good order, and waits until all have; asynchronous
+        workers other than the chief do not wait."""
+        self._lines.send({'type': 'done'})
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self.lost is not None)
         self.close()
 
     def fail(self, why):
         """Says why this worker ends before the others."""
-        self._send({'type': 'failed', 'why': why})
+        self._lines.send({'type': 'failed', 'why': why})
         self.close()
 
     def close(self):
@@ -173,15 +243,13 @@ class Connection:
             self._thread.join(5.)
         self._lines.close()
 
-    # ---- the thread -----------------------------------------------------------------------------
-
     def _run(self):
         pause, beat_at = beat(self.dead_after), 0.
         while not (self._closed.is_set() or self._ended or self.lost is not None):
             now = time.monotonic()
             if self._is_member and now >= beat_at:
                 beat_at = now + pause
-                self._send({'type': 'alive', 'in_step': self._in_step})
+                self._lines.send({'type': 'alive', 'in_step': self._in_step})
             try:
                 if readable([self._lines.socket], min(pause, 0.2)):
                     for message in self._lines.take():
@@ -200,8 +268,8 @@ class Connection:
     def _take(self, message):
         kind, rank, why = message['type'], message.get('rank', 0), message.get('why', '')
         if kind == 'compare':
-            self._send(dict(self._hello, **_compared(message.get('fingerprint'),
-                                                     self._fingerprint)))
+            self._lines.send(dict(self._hello, **_compared(message.get('fingerprint'),
+                                                           self._fingerprint)))
         elif kind == 'waiting':
             self._say('waiting        %s' % why)
         elif kind == 'gone':
@@ -227,7 +295,3 @@ class Connection:
             self._changed.notify_all()
         if self._is_member:
             self._on_lost(self.error())
-
-    def _send(self, message):
-        with self._sends:
-            self._lines.send(message)

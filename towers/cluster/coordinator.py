@@ -5,33 +5,26 @@ it is about to begin something (`begin`: a session, a step, or a comparison betw
 session makes no more steps (`left`), its training is over (`done`), it ends by an error (`failed`),
 it is alive.
 
-All begin together, or none does: who says `begin` waits for the answer, which is `go` when all have
-said it, `differs` where they would begin other things, and `over` when a worker has left the
-session. A signal comes with `begin`, and `go` says to all that this step is the last one. So
-whoever stops, all have made the same steps. A worker that is lost is lost to all.
+All begin together, or none does: the answer to `begin` is `go` when all have said it, `differs`
+where they would begin other things, and `over` when a worker has left the session. A signal comes
+with `begin`, and `go` says to all that this step is the last one. A worker that is lost is lost to
+all.
 
 Asynchronous workers wait for worker 0's session, and for no step. They are told `over` when worker
-0 has left; one that is lost is named, and the others train on.
+0 has left; one that is done ends by itself; one that is lost is named, and the others train on.
 """
 
 import socket
 import threading
 import time
 
-from towers.cluster.sockets import AGAIN, FIRST, Lines, digest_of, readable
+from towers.cluster.addresses import AGAIN, FIRST
+from towers.cluster.connection import CUT, SILENT, Lines, beat, digest_of, readable
 from towers.errors import ClusterError
 
-CUT = 'its process has ended, or its machine cut the connection'
-SILENT = 'there is no sign of life from it for %.0f seconds'
-_BEATS = 5  # messages that a worker sends within `dead_after`
 _LINGER = 0.5  # seconds
 _ENDED_EARLY = ('it has ended its training, perhaps for lack of data, and others have not: see '
                 'until_all_end')
-
-
-def beat(dead_after):
-    """Seconds from one sign of life to the next."""
-    return dead_after / _BEATS
 
 
 class _Worker:
@@ -67,25 +60,17 @@ class _Worker:
             self.done, self.in_step = self.heard, False
 
     def answer(self, kind, **fields):
-        """Answers what it is about to begin."""
+        """Answers `begin`."""
         self.begins = None
         self.lines.send(dict(fields, type=kind))
 
 
 class Coordinator:
-    """A thread of worker 0 that answers all workers.
-
-    Attributes:
-      own_end: connected socket, by which worker 0 itself takes part.
-    """
+    """A thread of worker 0 that answers all workers; worker 0 itself by the socket `own_end`."""
 
     def __init__(self, cluster, fingerprint, listener, dead_after, say):
-        """
-        Args:
-          fingerprint: of worker 0, see `signature.signature`.
-          listener: socket that listens; it is closed when all workers are there.
-          cluster, dead_after, say: as for `join`.
-        """
+        """`fingerprint` is the `signature` of worker 0; `listener` is closed when all workers are
+        there; the others as for `join`."""
         self._cluster, self._listener, self._say = cluster, listener, say
         self._fingerprint, self._digest = fingerprint, digest_of(fingerprint)
         self._dead_after = dead_after
@@ -108,11 +93,9 @@ class Coordinator:
         """Ends the thread when worker 0 has closed `own_end`, and all are told what it said."""
         self._thread.join(10.)
 
-    # ---- who talks ------------------------------------------------------------------------------
-
     def _run(self):
-        """Hears all until worker 0 has closed its end, and the others theirs: a connection that is
-        closed with something unread is cut, and the last words are lost."""
+        """Hears all until worker 0 has closed its end, and the others theirs: closing a connection
+        with something unread would lose the last words."""
         pause, until = min(0.5, beat(self._dead_after)), float('inf')
         while self._connections and time.monotonic() < until:
             looked_at = time.monotonic()
@@ -137,7 +120,7 @@ class Coordinator:
         """Takes what has come over a connection, of a worker or of a stranger."""
         messages, why = [], ''
         try:
-            messages = lines.take() if lines.is_open else []
+            messages = lines.take()
         except OSError:
             why = CUT
         except ClusterError as error:
@@ -155,8 +138,6 @@ class Coordinator:
                     worker.lines = None  # it may come again
                 elif worker.done is None:
                     self._lose(worker, why)
-
-    # ---- who belongs to the cluster -------------------------------------------------------------
 
     def _judge(self, lines, message):
         """Answers a message of one that is no member yet."""
@@ -186,8 +167,6 @@ class Coordinator:
                 each.begin_to_wait()
                 each.lines.send({'type': 'welcome'})
 
-    # ---- what they begin, and how they end ------------------------------------------------------
-
     def _take(self, worker, message):
         worker.take(message)
         if message['type'] == 'failed':
@@ -208,6 +187,8 @@ class Coordinator:
                 self._send_all(dict(stop, type='over'))
             for worker in waiting if chief.session else ():
                 worker.answer('go')
+            for worker in [each for each in self._workers[1:] if each.done is not None]:
+                worker.lines.send({'type': 'end'})
             return
         left = max(each.left for each in self._workers)
         for worker in [each for each in waiting if each.session <= left]:
@@ -236,11 +217,8 @@ class Coordinator:
         if worker.done is not None:
             worker.lines.send({'type': 'end'})  # it need not wait for the end of all
 
-    # ---- who is silent, and who is waited for ---------------------------------------------------
-
     def _look(self, looked_at):
-        """Looks for silence, tells who waits for whom, and shows that worker 0 is alive; it has
-        heard all since `looked_at`."""
+        """Tells who waits for whom, shows that worker 0 is alive, and looks for silence."""
         now = time.monotonic()
         for worker in self._workers:
             waited = self._waited_for(worker, now) if now >= worker.tell_at else []

@@ -1,10 +1,10 @@
 """A worker's part in a step: the weight of its gradient, and gates: no step is made before its
 session has begun, nor when all data have ended.
 
-In a plain `tf.Session` nobody would give the workers of a ring the initial values of worker 0, and
-on parameter servers nobody would have put the variables on the servers: each worker would train by
-itself, without a word. So a step reads a variable that has no value but from the hooks that begin
-a session. It is in no collection of TensorFlow's, so that no initializer of a program writes it.
+In a plain `tf.Session` nobody would give the workers the values of worker 0, or put the variables
+on the servers: each would train by itself, without a word. So a step reads a variable that has no
+value but from the hooks that begin a session. It is in no collection of TensorFlow's, so that no
+initializer of a program writes it.
 
 A worker whose data have ended gives no gradient. The step in which no worker has data raises, and
 changes nothing.
@@ -20,13 +20,11 @@ from towers import compat
 from towers.arguments import check_instance
 from towers.errors import ClusterError, InputError, reason_of
 from towers.placement.variable_device import only_device
+from towers.tower.objectives import of_values
 
-COLLECTIONS = ['towers_begun']
-"""For the variables that the hooks alone give a value to."""
-
+COLLECTIONS = ['towers_begun']  # of the variables that the hooks alone give a value to
 HOW = ('Make it by member.session(hooks), or, to save as well, by towers.training_session('
        'directory, …, member=member) on the chief')
-"""What to do about a session that is none of a cluster."""
 
 _NAMES = ('own_round', 'session_begun')
 _FOUND = re.compile(r'\b(?:%s)\b' % '|'.join(_NAMES))
@@ -35,9 +33,8 @@ _TOO_FEW = re.compile(r'towers: (a batch for \d+ [\w-]+ needs at least \d+ examp
                       r'\]? \[?(\d+)')  # of `split_batch`
 
 _NO_GRADIENT = (
-    "a gradient of the gradient over several machines would be of one machine's examples: take "
-    'second derivatives in the model function, of its loss, and put them into the loss; or train '
-    'on one machine')
+    "a gradient of the gradient over several machines would be of one machine's examples: put "
+    "second derivatives into the model function's loss, or train on one machine")
 
 Feed = collections.namedtuple('Feed', 'inputs active initializer')
 Feed.__doc__ = """A worker's batches.
@@ -45,50 +42,38 @@ Feed.__doc__ = """A worker's batches.
 Attributes:
   inputs: the tensors of a batch, for `build_towers`.
   active: float32 scalar, for `cluster._replace(active=…)`: 0 when this worker has no batch left.
-  initializer: operation that begins the data. Sessions of `Member` and `tf.train.MonitoredSession`
-    run it themselves, with the tables' initializers.
+  initializer: operation that begins the data, which `tf.train.MonitoredSession` runs itself.
 """
 
 
-class SessionBegun:
-    """A variable that says that the session has begun, for steps that read no other one of
-    `COLLECTIONS`; a hook runs the operation `begin`."""
-
-    def __init__(self):
-        with only_device('/cpu:0'):
-            self._value = tf.Variable(0., trainable=False, collections=COLLECTIONS,
-                                      name=_NAMES[-1])
-            self.begin = self._value.initializer
-
-    def check(self):
-        """An operation that fails where it has not."""
-        with only_device('/cpu:0'):
-            return tf.identity(self._value.read_value()).op
+def session_begun():
+    """`(check, begin)`: an operation that fails until the function `begin` gets the session."""
+    with only_device('/cpu:0'):
+        begun = tf.Variable(0., trainable=False, collections=COLLECTIONS, name=_NAMES[-1])
+        return (tf.identity(begun.read_value()).op,
+                lambda session: session.run(begun.initializer))
 
 
 def explained(error):
-    """The error in words for TensorFlow's of a step whose session has not begun, or without any
-    data; None for another one."""
+    """The error in words for a step whose session has not begun, or without any data; or None."""
     if isinstance(error, tf.errors.FailedPreconditionError) and _FOUND.search(reason_of(error)):
         return ClusterError(
-            'a step was run in a session that has not begun as those of a cluster do: with the '
-            'initial values of worker 0, and with the variables on the servers where there are '
-            'some. A plain tf.Session does not. %s.' % HOW)
+            'a step was run in a session that has not begun as those of a cluster do, with the '
+            'initial values of worker 0. A plain tf.Session does not. %s.' % HOW)
     few = _TOO_FEW.search(str(error))
     if few is not None:
         return InputError('%s %s, on this worker: give each worker some in every step. One whose '
-                          'data end before those of others goes on by until_all_end(dataset), and '
-                          'weighs nothing then.' % few.groups())
+                          'data end early goes on by until_all_end(dataset).' % few.groups())
     return InputError(
         'the data set that this worker gave to until_all_end has no batch: expected one at least, '
         'to compute with weight 0 when its data have ended. Share out examples by dataset.shard('
-        'cluster.num_workers, cluster.rank), or leave the last part of a batch in: batch(…, '
-        'drop_remainder=False).') if _EMPTY in str(error) else None
+        'cluster.num_workers, cluster.rank), or leave the last part of a batch in.'
+    ) if _EMPTY in str(error) else None
 
 
 def raise_at_end(is_over):
-    """An operation that raises `tf.errors.OutOfRangeError` when a bool scalar is true: a queue that
-    is closed and empty does, as a `tf.data` iterator at its end; in each step from then on."""
+    """An operation that raises `tf.errors.OutOfRangeError` when a bool scalar is true, as a queue
+    that is closed and empty does, and in each step from then on."""
     # An operation waits for all of a branch of control flow v1, and for the condition alone of v2.
     with only_device('/cpu:0'), compat.control_flow_v1():
         data = tf.FIFOQueue(1, tf.int32, [[]], name='no_data_left')
@@ -107,25 +92,15 @@ def raise_at_end(is_over):
 def after(operation, gradients):
     """The same `(gradient, variable)` pairs; each gradient waits for an operation."""
     with tf.control_dependencies([operation]):
-        return [(same(gradient), variable) for gradient, variable in gradients]
-
-
-def own_data(cluster, gradients):
-    """`(gradients, [operation])` of the only worker of a cluster: the operation ends its training.
-    Without `cluster.active` the gradients as they are, and `[]`."""
-    if cluster.active is None:
-        return gradients, []
-    ended = raise_at_end(cluster.active < .5)
-    return after(ended, gradients), [ended]
+        return [(of_values(tf.identity, gradient), variable) for gradient, variable in gradients]
 
 
 def of_batches(gradients, active):
     """Gradients of a worker that computes its first batch again: where `active` is 0, dense ones
     are zeros, and sparse ones have no row.
 
-    A weight of 0 is not enough. An optimizer updates the rows that a sparse gradient has, also
-    where they are zeros: momentum moves them on. And 0 times infinity, of weights for which nobody
-    has looked at that batch, is NaN in the sum of all workers.
+    A weight of 0 is not enough: momentum moves the rows that a sparse gradient has, and 0 times
+    infinity is NaN in the sum of all workers.
     """
     with only_device('/cpu:0'):
         has_batch = active >= .5
@@ -144,14 +119,6 @@ def of_batches(gradients, active):
     return found
 
 
-def same(gradient):
-    """An identity of a gradient, dense or sparse, on the current device."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.identity(gradient.values), tf.identity(gradient.indices),
-                                gradient.dense_shape)
-    return tf.identity(gradient)
-
-
 def until_all_end(dataset: typing.Any) -> Feed:
     """Batches until the last worker's data ends; a worker without data does not hold up the rest.
 
@@ -161,12 +128,10 @@ def until_all_end(dataset: typing.Any) -> Feed:
 
     A worker whose data has ended computes its first batch again, of which no gradient is left
     (sparse ones have no row), and leaves out its updates that ride on the train op (`UPDATE_OPS`).
-    The step in which no worker has data raises
-    `tf.errors.OutOfRangeError` on all of them, as the end of the data does, and changes nothing.
-    Neither goes for what the forward pass itself writes, see `inline_updates`.
+    The step in which no worker has data raises `tf.errors.OutOfRangeError` on all of them, as the
+    end of the data does, and changes nothing. Writes of the forward pass itself are made in both.
 
-    Use it on all workers, or on none. Asynchronous workers need no such thing, and `Cluster`
-    refuses `active` there: each ends with its own data.
+    Use it on all workers, or on none; asynchronous workers end each with its own data.
 
     Args:
       dataset: a `tf.data.Dataset` of batches, this worker's; at least one.
@@ -175,7 +140,6 @@ def until_all_end(dataset: typing.Any) -> Feed:
       `Feed`.
 
     Raises:
-      InvalidArgumentError: `dataset` is no `tf.data.Dataset`.
       InputError: within `join`, in the first step: the dataset is empty.
     """
     check_instance('dataset', dataset, compat.DATASET_TYPES, 'a tf.data.Dataset')
@@ -199,11 +163,9 @@ def until_all_end(dataset: typing.Any) -> Feed:
 class Shares:
     """The weight of a machine's gradient: w = n_w / n for the mean, W n_w / n for the sum.
 
-    n_w are the examples of worker w (an int, or an int scalar tensor; 0 of one that is not active),
-    n those of all W workers in the step.
+    n_w are the examples of worker w (0 of one that is not active), n those of all W workers.
 
     Attributes:
-      is_mean: whether the reduction is `'mean'`.
       same_examples: n_w where it has to be the same on all workers, else None.
       are_weighted: whether it is None: the weights differ from step to step.
       constant: else the weight of all, a float: 1 / W for the mean, 1 for the sum.
@@ -226,7 +188,7 @@ class Shares:
         return examples
 
     def of_all(self, total):
-        """The weight of one example, a float64 scalar, from all workers' number n; of 0: of 1."""
+        """1 / n for the mean, W / n for the sum, a float64 scalar; n = 0 counts as 1."""
         return (1. if self.is_mean else float(self._cluster.num_workers)) / tf.maximum(total, 1.)
 
     def weight(self, total):
@@ -235,16 +197,11 @@ class Shares:
 
 
 def without_gradient(gradient, beside=None):
-    """The same gradient, dense or sparse; to differentiate it is a `LookupError` of TensorFlow's.
-
-    What comes from a server is not computed from the variables in TensorFlow's eyes: `beside` is
-    this machine's part of it, by which TensorFlow finds the way to them.
-    """
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            without_gradient(gradient.values, None if beside is None else beside.values),
-            gradient.indices, gradient.dense_shape)
-    with only_device(gradient.device or None):
-        if beside is not None:
-            gradient = tf.identity_n([gradient, beside])[0]
-        return tf.raw_ops.PreventGradient(input=gradient, message=_NO_GRADIENT)
+    """The same gradient; to differentiate it is a `LookupError` of TensorFlow's, which finds the
+    way from a server's sum to the variables by `beside`, this machine's part of it."""
+    def stopped(values):
+        with only_device(values.device or None):
+            if beside is not None:
+                values = tf.identity_n([values, getattr(beside, 'values', beside)])[0]
+            return tf.raw_ops.PreventGradient(input=values, message=_NO_GRADIENT)
+    return of_values(stopped, gradient)

@@ -1,7 +1,7 @@
 """The gradients of a build over machines, its step, and the builds of a graph that have these.
 
 Several builds of one graph, such as the two of a GAN, train in a ring and by Horovod: `join` is
-given one of them, and what the workers compare, and what worker 0 gives to the others, is of all.
+given one of them, and takes in all.
 """
 
 import collections
@@ -10,8 +10,9 @@ import itertools
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.arguments import combiner_of, name_of
 from towers.cluster import data_end
-from towers.cluster.data_end import SessionBegun, Shares, without_gradient
+from towers.cluster.data_end import Shares, without_gradient
 from towers.errors import ClusterError
 from towers.graph.graph_walk import ancestors, reachable_from, step_operations
 from towers.graph.order import Frames, to_wait_for
@@ -33,8 +34,7 @@ Fields:
     an `Exchange`.
   broadcast: function of a `Cluster` and variables that makes the operation by which all workers get
     those of worker 0; None where the servers have them.
-  name: in words.
-  listens: who else can reach its ports, in words.
+  name, listens: in words, itself and who else can reach its ports.
 """
 
 Exchange = collections.namedtuple('Exchange', 'gradients gates begin step', defaults=(None, None))
@@ -43,8 +43,7 @@ Exchange.__doc__ = """What becomes of a machine's gradients.
 Fields:
   gradients, gates: see `Machines`.
   begin: function by which a session lets its steps be made; or None.
-  step: function that makes the operation of a step of the update, where not every worker makes
-    this; or None.
+  step: function from the update to a step, where not every worker makes the update; or None.
 """
 
 
@@ -54,15 +53,12 @@ class Machines:
     Attributes:
       own: list of `(gradient, variable)` of this machine's towers.
       gradients: such a list, for the update; in a ring and by Horovod the same on every worker bit
-        for bit. They cannot be differentiated, for an optimizer of second order: TensorFlow would
-        go on to this machine's part alone, or to none.
+        for bit. They cannot be differentiated, for an optimizer of second order.
       sums: names of the operations of `gradients` where all workers make one step together; else
         empty.
-      gates: list of operations that every write of a step waits for, of the optimizer and of
-        updates that ride on the train op. On the chief of synchronous parameter servers all
-        gradients of all workers have come then, since the others read what it writes. With
-        `active` they also say that a worker has data. Else empty: nobody else reads what this
-        worker writes.
+      gates: list of operations that every write of a step waits for: on the chief of synchronous
+        parameter servers the arrival of all gradients, since the other workers read the variables
+        until then; with `active` the proof that a worker has data.
       same_examples: this machine's number of examples, if all need the same number; else None.
       updates_here: whether this worker makes the update; of synchronous parameter servers the chief
         alone does.
@@ -70,7 +66,7 @@ class Machines:
 
     And of the step, when it is made:
 
-      redirect: function to be called when the program has made all of its operations, see
+      redirect: function to be called when the program's graph is complete, see
         `tower.write_order`; or None.
       written: dict from names of variables to the operations by which the update of each worker
         writes them; empty where the chief alone makes it.
@@ -80,7 +76,6 @@ class Machines:
     redirect, written, model, state, connection = None, {}, frozenset(), (), None
 
     def __init__(self, cluster, kind, gradients, loss, examples, reduction):
-        """See `Cluster.combine`; `kind` is its `Kind`."""
         shares = Shares(cluster, examples, reduction, loss)
         self._cluster, self._kind = cluster, kind
         self.own, self.same_examples = gradients, shares.same_examples
@@ -96,17 +91,19 @@ class Machines:
                                   for each, _ in self.gradients)
 
     def step(self, update, before, replicated=(), redirect=None):
-        """The operation of a step, with the update where this worker makes it.
+        """The operation of a step, with the operation `update` where this worker makes it.
 
         Args:
-          update: the operation that updates the weights.
           before: list of the tensors and operations of the model that the optimizer waits for.
           replicated: names of the variables of which this worker's towers have replicas.
         """
         self.redirect = redirect
         if self._cluster.served_rank is None:
             self.model = frozenset(op.name for op in step_operations(before))
-            self.written = _written(update, self.model, self.gradients)
+            known = {variable.op.name for variable in tf.global_variables() + [
+                variable for _, variable in self.gradients]}
+            self.written = _writes_of(Writes(update.graph), known, [
+                op for op in step_operations([update]) if op.name not in self.model])
         if self._step is not None:
             return self._step(update)
         if self._cluster.workers_a_step > 1:
@@ -116,7 +113,7 @@ class Machines:
         return update
 
     def broadcast(self, variables):
-        """An operation that gives all workers these variables of worker 0."""
+        """The operation by which all workers get these variables of worker 0."""
         return self._kind.broadcast(self._cluster, variables)
 
     def counted(self, examples):
@@ -128,7 +125,7 @@ class Machines:
         tf.add_to_collection(_BUILDS, built)
 
     def join(self, connection):
-        """Notes that this worker is a member, by its `Connection`."""
+        """Notes the `Connection` by which this worker is a member."""
         self.connection = connection
 
     def begin_session(self, session):
@@ -138,44 +135,34 @@ class Machines:
 
 
 def _of_this_worker(cluster, gradients, unused_shares):
-    """The `Exchange` for an update by the gradients of this worker alone."""
-    gradients, gates = data_end.own_data(cluster, rows_once(gradients))
+    """The `Exchange` for an update by the gradients of this worker alone, whose data may end."""
+    gradients, gates = rows_once(gradients), []
+    if cluster.active is not None:
+        gates = [data_end.raise_at_end(cluster.active < .5)]
+        gradients = data_end.after(gates[0], gradients)
     if cluster.num_workers == 1:
         return Exchange(gradients, gates)
-    begun = SessionBegun()
-    return Exchange(data_end.after(begun.check(), gradients), gates,
-                    lambda session: session.run(begun.begin))
+    check, begin = data_end.session_begun()
+    return Exchange(data_end.after(check, gradients), gates, begin)
 
 
-def _written(update, model, gradients):
-    """{name of a variable: the operations of the update, but for the model's, that write it}."""
-    known = {variable.op.name for variable in tf.global_variables() + [
-        variable for _, variable in gradients]}
-    finder, written = Writes(tf.get_default_graph()), {}
-    for op in step_operations([update]):
-        for name in finder.of(op) if op.name not in model else ():
-            if name in known:
-                written.setdefault(name, []).append(op)
-    return written
+def _writes_of(finder, names, operations):
+    """{name of a variable: those of the operations that write it}, for the variables `names`."""
+    writes = {}
+    for op in operations:
+        for name in names.intersection(finder.of(op)):
+            writes.setdefault(name, []).append(op)
+    return writes
 
 
 def _share_state(update, before, model, own, combined, broadcast, replicated):
     """Gives worker 0's state to the other workers, where the model writes it and training reads it.
 
-    A codebook, centers of classes, a learning rate that falls with the loss: on one machine the
-    first tower writes them, and all read that. Here every worker has a copy, and writes it from its
-    own batch. So, in each step, worker 0's value goes to the others
-
-        after all of the model's writes, and before the update, whose own reads wait for it.
-
-    State that training only writes, such as the moving averages of batch norm, needs no message:
-    worker 0 saves its own. Nor does what the update writes: all write the same, see `same_weights`.
-
-    Args:
-      model: names of the operations of the model that the update waits for.
-      own, combined: lists of `(gradient, variable)` of this machine, and of all.
-      broadcast: function that makes the operation by which all get worker 0's value of a variable.
-      The others are those of `Machines.step`.
+    A codebook, centers of classes, a learning rate that falls with the loss: every worker has a
+    copy, and writes it from its own batch. So, in each step, worker 0's value goes to the others
+    after all of the model's writes, and before the update, whose own reads wait for it. State that
+    training only writes, such as the moving averages of batch norm, needs no message: worker 0
+    saves its own. Nor does what the update writes: all write the same, see `same_weights`.
 
     Returns:
       `(operation of the step, list of the variables that worker 0 gives to the others in it)`.
@@ -188,11 +175,7 @@ def _share_state(update, before, model, own, combined, broadcast, replicated):
     trained = {variable.op.name for variable in trained}
     read = ancestors(tensors_of(own)).union(trained, [
         each.name for op in of_update for tensor in op.inputs for each in read_from(tensor)])
-    writes = {}
-    for op in step:
-        for name in finder.of(op) if op.name in model else ():
-            if name in known and name in read:
-                writes.setdefault(name, []).append(op)
+    writes = _writes_of(finder, read.intersection(known), [op for op in step if op.name in model])
     if not writes:
         return update, []
     _check_trained(writes, trained, replicated, tensors_of(own))
@@ -222,15 +205,14 @@ def _check_trained(writes, trained, replicated, gradients):
         if name in replicated:
             raise ClusterError(
                 "VariablePlacement('replicated'), and the model writes the trained variable %r "
-                "(%r): the replicas would get what this worker has written, and not worker 0's. "
-                'Use another placement.' % (name, writes[name][0].name))
+                "(%r): the replicas would get this worker's value, and not worker 0's. Use another "
+                'placement.' % (name, writes[name][0].name))
         for op in writes[name]:
             if op.name in forward:
                 raise ClusterError(
                     'the forward pass writes the trained variable %r (%r): each worker would '
-                    'compute with its own value, where on one machine all towers have the first '
-                    "one's. Put the update into the collection UPDATE_OPS, or return it in "
-                    "'updates'." % (name, op.name))
+                    'compute with its own value. Put the update into the collection UPDATE_OPS, or '
+                    "return it in 'updates'." % (name, op.name))
 
 
 def _check_reads(writes, model, of_update, own):
@@ -257,22 +239,43 @@ def _check_reads(writes, model, of_update, own):
                         name, op.name))
 
 
+def check_build(cluster, optimizer, has_replicas, scales_loss):
+    """Raises `ClusterError` for a build that a cluster cannot train: see `Cluster.check_build`."""
+    is_served, combiner = cluster.is_served, combiner_of(optimizer)
+    for is_wrong, why in (
+            (cluster.job == 'evaluator', 'this process is an evaluator, which trains nothing: '
+             'build what it evaluates without cluster='),
+            (cluster.job == 'ps', 'this process is %s, which builds no towers: call towers.serve('
+             'cluster) in it' % cluster.name),
+            (is_served and has_replicas, "VariablePlacement('replicated') and "
+             'parameter servers both say where variables live: leave one out'),
+            (cluster.has_local_steps and scales_loss, 'a loss scale follows the gradients of one '
+             'worker, and with every=%d the workers would average theirs: leave one out'
+             % cluster.every),
+            (is_served and scales_loss and not cluster.synchronous, 'a loss scale counts steps of '
+             'all workers, and these parameter servers are asynchronous: leave one out'),
+            (is_served and tf.get_collection(_BUILDS), 'this graph has a build with cluster= '
+             "already, and parameter servers take one a graph: use kind='ring', which takes "
+             'several')):
+        if is_wrong:
+            raise ClusterError(why + '.')
+    if combiner is not None:
+        raise ClusterError(
+            'the optimizer %s %s, and build_towers(cluster=…) combines gradients over the '
+            'machines already: twice would give other numbers. Give build_towers the '
+            'optimizer that it wraps.' % (
+                type(optimizer).__name__, 'is a ' + name_of(combiner) if combiner is optimizer
+                else 'has a %s in it' % name_of(combiner)))
+
+
 def builds_of(built):
     """List of all builds over machines in the graph of a build, in the order they were made."""
     with built.train_op.graph.as_default():
         return list(tf.get_collection(_BUILDS))
 
 
-def count_builds():
-    """How many builds over machines the graph has."""
-    return len(tf.get_collection(_BUILDS))
-
-
 def shared_variables(built):
-    """List of the variables that all workers have with the graph of a build, sorted by name.
-
-    What is trained is the same on all workers, whatever collection it is in.
-    """
+    """List of the variables that all workers have, global or trained, sorted by name."""
     variables = {variable.op.name: variable for variable in tf.global_variables() + [
         variable for each in builds_of(built) for _, variable in each.gradients]}
     return [variables[name] for name in sorted(variables)]

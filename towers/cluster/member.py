@@ -13,6 +13,8 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import (check_config, check_function, check_instance, check_number,
                               check_say)
 from towers.cluster import data_end, horovod, server_placement
+from towers.cluster.addresses import (FIRST, connect, free_ports, listen, silent_servers,
+                                      wait_until)
 from towers.cluster.cluster import Cluster
 from towers.cluster.connection import Connection
 from towers.cluster.coordinator import Coordinator
@@ -20,8 +22,6 @@ from towers.cluster.machines import builds_of
 from towers.cluster.same_weights import AskForCheck, AveragingHook, DriftHook
 from towers.cluster.sessions import BeginHook, check_built
 from towers.cluster.signature import signature
-from towers.cluster.sockets import (FIRST, connect, free_ports, listen, silent_servers,
-                                    wait_for_servers)
 from towers.errors import ClusterError, WorkerLostError, explained, reason_of
 from towers.placement.devices import session_config
 
@@ -36,16 +36,15 @@ class Member:
 
     Attributes:
       cluster, is_chief: the `Cluster`, and whether this is the worker that saves.
-      target: what sessions connect to. Those that run a step are made by `session`, or by
-        `towers.training_session`; in a ring also by `tf.train.MonitoredTrainingSession(
-        member.target, member.is_chief, hooks=member.hooks + …, config=member.config)`.
-      config: `tf.ConfigProto` of sessions.
+      target, config: what sessions connect to, and their `tf.ConfigProto`. Those that run a step
+        are made by `session`, or by `towers.training_session`; in a ring also by
+        `tf.train.MonitoredTrainingSession(member.target, member.is_chief, hooks=member.hooks + …,
+        config=member.config)`.
       hooks: hooks that every session of training needs, before all others.
       listeners: `tf.train.CheckpointSaverListener`s for a hook that saves, of the chief.
     """
 
-    def __init__(self, cluster: typing.Any, built: typing.Any, target: typing.Any,
-                 config: typing.Optional[tf.ConfigProto], connection: typing.Any):
+    def __init__(self, cluster, built, target, config, connection):
         self.cluster, self.is_chief, self._connection = cluster, cluster.is_chief, connection
         self.target, self.config = target, config
         self._begin = BeginHook(cluster, built, target, config, connection, self.lost)
@@ -57,15 +56,9 @@ class Member:
             self.listeners.append(AskForCheck(connection))
 
     def session_creator(self, creator, scaffold):
-        """The `tf.train.SessionCreator` for one `tf.train.MonitoredSession` in this cluster.
-
-        Args:
-          creator: a `tf.train.SessionCreator` for `target` and `config`.
-          scaffold: the creator's `tf.train.Scaffold`.
-
-        Raises:
-          ClusterError: a second session with parameter servers.
-        """
+        """The `tf.train.SessionCreator` for one `tf.train.MonitoredSession` in this cluster, from
+        one for `target` and `config`, and its `tf.train.Scaffold`. `ClusterError` for a second
+        session with parameter servers."""
         return self._begin.creator(creator, scaffold)
 
     def session(self, hooks=()):
@@ -78,8 +71,8 @@ class Member:
                                          self.hooks + list(hooks))
 
     def lost(self):
-        """`WorkerLostError` about what this worker's session is lost with; waits until it is known,
-        at most for `dead_after`."""
+        """A `WorkerLostError` that names the process whose end broke the session; waits up to
+        `dead_after` for the name."""
         silent = silent_servers(self.cluster)
         lost = None if silent else self._connection.error(self._connection.dead_after)
         return lost or WorkerLostError('%s. %s.' % (
@@ -113,13 +106,9 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
       say: called with lines about what happens.
       on_lost: called with a `WorkerLostError`, in another thread, instead of ending the process.
 
-    Yields:
-      `Member`.
-
     Raises:
       ClusterError: the cluster cannot be joined.
       WorkerLostError: another worker is gone; names it.
-      InvalidArgumentError: an argument of another kind.
     """
     check_instance('cluster', cluster, Cluster, 'a Cluster')
     check_number('start_timeout', start_timeout, above=0, expected='seconds')
@@ -140,14 +129,19 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
             target = start_server(cluster, config).target if cluster.has_addresses else ''
             for each in builds_of(built):
                 each.machines.join(connection)
-            with _servers_watched(cluster, dead_after, say, lose), _explained_in_words():
+            with _servers_watched(cluster, dead_after, say, lose):
                 yield Member(cluster, built, target, config, connection)
         except BaseException as error:
-            lost = connection.error(dead_after + 1. if _may_be_a_peers(error) else 0.)
+            reason = _own_reason(error)
+            may_be_a_peers = reason is None and _may_be_a_peers(error)
+            lost = connection.error(dead_after + 1. if may_be_a_peers else 0.)
             ended.set()
-            connection.fail('%s: %s' % (type(error).__name__, reason_of(error)))
-            if lost is not None and isinstance(error, tf.errors.OpError):
-                raise lost from None
+            if reason is None and isinstance(error, tf.errors.OpError):
+                reason = lost
+            said = reason or error
+            connection.fail('%s: %s' % (type(said).__name__, reason_of(said)))
+            if reason is not None:
+                raise reason from None
             raise
         connection.finish()
         ended.set()
@@ -174,7 +168,7 @@ def _met(cluster, own, start_timeout, dead_after, say, lose):
     deadline = time.monotonic() + start_timeout
     if cluster.has_addresses and not cluster.is_chief:
         listen(cluster.workers[cluster.rank]).close()  # TensorFlow's server needs the port
-    wait_for_servers(cluster, deadline, say)
+    wait_until(lambda: (None, silent_servers(cluster)), deadline, say)
     address, listener = _address(cluster)
     with contextlib.ExitStack() as stack:
         if listener is None:
@@ -206,8 +200,7 @@ def _address(cluster):
 
 @contextlib.contextmanager
 def _servers_watched(cluster, dead_after, say, lose):
-    """A context in which a thread says which server does not work, and calls `lose` when it has
-    not worked for `dead_after`."""
+    """A context in which a thread says which server does not work; `lose` after `dead_after`."""
     stop, pause = threading.Event(), min(FIRST, dead_after) / 2.
 
     def watch():
@@ -237,7 +230,6 @@ def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
 
     Raises:
       ClusterError: this process has another job, or its port is in use.
-      InvalidArgumentError: no `Cluster`; `say` cannot be called.
     """
     check_instance('cluster', cluster, Cluster, 'a Cluster')
     check_say(say)
@@ -252,27 +244,21 @@ def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
 
 def start_server(cluster, config):
     """TensorFlow's server of this process; `ClusterError` if it cannot start."""
+    tasks = {job: list(cluster.tasks(job)) for job in ('worker', 'ps') if cluster.tasks(job)}
     try:
-        return tf.train.Server(cluster.spec(), cluster.job, cluster.rank, config=config)
+        return tf.train.Server(tasks, cluster.job, cluster.rank, config=config)
     except tf.errors.OpError as error:
         raise ClusterError('the server of %s cannot start: %s.' % (
             cluster.who(cluster.rank, cluster.job), reason_of(error).rstrip('.'))) from None
 
 
-@contextlib.contextmanager
-def _explained_in_words():
-    """A context in which what a step fails by is an error of towers' own types, where one fits."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        for explain in (explained, data_end.explained):
-            reason = explain(error)
-            if reason is not None:
-                raise reason from None
-        raise
+def _own_reason(error):
+    """What a step of this worker failed by of itself, in towers' own types; or None."""
+    return (explained(error) or data_end.explained(error)) if isinstance(
+        error, tf.errors.OpError) else None
 
 
-# What the loss of another worker is in a step; other errors, where their text says so.
+# By these a step fails when another worker dies; by others if their text has a word of _REMOTE.
 _OF_PEERS = (tf.errors.CancelledError, tf.errors.UnknownError, tf.errors.DeadlineExceededError,
              tf.errors.AbortedError, tf.errors.InternalError, tf.errors.UnavailableError)
 _REMOTE = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC', 'Socket closed')
@@ -285,10 +271,8 @@ def _may_be_a_peers(error):
 
 
 def _end_process(error, ended):
-    """Ends the process if it does not end by itself, which sets the event `ended`: a step without
-    its peer may never end."""
+    """Ends the process if it does not end by itself, which sets the event `ended`."""
     if not ended.wait(_TIME_TO_SAY):
-        sys.stderr.write('%s\n' % error)
-        sys.stderr.flush()
+        print(error, file=sys.stderr, flush=True)
         sys.stdout.flush()
         os._exit(1)

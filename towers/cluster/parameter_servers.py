@@ -3,9 +3,8 @@
 Synchronous training: each worker adds its gradient to TensorFlow's accumulators on the servers. The
 chief takes the accumulators' sums when all gradients have come, makes the one update, and gives
 every other worker a token, for which the worker waits before its step ends. Other than in
-`tf.train.SyncReplicasOptimizer`, a worker adds exactly one gradient a step; gradients are
-transformed (clipped) once, over all workers; rows of sparse gradients are weighted like dense ones
-(and not divided by the number of workers that have them); and batches may be uneven.
+`tf.train.SyncReplicasOptimizer`, a worker adds exactly one gradient a step, gradients are clipped
+once, over all workers, sparse ones are weighted like dense ones, and batches may be uneven.
 
 The number of a round grows with the time of day, so that what another run has left on the servers
 is older, and is dropped. A token is the number of the round that is made; its negative in the round
@@ -26,20 +25,17 @@ from towers.cluster.server_placement import server, tasks_by_size
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once, rows_once
-from towers.tower.objectives import tensors_of, times
+from towers.tower.objectives import of_values, tensors_of, times
 
 _FIRST_SERVER = server(0)
 
 _SCOPE = 'served/'
-"""The name scope of what workers find by its name on the servers. It stands at the root of the
-graph: the caller's name scope may be another one on each worker."""
+"""At the root of the graph: workers find things by name, and callers' scopes may differ."""
 
 
 def exchange(cluster, gradients, shares):
-    """The `Exchange` of a machine's gradients by the accumulators on the servers.
-
-    The chief gets the gradients over all machines, every other worker its own back.
-    """
+    """The `Exchange` by the accumulators on the servers: the chief gets the gradients over all
+    machines, every other worker its own back."""
     with tf.name_scope(_SCOPE):
         rounds = _Rounds(cluster)
         sums = _sums(gradients, shares, cluster, rounds.own)
@@ -68,12 +64,8 @@ def _step(cluster, rounds, pushes, update):
 
 
 class _Rounds:
-    """The number of the round, on the first server and on this worker, and queues of tokens.
-
-    Attributes:
-      own: int64 variable: the number on this worker, which has none until the session has begun.
-      take_up: operation by which a worker takes up the number on the server.
-    """
+    """The number of the round, on the first server and on this worker (`own`, without a value until
+    the operation `take_up` has begun the session), and queues of tokens."""
 
     def __init__(self, cluster):
         self._rank = cluster.rank
@@ -91,9 +83,7 @@ class _Rounds:
 
     def beginning(self, accumulators):
         """Function by which the chief begins the rounds of a session, before others take them up.
-
-        It drops the gradients that another run has left in the accumulators.
-        """
+        It drops the gradients that another run has left in the accumulators."""
         with only_device(_FIRST_SERVER):
             first, dropped = tf.placeholder(tf.int64, []), tf.placeholder(tf.int32, [])
             refuse_older = tf.group(*[each.set_global_step(first) for each in accumulators])
@@ -118,10 +108,8 @@ class _Rounds:
             return tf.group(*[queue.enqueue([token]) for _, queue in sorted(self._tokens.items())])
 
     def wait(self, pushes):
-        """`(this worker's token of the round, the number of the next round)`, after some pushes.
-
-        Tokens of another run are passed over.
-        """
+        """`(this worker's token of the round, the number of the next round)`, after some pushes;
+        tokens of another run are passed over."""
         with tf.control_dependencies(pushes):
             own, queue = self.own.read_value(), self._tokens[self._rank]
         with compat.control_flow_v1():  # a queue takes part in no loop of control flow v2
@@ -132,8 +120,7 @@ class _Rounds:
 
 
 _Sum = collections.namedtuple('_Sum', 'accumulator push total')
-_Sum.__doc__ = """A sum over the workers: the accumulator on a server, the push of this worker's
-part, and the total, which the chief alone takes."""
+_Sum.__doc__ = "An accumulator, the push of this worker's part, the total, for the chief alone."
 
 
 def _sums(gradients, shares, cluster, own_round):
@@ -145,8 +132,11 @@ def _sums(gradients, shares, cluster, own_round):
                           len(cluster.ps))
     parts = [(factor, [], 'examples', _FIRST_SERVER)] if shares.are_weighted else []
     for gradient, variable in gradients:
+        dtype = gradient.dtype.base_dtype
+        if dtype in (tf.float16, tf.bfloat16):  # times examples may overflow; and no accumulator's
+            dtype = tf.float32
         with only_device('/cpu:0'):
-            gradient = times(_as(gradient, _type_of_sum(gradient)), factor)
+            gradient = times(_as(gradient, dtype), factor)
             if isinstance(gradient, tf.IndexedSlices):
                 gradient = each_row_once(gradient)
         name = variable.op.name
@@ -192,8 +182,8 @@ def _for_update(gradients, sums, shares, cluster, rounds):
                           for each, (gradient, variable) in zip(sums, gradients)])
     if cluster.active is None:
         return sums, gates
-    # The end comes when all gradients are there, and the other workers told. A step takes no
-    # branch: with data, the token is 0, which workers pass over.
+    # The end comes when all gradients are there, and the other workers told. The chief enqueues a
+    # token in every step: minus the round at the end of the data, else 0, which workers skip.
     with tf.control_dependencies(gates), only_device('/cpu:0'):
         told = rounds.tell(-rounds.own.read_value() * tf.cast(is_over, tf.int64))
     with tf.control_dependencies([told]):
@@ -201,16 +191,5 @@ def _for_update(gradients, sums, shares, cluster, rounds):
     return data_end.after(ended, sums), [ended]
 
 
-def _type_of_sum(gradient):
-    """A worker's gradient times its number of examples may be no float16, and TensorFlow's
-    accumulators take no bfloat16."""
-    dtype = gradient.dtype.base_dtype
-    return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
-
-
 def _as(gradient, dtype):
-    """A gradient, dense or sparse, in another type."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.cast(gradient.values, dtype), gradient.indices,
-                                gradient.dense_shape)
-    return tf.cast(gradient, dtype)
+    return of_values(lambda values: tf.cast(values, dtype), gradient)

@@ -2,22 +2,19 @@
 
 Each worker has a session of its own, which sees this worker's devices alone. All workers run the
 same collective operations; TensorFlow brings them together by their keys. Dense gradients share
-buffers, which are filled in the reverse order of the variables: a backward pass computes the
-gradients of the last variables first, so that the first buffers are sent while it goes on. With
-`Cluster(wire=…)` they travel as 16-bit numbers: every worker gathers those of all, and adds them up
-in float32, in one order. So each is rounded once, and the sums are the same bits on all workers.
+buffers, filled in the reverse order of the variables, as a backward pass computes them: the first
+are sent while it goes on. With `Cluster(wire=…)` they travel as 16-bit numbers: every worker
+gathers those of all, and adds them up in float32, in one order, so that the sums are the same bits.
 
-Sparse gradients are sent as rows. A message costs half a millisecond whatever is in it, and a model
-may have dozens of embeddings. So the numbers of rows of all gradients travel together, then all
-indices, and then the rows of each type; the first two mostly before the backward pass is through. A
-worker with fewer rows of a variable than another fills up with rows that are cut off again.
+Sparse gradients are sent as rows. A message costs half a millisecond, and a model may have dozens
+of embeddings. So the numbers of rows of all gradients travel together, then all indices, and then
+the rows of each type. A worker with fewer rows fills up with rows that are cut off again.
 """
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import data_end
-from towers.cluster.data_end import SessionBegun
 from towers.cluster.machines import Exchange
 from towers.errors import ClusterError
 from towers.graph.graph_walk import bytes_of
@@ -26,13 +23,10 @@ from towers.reduce.combination import buffers_of, unpacked
 from towers.reduce.sparse_rows import each_row_once
 from towers.tower.objectives import times
 
-BUFFER_MB = 4.
-"""Gradients travel together up to this, in MiB, and larger ones in pieces: see `Cluster`."""
-
+BUFFER_MB = 4.  # MiB of gradients that travel together; larger ones in pieces
 WIRES = {'float16': tf.float16, 'bfloat16': tf.bfloat16}
 MOST_GATHERED = 3
-"""Workers up to which gathering 16-bit numbers takes fewer bytes than a ring of float32: each sends
-2 (W - 1) bytes a number, and in a ring 8 (W - 1) / W."""
+"""Workers W up to which 2 (W - 1) bytes a gathered number are fewer than a ring's 8 (W - 1) / W."""
 
 _GROUP = 7919  # no group that a program's own collectives are likely to use
 _HALVED = 1 << 20  # bytes from which one half of a tensor is added up while the other is sent
@@ -51,9 +45,8 @@ def exchange(cluster, gradients, shares):
                 'the gradient of %r is of type %s, which a ring cannot add up: hold the real '
                 'and the imaginary parts in a variable of a floating type each.' % (
                     variable.op.name, gradient.dtype.base_dtype.name))
-    ring, begun = Collectives(cluster), SessionBegun()
+    ring, (first, begin) = Collectives(cluster), data_end.session_begun()
     with only_device('/cpu:0'), tf.name_scope('ring'):
-        first = begun.check()
         if shares.are_weighted:  # known when the batch is, before the backward pass
             with tf.control_dependencies([first]):
                 first = ring.reduce(tf.reshape(shares.own_examples(), [1]))
@@ -69,8 +62,7 @@ def exchange(cluster, gradients, shares):
         sums.update(rows)
         gradients = data_end.after(ended, [(sums[variable.op.name], variable)
                                            for _, variable in gradients])
-    return Exchange(gradients, [] if cluster.active is None else [ended],
-                    lambda session: session.run(begun.begin))
+    return Exchange(gradients, [] if cluster.active is None else [ended], begin)
 
 
 def broadcast(cluster, variables):
@@ -79,11 +71,8 @@ def broadcast(cluster, variables):
 
 
 def _add_dense(ring, gradients, weight, mean, last):
-    """Adds up the dense ones among all workers' gradients, by their weights or for the mean.
-
-    Returns:
-      `(dict from names of variables to sums, the last message)`; the first one waits for `last`.
-    """
+    """Adds up the dense gradients, by their weights or for the mean; the first message waits for
+    `last`. Returns `(dict from names of variables to sums, the last message)`."""
     dense, sums = [(variable, [(0, gradient)]) for gradient, variable in gradients
                    if not isinstance(gradient, tf.IndexedSlices)], {}
     for buffer in buffers_of(dense, ring.buffer_bytes):
@@ -130,11 +119,8 @@ def _add_rows(ring, gradients, weight, last):
 
 
 def _gathered(ring, tensors, most, last):
-    """Tensors [n, …] of one type of all W workers, in one message, which waits for `last`.
-
-    Args:
-      tensors: list of tensors, static but for n, which differs by worker.
-      most: list of the largest n of each, on any worker.
+    """Tensors [n, …] of one type of all W workers, in one message, which waits for `last`; `most`
+    has the largest n of each tensor on any worker.
 
     Returns:
       `(list of tensors [W * most, …], the message)`; each worker's rows come first among its own.
@@ -160,8 +146,7 @@ def _row_shape(slices, variable):
 
 
 class Collectives:
-    """Makes the collective operations of one worker, with the same keys on all workers, which are
-    counted on within a graph."""
+    """Makes the collective operations of one worker, with keys that count on within a graph."""
 
     def __init__(self, cluster):
         self.rank, self.num_workers = cluster.rank, cluster.num_workers
@@ -181,11 +166,9 @@ class Collectives:
         return reduced
 
     def reduce_gradient(self, gradient, mean, last):
-        """`(sum or mean of the workers' dense gradients of one static shape, the last message)`.
-
-        A tensor of 64 MB takes twice as long in one piece: a large one is sent in several, of which
-        the first waits for `last`.
-        """
+        """`(sum or mean of the workers' dense gradients of one static shape, the last message)`. A
+        tensor of 64 MB takes twice as long in one piece: a large one is sent in several, of which
+        the first waits for `last`."""
         dtype = gradient.dtype.base_dtype
         tensor = gradient if dtype in compat.COLLECTIVE_DTYPES else tf.cast(gradient, tf.float32)
         turns, pieces, reduced = -(-bytes_of(tensor) // self.buffer_bytes), [tensor], []
@@ -218,10 +201,7 @@ class Collectives:
         return tf.cast(total / self.num_workers if mean else total, tensor.dtype), gathered
 
     def gather(self, rows):
-        """The workers' tensors `rows` [n, …] one after the other: [W n, …] for W workers.
-
-        n may differ from step to step, and has to be the same on all workers in a step.
-        """
+        """The workers' tensors `rows` [n, …], of one n in a step, one after the other: [W n, …]."""
         if compat.GATHERS_ANY_ROWS:
             return tf.raw_ops.CollectiveGather(
                 input=rows, shape=[None] + rows.shape.as_list()[1:], **self._next())

@@ -20,16 +20,15 @@ class _AfterSteps(tf.train.SessionRunHook):
     """Does something after the same steps of a session on all workers: `after_step(session, n)`."""
 
     def __init__(self, cluster, built, connection):
-        """The arguments are those of `Member`."""
         self._cluster, self._built, self._connection = cluster, built, connection
         self._session, self._steps = None, 0
 
     def after_create_session(self, session, coord):
-        """Steps are counted from the beginning of a session, which is one on all workers."""
+        """Steps are counted within a session."""
         self._session, self._steps = session, 0
 
     def after_run(self, run_context, run_values):
-        """A call was made, a step or a look at something else by one worker alone."""
+        """A call was made: a step, or a look by one worker alone."""
         if self._steps != self._connection.made:
             self._steps = self._connection.made
             self.after_step(self._session, self._steps)
@@ -37,11 +36,8 @@ class _AfterSteps(tf.train.SessionRunHook):
 
 class DriftHook(_AfterSteps):
     """Compares checksums of what the update writes: after steps 1, 2, 4, 8, … of a session, and
-    after the first step from each checkpoint on, for which the chief asks.
-
-    An update that is computed from random numbers, the time, or what one worker alone knows would
-    let the workers' weights drift apart without an error.
-    """
+    after the first step from each checkpoint on. An update that is computed from random numbers or
+    the time would let the workers' weights drift apart."""
 
     def begin(self):
         """Makes the operations, when all variables are there."""
@@ -73,10 +69,9 @@ class DriftHook(_AfterSteps):
         counted = self._built.global_step
         raise ClusterError(
             'after step %d the variable %r of worker %d is not that of worker 0: each worker '
-            'makes the update itself, and has computed it from something else, or the program has '
-            'written it between two steps. Compute it from gradients, variables and the global '
-            'step (noise by tf.random.stateless_normal(shape, seed=[1, global_step])), write what '
-            "else it needs by UPDATE_OPS, and write the same on every worker between steps." % (
+            'makes the update itself. Compute it from gradients, variables and the global step '
+            '(noise by tf.random.stateless_normal(shape, seed=[1, global_step])), write what else '
+            'it needs by UPDATE_OPS, and write the same on every worker between steps.' % (
                 steps if counted is None else session.run(counted), name, worker))
 
 
@@ -92,13 +87,10 @@ class AskForCheck(tf.train.CheckpointSaverListener):
 
 
 class AveragingHook(_AfterSteps):
-    """Local steps: each worker updates its own weights by its own gradients, and nothing travels in
-    a step. After every K steps of a session, and at its end,
-
-        v  <-  (v_0 + … + v_{W-1}) / W
-
-    over the W workers, of weights, optimizer state and moving averages alike (local SGD: Stich,
-    "Local SGD Converges Fast and Communicates Little", 2019; RETURNN has K = 100).
+    """Local steps: each worker updates its own weights by its own gradients. After every K steps of
+    a session, and at its end, v <- (v_0 + … + v_{W-1}) / W over the W workers, of weights,
+    optimizer state and moving averages alike (local SGD: Stich, "Local SGD Converges Fast and
+    Communicates Little", 2019; RETURNN has K = 100).
     """
 
     def begin(self):

@@ -1,10 +1,9 @@
 """Puts the operations of a finished graph on the parameter servers and on this worker.
 
-The towers are built as on one machine, their variables on its CPU. When the graph is complete, its
-global variables are spread over the servers, by size, and all other operations are put on this
-worker, but for those that look up rows of a variable. So gradients are added up within the machine
-before they go over the wire, rows go over the wire and not their table, and the program's other
-operations (savers, summaries, input) are on no server.
+The towers are built as on one machine. When the graph is complete, its global variables are spread
+over the servers, by size, and all other operations are put on this worker, but for those that look
+up rows of a variable. So gradients are added up within the machine before they go over the wire,
+and rows go over the wire, not their table.
 """
 
 import tensorflow.compat.v1 as tf
@@ -23,25 +22,18 @@ _CALLS = ('If', 'StatelessIf', 'While', 'StatelessWhile', 'Case', 'StatelessCase
 
 
 def spread(cluster, built, scaffold):
-    """Spreads the complete graph of a build, and of the `tf.train.Scaffold` of its session.
-
-    Raises:
-      ClusterError: an operation whose place in the order cannot be kept.
-    """
+    """Spreads the complete graph of a build, and of the `tf.train.Scaffold` of its session."""
     graph, trained = tf.get_default_graph(), [variable for _, variable in built.gradients]
     if cluster.is_chief and cluster.workers_a_step > 1:
         check_writes(graph, built)
-    read_after_writes(graph, trained + _global_variables(graph), built.train_op)
+    read_after_writes(graph, trained + tf.global_variables(), built.train_op)
     scaffold.finalize()
     spread_over_servers(cluster, graph, trained)
 
 
 def check_writes(graph, built):
-    """Raises `ClusterError` if something beside the step computes new values of trained variables.
-
-    Other workers would read them before or after that, by chance. What is only loaded, from a
-    checkpoint or by a feed, is what a program begins with.
-    """
+    """Raises `ClusterError` if something beside the step computes new values of trained variables,
+    which other workers would read before or after that, by chance. Values may be loaded."""
     updates = [update for tower in built.towers for update in tower.updates]
     step, writes = {op.name for op in step_operations([built.train_op] + updates)}, Writes(graph)
     for _, variable in built.gradients:
@@ -63,16 +55,11 @@ def read_after_writes(graph, variables, train_op=None):
     memory: if it waits for a write, it sees what was written. Between a server and a worker the
     value is sent at the start of the step: moving averages that take the global step after the
     train op would get the one before it. Here such an operation gets a read of its own, on the
-    server, which waits for all else that the operation waits for. (The variables that the model
-    makes in the build are resource variables, which TensorFlow reads anew.)
+    server, which waits for all else that the operation waits for; `ClusterError` in a loop or
+    branch (v1), or through a reshape.
 
-    Args:
-      train_op: operation that counts as a write of all of them: on a worker that does not make the
-        update itself, it waits for the one that does; or None.
-
-    Raises:
-      ClusterError: an operation that has to be given another value takes it within a loop or branch
-        (v1), or through a reshape, which others may take as it was.
+    `train_op`, or None, counts as a write of all of them: a worker that does not make the update
+    waits in it for the one that does.
     """
     names = {variable.op.name for variable in variables if variable.op.type in REFERENCE_VARIABLES}
     finder, operations, writes = Writes(graph), graph.get_operations(), {}
@@ -105,11 +92,8 @@ def read_after_writes(graph, variables, train_op=None):
 
 
 def spread_over_servers(cluster, graph, first=()):
-    """Gives a job and a task to each operation of a graph whose device names none.
-
-    Returns:
-      As `servers_of_variables`.
-    """
+    """Gives a job and a task to each operation of a graph whose device names none; returns as
+    `servers_of_variables`."""
     tasks = servers_of_variables(cluster, graph, first)
     # Name of an operation -> its server: variables, accumulators and token queues here; in the loop
     # also what takes a variable, or is colocated with one (the operations of initial values are).
@@ -135,21 +119,15 @@ def server(task):
 
 
 def servers_of_variables(cluster, graph, first=()):
-    """Deals the global variables of a graph out over the parameter servers.
-
-    Every worker has to come to the same, in whatever order it made its variables. A variable that
-    is colocated with another one (a slot with its weight) is where that one is.
-
-    Args:
-      cluster: `Cluster` with parameter servers.
-      graph: a `tf.Graph`.
-      first: list of variables to be dealt out before all others.
+    """Deals the global variables of a graph out over the parameter servers, those in `first` before
+    all others. A slot is with its weight. Every worker has to come to the same, in whatever order
+    it made its variables.
 
     Returns:
       Dict from names of variables to numbers of servers.
     """
     variables = {variable.op.name: variable for variable in
-                 list(first) + _global_variables(graph)}
+                 list(first) + graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)}
 
     def leader(name):
         beside = [each for each in group_of(variables[name].op) if each in variables]
@@ -161,24 +139,14 @@ def servers_of_variables(cluster, graph, first=()):
 
 
 def tasks_by_size(sizes, count, first=()):
-    """Deals variables out over servers: each goes to the server that has the fewest bytes so far.
-
-    The largest comes first, those of the names `first` before all others. It depends on sizes and
-    names alone, which all workers know.
-
-    Returns:
-      Dict from names of variables to numbers of servers.
-    """
+    """Deals variables out over servers: each goes to the one that has the fewest bytes so far, the
+    largest first, those of the names `first` before all others. Returns a dict from names to
+    servers, which depends on names and sizes alone."""
     used, tasks = [0] * count, {}
     for name in sorted(sizes, key=lambda each: (each not in first, -sizes[each], each)):
         tasks[name] = used.index(min(used))
         used[tasks[name]] += sizes[name]
     return tasks
-
-
-def _global_variables(graph):
-    with graph.as_default():
-        return tf.global_variables()
 
 
 def _taken(op):

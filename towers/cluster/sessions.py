@@ -1,5 +1,6 @@
 """Sessions of a cluster's workers: how one begins, which calls are its steps, and how all stop."""
 
+import contextlib
 import signal
 import typing
 
@@ -27,19 +28,18 @@ def check_built(built):
 class BeginHook(tf.train.SessionRunHook):
     """Begins a session on all workers together, and lets its steps be made.
 
-    `tf.train.MonitoredTrainingSession` knows nothing of `creator`. There the others wait for the
-    chief's variables, and in a ring, where each has its own, for ever: they initialise theirs here.
+    `tf.train.MonitoredTrainingSession` lets a worker that is not the chief wait for the chief's
+    initializers. In a ring nobody runs such a worker's: `begin` does.
     """
 
     def __init__(self, cluster, built, target, config, connection, lost):
-        """The arguments are those of `Member`, and `Member.lost`."""
         self._cluster, self._built, self._connection = cluster, built, connection
         self._target, self._config, self._lost = target, config, lost
         self._is_by_member = self._has_begun = self._was_served = False
         self._operations, self._names = [], []
 
     def creator(self, creator, scaffold):
-        """The `tf.train.SessionCreator` for `Member.session_creator`."""
+        """See `Member.session_creator`."""
         if self._was_served:
             raise ClusterError(
                 'join with parameter servers is for one session, and this is the second one: train '
@@ -60,11 +60,10 @@ class BeginHook(tf.train.SessionRunHook):
         if not by_member and self._cluster.is_served:
             raise ClusterError(
                 'this session is not made by the member of the cluster, which puts the variables '
-                'on the parameter servers when the graph is complete: without that, all operations '
-                'of all workers would be on one server. %s, and not by '
+                'on the parameter servers when the graph is complete. %s, and not by '
                 'tf.train.MonitoredTrainingSession.' % HOW)
         if not by_member and self._cluster.has_addresses and not self._cluster.is_chief:
-            # They live in the server of this process, and so are there in the session to come.
+            # They live in the server of this process, for the session to come.
             with tf.Session(self._target, config=self._config) as session:
                 session.run([variable.initializer for variable in tf.global_variables()])
         if self._cluster.has_copies:
@@ -74,7 +73,7 @@ class BeginHook(tf.train.SessionRunHook):
 
     def after_create_session(self, session, coord):
         """Waits for the sessions of all workers, and lets steps be made. Raises for a session that
-        was lost, and for workers with other variables, which would wait for each other for ever."""
+        was lost, and for workers with other variables, which would wait for ever."""
         if self._has_begun:
             raise self._lost()
         self._has_begun = True
@@ -85,20 +84,18 @@ class BeginHook(tf.train.SessionRunHook):
         waits = not self._cluster.is_served or self._cluster.is_chief
         if waits and self._connection.begin_session(self._names) is not None:
             models = {variable.op.name for built in builds for variable in built.variables}
-            own = [name for name in self._names if name not in models]
             raise ClusterError(
-                'the workers have other variables, besides those of the model; this one has %s%s: '
-                'worker 0 gives them to all. Make the same ones on every worker, or what one of '
-                'them needs for itself in collections=[tf.GraphKeys.LOCAL_VARIABLES].' % (
-                    ', '.join(own[:5]) or 'none', ', …' if len(own) > 5 else ''))
+                'the workers have other variables, besides those of the model; this one has '
+                '%.300s: worker 0 gives them to all. Make the same ones on every worker, or what '
+                'one needs for itself in collections=[tf.GraphKeys.LOCAL_VARIABLES].' % (
+                    ', '.join(name for name in self._names if name not in models) or 'none'))
         for operation in self._operations:
             session.run(operation)
         _begin_together(session, builds, self._connection)
 
 
 class _OneSession(tf.train.SessionCreator):
-    """Makes one session. When it is asked for another one, a machine is lost: `MonitoredSession`
-    would go on, and a cluster cannot."""
+    """Makes one session. `MonitoredSession` asks for another one when a machine is lost."""
 
     def __init__(self, create, lost):
         self._create, self._lost, self._made = create, lost, False
@@ -112,8 +109,8 @@ class _OneSession(tf.train.SessionCreator):
 
 
 def _begin_together(session, builds, connection):
-    """Has the steps of some builds begin on all workers or on none. The session is the one that
-    hooks are given, since what they fetch is seen nowhere else."""
+    """Has the steps of some builds begin on all workers or on none. It is the session that hooks
+    are given, since they add fetches."""
     run, make_callable, known = session.run, session.make_callable, {}
 
     def steps_of(fetches):
@@ -128,16 +125,8 @@ def _begin_together(session, builds, connection):
             return ' '.join(map(str, range(len(builds))))
 
     def made(steps, step):
-        if not steps:
+        with connection.step(steps) if steps else contextlib.nullcontext():
             return step()
-        connection.begin_step(steps)
-        is_made = False
-        try:
-            result = step()
-            is_made = True
-            return result
-        finally:
-            connection.step_ended(is_made)
 
     def checked(fetches, *given, **named):
         return made(steps_of(fetches), lambda: run(fetches, *given, **named))
@@ -150,10 +139,8 @@ def _begin_together(session, builds, connection):
 
 def _steps_of(fetched, builds):
     """The numbers of the builds whose train op some fetches run, in words: `'0'`, `'0 1'`; or ''.
-
-    Sums of all workers' gradients without their step are a `ClusterError`: the others would wait,
-    or take them for those of their next step.
-    """
+    `ClusterError` for sums of all workers' gradients without their step: the others would wait, or
+    take them for those of their next step."""
     graph = builds[0].train_op.graph
     elements = [graph.as_graph_element(each) for each in fetched]
     names = {op.name for op in step_operations([getattr(each, 'op', each) for each in elements])}
@@ -161,9 +148,9 @@ def _steps_of(fetched, builds):
     if any(not names.isdisjoint(built.machines.sums) for built in left_out):
         raise ClusterError(
             "session.run takes built.gradients, the sums of all workers' gradients, without the "
-            'step, which alone brings the workers together: fetch them, or a summary of them, with '
-            'built.train_op. Beside a hook that fetches them in every call, look at other things '
-            'by session.run_step_fn(lambda step_context: step_context.session.run(…)).')
+            'step: fetch them with built.train_op. Beside a hook that fetches them in every call, '
+            'look at other things by session.run_step_fn(lambda step_context: '
+            'step_context.session.run(…)).')
     return ' '.join(str(place) for place, built in enumerate(builds) if built not in left_out)
 
 
@@ -171,18 +158,12 @@ class StopTogetherHook(StopOnSignalHook):
     """`StopOnSignalHook` for a cluster: the first signal to any worker makes all stop, and save.
 
     Without it a worker that stops leaves the others waiting for it in their next step. Use it on
-    all workers, among the hooks that come last. Then only one of them has to know how many steps
-    there are: all stop when one does, whatever the reason; asynchronous workers when the chief
-    does, after the step in which they see it. The end of a worker's data is no such stop, see
-    `until_all_end`.
+    all workers, among the hooks that come last. Then all stop when one does, whatever the reason;
+    of asynchronous workers all when the chief does, and another one alone. The end of a worker's
+    data is no such stop, see `until_all_end`.
 
-    A worker that would begin one more step gets `tf.errors.OutOfRangeError`, which
-    `tf.train.MonitoredSession` takes for the end of the training, as at the end of the data.
-
-        with …session(hooks=[stop]) as session:
-            while not session.should_stop():
-                session.run(built.train_op)
-        sys.exit(stop.status)
+    A worker that would begin one more step gets `tf.errors.OutOfRangeError`, for
+    `tf.train.MonitoredSession` the end of the training.
 
     Attributes:
       received: as in `StopOnSignalHook`; None in a worker that stops because another one does.
@@ -194,12 +175,10 @@ class StopTogetherHook(StopOnSignalHook):
           cluster: `Cluster`.
           built: `BuiltTowers`. Of several builds in one graph, which all workers step in the same
             order, it is the one that each round of steps ends with: all stop after its step when a
-            worker got a signal. A worker ends its loop between two rounds, all of which begin with
-            the same steps.
+            worker got a signal, and a worker ends its loop between two rounds.
           stream: as for `StopOnSignalHook`.
 
         Raises:
-          InvalidArgumentError: an argument of another kind.
           ClusterError: `built` was made without a cluster.
         """
         check_instance('cluster', cluster, Cluster, 'a Cluster')
@@ -216,15 +195,15 @@ class StopTogetherHook(StopOnSignalHook):
 
     @property
     def stopped_by(self):
-        """None, or `(rank, number)` of the worker that got a signal, and the signal's."""
-        return None if self._connection is None else self._connection.stopped_by
+        """`(rank, number)` of the worker that got a signal, and the signal's; or `(None, None)`."""
+        if self.received is not None:
+            return self._cluster.rank, self.received
+        return self._connection and self._connection.stopped_by or (None, None)
 
     @property
     def stopping_signal(self):
         """The number of the signal that ended the run, to whichever worker it was sent; or None."""
-        if self.received is not None:
-            return self.received
-        return None if self.stopped_by is None else self.stopped_by[1]
+        return self.stopped_by[1]
 
     @property
     def status(self):
@@ -233,14 +212,12 @@ class StopTogetherHook(StopOnSignalHook):
 
     def reason(self):
         """Who was told to stop, in words: `'worker 1 was told to stop (SIGTERM)'`; or None."""
-        number = self.stopping_signal
-        if number is None:
-            return None
-        rank = self._cluster.rank if self.received is not None else self.stopped_by[0]
-        return 'worker %d was told to stop (%s)' % (rank, signal.Signals(number).name)
+        rank, number = self.stopped_by
+        return None if number is None else 'worker %d was told to stop (%s)' % (
+            rank, signal.Signals(number).name)
 
     def begin(self):
-        """A session begins, whose steps are counted anew; `ClusterError` if not within `join`."""
+        """A session begins; `ClusterError` if not within `join`."""
         self._connection, self._made = self._machines.connection, 0
         if self._connection is None:
             raise ClusterError('StopTogetherHook is for sessions within towers.join: make the '

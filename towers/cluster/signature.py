@@ -1,15 +1,13 @@
 """What a worker is about to train, as a dict of JSON's types that is compared with worker 0's.
 
-Workers with the same variables would add up their gradients whatever losses these are of. So the
-program is described, too: from the loss back to the inputs, the variables and the sources of data,
-and from what the update writes back to the sums over the workers, a line for each operation with
-its type, its inputs and its attributes. The first line that differs is named.
+The program is described from the loss back to the inputs, variables and sources of data, and from
+what the update writes back to the sums over the workers: a line for each operation with its type,
+its inputs and its attributes. The first line that differs is named.
 
-An operation's name, device and seeds do not count. Nor do arrays and integers, which may be data or
-a worker's number; nor what was made before the inputs, such as a pipeline. Where the static sizes
-of the inputs differ among workers, attributes and constants may follow them, and types and inputs
-alone are compared; where a size is known to one worker alone, TensorFlow itself makes other
-operations, and nothing is.
+An operation's name, device and seeds do not count; nor do arrays and integers, which may be data or
+a worker's number; nor what was made before the inputs. Where the static sizes of the inputs differ
+among workers, types and inputs alone are compared; where a size is known to one worker alone,
+TensorFlow itself makes other operations, and nothing is compared.
 """
 
 import itertools
@@ -23,34 +21,24 @@ from towers.graph.edit import Library
 from towers.graph.op_types import VARIABLE_OPS
 from towers.tower.objectives import flat, tensors_of
 
-ADDED_UP = ('Collective', 'Horovod')
-"""Beginnings of types of operations whose results are the same on all workers: counts, say."""
-
+_ADDED_UP = ('Collective', 'Horovod')  # begin types of operations with equal results on all workers
+# Types of operations that bring in data, and attributes with names, seeds, sizes and settings.
 _SOURCE = re.compile('Iterator|Dequeue|Dataset|ReaderRead|ReadFile|^Placeholder|^Arg$|^_Arg$')
-"""Types of operations that bring in data: what is before them does not count."""
-
-_NO_NUMBERS = frozenset([
-    'seed', 'seed2', 'shape', 'shapes', 'element_shape', 'output_shapes', 'message', 'shared_name',
-    'container', 'frame_name', 'stack_name', 'tensor_array_name', 'token', 'config',
-    'config_proto'])
-"""Attributes with names, seeds, sizes and settings of a machine."""
+_NO_NUMBERS = frozenset(
+    'seed seed2 shape shapes element_shape output_shapes message shared_name container frame_name '
+    'stack_name tensor_array_name token config config_proto'.split())
 
 
 def signature(cluster, built, settings=None):
-    """What has to be the same on all workers.
-
-    Args:
-      built: the `BuiltTowers` that is given to `join`; the others of its graph are described, too.
-      settings: as for `join`. They are compared before the model, and so say why the rest differs.
-    """
+    """What has to be the same on all workers, of all builds in the graph of `built`; `settings` as
+    for `join`."""
     builds = builds_of(built)
     return {
         'kind of cluster': cluster.kind, 'list of workers': list(cluster.workers),
         'list of parameter servers': list(cluster.ps), 'synchronous': cluster.synchronous,
         'wire': cluster.wire, 'buffer_mb': cluster.buffer_mb, 'every': cluster.every,
         'compare': cluster.compare,
-        # 1.15 and 2.21 do not understand each other's messages.
-        'TensorFlow': tf.VERSION if hasattr(tf, 'VERSION') else tf.__version__,
+        'TensorFlow': tf.version.VERSION,  # 1.15 and 2.21 do not understand each other's messages
         'number of builds with cluster=': len(builds),
         'build that is given to join': [
             each.machines is built.machines for each in builds].index(True),
@@ -69,23 +57,15 @@ def _of_build(cluster, built):
         '_variables': [[variable.op.name, '%s %s' % (variable.dtype.base_dtype.name,
                                                      variable.get_shape())]
                        for variable in built.variables],
-        '_gradients': _kinds_of(machines.own),
+        # Those of several workers meet by their place in a message, or on a server.
+        '_gradients': [[variable.op.name, '%s %s, number %d' % (
+            'sparse' if isinstance(gradient, tf.IndexedSlices) else 'dense',
+            gradient.dtype.base_dtype.name, place)]
+                       for place, (gradient, variable) in enumerate(machines.own)],
         '_state': [[variable.op.name, 'sent'] for variable in machines.state],
         '_shapes': [None if each.shape.ndims is None else each.shape.as_list() for each in inputs],
         '_loss': _lines_of_loss(built, inputs) if compares else [],
         '_update': _lines_of_update(machines) if compares and machines.written else []}
-
-
-def _kinds_of(gradients):
-    """List of `[name of the variable, kind]` of a machine's gradients.
-
-    Those of several workers meet by their place in a message (ring), or by their number (servers):
-    others, or in another order, those of different variables would be added up.
-    """
-    return [[variable.op.name, '%s %s, number %d' % (
-        'sparse' if isinstance(gradient, tf.IndexedSlices) else 'dense',
-        gradient.dtype.base_dtype.name, place)] for place, (gradient, variable) in
-            enumerate(gradients)]
 
 
 def difference(own, other):
@@ -108,9 +88,8 @@ def _of_builds(own, other):
             or _of_names('its model is another one: variable %r is %s, and that of worker 0 %s',
                          own['_variables'], other['_variables'])
             or _of_names('it trains other variables, or trains them otherwise: the gradient of %r '
-                         'is %s, and that of worker 0 %s. Have the loss computed from the same '
-                         'variables in the same way on every worker, made in one order, such as '
-                         'that of sorted(names), and not in that of a set, with the same var_list',
+                         'is %s, and that of worker 0 %s. Make the same loss on every worker, in '
+                         'one order, such as that of sorted(names), with the same var_list',
                          own['_gradients'], other['_gradients'])
             or _of_lines('loss', own, other)
             or _of_names('its state that training reads is another one: %r is %s, and that of '
@@ -147,35 +126,30 @@ def _of_lines(section, own, other):
         if lines[0][:compared] != lines[1][:compared]:
             return ('its program is another one: its %s is computed by %s, and that of worker 0 by '
                     '%s. Run one program with the same flags, which makes its operations in one '
-                    'order (that of sorted(names), and not that of a set); or give Cluster '
-                    "compare='variables'" % ((section,) + tuple(
-                        '%s %s (%s)' % (kind, attributes[:200] or 'of other inputs', name)
-                        for kind, _, attributes, name in lines)))
+                    "order, such as that of sorted(names); or give Cluster compare='variables'" % (
+                        (section,) + tuple(
+                            '%s %s (%s)' % (kind, attributes[:200] or 'of other inputs', name)
+                            for kind, _, attributes, name in lines)))
     return None
 
 
 def _lines_of_loss(built, inputs):
     losses = [each.op for each in flat(built.towers[0].data_loss) if each is not None]
     names = {each.op.name for each in inputs}
-    operations = losses[0].graph.get_operations()
-    before = itertools.takewhile(lambda op: op.name not in names, operations)
+    before = itertools.takewhile(lambda op: op.name not in names, losses[0].graph.get_operations())
     return _lines_of(losses, names, {op.name for op in before})
 
 
 def _lines_of_update(machines):
     ends = [op for _, writes in sorted(machines.written.items())
             for op in sorted(writes, key=lambda each: each.name)]
-    sums = {tensor.op.name for tensor in tensors_of(machines.gradients)}
-    return _lines_of(ends, sums, machines.model)
+    return _lines_of(ends, {tensor.op.name for tensor in tensors_of(machines.gradients)},
+                     machines.model)
 
 
 def _lines_of(ends, known, outside):
-    """List of `[type, inputs, attributes, name]` of all operations that the `ends` come from.
-
-    Args:
-      known: names of operations that are not looked into: inputs, or sums over the workers.
-      outside: names of the operations that were made before what is described.
-    """
+    """List of `[type, inputs, attributes, name]` of all operations that the `ends` come from. By
+    name, those `known` are inputs or sums over the workers, those `outside` were made before."""
     texts, lines, order, places = _Texts(ends[0].graph), [], [], {}
 
     def place(op):
@@ -188,7 +162,7 @@ def _lines_of(ends, known, outside):
     for op in order:  # which grows
         if op.type in VARIABLE_OPS:
             lines.append(['variable', op.name, '', op.name])
-        elif op.name in known or op.type.startswith(ADDED_UP) or op.type != 'Const' and (
+        elif op.name in known or op.type.startswith(_ADDED_UP) or op.type != 'Const' and (
                 op.name in outside or _SOURCE.search(op.type)):
             lines.append(['given', '', '', op.name])
         else:

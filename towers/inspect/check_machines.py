@@ -11,7 +11,7 @@ from towers.api.build import build_towers
 from towers.cluster.cluster import Cluster
 from towers.cluster.horovod import gathered_lines
 from towers.cluster.member import join, start_server
-from towers.cluster.sockets import free_ports
+from towers.cluster.addresses import free_ports
 from towers.errors import ClusterError, failing_on
 from towers.inspect.check_runs import assigned, constants, map_leaves, train
 from towers.placement.devices import session_config

@@ -1,0 +1,221 @@
+"""Addresses of a cluster's processes: `TF_CONFIG`, ports that are free, and tasks that answer."""
+
+import contextlib
+import errno
+import json
+import random
+import re
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from towers.arguments import check_count
+from towers.errors import ClusterError
+
+FIRST, AGAIN = 5., 30.  # seconds to the first line about a wait, and from one line to the next
+_PAUSE = 0.2  # seconds between two tries
+_PATIENCE = 2.  # seconds for an answer
+
+JOBS = ('chief', 'worker', 'ps', 'evaluator')
+_FORM = '{"cluster": {"worker": ["host:port"]}, "task": {"type": "worker", "index": 0}}'
+
+
+def parse_tf_config(text):
+    """The fields `workers`, `ps`, `job` and `rank` of `Cluster` that a `TF_CONFIG` says: a dict."""
+    cluster, task = _read(text)
+    # "master" is the chief of TensorFlow's estimators before 1.4, and of services since.
+    jobs = {}
+    for job, addresses in cluster.items():
+        jobs.setdefault('chief' if job == 'master' else job, []).extend(addresses or ())
+    job = task.get('type', 'worker')
+    job, index = 'chief' if job == 'master' else job, task.get('index')
+    unknown = [each for each in sorted(jobs) + [job] if each not in JOBS]
+    workers = jobs.get('chief', []) + jobs.get('worker', [])
+    count = len(jobs.get(job, ())) if not unknown else 0
+    for is_wrong, why in (
+            (unknown, 'has a job %r: expected some of %s' % (
+                unknown[0] if unknown else '', ', '.join(JOBS))),
+            (len(jobs.get('chief', ())) > 1, 'has several chiefs, and one worker is the chief: '
+             'leave one, and put the others under "worker"'),
+            (workers and not task, 'has a cluster and no task: add "task": {"type": "worker", '
+             '"index": 0} for this process'),
+            (workers and job != 'evaluator' and index is None and count > 1,
+             'has %d tasks of the job %s, and nothing says which of them this process is: give an '
+             '"index" in the "task"' % (count, job)),
+            (workers and job != 'evaluator' and not 0 <= (index or 0) < count,
+             'gives this process the task %s %s, and its cluster has %d of them: number the tasks '
+             'of each job from 0' % (job, index or 0, count))):
+        if is_wrong:
+            raise ClusterError('TF_CONFIG %s.' % why)
+    index = (index or 0) + (len(jobs.get('chief', ())) if job == 'worker' else 0)
+    return {'workers': workers, 'ps': jobs.get('ps', []),
+            'job': 'worker' if job == 'chief' else job, 'rank': index}
+
+
+def _read(text):
+    """The dicts `cluster` and `task` of a `TF_CONFIG`; the index in the task is an int or None."""
+    try:
+        config = json.loads(text if text.strip() else '{}')
+        cluster, task = config.get('cluster') or {}, dict(config.get('task') or {})
+        lists = all(each is None or isinstance(each, list) for each in cluster.values())
+    except (AttributeError, RecursionError, TypeError, ValueError):
+        cluster, task, lists = {}, {}, None
+    index = task.get('index')
+    if isinstance(index, str) and index.isdigit() and index.isascii():
+        task['index'] = index = int(index)
+    for is_wrong, why in (
+            (lists is None, 'no such objects'), (lists is False, 'a job is no list of addresses'),
+            # A bool or a float would be made into the number of another task by int().
+            (type(index) not in (int, type(None)), 'the index %.40r is no whole number' % (index,)),
+            (task and 'type' not in task, '"task" has no "type"')):
+        if is_wrong:
+            raise ClusterError('TF_CONFIG=%s cannot be read (%s): expected %s.' % (
+                repr(text[:80]) + '…' * (len(text) > 80), why, _FORM))
+    return cluster, task
+
+
+def check_places(cluster):
+    """Raises `ClusterError` for addresses and a rank of a `Cluster` that make no sense."""
+    places = [split_address(str(each).lower()) for each in cluster.workers + cluster.ps
+              if cluster.has_addresses]
+    twice = [place for place in places if places.count(place) > 1]
+    tasks, rank = cluster.tasks(cluster.job), cluster.rank
+    for is_wrong, why in (
+            (twice, '%s:%d is the address of two tasks of the cluster: give each one its own' % (
+                twice or [('', 0)])[0]),
+            (not cluster.workers, 'a cluster needs a worker, and workers=() names none: set '
+             "TF_CONFIG, or pass workers=['host:port', …]"),
+            (cluster.is_served and not cluster.ps, "kind='ps' needs a parameter server, and there "
+             "is none: name one under 'ps', or use kind='ring', which needs none"),
+            (cluster.kind == 'ring' and cluster.ps, "kind='ring' has no parameter servers, and %s "
+             "is one: leave it out, or use kind='ps'" % ', '.join(map(str, cluster.ps))),
+            (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0
+             or tasks is not None and rank >= len(tasks),
+             '%s %r is none of the cluster, which has %s' % (
+                 cluster.job, rank, '%d of them, from 0' % len(tasks) if tasks else
+                 'none of them'))):
+        if is_wrong:
+            raise ClusterError(why + '.')
+
+_LASTING = range(20000, 32768)  # the system gives these ports to no outgoing connection
+_ADDRESS = re.compile(r'(\[[^\s/\[\]]+\]|[^\s/:\[\]]+):([0-9]{1,5})')
+
+
+def free_ports(count: int) -> list:
+    """Numbers of ports of this machine that nobody uses at the moment.
+
+    They are all different, and of a range that the system gives to no outgoing connection: else one
+    that some process opens before the ports are bound could take one of them.
+
+    Raises:
+      ClusterError: there are not so many ports.
+    """
+    check_count('count', count)
+    # Not the module's generator: programs that seed it alike would all draw the same ports.
+    drawn, found = random.SystemRandom().sample(_LASTING, len(_LASTING)), []
+    with contextlib.ExitStack() as stack:
+        while len(found) < count and drawn:
+            try:
+                taken = stack.enter_context(contextlib.closing(socket.socket()))
+                taken.bind(('127.0.0.1', drawn.pop()))
+                found.append(taken.getsockname()[1])
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    break  # this process has too many sockets
+    if len(found) < count:
+        raise ClusterError('count=%d: %d ports are free for this process.' % (count, len(found)))
+    return found
+
+
+def split_address(address):
+    """`('host', port)` of `'host:port'`; `ClusterError` for what is no address."""
+    found = _ADDRESS.fullmatch(str(address))
+    if found is None or not found.group(1).isprintable() or not 0 < int(found.group(2)) < 65536:
+        raise ClusterError("%.200r is no address: expected 'host:port', such as '10.0.0.1:2222' or "
+                           "'[::1]:2222'." % (address,))
+    return found.group(1).strip('[]'), int(found.group(2))
+
+
+def listen(address):
+    """A socket that listens on the port of an address of this process, on all interfaces: the host
+    may be a name that leads here from elsewhere alone, such as a service of Kubernetes."""
+    host, port = split_address(address)
+    listener = socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(('', port))
+        listener.listen(64)
+    except OSError as error:
+        listener.close()
+        raise ClusterError('%s cannot be listened at: %s. Another process uses the port: give this '
+                           'task another one.' % (address, error.strerror)) from None
+    return listener
+
+
+# HTTP/2, which gRPC speaks: the preface, an empty frame of settings, and the type of the answer's.
+_HTTP2 = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\x04\0\0\0\0\0'
+_SETTINGS = b'\x04'
+_MOST_LOOKS = 16  # at servers at a time: that of a machine that is off takes seconds
+
+
+def why_silent(address, timeout=_PATIENCE):
+    """Why what is at an address is no server of TensorFlow's at work, in words; '' if it is one. It
+    is asked as gRPC asks: the system takes connections for a frozen process, too."""
+    received, data = b'', b'-'
+    try:
+        with socket.create_connection(split_address(address), timeout=timeout) as connection:
+            connection.sendall(_HTTP2)
+            while data and len(received) < 4:
+                data = connection.recv(64)
+                received += data
+    except socket.timeout:
+        return 'takes connections and says nothing: its process is frozen, or its machine is off'
+    except OSError as error:
+        return _does_not_answer(error)
+    return '' if received[3:4] == _SETTINGS else (
+        "is no server of TensorFlow's: another program uses the port, or the address is wrong")
+
+
+def _does_not_answer(error):
+    return 'does not answer: %s' % (
+        'the name of its host is not known here' if isinstance(error, socket.gaierror) else
+        error.strerror or error)
+
+
+def silent_servers(cluster):
+    """The parameter servers that do not work, in words, with the reason; '' if all do."""
+    with ThreadPoolExecutor(min(max(len(cluster.ps), 1), _MOST_LOOKS)) as pool:
+        reasons = list(pool.map(why_silent, cluster.ps))
+    return '; '.join('%s %s' % (cluster.who(rank, 'ps'), why)
+                     for rank, why in enumerate(reasons) if why)
+
+
+def connect(address, who, deadline, say):
+    """A socket that is connected with the task `who` at an address; `ClusterError` when there is
+    none at the deadline, by `time.monotonic()`."""
+    place = split_address(address)
+
+    def attempt():
+        try:
+            return socket.create_connection(place, timeout=_PATIENCE), ''
+        except OSError as error:
+            return None, '%s %s' % (who, _does_not_answer(error))
+    return wait_until(attempt, deadline, say)
+
+
+def wait_until(attempt, deadline, say):
+    """What `attempt()` gives, `(result, '')`, tried again while it gives `(None, why not)`."""
+    timeout = deadline - time.monotonic()
+    say_at = deadline - timeout + FIRST
+    while True:
+        result, why = attempt()
+        if not why:
+            return result
+        now = time.monotonic()
+        if now > deadline:
+            raise ClusterError('%s. Start it, correct its address, or give a longer start_timeout.'
+                               % why)
+        if now > say_at:
+            say_at = now + AGAIN
+            say('waiting        %s, start_timeout is %.3g s' % (why, timeout))
+        time.sleep(_PAUSE)
