@@ -42,10 +42,12 @@ def _draws(op):
 
 
 def repeatable_operations(forward, taken, keeps_small):
-    """The operations of a forward pass that a tensor in `taken` is computed from and that may be
-    computed again, in order. With `keeps_small`, small floating tensors are kept, as small integers
-    are. Raises `InvalidArgumentError` where the model computes with a trained reference
-    variable."""
+    """The operations of a forward pass that may be computed again for the backward pass, in order.
+
+    A tensor in `taken` is computed from each. With `keeps_small`, small floating tensors are kept,
+    as small integers are. Raises `InvalidArgumentError` where the model computes with a trained
+    reference variable.
+    """
     place, repeatable = {op.name: index for index, op in enumerate(forward)}, {}
     random = graph_walk.reachable_from(filter(_draws, forward), forward)
     references = _computed_from_references(forward)

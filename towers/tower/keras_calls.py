@@ -27,10 +27,12 @@ _WRITES = ('Assign', 'ResourceScatter', 'Scatter')  # a variable, given as the f
 
 @contextlib.contextmanager
 def record_keras_calls():
-    """The context in which the calls of Keras layers in this graph and thread are recorded:
-    `KerasCalls`, to be asked after it. The base classes' `__call__`, `add_loss` and `add_update` of
-    tf.keras, tf_keras and Keras 3 are wrapped. Raises `ModelFunctionError` where a Keras is
-    imported in it."""
+    """The context in which calls of Keras layers, in this graph and thread, are recorded.
+
+    It gives `KerasCalls`, to be asked after it. The base classes' `__call__`, `add_loss` and
+    `add_update` of tf.keras, tf_keras and Keras 3 are wrapped. Raises `ModelFunctionError` where a
+    Keras is imported in it.
+    """
     compat.import_keras()
     record, bases = KerasCalls(tf.get_default_graph()), compat.keras_base_layers()
     with contextlib.ExitStack() as undo:

@@ -75,10 +75,12 @@ def kept_bytes(operations):
 
 
 def pieces_of(mine, kept, variables_of):
-    """`(pieces, ends)`: the `Piece`s that operations may be cut into, each with something to
-    compute, and the place of the last operation of each. Loops and branches (v1) stay in one piece.
-    `kept` is as of `kept_bytes`, or {}; `variables_of` has by operation the `variable_bytes` of
-    those that it reads first."""
+    """`(pieces, ends)`: the `Piece`s that operations may be cut into, and the last place of each.
+
+    Each has something to compute; loops and branches (v1) stay in one piece. `kept` is as of
+    `kept_bytes`, or {}; `variables_of` has by operation the `variable_bytes` of those that it reads
+    first.
+    """
     crossing, pieces, begin = crossing_bytes(mine, others=True), [], 0
     computing = [place for place, op in enumerate(mine) if op.type != 'Const']
     ends = [place for place in computing[:-1] if not all(
