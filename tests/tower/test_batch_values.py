@@ -219,6 +219,26 @@ def test_batch_norm_in_sync_is_that_of_one_device(model_fn, options, mended_slim
         '%d in sync over the whole batch' % (2 if model_fn in (BY_MOMENTS, BY_HAND) else 1))
 
 
+@pytest.mark.parametrize('inside', [False, True])
+def test_batch_norm_in_sync_by_a_fed_flag_and_control_flow_v2(inside):
+    """As of Keras with `training` fed; statistics inside of the branch cannot meet."""
+    def layer(h, unused_name):
+        def moments():
+            return tuple(tf.nn.moments(h, [0, 1, 2]))
+        of_batch = moments()
+        mean, variance = tf.cond(
+            tf.placeholder_with_default(True, []), moments if inside else lambda: of_batch,
+            lambda: (tf.zeros_like(of_batch[0]), tf.ones_like(of_batch[1])))
+        return (h - mean) * tf.rsqrt(variance + .1)
+    with switched('control_flow_v2', True):
+        if inside:
+            with pytest.raises(towers.ModelFunctionError, match='branch of control flow v2'):
+                assert_one_device(convolutional(layer), 'images', batch_norm='sync')
+            return
+        built = assert_one_device(convolutional(layer), 'images', batch_norm='sync')
+    assert built.plan.line('batch norm').startswith('2 in sync')
+
+
 @pytest.mark.skipif(tf.version.VERSION < '2', reason='float64 in the fused layer of TF 1')
 def test_batch_norm_of_keras_in_sync(mended_slim):
     # Without towers, nobody runs the updates of Keras' layers.

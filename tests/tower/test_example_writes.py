@@ -177,3 +177,40 @@ def test_a_fused_batch_norm_may_be_given_its_averages_in_training_as_keras_does(
             _, after = values_after(session, built.loss, built.train_op, steps=1)
     np.testing.assert_allclose(
         after['average'], .9 + .1 * images[:4].mean(axis=(0, 1, 2)), rtol=1e-6)
+
+
+def test_an_average_that_a_branch_writes_beside_its_variable_is_tower_0s():
+    """As of Keras, whose operations in a branch of control flow v2 are colocated with it."""
+    def model_fn(x):
+        w = tf.get_variable('w', [6, 1], tf.float64, tf.ones_initializer())
+        average = tf.get_variable('average', [6], tf.float64, tf.ones_initializer(),
+                                  trainable=False)
+        mean = tf.reduce_mean(x, 0)
+
+        def write():
+            with tf.colocate_with(average):
+                return tf.assign_sub(average, (average - mean) * tf.constant(.1, tf.float64))
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.cond(
+            tf.placeholder_with_default(True, []), write, lambda: tf.identity(average)))
+        return tf.reduce_mean(tf.square(tf.matmul(x, w)))
+
+    with switched('control_flow_v2', True), tf.Graph().as_default():
+        with tf.variable_scope('', use_resource=True):
+            built = towers.build_towers(model_fn, tf.constant(X), momentum(), 2, 'mean')
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            _, after = values_after(session, built.loss, built.train_op, steps=1)
+    np.testing.assert_allclose(after['average'], .9 + .1 * X[:6].mean(0))
+
+
+@pytest.mark.parametrize('batch', [tf.constant, lambda x: tf.placeholder_with_default(x, [None, 6])])
+def test_a_count_in_a_branch_of_control_flow_v2_is_refused(batch):
+    def model_fn(x):
+        seen = tf.get_variable('seen', [], tf.int32, tf.zeros_initializer(), trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.cond(
+            tf.placeholder_with_default(True, []), lambda: tf.assign_add(seen, tf.shape(x)[0]),
+            lambda: tf.identity(seen)))
+        return tf.reduce_mean(x) * tf.get_variable('w', [], tf.float64)
+
+    with switched('control_flow_v2', True), tf.Graph().as_default(), tf.variable_scope(
+            '', use_resource=True), pytest.raises(towers.SharedVariableError, match='in a branch'):
+        towers.build_towers(model_fn, batch(X), momentum(), 2, 'mean')

@@ -111,8 +111,8 @@ def functions_of(node):
 
 def copied_functions(functions, suffix, change):
     """Copies of functions, {name: `FunctionDef`} with all that they call: a list; and {name: name
-    of its copy}. `change` is called with each `NodeDef` and the names of its function's arguments
-    that are resources."""
+    of its copy}. `change` is called with each `NodeDef`, and whether it takes an argument of its
+    function that is a resource, or is colocated with one that does."""
     names, copies = {name: '%s__%s' % (name, suffix) for name in functions}, []
     for name in sorted(functions):
         copy = type(functions[name])()
@@ -120,9 +120,11 @@ def copied_functions(functions, suffix, change):
         copy.signature.name = names[name]
         resources = {argument.name for argument in copy.signature.input_arg
                      if argument.type == tf.resource.as_datatype_enum}
+        taking = [node for node in copy.node_def if not resources.isdisjoint(node.input)]
+        groups = {name for node in taking for name in [node.name] + group_in_node(node)}
         for node in copy.node_def:
             rename_functions(node, names)
-            change(node, resources)
+            change(node, not groups.isdisjoint([node.name] + group_in_node(node)))
         copies.append(copy)
     return copies, names
 

@@ -66,8 +66,8 @@ def _cuts_after(keep, operations, forward, root):
         if not own:
             raise InvalidArgumentError(
                 'recompute=%r has %r, and the model has no operation or scope of this name: '
-                "expected names as in the graph, without the tower's %r, such as %s." % (
-                    keep, name, root, ', '.join(list(dict.fromkeys(
+                'expected names as in the graph, such as %s.' % (
+                    keep, name, ', '.join(list(dict.fromkeys(
                         repr(op.name[len(root):].split('/')[0]) for op in operations or forward
                         if op.name.startswith(root)))[:3])))
         places = [index for index, op in enumerate(operations) if op.name in own]

@@ -182,11 +182,11 @@ class Copies:
         graph_def, draws_as = tf.GraphDef(), number + self._parts_before
         graph_def.CopyFrom(self._template)
 
-        def change(node, resources):
+        def change(node, is_of_resource):
             give_seed_of_tower(node, draws_as)
             # In a function's body a node that reads a variable's handle keeps its device.
             if node.device and overlaps(node.device, self._tower.device) and (
-                    functions_of(node) or resources.isdisjoint(node.input)):
+                    functions_of(node) or not is_of_resource):
                 node.device = moved(node.device, self._tower.device, device)
         functions, names = copied_functions(
             self._functions, root.strip('/').replace('/', '_'), change)

@@ -15,21 +15,14 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
+from towers.graph.edit import producer
 from towers.graph.op_types import (ADDS, BRANCHES_V2, CHOICES, QUOTIENTS, READS, SAME_NUMBERS,
-                                   SETS, SIZES, SUMS, is_fused_batch_norm)
+                                   SETS, SUMS, is_fused_batch_norm)
 from towers.graph.variable_access import Writes, read_from
-from towers.tower.batch_values import is_batch_value
+from towers.tower.across_examples import is_added_up, mixed
 from towers.tower.sync_batch_norm import statistics_of
 
 _LINEAR = SAME_NUMBERS | SUMS | CHOICES | {'Neg'}
-_ESTIMATES = frozenset(['Mean', 'Max', 'Min', 'ArgMax', 'ArgMin', 'All', 'Any'])
-_REDUCTIONS = _ESTIMATES | {'Sum', 'Prod'}
-_COUNTS = frozenset(['Bincount', 'DenseBincount', 'Unique', 'UniqueV2', 'UniqueWithCounts',
-                     'UniqueWithCountsV2', 'Cumsum', 'Cumprod'])
-_DATA_FIRST = frozenset(['Reshape', 'BroadcastTo', 'Tile', 'Slice', 'StridedSlice', 'Pad', 'PadV2',
-                         'MirrorPad', 'ExpandDims', 'Squeeze', 'Transpose'])
-"""Types whose further inputs say places and sizes."""
-_WITHOUT_VALUES = frozenset(['Range', 'ZerosLike', 'OnesLike', 'BroadcastGradientArgs'])
 
 
 def written_by_every_tower(recorded, writes, size, request):
@@ -45,8 +38,9 @@ def written_by_every_tower(recorded, writes, size, request):
     depends = _Dependence({name for write in writes for name in write.variables},
                           recorded.operations, finder)
     for op, names in writes:
-        has_rows_inside = op.name in examples and any(
-            'Scatter' in node.op for each in finder.functions(op) for node in each.node_def)
+        has_rows_inside = any(
+            _writes_no_average(op, names, function, depends) if op.name in examples else
+            _adds_size(function, size) for function in finder.functions(op))
         if any([_is_of_every_tower(op, name, examples, depends, size)
                 for name in names]) or has_rows_inside:
             _check(op, names[0], depends, others, has_rows_inside, recorded)
@@ -103,6 +97,43 @@ def _is_of_every_tower(op, name, examples, depends, size):
         'average of them: of a part of the batch it would have another value than of the whole. '
         'Take the value over all towers (towers.batch_sum, towers.batch_mean), or compute it from '
         'what does not depend on the examples.' % (name, op.name))
+
+
+def _writes_no_average(op, names, function, depends):
+    """Whether a function that an operation calls writes rows, counts, or what is not computed from
+    the variable's own value; `names` are those of the variables that it writes."""
+    nodes = {node.name: node for node in function.node_def}
+    arguments = [each.name for each in function.signature.input_arg]
+    outside = dict(zip(arguments, list(op.inputs)[len(op.inputs) - len(arguments):]))
+
+    def is_own(name, handle):
+        return any(depends.on(outside[name], each) for each in names) if name in outside else (
+            nodes[name].op in READS and nodes[name].input[0] == handle)
+    return any('Scatter' in node.op or node.op in ADDS | SETS and (
+        tf.as_dtype(node.attr['dtype'].type).is_integer or not any(
+            is_own(name, node.input[0]) for name in _behind(node.input[1], nodes)))
+               for node in nodes.values())
+
+
+def _adds_size(function, size):
+    """Whether a function adds what is computed from the static number of examples, a constant."""
+    nodes = {node.name: node for node in function.node_def}
+    added = set().union(*[_behind(node.input[1], nodes)
+                          for node in nodes.values() if node.op in ADDS])
+    return isinstance(size, int) and size > 1 and any(
+        size in np.ravel(tf.make_ndarray(nodes[name].attr['value'].tensor))
+        for name in added & nodes.keys() if nodes[name].op == 'Const')
+
+
+def _behind(text, nodes):
+    """Names of the operations and arguments of a function that an input is computed from."""
+    stack, seen = [producer(text)], set()
+    while stack:
+        name = stack.pop()
+        if name not in seen and name in nodes and nodes[name].op not in READS:
+            stack.extend(map(producer, nodes[name].input))
+        seen.add(name)
+    return seen
 
 
 def _static(tensor):
@@ -220,69 +251,6 @@ def _is_affine(tensor, name, examples, depends, of_means, size):
             stack.extend(each for each in op.inputs if depends.on(each, name)
                          or each.op.name in examples)
         elif of_means and op.type != 'Mean' and not is_fused_batch_norm(op.type) or (
-                depends.on(tensor, name)) or _added_up(tensor, examples):
+                depends.on(tensor, name)) or is_added_up(tensor, examples):
             return False
     return True
-
-
-# ---- operations across the examples of a batch, told from the graph ------------------------------
-
-def _added_up(tensor, examples):
-    """Whether a statistic is computed from examples that are added up, which estimates nothing of
-    the batch, as a mean or a maximum does. A sum that is divided by what is computed from the
-    examples is a mean."""
-    def look(op):
-        if op.type in _ESTIMATES and _is_over_examples(op) or is_fused_batch_norm(op.type):
-            return ()
-        divisors = [each for each in op.inputs if each.op.type in ('Reciprocal', 'Inv')]
-        if op.type in QUOTIENTS:
-            divisors = op.inputs[1:]
-        if any(each.op.name in examples for each in divisors):
-            return ()
-        return None if op.type in ('Sum', 'Prod') and _is_over_examples(op) or (
-            _counts_examples(op, examples)) else op.inputs
-    return _first(tensor, examples, look) is not None
-
-
-def mixed(tensor, examples, of_batch_norm):
-    """The operation by which a value of one example depends on the others; or None.
-
-    A value of one example (its features, its distance from a center) is the same in a shard as in
-    the batch; one that is counted, added up or compared over the examples of a shard is not. By the
-    operations `of_batch_norm`, which compute its statistics, examples may depend on each other.
-    """
-    def look(op):
-        if op.name in of_batch_norm or op.type in _WITHOUT_VALUES:
-            return ()
-        if op.type in _REDUCTIONS and _is_over_examples(op) or op.type in SIZES or (
-                _counts_examples(op, examples)):
-            return None
-        if op.type == 'Fill':
-            return op.inputs[1:]
-        return op.inputs[:1] if op.type in _DATA_FIRST or op.type in _REDUCTIONS else op.inputs
-    return _first(tensor, examples, look)
-
-
-def _first(tensor, examples, look):
-    """The operation at which `look` stops, by None; else it returns the inputs to search."""
-    def inputs(op):
-        return [each.op for each in look(op) or () if counts(each.op)]
-
-    def counts(op):
-        return op.name in examples and not is_batch_value(op)
-    found = graph_walk.reached(filter(counts, [tensor.op]), inputs)
-    return next((op for op in found.values() if look(op) is None), None)
-
-
-def _is_over_examples(op):
-    """Whether a reduction is over the first dimension, as far as is known."""
-    axes, rank = tf.get_static_value(op.inputs[1]), op.inputs[0].shape.ndims
-    if axes is None:
-        return True
-    axes = [int(axis) for axis in axes.reshape([-1])]
-    return 0 in axes or any(axis < 0 and rank in (None, -axis) for axis in axes)
-
-
-def _counts_examples(op, examples):
-    return op.type in _COUNTS or 'Segment' in op.type or op.type == 'MatMul' and all(
-        each.op.name in examples for each in op.inputs)

@@ -22,7 +22,7 @@ from towers.graph.op_types import (CHOICES, PLACEHOLDERS, QUOTIENTS, READS, SAME
                                    SUMS, VARIABLE_OPS)
 from towers.placement.tower_device import TowerDevice, stages_of
 from towers.placement.variable_device import only_device
-from towers.tower.example_writes import mixed
+from towers.tower.across_examples import mixed
 from towers.tower.batch_values import is_batch_value
 from towers.tower.objectives import flat, map_shaped, with_parts
 

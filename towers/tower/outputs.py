@@ -160,7 +160,8 @@ def _check_prediction(leaf, examples):
         raise ModelFunctionError('the model function returned %.80r of type %s among its '
                                  'predictions: expected tensors [shard, ...], or scalars.'
                                  % (leaf, type(leaf).__name__))
-    rows = leaf.shape.as_list()[0] if isinstance(leaf, tf.Tensor) and leaf.shape.ndims else None
+    has_shape = isinstance(leaf, (tf.Tensor,) + compat.VARIABLE_TYPES)
+    rows = leaf.shape.as_list()[0] if has_shape and leaf.shape.ndims else None
     if examples is not None and rows is not None and (rows == 0 or rows % examples):
         raise ModelFunctionError(
             'the prediction %r has shape %s, and the shard has %d examples: expected a tensor '

@@ -16,8 +16,8 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import ModelFunctionError
 from towers.graph.graph_walk import behind
-from towers.graph.edit import Library
-from towers.graph.op_types import SAME_NUMBERS, is_fused_batch_norm
+from towers.graph.edit import Library, producer
+from towers.graph.op_types import BRANCHES_V2, SAME_NUMBERS, is_fused_batch_norm
 from towers.tower.batch_values import batch_mean, batch_sum
 
 
@@ -44,12 +44,23 @@ def statistics_of(operations):
 def _check_functions(operations, graph):
     functions = Library(graph).reached_from([op.node_def for op in operations])
     for name, function in functions.items():
+        nodes = {node.name: node for node in function.node_def}
         for node in function.node_def:
-            if is_fused_batch_norm(node.op) and node.attr['is_training'].b:
+            if is_fused_batch_norm(node.op) and node.attr['is_training'].b or (
+                    _is_variance(node, nodes)):
                 raise ModelFunctionError(
                     "batch_norm='sync', and batch norm %s is in a function or a branch of control "
                     'flow v2 (%s), where towers cannot meet: call tf.disable_control_flow_v2(), or '
                     "pass batch_norm='shard'." % (node.name, name))
+
+
+def _is_variance(node, nodes):
+    """Whether a `NodeDef` of a function is a mean of squared distances over the examples."""
+    squares, axes = [nodes.get(producer(text)) for text in list(node.input)[:2]] if (
+        node.op == 'Mean') else (None, None)
+    return squares is not None and squares.op == 'SquaredDifference' and (
+        axes is None or axes.op != 'Const' or
+        0 in np.ravel(tf.make_ndarray(axes.attr['value'].tensor)))
 
 
 def _check_gradients(batch_norms, operations):
@@ -95,8 +106,9 @@ def _is_normalized_by(variance):
         for op in tensor.consumers():
             if op.type in ('Rsqrt', 'Sqrt', 'Pow'):
                 return True
-            if op.name not in seen and steps < 8 and (op.type in SAME_NUMBERS or op.type in (
-                    'Add', 'AddV2', 'Switch', 'Merge', 'Select', 'SelectV2', 'Maximum')):
+            if op.name not in seen and steps < 8 and (
+                    op.type in SAME_NUMBERS | BRANCHES_V2 or op.type in (
+                        'Add', 'AddV2', 'Switch', 'Merge', 'Select', 'SelectV2', 'Maximum')):
                 seen.add(op.name)
                 stack += [(output, steps + 1) for output in op.outputs]
     return False
