@@ -5,7 +5,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.cluster import data_end
 from towers.cluster.machines import Exchange
-from towers.errors import MissingPackageError, WorkerLostError
+from towers.errors import MissingPackageError
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once
 from towers.tower.objectives import of_values, tensors_of, times
@@ -71,20 +71,6 @@ def broadcast(unused_cluster, variables):
             done.append(tf.assign(variable, load_horovod().broadcast(
                 variable.read_value(), 0, name='of_rank_0')).op)
     return tf.group(*done)
-
-
-def explained(error):
-    """A `WorkerLostError` for an error of Horovod's, of which another process is gone; or None."""
-    if not any(text in str(error) for text in LOST):
-        return None
-    return WorkerLostError(
-        'a worker of Horovod has ended before this one, whose step needs all workers: killed, by '
-        'an error, or since its steps or its data were over: see what it says. With '
-        'StopTogetherHook on every worker all stop after the same step. Started again, they go on '
-        'from the last checkpoint.')
-
-
-LOST = ('Horovod has been shut down', 'gloo/transport')
 
 
 def gathered_lines(text):

@@ -137,7 +137,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
             lost = connection.error(dead_after + 1. if may_be_a_peers else 0.)
             ended.set()
             if reason is None and isinstance(error, tf.errors.OpError):
-                reason = lost or horovod.explained(error)
+                reason = lost
             said = reason or error
             connection.fail('%s: %s' % (type(said).__name__, reason_of(said)))
             if reason is not None:
@@ -261,8 +261,7 @@ def _own_reason(error):
 # By these a step fails when another worker dies; by others if their text has a word of _REMOTE.
 _OF_PEERS = (tf.errors.CancelledError, tf.errors.UnknownError, tf.errors.DeadlineExceededError,
              tf.errors.AbortedError, tf.errors.InternalError, tf.errors.UnavailableError)
-_REMOTE = horovod.LOST + ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC',
-                          'Socket closed')
+_REMOTE = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC', 'Socket closed')
 
 
 def _may_be_a_peers(error):
