@@ -62,6 +62,7 @@ class Machines:
       same_examples: this machine's number of examples, if all need the same number; else None.
       updates_here: whether this worker makes the update; of synchronous parameter servers the chief
         alone does.
+      begin_session: function by which a session lets its steps be made.
       connection: `Connection` of this worker while it is a member; else None.
 
     And of the step, when it is made:
@@ -82,7 +83,8 @@ class Machines:
         if cluster.active is not None and cluster.num_workers > 1:
             gradients = data_end.of_batches(gradients, cluster.active)
         exchange = _of_this_worker if cluster.workers_a_step == 1 else kind.exchange
-        self.gradients, self.gates, self._begin, self._step = exchange(cluster, gradients, shares)
+        self.gradients, self.gates, begin, self._step = exchange(cluster, gradients, shares)
+        self.begin_session = begin or (lambda session: None)
         if cluster.workers_a_step > 1:
             self.gradients = [(without_gradient(each), variable)
                               for each, variable in self.gradients]
@@ -126,11 +128,6 @@ class Machines:
     def join(self, connection):
         """Notes the `Connection` by which this worker is a member."""
         self.connection = connection
-
-    def begin_session(self, session):
-        """Lets the steps of a session be made; called when it has begun."""
-        if self._begin is not None:
-            self._begin(session)
 
 
 def _of_this_worker(cluster, gradients, unused_shares):
