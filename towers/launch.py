@@ -181,7 +181,7 @@ class Processes:
         return [process for process in self._processes if process.poll() is None]
 
     def _send(self, number):
-        # A server ends after the workers: they need it to save, and to say why they end.
+        # A server ends after the workers, which need it to save.
         running = self._running()
         for process in [each for each in running if not each.serves] or running:
             process.send(number)

@@ -137,8 +137,8 @@ def split_address(address):
 
 
 def listen(address):
-    """A socket that listens on the port of an address of this process, on all interfaces: the host
-    may be a name that leads here from elsewhere alone, such as a service of Kubernetes."""
+    """A socket that listens on the port of an address, on all interfaces: the host may be a name
+    that leads here from elsewhere alone, such as a service of Kubernetes."""
     host, port = split_address(address)
     listener = socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -114,7 +114,6 @@ class Cluster(collections.namedtuple('Cluster', [
         Raises:
           ClusterError: `TF_CONFIG` cannot be read or contradicts itself, names no workers, or does
             not say which of several this process is.
-          InvalidArgumentError: a field that `TF_CONFIG` says.
         """
         environment = os.environ if environment is None else environment
         said = parse_tf_config(environment.get('TF_CONFIG') or '{}')

@@ -23,12 +23,7 @@ _KEYS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'fingerprint': dic
 _TYPES = ('hello alive begin left done failed '  # of workers; and of worker 0:
           'compare welcome refused waiting go over differs gone lost end').split()
 _MOST_NUMBER, _LONGEST = 1 << 53, 8000
-_BEATS = 5  # messages that a worker sends within `dead_after`
-
-
-def beat(dead_after):
-    """Seconds from one sign of life to the next."""
-    return dead_after / _BEATS
+BEATS = 5  # messages that each side sends within `dead_after`
 
 
 class Lines:
@@ -244,7 +239,7 @@ class Connection:
         self._lines.close()
 
     def _run(self):
-        pause, beat_at = beat(self.dead_after), 0.
+        pause, beat_at = self.dead_after / BEATS, 0.
         while not (self._closed.is_set() or self._ended or self.lost is not None):
             now = time.monotonic()
             if self._is_member and now >= beat_at:

@@ -19,7 +19,7 @@ import threading
 import time
 
 from towers.cluster.addresses import AGAIN, FIRST
-from towers.cluster.connection import CUT, SILENT, Lines, beat, digest_of, readable
+from towers.cluster.connection import BEATS, CUT, SILENT, Lines, digest_of, readable
 from towers.errors import ClusterError
 
 _LINGER = 0.5  # seconds
@@ -73,7 +73,7 @@ class Coordinator:
         there; the others as for `join`."""
         self._cluster, self._listener, self._say = cluster, listener, say
         self._fingerprint, self._digest = fingerprint, digest_of(fingerprint)
-        self._dead_after = dead_after
+        self._dead_after, self._beat = dead_after, dead_after / BEATS
         self._workers = [_Worker(rank) for rank in range(cluster.num_workers)]
         self._is_complete, self._is_lost, self._beat_at = False, False, 0.
         own, self.own_end = socket.socketpair()
@@ -96,7 +96,7 @@ class Coordinator:
     def _run(self):
         """Hears all until worker 0 has closed its end, and the others theirs: closing a connection
         with something unread would lose the last words."""
-        pause, until = min(0.5, beat(self._dead_after)), float('inf')
+        pause, until = min(0.5, self._beat), float('inf')
         while self._connections and time.monotonic() < until:
             looked_at = time.monotonic()
             if not self._own.is_open:
@@ -228,7 +228,7 @@ class Coordinator:
         if not self._is_complete or self._is_lost:
             return
         if now >= self._beat_at:
-            self._beat_at = now + beat(self._dead_after)
+            self._beat_at = now + self._beat
             self._send_all({'type': 'alive'})
         was_frozen = now - looked_at > self._dead_after / 2.  # itself, and has heard nobody
         done = [worker for worker in self._workers if worker.done is not None]
@@ -243,7 +243,7 @@ class Coordinator:
 
     def _waited_for(self, worker, now):
         """List of those that a worker waits for."""
-        silence = max(FIRST, 1.5 * beat(self._dead_after))
+        silence = max(FIRST, 1.5 * self._beat)
         if worker.lines is None:
             return []
         if not self._is_complete:

@@ -3,8 +3,7 @@ session has begun, nor when all data have ended.
 
 In a plain `tf.Session` nobody would give the workers the values of worker 0, or put the variables
 on the servers: each would train by itself, without a word. So a step reads a variable that has no
-value but from the hooks that begin a session. It is in no collection of TensorFlow's, so that no
-initializer of a program writes it.
+value but from the hooks that begin a session, and is in no collection of TensorFlow's.
 
 A worker whose data have ended gives no gradient. The step in which no worker has data raises, and
 changes nothing.
@@ -97,11 +96,8 @@ def after(operation, gradients):
 
 def of_batches(gradients, active):
     """Gradients of a worker that computes its first batch again: where `active` is 0, dense ones
-    are zeros, and sparse ones have no row.
-
-    A weight of 0 is not enough: momentum moves the rows that a sparse gradient has, and 0 times
-    infinity is NaN in the sum of all workers.
-    """
+    are zeros, and sparse ones have no row. A weight of 0 is not enough: momentum moves the rows
+    that a sparse gradient has, and 0 times infinity is NaN in the sum of all workers."""
     with only_device('/cpu:0'):
         has_batch = active >= .5
         of_rows = tf.cast(has_batch, tf.int32)

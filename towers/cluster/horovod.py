@@ -12,16 +12,11 @@ from towers.tower.objectives import of_values, tensors_of, times
 
 
 _SCOPE = 'towers_shared/'
-"""Of all that Horovod brings together by its name. It stands at the root of the graph: the caller's
-name scope may be another one on each worker, and each would wait for ever for what it alone has."""
+"""At the root of the graph: Horovod brings together by name, and callers' scopes may differ."""
 
 
 def load_horovod():
-    """`horovod.tensorflow`, initialised.
-
-    Raises:
-      MissingPackageError: Horovod is not installed, or not built for this TensorFlow.
-    """
+    """`horovod.tensorflow`, initialised; `MissingPackageError` where it cannot be loaded."""
     try:
         import horovod.tensorflow as hvd
         hvd.init()
@@ -35,11 +30,8 @@ def load_horovod():
 
 
 def exchange(cluster, gradients, shares):
-    """The `Exchange` of a machine's gradients by Horovod's all-reduce.
-
-    Horovod brings together what has one name, and names it by what it is given. So all names are
-    the variables' here, and not those of operations that each worker may have others of.
-    """
+    """The `Exchange` of a machine's gradients by Horovod's all-reduce, each by the name of its
+    variable, and not of an operation that each worker may have others of."""
     hvd, weight, average = load_horovod(), shares.constant, shares.is_mean
     if shares.are_weighted:
         with only_device('/cpu:0'), tf.name_scope(_SCOPE):  # before the backward pass

@@ -56,18 +56,18 @@ class Machines:
         for bit. They cannot be differentiated, for an optimizer of second order.
       sums: names of the operations of `gradients` where all workers make one step together; else
         empty.
-      gates: list of operations that every write of a step waits for: on the chief of synchronous
-        parameter servers the arrival of all gradients, since the other workers read the variables
-        until then; with `active` the proof that a worker has data.
+      gates: list of operations that every write of a step waits for: on the chief of parameter
+        servers the arrival of all gradients, until which the other workers read the variables; with
+        `active` the proof that a worker has data.
       same_examples: this machine's number of examples, if all need the same number; else None.
       updates_here: whether this worker makes the update; of synchronous parameter servers the chief
         alone does.
+      begin_session: function by which a session lets its steps be made.
       connection: `Connection` of this worker while it is a member; else None.
 
     And of the step, when it is made:
 
-      redirect: function to be called when the program's graph is complete, see
-        `tower.write_order`; or None.
+      redirect: function to call when the graph is complete, see `tower.write_order`; or None.
       written: dict from names of variables to the operations by which the update of each worker
         writes them; empty where the chief alone makes it.
       model: names of the operations of the model that the update waits for.
@@ -83,7 +83,8 @@ class Machines:
         if cluster.active is not None and cluster.num_workers > 1:
             gradients = data_end.of_batches(gradients, cluster.active)
         exchange = _of_this_worker if cluster.workers_a_step == 1 else kind.exchange
-        self.gradients, self.gates, self._begin, self._step = exchange(cluster, gradients, shares)
+        self.gradients, self.gates, begin, self._step = exchange(cluster, gradients, shares)
+        self.begin_session = begin or (lambda session: None)
         if cluster.workers_a_step > 1:
             self.gradients = [(without_gradient(each), variable)
                               for each, variable in self.gradients]
@@ -128,11 +129,6 @@ class Machines:
         """Notes the `Connection` by which this worker is a member."""
         self.connection = connection
 
-    def begin_session(self, session):
-        """Lets the steps of a session be made; called when it has begun."""
-        if self._begin is not None:
-            self._begin(session)
-
 
 def _of_this_worker(cluster, gradients, unused_shares):
     """The `Exchange` for an update by the gradients of this worker alone, whose data may end."""
@@ -156,16 +152,14 @@ def _writes_of(finder, names, operations):
 
 
 def _share_state(update, before, model, own, combined, broadcast, replicated):
-    """Gives worker 0's state to the other workers, where the model writes it and training reads it.
+    """Gives worker 0's state to the other workers, where the model writes it and training reads it:
+    `(operation of the step, list of the variables that worker 0 gives to the others in it)`.
 
     A codebook, centers of classes, a learning rate that falls with the loss: every worker has a
     copy, and writes it from its own batch. So, in each step, worker 0's value goes to the others
     after all of the model's writes, and before the update, whose own reads wait for it. State that
-    training only writes, such as the moving averages of batch norm, needs no message: worker 0
-    saves its own. Nor does what the update writes: all write the same, see `same_weights`.
-
-    Returns:
-      `(operation of the step, list of the variables that worker 0 gives to the others in it)`.
+    training only writes, such as moving averages, needs no message: worker 0 saves its own. Nor
+    does what the update writes: all write the same.
     """
     finder, step = Writes(tf.get_default_graph()), step_operations([update])
     sums, trained = tensors_of(combined), [variable for _, variable in own]
@@ -269,7 +263,7 @@ def check_build(cluster, optimizer, has_replicas, scales_loss):
 
 
 def builds_of(built):
-    """List of all builds over machines in the graph of a build, in the order they were made."""
+    """List of all builds over machines in the graph of a build, in their order."""
     with built.train_op.graph.as_default():
         return list(tf.get_collection(_BUILDS))
 

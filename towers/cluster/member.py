@@ -63,7 +63,7 @@ class Member:
 
     def session(self, hooks=()):
         """A `tf.train.MonitoredSession` that saves nothing; its variables begin with worker 0's
-        values. `hooks` is a list of hooks, to come after `self.hooks`."""
+        values. `hooks` come after `self.hooks`."""
         scaffold, initialises = tf.train.Scaffold(), self.is_chief or not self.cluster.is_served
         make = tf.train.ChiefSessionCreator if initialises else tf.train.WorkerSessionCreator
         creator = make(scaffold, self.target, self.config)
@@ -85,10 +85,6 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
          settings: typing.Optional[dict] = None, say: typing.Callable = print,
          on_lost: typing.Optional[typing.Callable] = None) -> typing.Iterator['Member']:
     """Joins the cluster for the time of the `with` block, in which this worker trains.
-
-        with towers.join(cluster, built) as member, member.session() as session:
-            while not session.should_stop():
-                session.run(built.train_op)
 
     Call it when the graph is complete but for savers and summaries. A worker that is about to train
     something else is refused, by name. With parameter servers a join is for one session.

@@ -7,8 +7,7 @@ every other worker a token, for which the worker waits before its step ends. Oth
 once, over all workers, sparse ones are weighted like dense ones, and batches may be uneven.
 
 The number of a round grows with the time of day, so that what another run has left on the servers
-is older, and is dropped. A token is the number of the round that is made; its negative in the round
-in which no worker has data.
+is older, and is dropped. A token is the number of the round; its negative at the end of all data.
 """
 
 import collections

@@ -42,9 +42,8 @@ def exchange(cluster, gradients, shares):
     for gradient, variable in gradients:
         if gradient.dtype.is_complex:
             raise ClusterError(
-                'the gradient of %r is of type %s, which a ring cannot add up: hold the real '
-                'and the imaginary parts in a variable of a floating type each.' % (
-                    variable.op.name, gradient.dtype.base_dtype.name))
+                'the gradient of %r is of type %s, which a ring cannot add up: use a real variable '
+                'for each part.' % (variable.op.name, gradient.dtype.base_dtype.name))
     ring, (first, begin) = Collectives(cluster), data_end.session_begun()
     with only_device('/cpu:0'), tf.name_scope('ring'):
         if shares.are_weighted:  # known when the batch is, before the backward pass
@@ -122,8 +121,7 @@ def _gathered(ring, tensors, most, last):
     """Tensors [n, …] of one type of all W workers, in one message, which waits for `last`; `most`
     has the largest n of each tensor on any worker.
 
-    Returns:
-      `(list of tensors [W * most, …], the message)`; each worker's rows come first among its own.
+    Returns `(list of tensors [W * most, …], the message)`; each worker's rows come first.
     """
     padded = [tf.pad(each, [[0, count - tf.shape(each)[0]]] + [[0, 0]] * (each.shape.ndims - 1))
               for each, count in zip(tensors, most)]
@@ -187,7 +185,7 @@ class Collectives:
         return tf.cast(total, dtype), last
 
     def _reduce_16(self, tensor, mean):
-        """As `reduce`, with the message; numbers travel as 16-bit ones, in pairs, by their bits."""
+        """As `reduce`, with the message; 16-bit numbers travel in pairs, by their bits."""
         count, own = tensor.shape.num_elements(), tf.cast(tf.reshape(tensor, [-1]), self._wire)
         pairs = tf.reshape(tf.pad(own, [[0, count % 2]]), [1, -1, 2])
         shape = [self.num_workers, pairs.shape[1]]

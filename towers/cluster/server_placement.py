@@ -44,22 +44,17 @@ def check_writes(graph, built):
                 raise ClusterError(
                     '%r writes the trained variable %r beside built.train_op, and other workers '
                     'may read it before or after that: put the write into the collection '
-                    "UPDATE_OPS, or into the optimizer's apply_gradients, or use kind='ring'."
-                    % (op.name, variable.op.name))
+                    "UPDATE_OPS, or use kind='ring'." % (op.name, variable.op.name))
 
 
 def read_after_writes(graph, variables, train_op=None):
     """Gives what waits for a write of a reference variable the value from after that write.
 
-    On one machine an operation that takes the value of a reference variable gets the variable's
-    memory: if it waits for a write, it sees what was written. Between a server and a worker the
-    value is sent at the start of the step: moving averages that take the global step after the
-    train op would get the one before it. Here such an operation gets a read of its own, on the
-    server, which waits for all else that the operation waits for; `ClusterError` in a loop or
-    branch (v1), or through a reshape.
-
-    `train_op`, or None, counts as a write of all of them: a worker that does not make the update
-    waits in it for the one that does.
+    On one machine it sees the variable's memory. Between a server and a worker the value is sent at
+    the start of the step: moving averages that take the global step after the train op would get
+    the one before it. Here such an operation gets a read of its own, on the server, which waits for
+    all else that the operation waits for; `ClusterError` in a loop or branch (v1), or through a
+    reshape. `train_op`, or None, counts as a write of all variables: it waits for the chief's.
     """
     names = {variable.op.name for variable in variables if variable.op.type in REFERENCE_VARIABLES}
     finder, operations, writes = Writes(graph), graph.get_operations(), {}
@@ -120,12 +115,8 @@ def server(task):
 
 def servers_of_variables(cluster, graph, first=()):
     """Deals the global variables of a graph out over the parameter servers, those in `first` before
-    all others. A slot is with its weight. Every worker has to come to the same, in whatever order
-    it made its variables.
-
-    Returns:
-      Dict from names of variables to numbers of servers.
-    """
+    all others, a slot with its weight, in whatever order they were made. Returns a dict from names
+    of variables to numbers of servers."""
     variables = {variable.op.name: variable for variable in
                  list(first) + graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)}
 

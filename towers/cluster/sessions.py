@@ -163,10 +163,8 @@ class StopTogetherHook(StopOnSignalHook):
     data is no such stop, see `until_all_end`.
 
     A worker that would begin one more step gets `tf.errors.OutOfRangeError`, for
-    `tf.train.MonitoredSession` the end of the training.
-
-    Attributes:
-      received: as in `StopOnSignalHook`; None in a worker that stops because another one does.
+    `tf.train.MonitoredSession` the end of the training. `received` is None in a worker that stops
+    because another one does.
     """
 
     def __init__(self, cluster: typing.Any, built: typing.Any, stream: typing.Any = None):
@@ -174,8 +172,7 @@ class StopTogetherHook(StopOnSignalHook):
         Args:
           cluster: `Cluster`.
           built: `BuiltTowers`. Of several builds in one graph, which all workers step in the same
-            order, it is the one that each round of steps ends with: all stop after its step when a
-            worker got a signal, and a worker ends its loop between two rounds.
+            order, the last: all stop after its step, and a worker ends its loop between two rounds.
           stream: as for `StopOnSignalHook`.
 
         Raises:
@@ -202,7 +199,7 @@ class StopTogetherHook(StopOnSignalHook):
 
     @property
     def stopping_signal(self):
-        """The number of the signal that ended the run, to whichever worker it was sent; or None."""
+        """The number of the signal that ended the run, of whichever worker; or None."""
         return self.stopped_by[1]
 
     @property
