@@ -236,7 +236,7 @@ def test_batch_norm_in_sync_by_a_fed_flag_and_control_flow_v2(inside):
                 assert_one_device(convolutional(layer), 'images', batch_norm='sync')
             return
         built = assert_one_device(convolutional(layer), 'images', batch_norm='sync')
-    assert built.plan.line('batch norm').startswith('2 in sync')
+    assert built.plan.line('batch norm').startswith('1 in sync')
 
 
 @pytest.mark.skipif(tf.version.VERSION < '2', reason='float64 in the fused layer of TF 1')

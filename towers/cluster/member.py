@@ -257,8 +257,7 @@ def _own_reason(error):
 # By these a step fails when another worker dies; by others if their text has a word of _REMOTE.
 _OF_PEERS = (tf.errors.CancelledError, tf.errors.UnknownError, tf.errors.DeadlineExceededError,
              tf.errors.AbortedError, tf.errors.InternalError, tf.errors.UnavailableError)
-_REMOTE = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC', 'Socket closed',
-           'Horovod has been shut down', 'gloo/transport')
+_REMOTE = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC', 'Socket closed')
 
 
 def _may_be_a_peers(error):
