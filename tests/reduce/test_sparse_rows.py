@@ -83,11 +83,10 @@ FOUR_TOWERS, ACCUMULATED = {'num_towers': 4}, {'num_towers': 2,
 
 
 @pytest.mark.parametrize('kind, parts, options', [
-    ('and gather', 1, FOUR_TOWERS), ('two places', 1, FOUR_TOWERS)] + [
+    ('and gather', 1, FOUR_TOWERS)] + [
         pytest.param(*case, marks=pytest.mark.slow) for case in [
             ('twice', 1, FOUR_TOWERS), ('mod', 2, FOUR_TOWERS), ('weighted', 2, ACCUMULATED),
-            ('places', 2, ACCUMULATED)]])
-@pytest.mark.slow
+            ('two places', 1, FOUR_TOWERS), ('places', 2, ACCUMULATED)]])
 def test_a_norm_of_sparse_gradients_is_that_of_one_device(kind, parts, options):
     def model_fn(ids, targets):
         table = tf.get_variable('table', [7, 3], tf.float64, tf.random_normal_initializer(seed=1),

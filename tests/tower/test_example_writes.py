@@ -202,7 +202,8 @@ def test_an_average_that_a_branch_writes_beside_its_variable_is_tower_0s():
     np.testing.assert_allclose(after['average'], .9 + .1 * X[:6].mean(0))
 
 
-@pytest.mark.parametrize('batch', [tf.constant, lambda x: tf.placeholder_with_default(x, [None, 6])])
+@pytest.mark.parametrize('batch', [
+    tf.constant, lambda x: tf.placeholder_with_default(x, [None, 6])])
 def test_a_count_in_a_branch_of_control_flow_v2_is_refused(batch):
     def model_fn(x):
         seen = tf.get_variable('seen', [], tf.int32, tf.zeros_initializer(), trainable=False)

@@ -156,8 +156,8 @@ def check_model_fn(model_fn):
         raise ModelFunctionError('model_fn=%.80r cannot be called: expected a function from a '
                                  'shard to its loss.' % (model_fn,))
     if hasattr(model_fn, 'get_concrete_function'):
-        raise ModelFunctionError('model_fn=%.80r is a tf.function: pass the Python function that it '
-                                 'was made of.' % (model_fn,))
+        raise ModelFunctionError('model_fn=%.80r is a tf.function: pass the Python function that '
+                                 'it was made of.' % (model_fn,))
 
 
 def _checked_placement(variables, devices, objectives, earlier, cluster):

@@ -10,6 +10,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.api.built import BuiltTowers
 from towers.arguments import (check_config, check_function, check_instance, check_number,
                               check_say)
 from towers.cluster import data_end, horovod, server_placement
@@ -44,7 +45,8 @@ class Member:
       listeners: `tf.train.CheckpointSaverListener`s for a hook that saves, of the chief.
     """
 
-    def __init__(self, cluster, built, target, config, connection):
+    def __init__(self, cluster: Cluster, built: BuiltTowers, target: str, config: tf.ConfigProto,
+                 connection: Connection):
         self.cluster, self.is_chief, self._connection = cluster, cluster.is_chief, connection
         self.target, self.config = target, config
         self._begin = BeginHook(cluster, built, target, config, connection, self.lost)
