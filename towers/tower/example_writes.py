@@ -27,9 +27,7 @@ _LINEAR = SAME_NUMBERS | SUMS | CHOICES | {'Neg'}
 
 def written_by_every_tower(recorded, writes, size, request):
     """Names of the variables that every tower writes, of those that a step of tower 0 runs: a set.
-
-    `size` is that of tower 0's shard: an int, or a tensor.
-    """
+    `size` is that of tower 0's shard: an int, or a tensor."""
     served, found = request.served_rank is not None, set()
     if not writes or request.update_ops != 'first' or len(request.parts) == 1 and not served:
         return found
@@ -50,10 +48,8 @@ def written_by_every_tower(recorded, writes, size, request):
 
 def _check(op, name, depends, others, has_rows_inside, recorded):
     """Refuses a write that every tower would make otherwise than one device makes it.
-
     `others` are the machines that make the same step: `'servers'` have the variables, `'copies'`
-    have one on each worker.
-    """
+    have one on each worker."""
     reason, is_of_rows = None, 'Scatter' in op.type
     across = mixed(op.inputs[2], recorded.from_shard, statistics_of(recorded.operations)) if (
         is_of_rows) else None
@@ -200,8 +196,7 @@ class _Dependence:
 
 def _counted_inputs(op):
     """The inputs that an operation reads: Keras gives its moving averages to a fused batch norm in
-    training, too, which ignores them (unless `exponential_avg_factor` is set).
-    """
+    training, too, which ignores them (unless `exponential_avg_factor` is set)."""
     if not is_fused_batch_norm(op.type) or not op.get_attr('is_training'):
         return op.inputs
     attributes = op.node_def.attr
@@ -222,9 +217,7 @@ def _added_to_old(tensor, name):
 def _is_affine(tensor, name, examples, depends, of_means, size):
     """Whether a tensor is a sum of the variable's value and statistics, each times a factor that
     does not depend on the examples; with `of_means` all statistics have to be means.
-
-    A sum that is divided by the number of the examples, `size`, or by another sum, is a mean.
-    """
+    A sum that is divided by the number of the examples, `size`, or by another sum, is a mean."""
     stack, seen = [tensor], set()
     while stack:
         tensor = stack.pop()
