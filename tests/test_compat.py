@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from sample_models import switched
-from towers import compat, errors
+from towers import compat, errors, mend_slim
 
 slim = pytest.importorskip('tf_slim', reason='tf-slim is not installed')
 
@@ -22,7 +22,7 @@ IMAGES = EXAMPLES.reshape([2, 1, 1, 2])
 
 @pytest.fixture(autouse=True)
 def mended_slim_in_a_graph():
-    compat.mend_slim()
+    mend_slim()
     with tf.Graph().as_default():
         yield
 

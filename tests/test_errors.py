@@ -6,7 +6,8 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import kind_of_variables  # noqa: F401, a fixture
-from towers.errors import NonFiniteError, StepError, explained, failing_on, is_of_input, reason_of
+from towers.errors import NonFiniteError, StepError, failing_on, is_of_input, reason_of
+from towers.nonfinite import explained
 
 
 @pytest.mark.parametrize('message', [

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.memory.measure import count_on_cpus
-from towers.errors import explained
+from towers.nonfinite import explained
 from trainer.arguments import memory_limit, session_config
 from trainer.data import naming_failures
 from trainer.flags import FLAGS, MOST_EXAMPLES, train_dir

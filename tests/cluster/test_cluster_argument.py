@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers import Cluster
-from towers.arguments import combiner_of
+from towers.optimizers import combiner_of
 from towers.cluster.addresses import parse_tf_config
 from towers.errors import ClusterError, InvalidArgumentError, MissingPackageError
 

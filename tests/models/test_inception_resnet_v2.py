@@ -12,7 +12,7 @@ import tf_slim as slim
 
 from models import inception_resnet_v2 as module
 from sample_networks import fewer_blocks
-from towers.compat import mend_slim
+from towers.slim_mend import mend_slim
 
 mend_slim()
 

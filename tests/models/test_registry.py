@@ -8,7 +8,7 @@ from models import registry
 from models.digits import digits, digits_arg_scope
 from sample_networks import FULL, fewer_blocks
 from towers.errors import InvalidArgumentError
-from towers.compat import mend_slim
+from towers.slim_mend import mend_slim
 
 mend_slim()
 

@@ -8,7 +8,8 @@ import towers
 from sample_models import kind_of_variables  # noqa: F401, a fixture
 from sample_models import (assert_equal_runs, embedding, l2_of_kernels, momentum, objective,
                            on_towers, one_device, slim_layers, tokens, vectors)
-from towers.errors import GradientError, InvalidArgumentError, explained
+from towers.errors import GradientError, InvalidArgumentError
+from towers.nonfinite import explained
 from towers.reduce.loss_scale import LossScale
 
 pytestmark = pytest.mark.usefixtures('kind_of_variables')

@@ -14,7 +14,8 @@ from checkpoint_runs import DATA
 
 import towers
 from towers.checkpoint.files import newest_checkpoint
-from towers.errors import CheckpointError, NonFiniteError, RunLockedError, checked_loss
+from towers.errors import CheckpointError, NonFiniteError, RunLockedError
+from towers.nonfinite import checked_loss
 from towers.run import training_session as module
 from towers.run.training_session import hold_directory, training_session
 

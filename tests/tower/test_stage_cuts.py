@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from sample_models import switched
 from towers.graph.graph_walk import Recording, step_operations
-from towers.arguments import number_of_slots
+from towers.optimizers import number_of_slots
 from towers.tower.stage_costs import Piece, StageCost, cut_evenly, kept_bytes
 
 X = np.random.RandomState(0).rand(16, 6)

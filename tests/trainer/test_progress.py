@@ -11,7 +11,8 @@ import termios
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers.errors import NonFiniteError, checked_loss
+from towers.errors import NonFiniteError
+from towers.nonfinite import checked_loss
 from towers.run.training_session import training_session
 from trainer import progress, speed
 from trainer.progress import ProgressHook, Throughput

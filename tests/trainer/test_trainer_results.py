@@ -12,7 +12,7 @@ import tf_slim as slim
 import datasets
 from models.digits import digits, digits_arg_scope
 from train_runs import metrics
-from towers.compat import mend_slim
+from towers.slim_mend import mend_slim
 
 
 @pytest.fixture(scope='module')

@@ -7,10 +7,10 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.api.built import Plan, PlannedTower, briefly
-from towers.arguments import effect_of_factor, is_repeatable
 from towers.graph import graph_walk
 from towers.graph.graph_walk import bytes_of, leaves_of
 from towers.graph.variable_access import metric_variables
+from towers.optimizers import effect_of_factor, is_repeatable
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
 from towers.placement.numerics import describe_xla
 from towers.tower.losses import whole_batch_line

@@ -10,13 +10,13 @@ import itertools
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import combiner_of, name_of
 from towers.cluster import data_end
 from towers.cluster.data_end import Shares, without_gradient
 from towers.errors import ClusterError
 from towers.graph.graph_walk import ancestors, reachable_from, step_operations
 from towers.graph.order import Frames, to_wait_for
 from towers.graph.variable_access import Writes, is_variable, read_from, variable_op
+from towers.optimizers import combiner_of, name_of
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import rows_once
 from towers.tower.objectives import tensors_of

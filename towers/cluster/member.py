@@ -23,7 +23,8 @@ from towers.cluster.machines import builds_of
 from towers.cluster.same_weights import AskForCheck, AveragingHook, DriftHook
 from towers.cluster.sessions import BeginHook, check_built
 from towers.cluster.signature import signature
-from towers.errors import ClusterError, WorkerLostError, explained, reason_of
+from towers.errors import ClusterError, WorkerLostError, reason_of
+from towers.nonfinite import explained
 from towers.placement.devices import session_config
 
 START_TIMEOUT = 120.

@@ -4,9 +4,9 @@ import contextlib
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_alone
 from towers.errors import InvalidArgumentError
 from towers.graph.graph_walk import bytes_of
+from towers.optimizers import check_alone
 from towers.placement.devices import canonical_device, default_variable_device, short_name
 from towers.placement.tower_device import all_devices, current_tower_device, stages_of
 

@@ -6,10 +6,10 @@ import contextlib
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import is_repeatable
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
 from towers.graph.variable_access import Writes
+from towers.optimizers import is_repeatable
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import gradient_of, may_be_gradient_of
 from towers.tower.objectives import listed_pairs

@@ -20,9 +20,9 @@ from towers.arguments import (check_flag, check_function, check_instance, check_
 from towers.checkpoint.files import describe_safe, first_line, newest_checkpoint
 from towers.checkpoint.match import InitialValues, check_fits, difference, some
 from towers.checkpoint.tidy import tidy_directory
-from towers.errors import (CheckpointError, InvalidArgumentError, RunLockedError, explained,
-                           shown)
+from towers.errors import CheckpointError, InvalidArgumentError, RunLockedError, shown
 from towers.memory.fit import out_of_memory_explained
+from towers.nonfinite import explained
 from towers.placement.devices import config_of_towers
 from towers.run.checkpoint_hook import CheckpointHook
 from towers.safe_files import regular

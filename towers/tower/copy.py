@@ -13,14 +13,15 @@ behind. So the operations that tower 0's outputs need are imported once more for
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.errors import CloneError, message_of_tower
+from towers.errors import CloneError
 from towers.graph import graph_walk
 from towers.graph.edit import (Library, colocate, copied_functions, functions_of, group_in_node,
                                producer, rename_functions)
 from towers.graph.graph_walk import fetches_in, leaves_of, map_leaves
-from towers.graph.order import waited_instead
 from towers.graph.op_types import CONTROL_FLOW, PLACEHOLDERS
+from towers.graph.order import waited_instead
 from towers.graph.variable_access import without_writes
+from towers.nonfinite import message_of_tower
 from towers.placement.tower_device import moved, overlaps
 from towers.tower.batch_values import is_batch_value
 from towers.tower.objectives import flat, map_shaped

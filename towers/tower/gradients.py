@@ -6,8 +6,9 @@ import re
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.errors import GradientError, checked_gradients
+from towers.errors import GradientError
 from towers.graph import graph_walk
+from towers.nonfinite import checked_gradients
 from towers.placement.stages import keep_stacks_with_loops, place_backward
 from towers.placement.tower_device import TowerDevice, keep_with_tower
 from towers.placement.variable_device import only_device

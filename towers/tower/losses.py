@@ -15,11 +15,12 @@ import collections
 
 import tensorflow.compat.v1 as tf
 
-from towers.errors import ModelFunctionError, checked_loss
+from towers.errors import ModelFunctionError
 from towers.graph import graph_walk
 from towers.graph.graph_walk import is_computed_from
 from towers.graph.op_types import (CHOICES, PLACEHOLDERS, QUOTIENTS, READS, SAME_NUMBERS, SIZES,
                                    SUMS, VARIABLE_OPS)
+from towers.nonfinite import checked_loss
 from towers.placement.tower_device import TowerDevice, stages_of
 from towers.placement.variable_device import only_device
 from towers.tower.across_examples import mixed

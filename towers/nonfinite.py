@@ -1,0 +1,67 @@
+"""Checks that the losses and gradients of all towers are finite, and the error where one is not."""
+
+import re
+
+import tensorflow.compat.v1 as tf
+
+from towers.errors import NonFiniteError
+
+_MARK = 'towers-nonfinite'
+_OF_TOWER = re.compile('(' + _MARK + r'\[[^]]* tower )\d+(?:, micro-batch \d+ of (\d+))?\]')
+_FOUND = re.compile(_MARK + r'\[(.*?)\] : Tensor had (NaN|Inf|\S+)')
+
+
+def checked_loss(loss, part, micro_batches=1):
+    """The loss, by a `tf.debugging.check_numerics` that fails the step if it is not finite.
+
+    Args:
+      loss: scalar.
+      part: the number of the part of the batch among those of all towers.
+      micro_batches: how many parts each tower has.
+    """
+    return tf.debugging.check_numerics(loss, '%s[the loss of tower %s]' % (
+        _MARK, _place(part, micro_batches)))
+
+
+def _place(part, micro_batches):
+    tower, micro_batch = divmod(part, micro_batches)
+    return '%d%s' % (tower, '' if micro_batches == 1 else ', micro-batch %d of %d' % (
+        micro_batch, micro_batches))
+
+
+def checked_gradients(gradients, loss, part, micro_batches=1):
+    """The `(gradient, variable)` pairs, each by a `check_numerics`, which runs before the update.
+
+    It runs after the check of `loss`, a `checked_loss`, so that the error names a bad loss first.
+    """
+    def checked(gradient, variable):
+        message = '%s[the gradient of %s in tower %s]' % (
+            _MARK, variable.op.name, _place(part, micro_batches))
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(tf.debugging.check_numerics(gradient.values, message),
+                                    gradient.indices, gradient.dense_shape)
+        return None if gradient is None else tf.debugging.check_numerics(gradient, message)
+    with tf.control_dependencies([loss]):
+        return [(checked(*pair), pair[1]) for pair in gradients]
+
+
+def message_of_tower(message, part):
+    """The message of a check, or of its gradient's, for another part of the batch."""
+    return _OF_TOWER.sub(lambda found: '%s%s]' % (
+        found.group(1), _place(part, int(found.group(2) or 1))), message)
+
+
+def explained(error, step=None):
+    """The `NonFiniteError` that says what a failed step found, or None if it was something else.
+
+    Args:
+      error: what `session.run` raised.
+      step: the number of the step that failed; None where it is not known.
+    """
+    found = _FOUND.search(str(error))
+    if found is None:
+        return None
+    return NonFiniteError(
+        '%s is %s%s. Nothing of it was saved. Look at the learning rate, at the inputs '
+        'of that step, and at logarithms, divisions and square roots of 0 in the model.'
+        % (found.group(1), found.group(2), '' if step is None else ' in step %d' % step))

@@ -1,0 +1,134 @@
+"""`mend_slim`, which makes tf_slim 1.1.0 work on TensorFlow 2.15 to 2.21.
+
+Importing this module changes nothing and does not import tf_slim.
+"""
+
+import inspect
+import sys
+import types
+
+import tensorflow.compat.v1 as tf
+
+from towers.compat import TF_VERSION
+from towers.errors import InvalidArgumentError
+
+# Private modules that tf_slim imports -> names that TF no longer has there, and the public
+# equivalent with the same signature as TF 1.15 had.
+_MOVED = {
+    'tensorflow.python.framework.ops': {
+        'Tensor': tf.Tensor, 'IndexedSlices': tf.IndexedSlices},
+    'tensorflow.python.ops.array_ops': {
+        'stack': tf.stack, 'unstack': tf.unstack},
+    'tensorflow.python.ops.control_flow_ops': {
+        'Assert': tf.Assert, 'case': tf.case, 'cond': tf.cond, 'while_loop': tf.while_loop},
+    'tensorflow.python.ops.variable_scope': {
+        'variable': tf.Variable},
+}
+
+
+class _GraphKeys:
+    """`tf.GraphKeys`, except that `UPDATE_OPS` is an equal string and never the same object.
+
+    `slim.batch_norm` takes a Keras layer, of a module that TF 2.15 and later lack, if its
+    `updates_collections` *is* that object, and its own implementation otherwise; both use the same
+    variable names, the same collection and the same formula.
+    """
+
+    def __getattr__(self, name):
+        return getattr(tf.GraphKeys, name)
+
+    @property
+    def UPDATE_OPS(self):  # pylint: disable=invalid-name
+        return ''.join(list(tf.GraphKeys.UPDATE_OPS))
+
+
+class _ModuleView(types.ModuleType):
+    """A module with some names added, seen only by those who hold the view."""
+
+    def __init__(self, module, added):
+        super().__init__(module.__name__, module.__doc__)
+        self.__dict__.update(added)
+        self._viewed = module
+
+    def __getattr__(self, name):
+        return getattr(self._viewed, name)
+
+
+def mend_slim() -> None:
+    """Makes tf_slim 1.1.0 work on TF 2.15 to 2.21, without tf-keras. A no-op on TF 1.15.
+
+    TF's own modules stay as they are. Each imported module of tf_slim gets views in place of the
+    private TF modules that it holds; a view also has the names that TF has moved. That reaches
+    every net and every arg_scope, made before or after, since slim looks these names up when it is
+    called. Nothing is mended twice.
+
+    `slim.batch_norm` falls back on slim's own implementation. That raises `InvalidArgumentError`
+    for `renorm=True`, for `adjustment`, and, where it cannot be fused (`fused=False`, or inputs of
+    a rank other than 2 and 4), for `param_regularizers` and for half-precision inputs.
+    """
+    import tf_slim  # pylint: disable=import-outside-toplevel
+    if TF_VERSION < (2, 0):
+        return
+    views = {}
+    for name, moved in _MOVED.items():
+        module = sys.modules.get(name)
+        if module is None:
+            continue
+        added = {key: value for key, value in moved.items() if not hasattr(module, key)}
+        if 'IndexedSlices' in moved:  # of the module that slim calls `ops`
+            added['GraphKeys'] = _GraphKeys()
+        if added:
+            views[name] = _ModuleView(module, added)
+    package = tf_slim.__name__
+    for name, slim_module in list(sys.modules.items()):
+        if isinstance(slim_module, types.ModuleType) and (name + '.').startswith(package + '.'):
+            for attribute, held in list(vars(slim_module).items()):
+                if isinstance(held, types.ModuleType) and held.__name__ in views and not isinstance(
+                        held, _ModuleView):
+                    setattr(slim_module, attribute, views[held.__name__])
+    _guard_batch_norm(tf_slim.batch_norm)
+
+
+def _guard_batch_norm(batch_norm):
+    """Makes slim's batch norm refuse arguments that its own implementation would ignore.
+
+    `slim.batch_norm` is a function made by `add_arg_scope`; the function it wraps is in its closure
+    alone. Exchanged there, it sees the arguments that arg_scopes add, and
+    `normalizer_fn=slim.batch_norm` in an arg_scope made long ago is caught, too.
+    """
+    cell = batch_norm.__closure__[batch_norm.__code__.co_freevars.index('func')]
+    unguarded = cell.cell_contents
+    if hasattr(unguarded, 'unguarded'):
+        return  # mended before
+    signature = inspect.signature(unguarded)
+
+    def guarded(*args, **kwargs):
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        _check_batch_norm(bound.arguments)
+        return unguarded(*args, **kwargs)
+
+    guarded.unguarded = unguarded
+    # The key under which arg_scopes store the arguments for this function.
+    guarded._key_op = batch_norm._key_op
+    cell.cell_contents = guarded
+
+
+def _check_batch_norm(arguments):
+    """Raises `InvalidArgumentError` for a call that only the lost Keras layer could do right."""
+    if (arguments['batch_weights'] is not None or arguments['zero_debias_moving_mean'] or
+            arguments['updates_collections'] != tf.GraphKeys.UPDATE_OPS):
+        return  # slim never used the Keras layer for these
+    inputs = tf.convert_to_tensor(arguments['inputs'])
+    is_fused = arguments['fused'] is not False and inputs.shape.ndims in (2, 4)
+    dtype = inputs.dtype.base_dtype
+    for is_wrong, what in (
+            (arguments['renorm'], 'renorm=True'), (arguments['adjustment'], 'an adjustment'),
+            (arguments['param_regularizers'] and not is_fused, 'param_regularizers, not fused'),
+            (dtype in (tf.float16, tf.bfloat16) and not is_fused, dtype.name + ', not fused')):
+        if is_wrong:  # would be ignored; averages would be of half precision
+            raise InvalidArgumentError(
+                'slim.batch_norm was given %s, for which it needs a Keras layer that TensorFlow %s '
+                'has no more. Leave it out (it is fused without `fused=` and for inputs of rank 2 '
+                'or 4), use keras.layers.BatchNormalization, or run on TensorFlow 1.15.'
+                % (what, tf.version.VERSION))
