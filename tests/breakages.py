@@ -99,7 +99,7 @@ BREAKAGES = [
      'self._save_steps', 'or step % self._save_steps == 0', 'run/test_checkpoint_hook.py'),
     ('towers/run/summaries.py', 'self._step += 1\n', 'self._step += 2\n',
      'run/test_summaries.py'),
-    ('towers/cluster/data_end.py', 'self.own_examples() * self.of_all', 'self.of_all',
+    ('towers/cluster/worker_step.py', 'self.own_examples() * self.of_all', 'self.of_all',
      'cluster/test_ring.py'),
     ('towers/tower/metric_counters.py', 'weighted(addition, weight))', 'addition)',
      'tower/test_uneven_counts.py'),

@@ -16,9 +16,9 @@ from towers.checkpoint.match import check_fits, init_from
 from towers.checkpoint.tidy import tidy_directory
 from towers.cluster.addresses import free_ports
 from towers.cluster.cluster import Cluster
-from towers.cluster.data_end import until_all_end
 from towers.cluster.member import Member, join, serve
 from towers.cluster.sessions import StopTogetherHook
+from towers.cluster.worker_step import until_all_end
 from towers.errors import (AuditError, BadFileError, CheckpointError, CloneError, ClusterError,
                            DeviceError, FailedBuildError, GradientError, InputError,
                            InvalidArgumentError, LogFileError, MeasurementError,
@@ -47,8 +47,8 @@ from towers.run.training_session import hold_directory, training_session
 from towers.run.weights import WeightAverages, export_saved_model
 from towers.slim_mend import mend_slim
 from towers.tower.batch_values import batch_concat, batch_mean, batch_sum
-from towers.tower.outputs import ModelOutput
 from towers.tower.cut_inputs import Shards, StagedInputs, staged
+from towers.tower.outputs import ModelOutput
 from towers.tower.shards import split_batch
 from towers.tower.tower import Tower
 

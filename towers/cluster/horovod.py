@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.cluster import data_end
+from towers.cluster import worker_step
 from towers.cluster.machines import Exchange
 from towers.errors import MissingPackageError
 from towers.placement.variable_device import only_device
@@ -51,8 +51,8 @@ def exchange(cluster, gradients, shares):
     if cluster.active is None:
         return Exchange(combined, [])
     with tf.control_dependencies(tensors_of(combined)):  # which the other workers wait for
-        ended = data_end.raise_at_end(total <= 0.)
-    return Exchange(data_end.after(ended, combined), [ended])
+        ended = worker_step.raise_at_end(total <= 0.)
+    return Exchange(worker_step.after(ended, combined), [ended])
 
 
 def broadcast(unused_cluster, variables):

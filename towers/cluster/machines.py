@@ -10,8 +10,8 @@ import itertools
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.cluster import data_end
-from towers.cluster.data_end import Shares, without_gradient
+from towers.cluster import worker_step
+from towers.cluster.worker_step import Shares, without_gradient
 from towers.errors import ClusterError
 from towers.graph.graph_walk import ancestors, reachable_from, step_operations
 from towers.graph.order import Frames, to_wait_for
@@ -81,7 +81,7 @@ class Machines:
         self.own, self.same_examples = gradients, shares.same_examples
         self.updates_here, self.sums = not cluster.served_rank, frozenset()
         if cluster.active is not None and cluster.num_workers > 1:
-            gradients = data_end.of_batches(gradients, cluster.active)
+            gradients = worker_step.of_batches(gradients, cluster.active)
         exchange = _of_this_worker if cluster.workers_a_step == 1 else kind.exchange
         self.gradients, self.gates, begin, self._step = exchange(cluster, gradients, shares)
         self.begin_session = begin or (lambda session: None)
@@ -134,12 +134,12 @@ def _of_this_worker(cluster, gradients, unused_shares):
     """The `Exchange` for an update by the gradients of this worker alone, whose data may end."""
     gradients, gates = rows_once(gradients), []
     if cluster.active is not None:
-        gates = [data_end.raise_at_end(cluster.active < .5)]
-        gradients = data_end.after(gates[0], gradients)
+        gates = [worker_step.raise_at_end(cluster.active < .5)]
+        gradients = worker_step.after(gates[0], gradients)
     if cluster.num_workers == 1:
         return Exchange(gradients, gates)
-    check, begin = data_end.session_begun()
-    return Exchange(data_end.after(check, gradients), gates, begin)
+    check, begin = worker_step.session_begun()
+    return Exchange(worker_step.after(check, gradients), gates, begin)
 
 
 def _writes_of(finder, names, operations):

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from towers.api.built import BuiltTowers
 from towers.arguments import (check_config, check_function, check_instance, check_number,
                               check_say)
-from towers.cluster import data_end, horovod, server_placement
+from towers.cluster import worker_step, horovod, server_placement
 from towers.cluster.addresses import (FIRST, connect, free_ports, listen, silent_servers,
                                       wait_until)
 from towers.cluster.cluster import Cluster
@@ -253,7 +253,7 @@ def start_server(cluster, config):
 
 def _own_reason(error):
     """What a step of this worker failed by of itself, in towers' own types; or None."""
-    return (explained(error) or data_end.explained(error)) if isinstance(
+    return (explained(error) or worker_step.explained(error)) if isinstance(
         error, tf.errors.OpError) else None
 
 

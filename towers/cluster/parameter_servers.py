@@ -17,10 +17,10 @@ import time
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.cluster import data_end
-from towers.cluster.data_end import COLLECTIONS, without_gradient
+from towers.cluster import worker_step
 from towers.cluster.machines import Exchange
 from towers.cluster.server_placement import server, tasks_by_size
+from towers.cluster.worker_step import COLLECTIONS, without_gradient
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once, rows_once
@@ -59,7 +59,7 @@ def _step(cluster, rounds, pushes, update):
         if cluster.active is None:
             return done.op
         with tf.control_dependencies([done]):
-            return data_end.raise_at_end(token < 0)
+            return worker_step.raise_at_end(token < 0)
 
 
 class _Rounds:
@@ -186,8 +186,8 @@ def _for_update(gradients, sums, shares, cluster, rounds):
     with tf.control_dependencies(gates), only_device('/cpu:0'):
         told = rounds.tell(-rounds.own.read_value() * tf.cast(is_over, tf.int64))
     with tf.control_dependencies([told]):
-        ended = data_end.raise_at_end(is_over)
-    return data_end.after(ended, sums), [ended]
+        ended = worker_step.raise_at_end(is_over)
+    return worker_step.after(ended, sums), [ended]
 
 
 def _as(gradient, dtype):

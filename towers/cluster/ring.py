@@ -14,7 +14,7 @@ the rows of each type. A worker with fewer rows fills up with rows that are cut 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.cluster import data_end
+from towers.cluster import worker_step
 from towers.cluster.machines import Exchange
 from towers.errors import ClusterError
 from towers.graph.graph_walk import bytes_of
@@ -44,7 +44,7 @@ def exchange(cluster, gradients, shares):
             raise ClusterError(
                 'the gradient of %r is of type %s, which a ring cannot add up: use a real variable '
                 'for each part.' % (variable.op.name, gradient.dtype.base_dtype.name))
-    ring, (first, begin) = Collectives(cluster), data_end.session_begun()
+    ring, (first, begin) = Collectives(cluster), worker_step.session_begun()
     with only_device('/cpu:0'), tf.name_scope('ring'):
         if shares.are_weighted:  # known when the batch is, before the backward pass
             with tf.control_dependencies([first]):
@@ -57,9 +57,9 @@ def exchange(cluster, gradients, shares):
         rows, last_rows = _add_rows(ring, gradients, weight, first)
         # The end comes after all reductions, for which the other workers would wait.
         with tf.control_dependencies([last, last_rows]):
-            ended = data_end.raise_at_end(total <= 0.) if shares.are_weighted else tf.no_op()
+            ended = worker_step.raise_at_end(total <= 0.) if shares.are_weighted else tf.no_op()
         sums.update(rows)
-        gradients = data_end.after(ended, [(sums[variable.op.name], variable)
+        gradients = worker_step.after(ended, [(sums[variable.op.name], variable)
                                            for _, variable in gradients])
     return Exchange(gradients, [] if cluster.active is None else [ended], begin)
 
