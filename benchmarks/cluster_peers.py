@@ -32,12 +32,15 @@ def mirrored(model_fn, arrays, chunk):
     run_on_replicas = getattr(strategy, 'run', None) or strategy.experimental_run_v2
     with tf.Graph().as_default():
         model_fn(*arrays())
-        made = [(each.op.name, each.get_shape().as_list()) for each in tf.trainable_variables()]
+        made = [(each.op.name, each.get_shape().as_list()) for each in tf.global_variables()]
+        trained = [each.op.name for each in tf.trainable_variables()]
     with strategy.scope():
-        variables = {name: Variable(tf.random.stateless_uniform(shape, [1, 2], -0.05, 0.05),
-                                    name=name) for name, shape in made}
+        variables = {name: Variable(
+            tf.random.stateless_uniform(shape, [1, 2], -0.05, 0.05), name in trained, name=name,
+            aggregation=tf.VariableAggregation.NONE if name in trained
+            else tf.VariableAggregation.ONLY_FIRST_REPLICA) for name, shape in made}
         optimizer = tf.train.GradientDescentOptimizer(RATE)
-    weights = [variables[name] for name, _ in made]
+    weights = [variables[name] for name in trained]
 
     def replica():
         # What the model's get_variable finds is what was made in the strategy's scope.
