@@ -512,7 +512,15 @@ def control_flow_v1():
         yield
 
 
-# ---- Checkpoints, determinism, profiles ----------------------------------------------------------
+# ---- Sessions, checkpoints, determinism, profiles -------------------------------------------------
+
+def switch_off_graph_dialect(rewrites):
+    """Leaves out the passes by which TensorFlow 2 translates a graph to MLIR and back, in the
+    `RewriterConfig` of a session: they take a tenth of the first run of many towers, and their own
+    rewrites are of functions."""
+    if hasattr(rewrites, 'disable_tfg_optimizer'):  # 1.15 has none
+        rewrites.disable_tfg_optimizer = True
+
 
 def saved_as(variable):
     """`(name, shape)` by which a `Saver` keeps a variable: for a part of a partitioned variable,

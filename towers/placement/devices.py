@@ -6,6 +6,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.arguments import check_count, check_flag, check_number
 from towers.errors import DeviceError, InvalidArgumentError
 from towers.placement.tower_device import StagedDevices, all_devices, stages_of
@@ -219,6 +220,7 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
         rewrites.meta_optimizer_iterations = rewrites.ONE
         rewrites.memory_optimization = rewrites.NO_MEM_OPT
         rewrites.layout_optimizer = rewrites.OFF  # it changes GPUs' operations alone
+        compat.switch_off_graph_dialect(rewrites)
     return config
 
 
