@@ -13,14 +13,14 @@ import tensorflow.compat.v1 as tf
 from towers.api.built import BuiltTowers
 from towers.arguments import (check_config, check_function, check_instance, check_number,
                               check_say)
-from towers.cluster import worker_step, horovod, server_placement
+from towers.cluster import horovod, server_placement, worker_step
 from towers.cluster.addresses import (FIRST, connect, free_ports, listen, silent_servers,
                                       wait_until)
+from towers.cluster.between_steps import AskForCheck, AveragingHook, DriftHook
 from towers.cluster.cluster import Cluster
 from towers.cluster.connection import Connection
 from towers.cluster.coordinator import Coordinator
 from towers.cluster.machines import builds_of
-from towers.cluster.same_weights import AskForCheck, AveragingHook, DriftHook
 from towers.cluster.sessions import BeginHook, check_built
 from towers.cluster.signature import signature
 from towers.errors import ClusterError, WorkerLostError, reason_of

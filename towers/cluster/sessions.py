@@ -8,9 +8,9 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
 from towers.arguments import check_instance
+from towers.cluster.between_steps import refreshes
 from towers.cluster.cluster import Cluster
 from towers.cluster.machines import builds_of, shared_variables
-from towers.cluster.same_weights import refreshes
 from towers.cluster.server_placement import spread
 from towers.cluster.worker_step import HOW
 from towers.errors import ClusterError

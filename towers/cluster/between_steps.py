@@ -1,4 +1,5 @@
-"""The weights of workers that each make the update by themselves: compared, or averaged."""
+"""What workers do between two steps, where each makes the update itself: they check that all have
+the same weights (`DriftHook`), or take the mean of everyone's own (`AveragingHook`)."""
 
 import tensorflow.compat.v1 as tf
 
