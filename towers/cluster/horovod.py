@@ -10,7 +10,6 @@ from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once
 from towers.tower.objectives import of_values, tensors_of, times
 
-
 _SCOPE = 'towers_shared/'
 """At the root of the graph: Horovod brings together by name, and callers' scopes may differ."""
 

@@ -71,8 +71,7 @@ def explained(error):
 
 
 def raise_at_end(is_over):
-    """An operation that raises `tf.errors.OutOfRangeError` in a step in which a bool scalar is
-    true."""
+    """An operation that raises `tf.errors.OutOfRangeError` when a bool scalar is true."""
     # An operation waits for all of a branch of control flow v1, and for the condition alone of v2.
     with only_device('/cpu:0'), compat.control_flow_v1():
         no_data = tf.data.make_one_shot_iterator(tf.data.Dataset.range(0))
