@@ -113,7 +113,7 @@ BREAKAGES = [
      'datasets/test_bad_examples.py'),
     ('datasets/epochs.py', 'within, tf.zeros_like(within)', 'tf.zeros_like(within), within',
      'datasets/test_arrays.py'),
-    ('towers/cluster/same_weights.py', '[[name, int(each)] for', '[[name, 0] for',
+    ('towers/cluster/between_steps.py', '[[name, int(each)] for', '[[name, 0] for',
      'cluster/test_drift.py'),
     ('towers/memory/simulation.py', 'and each.what != ', 'or each.what != ',
      'memory/test_simulation.py'),

@@ -90,13 +90,9 @@ class Processes:
 
     def __init__(self, command, workers, ps=0, restarts=0, grace=30.,
                  write=functools.partial(print, flush=True)):
-        """
-        Args:
-          command: list of strings.
-          workers, ps, restarts, grace: as the options. Nothing is started again when a process has
-            ended with the status of a signal (143, 130, 129), since it was told to.
-          write: called with each line of output, prefixed.
-        """
+        """`command` is a list of strings, the numbers are those of the options, and `write` is
+        called with each line of output. Nothing is started again when a process has ended with the
+        status of a signal (143, 130, 129), since it was told to."""
         self._command, self._workers, self._ps = command, workers, ps
         self._restarts, self._grace, self._write = restarts, grace, write
         self._lines, self._signals = queue.Queue(), collections.deque()
@@ -138,8 +134,8 @@ class Processes:
                 self._say('%s is process %d' % (process.name, process.pid))
 
     def _wait(self, number):
-        """Waits for the end of all workers of start 1, 2, …; returns the process that has failed
-        first, or None."""
+        """Waits for the end of all workers of start 1, 2, …, or until they had enough time to end;
+        returns the process that has failed first, or None."""
         failed, terminate_at, kill_at = None, _NEVER, _NEVER
         while True:
             self._show()
@@ -161,11 +157,9 @@ class Processes:
                 terminate_at, kill_at = _NEVER, now + self._grace
                 self._send(signal.SIGTERM)
             if now >= kill_at:
-                kill_at = _NEVER
                 self._say('%s did not end within %g seconds: killed' % (
                     ', '.join(process.name for process in running), self._grace))
-                for process in running:
-                    process.send(signal.SIGKILL)
+                return failed
 
     def _say_failed(self, failed, number):
         code, then = failed.returncode, 'the others are ended'

@@ -6,6 +6,7 @@ import os
 
 import tensorflow.compat.v1 as tf
 
+from towers.cluster.cluster import KINDS
 from towers.errors import reason_of
 from trainer.flags import FLAGS, PATHS, SETTINGS, profiled_steps
 
@@ -143,10 +144,9 @@ def _of_machines(given):
 
 
 _FILES, _STEPS = ['imagenet', 'tfrecords', 'folder'], ['train', 'memory']
-_KINDS = ['ring', 'ps', 'horovod']
 _GOES_WITH = [  # a flag or option, and the values of a flag with which it is of use
     ('synchronous', 'cluster', ['ps']),
-    ('start_timeout', 'cluster', _KINDS), ('dead_after', 'cluster', _KINDS),
+    ('start_timeout', 'cluster', KINDS), ('dead_after', 'cluster', KINDS),
     ('cluster', 'mode', ['train']), ('momentum', 'optimizer', ['momentum', 'rmsprop', 'lars']),
     ('decay_epochs', 'decay', ['exponential', 'cosine']), ('decay_rate', 'decay', ['exponential']),
     ('predictions', 'mode', ['predict']), ('diagnose_seconds', 'mode', ['diagnose']),

@@ -8,6 +8,7 @@ from absl import flags
 
 from datasets import epochs, preprocessing
 import towers
+from towers.cluster.cluster import KINDS
 
 FLAGS = flags.FLAGS
 
@@ -125,7 +126,7 @@ GROUPS = collections.OrderedDict([
         ('config', [], None, ONCE, 'JSON file of options; or the JSON itself, '
          '\'{"label_smoothing": 0.1}\'; of several, the last one counts'))),
     ('Several machines', _group(
-        ('cluster', '', ['', 'ring', 'ps', 'horovod'], CHANGES, "Train on the machines of "
+        ('cluster', '', ['', *KINDS], CHANGES, "Train on the machines of "
          'TF_CONFIG, each with --num_towers and --batch_size: ring, ps (parameter servers), or '
          'horovod'),
         ('job_name', '', ['', 'evaluator'], ONCE, 'evaluator evaluates the checkpoints of the run '

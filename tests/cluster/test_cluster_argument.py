@@ -48,20 +48,23 @@ def test_a_tf_config_that_makes_no_sense_is_an_error(environment, expected):
 @pytest.mark.parametrize('arguments, error, expected', [
     (dict(kind='mesh'), InvalidArgumentError, 'kind='),
     (dict(kind='ps'), ClusterError, 'needs a parameter server'),
-    (dict(kind='ring', ps=[THREE]), ClusterError, 'has no parameter servers'),
+    (dict(kind='ring', ps=[THREE]), InvalidArgumentError,
+     r"ps=\('c:3',\) goes with kind='ps', and this is kind='ring': leave it out, or use that"),
     (dict(kind='ps', ps=[TWO]), ClusterError, 'b:2 is the address of two tasks'),
     (dict(workers=['a:1', 'A:1']), ClusterError, 'a:1 is the address of two tasks'),
-    (dict(kind='ring', synchronous=False), InvalidArgumentError, 'a ring is synchronous'),
+    (dict(kind='ring', synchronous=False), InvalidArgumentError,
+     "synchronous=False goes with kind='ps'"),
     (dict(active=1), InvalidArgumentError, 'until_all_end'),
     (dict(wire='int8'), InvalidArgumentError, "wire='int8': expected one of 'bfloat16', 'float16'"),
     (dict(kind='ps', ps=[THREE], wire='float16'), InvalidArgumentError,
-     "wire='float16': a parameter server sends gradients as they are. Use kind='ring'"),
+     "wire='float16' goes with kind='ring', and this is kind='ps'"),
     (dict(workers=[ONE, TWO, THREE, 'd:4'], wire='bfloat16'), InvalidArgumentError,
      "wire='bfloat16': .* of more than 3 workers are no fewer bytes than the ring's. Leave it out"),
     (dict(buffer_mb=0), InvalidArgumentError, 'buffer_mb=0: expected a number of MiB'),
     (dict(every=0), InvalidArgumentError, 'every=0: expected'),
     (dict(every=2, wire='float16'), InvalidArgumentError, 'no gradient travels.*leave wire out'),
-    (dict(kind='ps', ps=[THREE], every=2), InvalidArgumentError, "those of kind='ring'")])
+    (dict(kind='ps', ps=[THREE], every=2), InvalidArgumentError, "every=2 goes with kind='ring'"),
+    (dict(kind='ps', ps=[THREE], buffer_mb=1.), InvalidArgumentError, 'buffer_mb=1.0 goes with')])
 def test_what_does_not_go_together_is_refused(arguments, error, expected):
     with pytest.raises(error, match=expected):
         Cluster(**dict(dict(workers=[ONE, TWO]), **arguments))

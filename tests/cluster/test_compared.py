@@ -12,29 +12,31 @@ from towers.cluster.signature import difference, signature
 from sample_models import switched
 
 slow = pytest.mark.slow
-BUILD = {'number of examples a step': 8, '_state': [['s', 'sent']],
-         '_variables': [['w', 'float32 (2, 3)'], ['b', 'float32 (3,)']],
-         '_gradients': [['w', 'dense float32'], ['b', 'dense float32']],
-         '_shapes': [[8, 3]], '_loss': [], '_update': []}
-OWN = {'kind of cluster': 'ring', 'list of workers': ['a:1', 'b:1'], 'wire': None,
-       '_settings': {'seed': 1}, '_builds': [BUILD]}
+BUILD = {'values': {'number of examples a step': 8}, 'state': {'s': 'sent'},
+         'variables': {'w': 'float32 (2, 3)', 'b': 'float32 (3,)'},
+         'gradients': {'w': 'dense float32', 'b': 'dense float32'},
+         'shapes': [[8, 3]], 'loss': [], 'update': []}
+VALUES = {'kind of cluster': 'ring', 'list of workers': 'a:1, b:1', 'wire': None}
+OWN = {'values': VALUES, 'settings': {'seed': 1}, 'builds': [BUILD]}
 
 
 @pytest.mark.parametrize('key, value, text', [
-    ('kind of cluster', 'ps', 'its kind of cluster is ps, and that of worker 0 ring'),
-    ('list of workers', ['a:1'], 'its list of workers is a:1, and that of worker 0 a:1, b:1'),
-    ('wire', 'float16', 'its wire is float16, and that of worker 0 not given'),
-    ('_settings', {'seed': 2}, 'its seed is 2, and that of worker 0 1'),
-    ('_settings', {'seed': 1, 'rate': 2}, 'its rate is 2, and that of worker 0 not given'),
-    ('number of examples a step', None,
-     'its number of examples a step is not given, and that of worker 0 8'),
-    ('_variables', BUILD['_variables'][:1], "its model is another one: variable 'b' is missing, "
-     'and that of worker 0 float32 (3,)'),
-    ('_state', [], "its state that training reads is another one: 's' is missing, and that of "
-     'worker 0 sent')])
+    ('values', dict(VALUES, **{'kind of cluster': 'ps'}),
+     'its kind of cluster is ps, and that of worker 0 ring'),
+    ('values', dict(VALUES, **{'list of workers': 'a:1'}),
+     'its list of workers is a:1, and that of worker 0 a:1, b:1'),
+    ('values', dict(VALUES, wire='float16'), 'its wire is float16, and that of worker 0 None'),
+    ('settings', {'seed': 2}, 'its seed is 2, and that of worker 0 1'),
+    ('settings', {'seed': 1, 'rate': 2}, 'its rate is 2, and that of worker 0 missing'),
+    ('build', {'values': {'number of examples a step': 4}},
+     'its number of examples a step is 4, and that of worker 0 8'),
+    ('build', {'variables': {'w': 'float32 (2, 3)'}},
+     "its model is another one: variable 'b' is missing, and that of worker 0 float32 (3,)"),
+    ('build', {'state': {}}, "its state that training reads is another one: 's' is missing, and "
+     'that of worker 0 sent')])
 def test_what_differs_is_named(key, value, text):
     assert difference(OWN, copy.deepcopy(OWN)) is None
-    other = {key: value} if key in OWN else {'_builds': [dict(BUILD, **{key: value})]}
+    other = {key: value} if key in OWN else {'builds': [dict(BUILD, **value)]}
     assert difference(OWN, dict(OWN, **other)) == text
 
 

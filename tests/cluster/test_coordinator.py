@@ -22,27 +22,27 @@ from cluster_runs import wait_until
 from one_process import addresses, together
 
 PATIENCE = 120.  # seconds that a loaded machine may take for what comes at once
-SAME = {'kind of cluster': 'ring', 'number of towers': 2, '_settings': {'--seed': 1}, '_builds': [{
-    '_variables': [['w', 'float32 (2,)']], '_gradients': [['w', 'dense float32']], '_state': [],
-    '_shapes': [], '_loss': [], '_update': []}]}
+SAME = {'values': {'kind of cluster': 'ring', 'every': 2}, 'settings': {'--seed': 1}, 'builds': [{
+    'values': {}, 'variables': {'w': 'float32 (2,)'}, 'gradients': {'w': 'dense float32'},
+    'state': {}, 'shapes': [], 'loss': [], 'update': []}]}
 
 
 class Member:
     """A worker: its `Connection`, the coordinator of worker 0, and what both say."""
 
-    def __init__(self, workers, rank, fingerprint=SAME, seconds=PATIENCE, dead_after=600.,
+    def __init__(self, workers, rank, signature=SAME, seconds=PATIENCE, dead_after=600.,
                  said=None, cluster=None):
         self.said, self.losses = [] if said is None else said, []
         cluster, deadline = cluster or Cluster('ring', workers), time.monotonic() + seconds
         cluster = cluster._replace(rank=rank)
         if rank == 0:
             listener = listen(workers[0])
-            self.coordinator = Coordinator(cluster, fingerprint, listener, dead_after,
+            self.coordinator = Coordinator(cluster, signature, listener, dead_after,
                                            self.said.append)
             connected = self.coordinator.own_end
         else:
             connected = connect(workers[0], cluster.who(0), deadline, self.said.append)
-        self.connection = Connection(cluster, fingerprint, connected, dead_after,
+        self.connection = Connection(cluster, signature, connected, dead_after,
                                      self.said.append, self.losses.append)
         try:
             self.connection.meet(deadline)
@@ -58,7 +58,7 @@ class Member:
         return self.connection.lost
 
 
-def make_step(connection, builds='0'):
+def make_step(connection, builds=(0,)):
     with connection.step(builds):
         pass
 
@@ -83,7 +83,7 @@ def test_a_step_begins_on_all_workers_or_on_none():
                 while not connection.is_over and not (
                         rank == who and not is_signal and steps == last):
                     if rank == who and is_signal and steps == last:
-                        connection.stop(15)
+                        connection.signal = 15
                     make_step(connection)
                     steps += 1
             connection.leave()
@@ -105,7 +105,7 @@ def test_what_workers_have_alike_is_compared_and_the_first_that_differs_is_named
         make_step(connection)
         found = [connection.differing(value) for value in ([1], ['w', rank == 2], [rank])]
         with pytest.raises(ClusterError, match='begin steps of other builds, or of other sessions'):
-            make_step(connection, str(rank))
+            make_step(connection, [rank])
         return found
     assert together(work, 3) == [[None, 2, 1]] * 3
 
@@ -147,13 +147,13 @@ def test_who_waits_for_a_step_is_told_for_whom(monkeypatch):
 
 
 def test_a_worker_that_trains_something_else_is_refused_by_name():
-    workers, expected = addresses(2), 'its number of towers is 3, and that of worker 0 2'
+    workers, expected = addresses(2), 'its every is 3, and that of worker 0 2'
 
     def work(rank):
         if rank == 0:
             return Member(workers, 0).said
         with pytest.raises(ClusterError) as refused:
-            Member(workers, 1, dict(SAME, **{'number of towers': 3}))
+            Member(workers, 1, dict(SAME, values={'kind of cluster': 'ring', 'every': 3}))
         Member(workers, 1)  # the right one, for which worker 0 has waited
         return str(refused.value)
     said, text = together(work, 2)
@@ -248,7 +248,7 @@ def test_a_port_in_use_is_a_message():
 
 def test_what_workers_may_differ_by_is_found_by_the_worker():
     """More than 64 KB of it, which worker 0 would take from nobody."""
-    own = dict(SAME, _builds=[dict(SAME['_builds'][0], _loss=[
+    own = dict(SAME, builds=[dict(SAME['builds'][0], loss=[
         ['Mul', '%d:0' % (line + 1), '', 'name %d' % line] for line in range(5000)])])
     renamed = json.loads(json.dumps(own).replace('name', 'other'))
     workers = addresses(2)
@@ -256,11 +256,11 @@ def test_what_workers_may_differ_by_is_found_by_the_worker():
 
 
 @pytest.mark.parametrize('change', [
-    {'_builds': [[]]}, {'_builds': [3]}, {'_settings': [1]}, {'_builds': [{'_gradients': 1}]},
+    {'builds': [[]]}, {'builds': [3]}, {'settings': [1]}, {'builds': [{'gradients': 1}]},
     {'servers': 7}])
-def test_a_fingerprint_of_any_other_form_is_refused(change):
+def test_a_signature_of_any_other_form_is_refused(change):
     assert _compared(dict(SAME, **change), SAME)['why'] == (
-        'worker 0 sends no fingerprint of a worker')
+        'worker 0 sends no signature of a worker')
 
 
 def test_the_end_of_a_process_is_told_to_all():
@@ -295,7 +295,7 @@ def test_a_worker_that_has_ended_while_others_are_in_a_step_is_named(in_step):
     def work(rank):
         connection = of_all[rank].connection
         connection.begin_session()
-        with connection.step('0') if in_step else contextlib.nullcontext():
+        with connection.step([0]) if in_step else contextlib.nullcontext():
             if rank:
                 connection.finish()
             elif in_step:
@@ -333,8 +333,8 @@ def test_of_ten_thousand_messages_of_strangers_none_does_more_than_close_its_con
     draw, workers = random.Random(0), addresses(2)
     values = [True, -1, 1, 1 << 70, 1.5, None, [], {}, '', '\x1b[2J', 'a\nb', 'hello', 'lost',
               'begin', 'compared', 'a' * 64, SAME]
-    keys = ['type', 'rank', 'why', 'digest', 'fingerprint', 'other']
-    deep = [b'[' * 30000, b'{"type": "hello", "fingerprint": {"a":' + b'[' * 30000, b'9' * 5000,
+    keys = ['type', 'rank', 'why', 'digest', 'signature', 'other']
+    deep = [b'[' * 30000, b'{"type": "hello", "signature": {"a":' + b'[' * 30000, b'9' * 5000,
             b'x' * 100000, b'{"type": "done"}']
     lines = []
     for number in range(10000):

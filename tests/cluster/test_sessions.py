@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.cluster import member
 from towers.errors import ClusterError, NonFiniteError, WorkerLostError
+from towers.nonfinite import explained
 from one_process import StopWithoutSignals, addresses, halving, in_sessions, serve, together, train
 
 
@@ -189,7 +190,7 @@ def test_only_errors_that_may_be_a_peers_wait_for_its_loss(kind, text, awaited):
 def test_nan_of_a_step_is_an_error_of_its_own():
     with pytest.raises(NonFiniteError,
         match='^the loss of tower 1 is NaN. Nothing of it was saved'):
-        raise member._own_reason(ERRORS.InvalidArgumentError(
+        raise explained(ERRORS.InvalidArgumentError(
             None, None, 'From /job:worker/replica:0/task:1:\n'
             'towers-nonfinite[the loss of tower 1] : Tensor had NaN values'))
 
@@ -312,7 +313,7 @@ def test_where_workers_do_not_wait_for_each_other_each_stops_by_itself(cluster):
     hook = towers.StopTogetherHook(cluster, built)
     with pytest.raises(towers.ClusterError, match='is for sessions within towers.join'):
         hook.begin()
-    built.machines.join(types.SimpleNamespace(is_over=False, stopped_by=None, made=0))
+    built.machines.connection = types.SimpleNamespace(is_over=False, stopped_by=None, made=0)
     hook.begin()
     stopped = []
     context = types.SimpleNamespace(request_stop=lambda: stopped.append(True))

@@ -1,7 +1,6 @@
 """Addresses of a cluster's processes: `TF_CONFIG`, ports that are free, and tasks that answer."""
 
 import contextlib
-import errno
 import json
 import random
 import re
@@ -9,7 +8,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from towers.arguments import check_count
+from towers.arguments import check_cases, check_count
 from towers.errors import ClusterError
 
 FIRST, AGAIN = 5., 30.  # seconds to the first line about a wait, and from one line to the next
@@ -32,21 +31,19 @@ def parse_tf_config(text):
     unknown = [each for each in sorted(jobs) + [job] if each not in JOBS]
     workers = jobs.get('chief', []) + jobs.get('worker', [])
     count = len(jobs.get(job, ())) if not unknown else 0
-    for is_wrong, why in (
-            (unknown, 'has a job %r: expected some of %s' % (
-                unknown[0] if unknown else '', ', '.join(JOBS))),
-            (len(jobs.get('chief', ())) > 1, 'has several chiefs, and one worker is the chief: '
-             'leave one, and put the others under "worker"'),
-            (workers and not task, 'has a cluster and no task: add "task": {"type": "worker", '
-             '"index": 0} for this process'),
-            (workers and job != 'evaluator' and index is None and count > 1,
-             'has %d tasks of the job %s, and nothing says which of them this process is: give an '
-             '"index" in the "task"' % (count, job)),
-            (workers and job != 'evaluator' and not 0 <= (index or 0) < count,
-             'gives this process the task %s %s, and its cluster has %d of them: number the tasks '
-             'of each job from 0' % (job, index or 0, count))):
-        if is_wrong:
-            raise ClusterError('TF_CONFIG %s.' % why)
+    check_cases(ClusterError, [
+        (unknown, 'TF_CONFIG has a job %r: expected some of %s' % (
+            unknown[0] if unknown else '', ', '.join(JOBS))),
+        (len(jobs.get('chief', ())) > 1, 'TF_CONFIG has several chiefs, and one worker is the '
+         'chief: leave one, and put the others under "worker"'),
+        (workers and not task, 'TF_CONFIG has a cluster and no task: add "task": {"type": '
+         '"worker", "index": 0} for this process'),
+        (workers and job != 'evaluator' and index is None and count > 1,
+         'TF_CONFIG has %d tasks of the job %s, and nothing says which of them this process is: '
+         'give an "index" in the "task"' % (count, job)),
+        (workers and job != 'evaluator' and not 0 <= (index or 0) < count,
+         'TF_CONFIG gives this process the task %s %s, and its cluster has %d of them: number the '
+         'tasks of each job from 0' % (job, index or 0, count))])
     index = (index or 0) + (len(jobs.get('chief', ())) if job == 'worker' else 0)
     return {'workers': workers, 'ps': jobs.get('ps', []),
             'job': 'worker' if job == 'chief' else job, 'rank': index}
@@ -74,29 +71,6 @@ def _read(text):
     return cluster, task
 
 
-def check_places(cluster):
-    """Raises `ClusterError` for addresses and a rank of a `Cluster` that make no sense."""
-    places = [split_address(str(each).lower()) for each in cluster.workers + cluster.ps
-              if cluster.has_addresses]
-    twice = [place for place in places if places.count(place) > 1]
-    tasks, rank = cluster.tasks(cluster.job), cluster.rank
-    for is_wrong, why in (
-            (twice, '%s:%d is the address of two tasks of the cluster: give each one its own' % (
-                twice or [('', 0)])[0]),
-            (not cluster.workers, 'a cluster needs a worker, and workers=() names none: set '
-             "TF_CONFIG, or pass workers=['host:port', …]"),
-            (cluster.is_served and not cluster.ps, "kind='ps' needs a parameter server, and there "
-             "is none: name one under 'ps', or use kind='ring', which needs none"),
-            (cluster.kind == 'ring' and cluster.ps, "kind='ring' has no parameter servers, and %s "
-             "is one: leave it out, or use kind='ps'" % ', '.join(map(str, cluster.ps))),
-            (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0
-             or tasks is not None and rank >= len(tasks),
-             '%s %r is none of the cluster, which has %s' % (
-                 cluster.job, rank, '%d of them, from 0' % len(tasks) if tasks else
-                 'none of them'))):
-        if is_wrong:
-            raise ClusterError(why + '.')
-
 _LASTING = range(20000, 32768)  # the system gives these ports to no outgoing connection
 _ADDRESS = re.compile(r'(\[[^\s/\[\]]+\]|[^\s/:\[\]]+):([0-9]{1,5})')
 
@@ -115,13 +89,10 @@ def free_ports(count: int) -> list:
     drawn, found = random.SystemRandom().sample(_LASTING, len(_LASTING)), []
     with contextlib.ExitStack() as stack:
         while len(found) < count and drawn:
-            try:
-                taken = stack.enter_context(contextlib.closing(socket.socket()))
-                taken.bind(('127.0.0.1', drawn.pop()))
-                found.append(taken.getsockname()[1])
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    break  # this process has too many sockets
+            port = drawn.pop()
+            with contextlib.suppress(OSError):  # in use; or this process has too many sockets
+                stack.enter_context(contextlib.closing(socket.socket())).bind(('127.0.0.1', port))
+                found.append(port)
     if len(found) < count:
         raise ClusterError('count=%d: %d ports are free for this process.' % (count, len(found)))
     return found
@@ -184,7 +155,7 @@ def _does_not_answer(error):
 
 def silent_servers(cluster):
     """The parameter servers that do not work, in words, with the reason; '' if all do."""
-    with ThreadPoolExecutor(min(max(len(cluster.ps), 1), _MOST_LOOKS)) as pool:
+    with ThreadPoolExecutor(_MOST_LOOKS) as pool:
         reasons = list(pool.map(why_silent, cluster.ps))
     return '; '.join('%s %s' % (cluster.who(rank, 'ps'), why)
                      for rank, why in enumerate(reasons) if why)

@@ -1,27 +1,23 @@
 """`Cluster`: which machines train together, how, and which of them this process is."""
 
 import collections
+import inspect
 import os
 import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_choice, check_count, check_flag, check_instance, check_number
+from towers.arguments import (check_cases, check_choice, check_count, check_flag, check_instance,
+                              check_number)
 from towers.cluster import horovod, parameter_servers, ring
-from towers.cluster.addresses import JOBS, check_places, parse_tf_config
-from towers.cluster.horovod import load_horovod
-from towers.cluster.machines import Kind, Machines, check_build
+from towers.cluster.addresses import JOBS, parse_tf_config, split_address
+from towers.cluster.machines import BUILDS, Machines
 from towers.cluster.ring import BUFFER_MB, MOST_GATHERED, WIRES
-from towers.errors import InvalidArgumentError
+from towers.errors import ClusterError, InvalidArgumentError
+from towers.optimizers import combiner_of, name_of
 
-_SERVERS = ("TensorFlow's servers listen on every interface, whatever address is given, and do "
-            'what anyone asks who reaches them: let only the cluster reach their ports')
-_KINDS = {
-    'ring': Kind(ring.exchange, ring.broadcast, "TensorFlow's ring", _SERVERS),
-    'ps': Kind(parameter_servers.exchange, None, 'a parameter server', _SERVERS),
-    'horovod': Kind(horovod.exchange, horovod.broadcast, 'Horovod', "Horovod's rendezvous listens "
-                    'on every interface: let only the cluster reach it')}
-KINDS = tuple(_KINDS)
+_ENGINES = {'ring': ring.ENGINE, 'ps': parameter_servers.ENGINE, 'horovod': horovod.ENGINE}
+KINDS = tuple(_ENGINES)
 
 
 class Cluster(collections.namedtuple('Cluster', [
@@ -83,14 +79,14 @@ class Cluster(collections.namedtuple('Cluster', [
         check_flag('uneven', uneven)
         check_number('buffer_mb', buffer_mb, above=0, expected='a number of MiB')
         check_count('every', every)
-        if kind == 'horovod':
-            hvd = load_horovod()
-            workers, ps, rank = (None,) * hvd.size(), (), hvd.rank()
+        place = _ENGINES[kind].place
+        if place is not None:
+            count, rank = place()
+            workers = (None,) * count
         self = super(Cluster, cls).__new__(
             cls, kind, tuple(workers), tuple(ps), job, rank, synchronous, uneven, active, wire,
             buffer_mb, every, compare)
-        check_places(self)
-        _check_together(self)
+        _check(self)
         return self
 
     @classmethod
@@ -126,6 +122,11 @@ class Cluster(collections.namedtuple('Cluster', [
         return cls(kind, **dict(said, **fields))
 
     @property
+    def engine(self):
+        """The `Engine` of this kind of cluster."""
+        return _ENGINES[self.kind]
+
+    @property
     def num_workers(self):
         """How many workers there are, the chief included."""
         return len(self.workers)
@@ -153,12 +154,12 @@ class Cluster(collections.namedtuple('Cluster', [
     @property
     def is_served(self):
         """Whether the variables are on parameter servers."""
-        return self.kind == 'ps'
+        return self.engine.broadcast is None
 
     @property
     def has_addresses(self):
         """Whether each worker has a server of TensorFlow's, at its address; Horovod has its own."""
-        return self.kind != 'horovod'
+        return self.engine.place is None
 
     @property
     def served_rank(self):
@@ -190,29 +191,39 @@ class Cluster(collections.namedtuple('Cluster', [
         changed = tf.ConfigProto()
         changed.CopyFrom(config)
         del changed.device_filters[:]
-        own = '/job:%s/task:%d' % (self.job, self.rank)
-        if self.kind == 'ring':
-            # Without this filter, TF 1.15 waits for the devices of all workers, and hangs.
-            changed.device_filters.append(own)
-            changed.experimental.collective_group_leader = '/job:worker/replica:0/task:0'
-        elif self.is_served:
-            # A worker that is gone must not keep the others from making a session.
-            changed.device_filters.extend(['/job:ps'] + ([own] if self.job == 'worker' else
-                                                         ['/job:worker']))
-        else:
-            hvd = load_horovod()
-            if hvd.local_size() > 1:
-                changed.gpu_options.visible_device_list = str(hvd.local_rank())
+        self.engine.configure(self, changed)
         return changed
 
     def combine(self, gradients, loss, examples, reduction):
         """The `Machines` of `(gradient, variable)` pairs of this machine's towers, of its batch's
         loss, or None, and of its number of examples, an int or an int scalar tensor."""
-        return Machines(self, _KINDS[self.kind], gradients, loss, examples, reduction)
+        return Machines(self, gradients, loss, examples, reduction)
 
     def check_build(self, optimizer, has_replicas, scales_loss):
         """Raises `ClusterError` for a build that this cluster cannot train."""
-        check_build(self, optimizer, has_replicas, scales_loss)
+        combiner = combiner_of(optimizer)
+        check_cases(ClusterError, [
+            (self.job == 'evaluator', 'this process is an evaluator, which trains nothing: build '
+             'what it evaluates without cluster='),
+            (self.job == 'ps', 'this process is %s, which builds no towers: call towers.serve('
+             'cluster) in it' % self.name),
+            (self.is_served and has_replicas, "VariablePlacement('replicated') and parameter "
+             'servers both say where variables live: leave one out'),
+            (self.has_local_steps and scales_loss, 'a loss scale follows the gradients of one '
+             'worker, and with every=%d the workers would average theirs: leave one out'
+             % self.every),
+            (self.is_served and scales_loss and not self.synchronous, 'a loss scale counts steps '
+             'of all workers, and these parameter servers are asynchronous: leave one out'),
+            (self.is_served and tf.get_collection(BUILDS), 'this graph has a build with cluster= '
+             "already, and parameter servers take one a graph: use kind='ring', which takes "
+             'several')])
+        if combiner is not None:
+            raise ClusterError(
+                'the optimizer %s %s, and build_towers(cluster=…) combines gradients over the '
+                'machines already: twice would give other numbers. Give build_towers the '
+                'optimizer that it wraps.' % (
+                    type(optimizer).__name__, 'is a ' + name_of(combiner) if combiner is optimizer
+                    else 'has a %s in it' % name_of(combiner)))
 
     def describe(self):
         """One line for the plan: `'ring of 3 workers, this is worker 0'`."""
@@ -222,7 +233,7 @@ class Cluster(collections.namedtuple('Cluster', [
                 count, len(self.ps), '' if len(self.ps) == 1 else 's',
                 'synchronous' if self.synchronous else 'asynchronous')
         else:
-            text = '%s of %s' % (_KINDS[self.kind].name, count)
+            text = '%s of %s' % (self.engine.name, count)
         if self.wire is not None and self.num_workers > 1:
             text += ', dense gradients travel as %s and are added up in float32' % self.wire
         if self.has_local_steps:
@@ -232,29 +243,46 @@ class Cluster(collections.namedtuple('Cluster', [
 
     def warning(self):
         """One line for the plan: who else can reach the ports."""
-        return _KINDS[self.kind].listens
+        return ("TensorFlow's servers listen on every interface, whatever address is given, and do "
+                'what anyone asks who reaches them: let only the cluster reach their ports'
+                if self.has_addresses else "%s's rendezvous listens on every interface: let only "
+                'the cluster reach it' % self.engine.name)
 
 
-def _check_together(cluster):
-    """Raises `InvalidArgumentError` for arguments that do not go together."""
-    kind, active, every, wire = cluster.kind, cluster.active, cluster.every, cluster.wire
-    for is_wrong, why in (
-            (kind != 'ps' and not cluster.synchronous,
-             "synchronous=False: a %s is synchronous. Use kind='ps'" % kind),
-            (active is not None and not cluster.synchronous, 'active=%.80r, synchronous=False: '
-             'asynchronous workers wait for nobody, and each ends with its own data. Leave '
-             'active out, and train on the data set itself' % (active,)),
-            (active is not None and not isinstance(active, tf.Tensor), 'active=%.80r: expected '
-             'what until_all_end returned, or None' % (active,)),
-            (every > 1 and kind != 'ring', "every=%d: local steps are those of kind='ring', "
-             'and this is %r. Leave it out' % (every, kind)),
-            (every > 1 and (active is not None or wire is not None), 'every=%d: no gradient '
-             'travels, and all workers make all steps: leave %s out' % (
-                 every, 'wire' if active is None else 'active')),
-            (wire is not None and kind != 'ring', 'wire=%r: %s sends gradients as they are. '
-             "Use kind='ring', or leave it out" % (wire, _KINDS[kind].name)),
-            (wire is not None and cluster.num_workers > MOST_GATHERED, 'wire=%r: 16-bit gradients '
-             'go from each worker to each other one, which of more than %d workers are no fewer '
-             "bytes than the ring's. Leave it out" % (wire, MOST_GATHERED))):
-        if is_wrong:
-            raise InvalidArgumentError(why + '.')
+def _check(cluster):
+    """Raises for arguments that do not go together, and for addresses and ranks without sense."""
+    defaults = inspect.signature(Cluster).parameters
+    for kind, engine in _ENGINES.items():
+        for name in sorted(set(engine.arguments) - set(cluster.engine.arguments)):
+            if getattr(cluster, name) != defaults[name].default:
+                raise InvalidArgumentError(
+                    '%s=%.80r goes with kind=%r, and this is kind=%r: leave it out, or use that '
+                    'kind.' % (name, getattr(cluster, name), kind, cluster.kind))
+    active, every, wire = cluster.active, cluster.every, cluster.wire
+    check_cases(InvalidArgumentError, [
+        (active is not None and not cluster.synchronous, 'active=%.80r, synchronous=False: '
+         'asynchronous workers wait for nobody, and each ends with its own data. Leave '
+         'active out, and train on the data set itself' % (active,)),
+        (active is not None and not isinstance(active, tf.Tensor), 'active=%.80r: expected '
+         'what until_all_end returned, or None' % (active,)),
+        (every > 1 and (active is not None or wire is not None), 'every=%d: no gradient '
+         'travels, and all workers make all steps: leave %s out' % (
+             every, 'wire' if active is None else 'active')),
+        (wire is not None and cluster.num_workers > MOST_GATHERED, 'wire=%r: 16-bit gradients '
+         'go from each worker to each other one, which of more than %d workers are no fewer '
+         "bytes than the ring's. Leave it out" % (wire, MOST_GATHERED))])
+    places = [split_address(str(each).lower()) for each in cluster.workers + cluster.ps
+              if cluster.has_addresses]
+    twice = [place for place in places if places.count(place) > 1]
+    tasks, rank = cluster.tasks(cluster.job), cluster.rank
+    check_cases(ClusterError, [
+        (twice, '%s:%d is the address of two tasks of the cluster: give each one its own' % (
+            twice or [('', 0)])[0]),
+        (not cluster.workers, 'a cluster needs a worker, and workers=() names none: set '
+         "TF_CONFIG, or pass workers=['host:port', …]"),
+        (cluster.is_served and not cluster.ps, "kind='ps' needs a parameter server, and there "
+         "is none: name one under 'ps', or use kind='ring', which needs none"),
+        (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0
+         or tasks is not None and rank >= len(tasks),
+         '%s %r is none of the cluster, which has %s' % (
+             cluster.job, rank, '%d of them, from 0' % len(tasks) if tasks else 'none of them'))])

@@ -12,13 +12,13 @@ import time
 import tensorflow.compat.v1 as tf
 
 from towers.cluster.signature import difference
-from towers.errors import ClusterError, WorkerLostError
+from towers.errors import ClusterError, WorkerLostError, shown
 
 CUT = 'its process has ended, or its machine cut the connection'
 SILENT = 'there is no sign of life from it for %.0f seconds'
-MOST_OF_WORKER_0 = 64 << 20  # bytes of a message with its fingerprint, a line for each operation
+MOST_OF_WORKER_0 = 64 << 20  # bytes of a message with its signature, a line for each operation
 _MOST_BYTES = 64 << 10  # of a message of anyone else
-_KEYS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'fingerprint': dict, 'session': int,
+_KEYS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'signature': dict, 'session': int,
          'number': int, 'is_last': bool, 'checks': bool, 'in_step': bool}
 _TYPES = ('hello alive begin left done failed '  # of workers; and of worker 0:
           'compare welcome refused waiting go over differs gone lost end').split()
@@ -38,7 +38,7 @@ class Lines:
     def send(self, message):
         """Sends a dict. Who reads finds out that a connection is broken."""
         if 'why' in message:
-            message = dict(message, why=printable(message['why']))
+            message = dict(message, why=shown(message['why'])[:_LONGEST])
         with self._sends, contextlib.suppress(OSError):
             self.socket.settimeout(10.)
             self.socket.sendall(json.dumps(message).encode('utf-8') + b'\n')
@@ -70,11 +70,6 @@ def readable(sockets, seconds):
         return [key.fileobj for key, _ in selector.select(seconds)]
 
 
-def printable(text):
-    """A text for a log, without what moves a terminal's cursor or begins a line."""
-    return ''.join(each if each.isprintable() else ' ' for each in str(text)[:_LONGEST])
-
-
 def digest_of(value):
     """The SHA-256 of a value of JSON's types."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode('utf-8')).hexdigest()
@@ -88,17 +83,17 @@ def _parsed(line):
     if not (isinstance(message, dict) and message.get('type') in _TYPES
             and all(type(value) is _KEYS.get(key) for key, value in message.items())
             and all(0 <= value < _MOST_NUMBER for value in message.values() if type(value) is int)
-            and message.get('why', '').isprintable()):
+            and message.get('why', '') == shown(message.get('why', ''))):
         raise ClusterError('%.40r is no message' % line)
     return message
 
 
 def _compared(theirs, own):
-    """The answer to worker 0's fingerprint: its digest, and how this worker's differs."""
+    """The answer to worker 0's signature: its digest, and how this worker's differs."""
     try:
         why = difference(theirs, own)
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError):
-        why = 'worker 0 sends no fingerprint of a worker'
+        why = 'worker 0 sends no signature of a worker'
     return {'digest': digest_of(theirs), 'why': why or ''}
 
 
@@ -110,17 +105,20 @@ class Connection:
       stopped_by: None, or `(rank, number)` of the worker that got a signal, and the signal's.
       is_over: whether this session makes no step after the one that it has begun last.
       checks: whether all workers compare their weights after that step.
+      signal: the number of a signal that this worker got: all stop after the step that they begin
+        next; else 0.
+      wants_check: whether this worker has all compare their weights after that step.
       made: how many steps this session has made.
-      builds: the numbers of the builds of the newest one, in words: `'0'`, `'0 1'`.
+      builds: list of the numbers of the builds of the newest one.
     """
 
-    def __init__(self, cluster, fingerprint, connected, dead_after, say, on_lost):
-        """`fingerprint` is the `signature`; `connected` a socket that is connected with worker 0;
+    def __init__(self, cluster, signature, connected, dead_after, say, on_lost):
+        """`signature` is this worker's; `connected` a socket that is connected with worker 0;
         the others as for `join`. The thread calls `say` and `on_lost`."""
-        self.lost, self.dead_after, self.builds = None, dead_after, ''
-        self._cluster, self._fingerprint = cluster, fingerprint
+        self.lost, self.dead_after, self.builds = None, dead_after, []
+        self._cluster, self._signature = cluster, signature
         self._lines, self._say, self._on_lost = Lines(connected, MOST_OF_WORKER_0), say, on_lost
-        self._hello = {'type': 'hello', 'rank': cluster.rank, 'digest': digest_of(fingerprint)}
+        self._hello = {'type': 'hello', 'rank': cluster.rank, 'digest': digest_of(signature)}
         self._session, self._answer = 0, None
         self._is_member = self._in_step = self._ended = False
         self._begin_steps()
@@ -146,7 +144,7 @@ class Connection:
 
     def _begin_steps(self):
         self.made, self.stopped_by, self.is_over, self.checks = 0, None, False, False
-        self._signal, self._wants_check, self._has_failed = 0, False, False
+        self.signal, self.wants_check, self._has_failed = 0, False, False
 
     def begin_session(self, value=()):
         """Waits until the sessions of all workers begin; compares a value as `differing`."""
@@ -165,14 +163,14 @@ class Connection:
         """A step of some builds, which begins when all workers begin it. `OutOfRangeError` if some
         worker makes no more steps, `ClusterError` if the workers begin other steps."""
         if self._cluster.waits:
-            answer = self._ask(['step', self.made, builds], checks=self._wants_check)
+            answer = self._ask(['step', self.made, builds], checks=self.wants_check)
             if answer['type'] == 'over':
                 raise tf.errors.OutOfRangeError(
                     None, None, 'another worker has ended its steps, and this one is not made.')
             if answer['type'] == 'differs':
                 raise ClusterError('the workers begin steps of other builds, or of other sessions: '
                                    'make the same steps in the same order on all workers.')
-            self.checks, self._wants_check = answer.get('checks', False), False
+            self.checks, self.wants_check = answer.get('checks', False), False
         self.builds, self._in_step, self._has_failed = builds, True, True
         try:
             yield
@@ -185,21 +183,13 @@ class Connection:
         by the end of this worker's data: the others may be in it."""
         if not self._has_failed and not self.is_over:
             self.is_over = True
-            self._lines.send({'type': 'left', 'session': self._session, 'number': self._signal})
-
-    def stop(self, number):
-        """Notes that this worker got a signal: all stop after the step that they begin next."""
-        self._signal = number
-
-    def ask_for_check(self):
-        """Has all workers compare their weights after the step that they begin next."""
-        self._wants_check = True
+            self._lines.send({'type': 'left', 'session': self._session, 'number': self.signal})
 
     def _ask(self, what, **fields):
         """Worker 0's answer to what this worker is about to begin."""
         with self._changed:
             self._answer = None
-        self._lines.send(dict(fields, type='begin', session=self._session, number=self._signal,
+        self._lines.send(dict(fields, type='begin', session=self._session, number=self.signal,
                               digest=digest_of([self._session, what])))
         with self._changed:
             self._changed.wait_for(lambda: self._answer is not None or self.lost is not None)
@@ -234,8 +224,7 @@ class Connection:
     def close(self):
         """Closes the connection."""
         self._closed.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(5.)
+        self._thread.join(5.)
         self._lines.close()
 
     def _run(self):
@@ -263,8 +252,8 @@ class Connection:
     def _take(self, message):
         kind, rank, why = message['type'], message.get('rank', 0), message.get('why', '')
         if kind == 'compare':
-            self._lines.send(dict(self._hello, **_compared(message.get('fingerprint'),
-                                                           self._fingerprint)))
+            self._lines.send(dict(self._hello, **_compared(message.get('signature'),
+                                                           self._signature)))
         elif kind == 'waiting':
             self._say('waiting        %s' % why)
         elif kind == 'gone':

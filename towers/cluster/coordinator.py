@@ -59,20 +59,20 @@ class _Worker:
         elif kind == 'done':  # or lost to asynchronous others
             self.done, self.in_step = self.heard, False
 
-    def answer(self, kind, **fields):
+    def answer(self, message):
         """Answers `begin`."""
         self.begins = None
-        self.lines.send(dict(fields, type=kind))
+        self.lines.send(message)
 
 
 class Coordinator:
     """A thread of worker 0 that answers all workers; worker 0 itself by the socket `own_end`."""
 
-    def __init__(self, cluster, fingerprint, listener, dead_after, say):
-        """`fingerprint` is the `signature` of worker 0; `listener` is closed when all workers are
+    def __init__(self, cluster, signature, listener, dead_after, say):
+        """`signature` is that of worker 0; `listener` is closed when all workers are
         there; the others as for `join`."""
         self._cluster, self._listener, self._say = cluster, listener, say
-        self._fingerprint, self._digest = fingerprint, digest_of(fingerprint)
+        self._signature, self._digest = signature, digest_of(signature)
         self._dead_after, self._beat = dead_after, dead_after / BEATS
         self._workers = [_Worker(rank) for rank in range(cluster.num_workers)]
         self._is_complete, self._is_lost, self._beat_at = False, False, 0.
@@ -152,7 +152,7 @@ class Coordinator:
                    % rank)
         elif not why and message.get('digest') != self._digest:
             # The worker finds the difference: no stranger makes worker 0 read much.
-            lines.send({'type': 'compare', 'fingerprint': self._fingerprint})
+            lines.send({'type': 'compare', 'signature': self._signature})
             return
         if why:
             self._say('refused        worker %d: %s' % (rank, why))
@@ -186,22 +186,20 @@ class Coordinator:
             if chief.left or chief.done is not None:
                 self._send_all(dict(stop, type='over'))
             for worker in waiting if chief.session else ():
-                worker.answer('go')
+                worker.answer({'type': 'go'})
             for worker in [each for each in self._workers[1:] if each.done is not None]:
                 worker.lines.send({'type': 'end'})
             return
         left = max(each.left for each in self._workers)
         for worker in [each for each in waiting if each.session <= left]:
-            worker.answer('over', **stop)
+            worker.answer(dict(stop, type='over'))
             waiting.remove(worker)
         if len(waiting) == len(self._workers):
             other = next((each.rank for each in waiting if each.begins != chief.begins), None)
-            checks = any(each.checks for each in waiting)
+            answer = {'type': 'differs', 'rank': other} if other is not None else dict(
+                stop, type='go', checks=any(each.checks for each in waiting), is_last=bool(stop))
             for worker in waiting:
-                if other is None:
-                    worker.answer('go', checks=checks, is_last=bool(stop), **stop)
-                else:
-                    worker.answer('differs', rank=other)
+                worker.answer(answer)
 
     def _lose(self, worker, why):
         if self._is_lost or worker.done is not None and not self._cluster.synchronous:
@@ -249,7 +247,7 @@ class Coordinator:
         if not self._is_complete:
             return [each for each in self._workers if each.lines is None]
         if not self._cluster.synchronous:
-            return self._workers[:worker.begins is not None]
+            return [] if worker.begins is None else self._workers[:1]
         if worker.begins is not None:
             return [each for each in self._workers if each.begins is None]
         return [each for each in self._workers if each.done is None and now - each.heard > silence]

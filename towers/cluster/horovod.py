@@ -4,18 +4,17 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.cluster import worker_step
-from towers.cluster.machines import Exchange
+from towers.cluster.machines import Combined, Engine
 from towers.errors import MissingPackageError
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once
 from towers.tower.objectives import of_values, tensors_of, times
 
-
 _SCOPE = 'towers_shared/'
 """At the root of the graph: Horovod brings together by name, and callers' scopes may differ."""
 
 
-def load_horovod():
+def _load():
     """`horovod.tensorflow`, initialised; `MissingPackageError` where it cannot be loaded."""
     try:
         import horovod.tensorflow as hvd
@@ -29,10 +28,10 @@ def load_horovod():
     return hvd
 
 
-def exchange(cluster, gradients, shares):
-    """The `Exchange` of a machine's gradients by Horovod's all-reduce, each by the name of its
+def combine(cluster, gradients, shares):
+    """The `Combined` of a machine's gradients by Horovod's all-reduce, each by the name of its
     variable, and not of an operation that each worker may have others of."""
-    hvd, weight, average = load_horovod(), shares.constant, shares.is_mean
+    hvd, weight, average = _load(), shares.constant, shares.is_mean
     if shares.are_weighted:
         with only_device('/cpu:0'), tf.name_scope(_SCOPE):  # before the backward pass
             total = hvd.allreduce(tf.reshape(shares.own_examples(), [1]), op=hvd.Sum,
@@ -49,10 +48,10 @@ def exchange(cluster, gradients, shares):
                 if isinstance(gradient, tf.IndexedSlices) else
                 hvd.allreduce(gradient, op=operation), variable))
     if cluster.active is None:
-        return Exchange(combined, [])
+        return Combined(combined, [])
     with tf.control_dependencies(tensors_of(combined)):  # which the other workers wait for
         ended = worker_step.raise_at_end(total <= 0.)
-    return Exchange(worker_step.after(ended, combined), [ended])
+    return Combined(worker_step.after(ended, combined), [ended])
 
 
 def broadcast(unused_cluster, variables):
@@ -60,14 +59,14 @@ def broadcast(unused_cluster, variables):
     done = []
     for variable in variables:
         with only_device('/cpu:0'), tf.name_scope('%sstate/%s/' % (_SCOPE, variable.op.name)):
-            done.append(tf.assign(variable, load_horovod().broadcast(
+            done.append(tf.assign(variable, _load().broadcast(
                 variable.read_value(), 0, name='of_rank_0')).op)
     return tf.group(*done)
 
 
 def gathered_lines(text):
     """The texts of all processes, by rank. They are sent as bytes: nothing is unpickled."""
-    hvd = load_horovod()
+    hvd = _load()
     data = np.frombuffer(text.encode('utf-8'), np.uint8)
     with tf.Graph().as_default(), tf.device('/cpu:0'):
         fetches = [hvd.allgather(tf.constant(np.array([data.size], np.int64)), name='towers_sizes'),
@@ -76,3 +75,13 @@ def gathered_lines(text):
             sizes, together = session.run(fetches)
     ends = np.cumsum(sizes)
     return [together[end - size:end].tobytes().decode('utf-8') for size, end in zip(sizes, ends)]
+
+
+def _configure(unused_cluster, config):
+    hvd = _load()
+    if hvd.local_size() > 1:
+        config.gpu_options.visible_device_list = str(hvd.local_rank())
+
+
+ENGINE = Engine('Horovod', [], combine, broadcast, _configure,
+                lambda: (_load().size(), _load().rank()), gathered_lines)

@@ -16,34 +16,39 @@ from towers.errors import ClusterError
 from towers.graph.graph_walk import ancestors, reachable_from, step_operations
 from towers.graph.order import Frames, to_wait_for
 from towers.graph.variable_access import Writes, is_variable, read_from, variable_op
-from towers.optimizers import combiner_of, name_of
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import rows_once
 from towers.tower.objectives import tensors_of
 
-_BUILDS = ('__towers_builds_of_clusters',)
+BUILDS = ('__towers_builds_of_clusters',)
 """Of a collection of the graph. TensorFlow writes those with a string for a key into checkpoints'
 graphs, as it does not its own with such a tuple."""
 
 
-Kind = collections.namedtuple('Kind', 'exchange broadcast name listens')
-Kind.__doc__ = """A kind of cluster.
+Engine = collections.namedtuple(
+    'Engine', 'name arguments combine broadcast configure place gathered', defaults=(None, None))
+Engine.__doc__ = """What makes a kind of cluster work; `cluster.cluster` has the list of all.
 
 Fields:
-  exchange: function of a `Cluster`, gradients and `Shares`, where several workers make one step:
-    an `Exchange`.
+  name: in words.
+  arguments: names of the arguments of `Cluster` that are of this kind, and not of all.
+  combine: function of a `Cluster`, gradients and `Shares`, where several workers make one step:
+    what becomes of the gradients, a `Combined`.
   broadcast: function of a `Cluster` and variables that makes the operation by which all workers get
-    those of worker 0; None where the servers have them.
-  name, listens: in words, itself and who else can reach its ports.
+    those of worker 0; None where servers have them.
+  configure: function of a `Cluster` and a `tf.ConfigProto`, to which it adds what sessions need.
+  place: where a launcher starts the workers, and they have no addresses: function that gives
+    `(number of workers, rank of this one)`; else None.
+  gathered: and function that gives the texts of all workers, by rank, from that of this one.
 """
 
-Exchange = collections.namedtuple('Exchange', 'gradients gates begin step', defaults=(None, None))
-Exchange.__doc__ = """What becomes of a machine's gradients.
+Combined = collections.namedtuple('Combined', 'gradients gates begin_session step', defaults=(
+    lambda session: None, lambda update: update))
+Combined.__doc__ = """What becomes of a machine's gradients.
 
 Fields:
-  gradients, gates: see `Machines`.
-  begin: function by which a session lets its steps be made; or None.
-  step: function from the update to a step, where not every worker makes the update; or None.
+  gradients, gates, begin_session: see `Machines`.
+  step: function from the update to the operation of a step.
 """
 
 
@@ -67,55 +72,51 @@ class Machines:
 
     And of the step, when it is made:
 
-      redirect: function to call when the graph is complete, see `tower.write_order`; or None.
+      redirect: function to call when the graph is complete, see `tower.write_order`.
       written: dict from names of variables to the operations by which the update of each worker
         writes them; empty where the chief alone makes it.
       model: names of the operations of the model that the update waits for.
       state: list of the variables that worker 0 gives to the others in each step.
     """
-    redirect, written, model, state, connection = None, {}, frozenset(), (), None
+    written, model, state, connection = {}, frozenset(), (), None
 
-    def __init__(self, cluster, kind, gradients, loss, examples, reduction):
+    def __init__(self, cluster, gradients, loss, examples, reduction):
         shares = Shares(cluster, examples, reduction, loss)
-        self._cluster, self._kind = cluster, kind
+        self._cluster = cluster
         self.own, self.same_examples = gradients, shares.same_examples
         self.updates_here, self.sums = not cluster.served_rank, frozenset()
         if cluster.active is not None and cluster.num_workers > 1:
-            gradients = worker_step.of_batches(gradients, cluster.active)
-        exchange = _of_this_worker if cluster.workers_a_step == 1 else kind.exchange
-        self.gradients, self.gates, begin, self._step = exchange(cluster, gradients, shares)
-        self.begin_session = begin or (lambda session: None)
+            gradients = worker_step.empty_at_end(gradients, cluster.active)
+        combine = _of_this_worker if cluster.workers_a_step == 1 else cluster.engine.combine
+        self.gradients, self.gates, self.begin_session, self._step = combine(
+            cluster, gradients, shares)
         if cluster.workers_a_step > 1:
             self.gradients = [(without_gradient(each), variable)
                               for each, variable in self.gradients]
             self.sums = frozenset(getattr(each, 'values', each).op.name
                                   for each, _ in self.gradients)
 
-    def step(self, update, before, replicated=(), redirect=None):
+    def step(self, update, before, replicated, redirect):
         """The operation of a step, with the operation `update` where this worker makes it.
 
         Args:
           before: list of the tensors and operations of the model that the optimizer waits for.
           replicated: names of the variables of which this worker's towers have replicas.
         """
-        self.redirect = redirect
+        self.redirect = redirect or (lambda: None)
         if self._cluster.served_rank is None:
             self.model = frozenset(op.name for op in step_operations(before))
             known = {variable.op.name for variable in tf.global_variables() + [
                 variable for _, variable in self.gradients]}
             self.written = _writes_of(Writes(update.graph), known, [
                 op for op in step_operations([update]) if op.name not in self.model])
-        if self._step is not None:
-            return self._step(update)
-        if self._cluster.workers_a_step > 1:
-            update, self.state = _share_state(
-                update, before, self.model, self.own, self.gradients,
-                lambda variable: self.broadcast([variable]), replicated)
-        return update
+        if self._cluster.has_copies and self._cluster.workers_a_step > 1:
+            update, self.state = _share_state(self, update, before, replicated)
+        return self._step(update)
 
     def broadcast(self, variables):
         """The operation by which all workers get these variables of worker 0."""
-        return self._kind.broadcast(self._cluster, variables)
+        return self._cluster.engine.broadcast(self._cluster, variables)
 
     def counted(self, examples):
         """The number of examples that this worker adds to the count of all workers in a step."""
@@ -123,23 +124,19 @@ class Machines:
 
     def note(self, built):
         """Records the complete build in its graph, for `builds_of`."""
-        tf.add_to_collection(_BUILDS, built)
-
-    def join(self, connection):
-        """Notes the `Connection` by which this worker is a member."""
-        self.connection = connection
+        tf.add_to_collection(BUILDS, built)
 
 
 def _of_this_worker(cluster, gradients, unused_shares):
-    """The `Exchange` for an update by the gradients of this worker alone, whose data may end."""
+    """The `Combined` for an update by the gradients of this worker alone, whose data may end."""
     gradients, gates = rows_once(gradients), []
     if cluster.active is not None:
         gates = [worker_step.raise_at_end(cluster.active < .5)]
         gradients = worker_step.after(gates[0], gradients)
     if cluster.num_workers == 1:
-        return Exchange(gradients, gates)
+        return Combined(gradients, gates)
     check, begin = worker_step.session_begun()
-    return Exchange(worker_step.after(check, gradients), gates, begin)
+    return Combined(worker_step.after(check, gradients), gates, begin)
 
 
 def _writes_of(finder, names, operations):
@@ -151,7 +148,7 @@ def _writes_of(finder, names, operations):
     return writes
 
 
-def _share_state(update, before, model, own, combined, broadcast, replicated):
+def _share_state(machines, update, before, replicated):
     """Gives worker 0's state to the other workers, where the model writes it and training reads it:
     `(operation of the step, list of the variables that worker 0 gives to the others in it)`.
 
@@ -161,8 +158,9 @@ def _share_state(update, before, model, own, combined, broadcast, replicated):
     training only writes, such as moving averages, needs no message: worker 0 saves its own. Nor
     does what the update writes: all write the same.
     """
-    finder, step = Writes(tf.get_default_graph()), step_operations([update])
-    sums, trained = tensors_of(combined), [variable for _, variable in own]
+    finder, step, model = Writes(tf.get_default_graph()), step_operations([update]), machines.model
+    sums, own = tensors_of(machines.gradients), machines.own
+    trained = [variable for _, variable in own]
     behind = model | {op.name for op in step_operations(sums)}
     of_update = [op for op in step if op.name not in behind]
     known = {variable.op.name: variable for variable in tf.global_variables() + trained}
@@ -180,7 +178,7 @@ def _share_state(update, before, model, own, combined, broadcast, replicated):
     with only_device('/cpu:0'), tf.name_scope('shared_state'):
         for name in sorted(writes):
             with tf.control_dependencies(waits_for):
-                waits_for = [broadcast(known[name])]
+                waits_for = [machines.broadcast([known[name]])]
     for op in of_update:
         if any(_held(tensor) in writes for tensor in op.inputs):
             compat.add_control_inputs(op, waits_for)
@@ -233,39 +231,9 @@ def _check_reads(writes, model, of_update, own):
                         name, op.name))
 
 
-def check_build(cluster, optimizer, has_replicas, scales_loss):
-    """Raises `ClusterError` for a build that a cluster cannot train: see `Cluster.check_build`."""
-    is_served, combiner = cluster.is_served, combiner_of(optimizer)
-    for is_wrong, why in (
-            (cluster.job == 'evaluator', 'this process is an evaluator, which trains nothing: '
-             'build what it evaluates without cluster='),
-            (cluster.job == 'ps', 'this process is %s, which builds no towers: call towers.serve('
-             'cluster) in it' % cluster.name),
-            (is_served and has_replicas, "VariablePlacement('replicated') and "
-             'parameter servers both say where variables live: leave one out'),
-            (cluster.has_local_steps and scales_loss, 'a loss scale follows the gradients of one '
-             'worker, and with every=%d the workers would average theirs: leave one out'
-             % cluster.every),
-            (is_served and scales_loss and not cluster.synchronous, 'a loss scale counts steps of '
-             'all workers, and these parameter servers are asynchronous: leave one out'),
-            (is_served and tf.get_collection(_BUILDS), 'this graph has a build with cluster= '
-             "already, and parameter servers take one a graph: use kind='ring', which takes "
-             'several')):
-        if is_wrong:
-            raise ClusterError(why + '.')
-    if combiner is not None:
-        raise ClusterError(
-            'the optimizer %s %s, and build_towers(cluster=…) combines gradients over the '
-            'machines already: twice would give other numbers. Give build_towers the '
-            'optimizer that it wraps.' % (
-                type(optimizer).__name__, 'is a ' + name_of(combiner) if combiner is optimizer
-                else 'has a %s in it' % name_of(combiner)))
-
-
 def builds_of(built):
     """List of all builds over machines in the graph of a build, in their order."""
-    with built.train_op.graph.as_default():
-        return list(tf.get_collection(_BUILDS))
+    return built.train_op.graph.get_collection(BUILDS)
 
 
 def shared_variables(built):

@@ -13,14 +13,14 @@ import tensorflow.compat.v1 as tf
 from towers.api.built import BuiltTowers
 from towers.arguments import (check_config, check_function, check_instance, check_number,
                               check_say)
-from towers.cluster import worker_step, horovod, server_placement
+from towers.cluster import server_placement, worker_step
 from towers.cluster.addresses import (FIRST, connect, free_ports, listen, silent_servers,
                                       wait_until)
+from towers.cluster.between_steps import AskForCheck, AveragingHook, DriftHook
 from towers.cluster.cluster import Cluster
 from towers.cluster.connection import Connection
 from towers.cluster.coordinator import Coordinator
 from towers.cluster.machines import builds_of
-from towers.cluster.same_weights import AskForCheck, AveragingHook, DriftHook
 from towers.cluster.sessions import BeginHook, check_built
 from towers.cluster.signature import signature
 from towers.errors import ClusterError, WorkerLostError, reason_of
@@ -114,9 +114,8 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     check_number('dead_after', dead_after, above=0, expected='seconds')
     check_built(built)
     check_config(config)
-    if settings is not None:
-        check_instance('settings', settings, dict, 'a dict from names to numbers or strings, or '
-                       'None')
+    check_instance('settings', settings, (dict, type(None)),
+                   'a dict from names to numbers or strings, or None')
     check_say(say)
     if on_lost is not None:
         check_function('on_lost', on_lost, 1, 'a function of a WorkerLostError, or None')
@@ -127,16 +126,15 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         try:
             target = start_server(cluster, config).target if cluster.has_addresses else ''
             for each in builds_of(built):
-                each.machines.join(connection)
+                each.machines.connection = connection
             with _servers_watched(cluster, dead_after, say, lose):
                 yield Member(cluster, built, target, config, connection)
         except BaseException as error:
-            reason = _own_reason(error)
-            may_be_a_peers = reason is None and _may_be_a_peers(error)
-            lost = connection.error(dead_after + 1. if may_be_a_peers else 0.)
+            reason = None
+            if isinstance(error, tf.errors.OpError):
+                reason = explained(error) or worker_step.explained(error) or connection.error(
+                    dead_after + 1. if _may_be_a_peers(error) else 0.)
             ended.set()
-            if reason is None and isinstance(error, tf.errors.OpError):
-                reason = lost
             said = reason or error
             connection.fail('%s: %s' % (type(said).__name__, reason_of(said)))
             if reason is not None:
@@ -152,8 +150,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
 def _described(cluster, built, settings):
     """The signature of a worker whose graph is complete."""
     for each in builds_of(built):
-        if each.machines.redirect is not None:
-            each.machines.redirect()
+        each.machines.redirect()
     own = signature(cluster, built, settings)
     if cluster.is_served:
         own['servers'] = server_placement.servers_of_variables(
@@ -188,13 +185,12 @@ def _met(cluster, own, start_timeout, dead_after, say, lose):
 
 def _address(cluster):
     """Where worker 0 listens until all are there; and on worker 0 its listener, else None."""
-    if cluster.has_addresses:
-        return cluster.workers[0], listen(cluster.workers[0]) if cluster.is_chief else None
-    if not cluster.is_chief:
-        return horovod.gathered_lines('')[0], None
-    address = '%s:%d' % (os.environ.get('HOROVOD_HOSTNAME') or socket.gethostname(),
-                         free_ports(1)[0])
-    return horovod.gathered_lines(address)[0], listen(address)
+    address = cluster.workers[0]
+    if not cluster.has_addresses:
+        host = os.environ.get('HOROVOD_HOSTNAME') or socket.gethostname()
+        [address, *_] = cluster.engine.gathered(
+            '%s:%d' % (host, free_ports(1)[0]) if cluster.is_chief else '')
+    return address, listen(address) if cluster.is_chief else None
 
 
 @contextlib.contextmanager
@@ -249,12 +245,6 @@ def start_server(cluster, config):
     except tf.errors.OpError as error:
         raise ClusterError('the server of %s cannot start: %s.' % (
             cluster.who(cluster.rank, cluster.job), reason_of(error).rstrip('.'))) from None
-
-
-def _own_reason(error):
-    """What a step of this worker failed by of itself, in towers' own types; or None."""
-    return (explained(error) or worker_step.explained(error)) if isinstance(
-        error, tf.errors.OpError) else None
 
 
 # By these a step fails when another worker dies; by others if their text has a word of _REMOTE.

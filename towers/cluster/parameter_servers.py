@@ -18,33 +18,33 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import worker_step
-from towers.cluster.machines import Exchange
-from towers.cluster.server_placement import server, tasks_by_size
+from towers.cluster.machines import Combined, Engine
+from towers.cluster.server_placement import device_of_server, tasks_by_size
 from towers.cluster.worker_step import COLLECTIONS, without_gradient
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once, rows_once
 from towers.tower.objectives import of_values, tensors_of, times
 
-_FIRST_SERVER = server(0)
+_FIRST_SERVER = device_of_server(0)
 
 _SCOPE = 'served/'
 """At the root of the graph: workers find things by name, and callers' scopes may differ."""
 
 
-def exchange(cluster, gradients, shares):
-    """The `Exchange` by the accumulators on the servers: the chief gets the gradients over all
+def combine(cluster, gradients, shares):
+    """The `Combined` by the accumulators on the servers: the chief gets the gradients over all
     machines, every other worker its own back."""
     with tf.name_scope(_SCOPE):
         rounds = _Rounds(cluster)
         sums = _sums(gradients, shares, cluster, rounds.own)
         step = functools.partial(_step, cluster, rounds, [each.push for each in sums])
         if not cluster.is_chief:
-            return Exchange(gradients, [], lambda session: session.run(rounds.take_up), step)
+            return Combined(gradients, [], lambda session: session.run(rounds.take_up), step)
         begin = rounds.beginning([each.accumulator for each in sums])
         gradients, gates = _for_update(gradients, [each.total for each in sums], shares, cluster,
                                        rounds)
-        return Exchange(gradients, gates, begin, step)
+        return Combined(gradients, gates, begin, step)
 
 
 def _step(cluster, rounds, pushes, update):
@@ -138,8 +138,8 @@ def _sums(gradients, shares, cluster, own_round):
             gradient = times(_as(gradient, dtype), factor)
             if isinstance(gradient, tf.IndexedSlices):
                 gradient = each_row_once(gradient)
-        name = variable.op.name
-        parts.append((gradient, variable.get_shape(), 'sums/' + name, server(tasks[name])))
+        name, shape = variable.op.name, variable.get_shape()
+        parts.append((gradient, shape, 'sums/' + name, device_of_server(tasks[name])))
     return [_sum(*part, after, cluster.num_workers, own_round) for part in parts]
 
 
@@ -147,14 +147,13 @@ def _sum(part, shape, name, device, after, count, own_round):
     """The `_Sum` of the parts of `count` workers; this one is pushed after some operations."""
     is_sparse = isinstance(part, tf.IndexedSlices)
     kind = tf.SparseConditionalAccumulator if is_sparse else tf.ConditionalAccumulator
-    fields = (tf.cast(part.indices, tf.int64), part.values, part.dense_shape) if is_sparse else (
-        part,)
     with only_device(device):
         accumulator = kind(part.dtype.base_dtype, shape, shared_name=_SCOPE + name,
                            reduction_type='SUM')
+        add = accumulator.apply_indexed_slices_grad if is_sparse else accumulator.apply_grad
         own_round = own_round.read_value()
         with tf.control_dependencies(after):
-            push = accumulator.apply_grad(*fields, local_step=own_round)
+            push = add(part, local_step=own_round)
         with tf.control_dependencies([push]):
             return _Sum(accumulator, push, without_gradient(_taken(accumulator, count), part))
 
@@ -192,3 +191,12 @@ def _for_update(gradients, sums, shares, cluster, rounds):
 
 def _as(gradient, dtype):
     return of_values(lambda values: tf.cast(values, dtype), gradient)
+
+
+def _configure(cluster, config):
+    # A worker that is gone must not keep the others from making a session.
+    config.device_filters.extend(['/job:ps', '/job:worker/task:%d' % cluster.rank
+                                  if cluster.job == 'worker' else '/job:worker'])
+
+
+ENGINE = Engine('parameter servers', ['ps', 'synchronous'], combine, None, _configure)

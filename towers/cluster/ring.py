@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import worker_step
-from towers.cluster.machines import Exchange
+from towers.cluster.machines import Combined, Engine
 from towers.errors import ClusterError
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
@@ -37,8 +37,8 @@ _SENT = (  # types that every version sends, and what each of them holds without
     (tf.int64, (tf.int64, tf.uint32)))
 
 
-def exchange(cluster, gradients, shares):
-    """The `Exchange` of a machine's gradients over the workers of a ring."""
+def combine(cluster, gradients, shares):
+    """The `Combined` of a machine's gradients over the workers of a ring."""
     for gradient, variable in gradients:
         if gradient.dtype.is_complex:
             raise ClusterError(
@@ -61,12 +61,7 @@ def exchange(cluster, gradients, shares):
         sums.update(rows)
         gradients = worker_step.after(ended, [(sums[variable.op.name], variable)
                                            for _, variable in gradients])
-    return Exchange(gradients, [] if cluster.active is None else [ended], begin)
-
-
-def broadcast(cluster, variables):
-    """The operation by which all workers get these variables of worker 0."""
-    return Collectives(cluster).broadcast(variables)
+    return Combined(gradients, [] if cluster.active is None else [ended], begin)
 
 
 def _add_dense(ring, gradients, weight, mean, last):
@@ -238,3 +233,14 @@ class Collectives:
         """The attributes by which TensorFlow brings this operation of all workers together."""
         self._key += 1
         return {'group_size': self.num_workers, 'group_key': _GROUP, 'instance_key': self._key}
+
+
+def _configure(cluster, config):
+    # Without this filter, TF 1.15 waits for the devices of all workers, and hangs.
+    config.device_filters.append('/job:%s/task:%d' % (cluster.job, cluster.rank))
+    config.experimental.collective_group_leader = '/job:worker/replica:0/task:0'
+
+
+ENGINE = Engine(
+    "TensorFlow's ring", ['buffer_mb', 'every', 'wire'], combine,
+    lambda cluster, variables: Collectives(cluster).broadcast(variables), _configure)

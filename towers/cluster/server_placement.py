@@ -92,7 +92,7 @@ def spread_over_servers(cluster, graph, first=()):
     tasks = servers_of_variables(cluster, graph, first)
     # Name of an operation -> its server: variables, accumulators and token queues here; in the loop
     # also what takes a variable, or is colocated with one (the operations of initial values are).
-    servers = {name: server(task) for name, task in tasks.items()}
+    servers = {name: device_of_server(task) for name, task in tasks.items()}
     servers.update((op.name, op.device) for op in graph.get_operations() if '/job:ps' in op.device)
     for op in graph.get_operations():
         device = tf.DeviceSpec.from_string(op.device or '')
@@ -108,7 +108,7 @@ def spread_over_servers(cluster, graph, first=()):
     return tasks
 
 
-def server(task):
+def device_of_server(task):
     """The device of a parameter server, by its number."""
     return '/job:ps/task:%d/device:CPU:0' % task
 

@@ -2,17 +2,18 @@
 
 import contextlib
 import signal
+import types
 import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
 from towers.arguments import check_instance
+from towers.cluster.between_steps import refreshes
 from towers.cluster.cluster import Cluster
 from towers.cluster.machines import builds_of, shared_variables
-from towers.cluster.same_weights import refreshes
 from towers.cluster.server_placement import spread
-from towers.cluster.worker_step import HOW
+from towers.cluster.worker_step import HOW_TO_BEGIN
 from towers.errors import ClusterError
 from towers.graph.graph_walk import step_operations
 from towers.run.stopping import StopOnSignalHook
@@ -44,15 +45,18 @@ class BeginHook(tf.train.SessionRunHook):
             raise ClusterError(
                 'join with parameter servers is for one session, and this is the second one: train '
                 'in one, and evaluate its checkpoints in another process.')
-        self._is_by_member, self._was_served = True, self._cluster.is_served
+        self._is_by_member, self._was_served, made = True, self._cluster.is_served, []
 
         def create():
+            if made:  # `MonitoredSession` asks for another one when a machine is lost
+                raise self._lost()
+            made.append(True)
             if self._cluster.is_served:
                 spread(self._cluster, self._built, scaffold)
                 if not self._cluster.is_chief:  # the chief's is there before
                     self._connection.begin_session()
             return creator.create_session()
-        return _OneSession(create, self._lost)
+        return types.SimpleNamespace(create_session=create)
 
     def begin(self):
         """Makes the operations that worker 0's values go to the others by."""
@@ -61,7 +65,7 @@ class BeginHook(tf.train.SessionRunHook):
             raise ClusterError(
                 'this session is not made by the member of the cluster, which puts the variables '
                 'on the parameter servers when the graph is complete. %s, and not by '
-                'tf.train.MonitoredTrainingSession.' % HOW)
+                'tf.train.MonitoredTrainingSession.' % HOW_TO_BEGIN)
         if not by_member and self._cluster.has_addresses and not self._cluster.is_chief:
             # They live in the server of this process, for the session to come.
             with tf.Session(self._target, config=self._config) as session:
@@ -94,20 +98,6 @@ class BeginHook(tf.train.SessionRunHook):
         _begin_together(session, builds, self._connection)
 
 
-class _OneSession(tf.train.SessionCreator):
-    """Makes one session. `MonitoredSession` asks for another one when a machine is lost."""
-
-    def __init__(self, create, lost):
-        self._create, self._lost, self._made = create, lost, False
-
-    def create_session(self):
-        """The session; raises `WorkerLostError` when it is asked for again."""
-        if self._made:
-            raise self._lost()
-        self._made = True
-        return self._create()
-
-
 def _begin_together(session, builds, connection):
     """Has the steps of some builds begin on all workers or on none. It is the session that hooks
     are given, since they add fetches."""
@@ -122,7 +112,7 @@ def _begin_together(session, builds, connection):
                 known[key] = _steps_of(fetched, builds)
             return known[key]
         except (TypeError, ValueError, KeyError):  # an object of its own, or a name of nothing
-            return ' '.join(map(str, range(len(builds))))
+            return list(range(len(builds)))
 
     def made(steps, step):
         with connection.step(steps) if steps else contextlib.nullcontext():
@@ -138,9 +128,9 @@ def _begin_together(session, builds, connection):
 
 
 def _steps_of(fetched, builds):
-    """The numbers of the builds whose train op some fetches run, in words: `'0'`, `'0 1'`; or ''.
-    `ClusterError` for sums of all workers' gradients without their step: the others would wait, or
-    take them for those of their next step."""
+    """List of the numbers of the builds whose train op some fetches run. `ClusterError` for sums of
+    all workers' gradients without their step: the others would wait, or take them for those of
+    their next step."""
     graph = builds[0].train_op.graph
     elements = [graph.as_graph_element(each) for each in fetched]
     names = {op.name for op in step_operations([getattr(each, 'op', each) for each in elements])}
@@ -151,7 +141,7 @@ def _steps_of(fetched, builds):
             'step: fetch them with built.train_op. Beside a hook that fetches them in every call, '
             'look at other things by session.run_step_fn(lambda step_context: '
             'step_context.session.run(…)).')
-    return ' '.join(str(place) for place, built in enumerate(builds) if built not in left_out)
+    return [place for place, built in enumerate(builds) if built not in left_out]
 
 
 class StopTogetherHook(StopOnSignalHook):
@@ -182,7 +172,7 @@ class StopTogetherHook(StopOnSignalHook):
         check_built(built)
         super(StopTogetherHook, self).__init__(stream)
         self._cluster, self._machines, self._connection = cluster, built.machines, None
-        self._own = str([each.machines for each in builds_of(built)].index(built.machines))
+        self._own = [each.machines for each in builds_of(built)].index(built.machines)
         self._made = 0  # steps, when the connection was looked at last
 
     @property
@@ -223,13 +213,13 @@ class StopTogetherHook(StopOnSignalHook):
     def before_run(self, run_context):
         """Says a signal, if there was one."""
         if self.received is not None:
-            self._connection.stop(self.received)
+            self._connection.signal = self.received
 
     def after_run(self, run_context, run_values):
         """Asks the session to stop when all do: after a step that ends a round."""
         connection, made = self._connection, self._made
         self._made = connection.made
-        if (connection.is_over and made < self._made and self._own in connection.builds.split()
+        if (connection.is_over and made < self._made and self._own in connection.builds
                 if self._cluster.waits else connection.is_over or self.received is not None):
             run_context.request_stop()
 

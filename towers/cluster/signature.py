@@ -24,9 +24,10 @@ from towers.tower.objectives import flat, tensors_of
 _ADDED_UP = ('Collective', 'Horovod')  # begin types of operations with equal results on all workers
 # Types of operations that bring in data, and attributes with names, seeds, sizes and settings.
 _SOURCE = re.compile('Iterator|Dequeue|Dataset|ReaderRead|ReadFile|^Placeholder|^Arg$|^_Arg$')
-_NO_NUMBERS = frozenset(
+_NOT_COMPARED = frozenset(
     'seed seed2 shape shapes element_shape output_shapes message shared_name container frame_name '
     'stack_name tensor_array_name token config config_proto'.split())
+_VALUE = 'its %s is %s, and that of worker 0 %s'
 
 
 def signature(cluster, built, settings=None):
@@ -34,15 +35,17 @@ def signature(cluster, built, settings=None):
     for `join`."""
     builds = builds_of(built)
     return {
-        'kind of cluster': cluster.kind, 'list of workers': list(cluster.workers),
-        'list of parameter servers': list(cluster.ps), 'synchronous': cluster.synchronous,
-        'wire': cluster.wire, 'buffer_mb': cluster.buffer_mb, 'every': cluster.every,
-        'compare': cluster.compare,
-        'TensorFlow': tf.version.VERSION,  # 1.15 and 2.21 do not understand each other's messages
-        'number of builds with cluster=': len(builds),
-        'build that is given to join': [
-            each.machines is built.machines for each in builds].index(True),
-        '_settings': dict(settings or {}), '_builds': [_of_build(cluster, each) for each in builds]}
+        'values': {
+            'kind of cluster': cluster.kind,
+            'list of workers': ', '.join(map(str, cluster.workers)),
+            'list of parameter servers': ', '.join(cluster.ps), 'synchronous': cluster.synchronous,
+            'wire': cluster.wire, 'buffer_mb': cluster.buffer_mb, 'every': cluster.every,
+            'compare': cluster.compare,
+            'TensorFlow': tf.version.VERSION,  # 1.15 and 2.21 do not understand each other
+            'number of builds with cluster=': len(builds),
+            'build that is given to join': [
+                each.machines is built.machines for each in builds].index(True)},
+        'settings': dict(settings or {}), 'builds': [_of_build(cluster, each) for each in builds]}
 
 
 def _of_build(cluster, built):
@@ -51,77 +54,67 @@ def _of_build(cluster, built):
               if isinstance(each, tf.Tensor)]
     compares = cluster.num_workers > 1 and cluster.compare == 'program'
     return {
-        'number of towers': len(built.devices), 'reduction': built.plan.reduction,
-        'number of examples a step': machines.same_examples,
-        'optimizer': built.plan.line('optimizer'),
-        '_variables': [[variable.op.name, '%s %s' % (variable.dtype.base_dtype.name,
-                                                     variable.get_shape())]
-                       for variable in built.variables],
+        'values': {'number of towers': len(built.devices), 'reduction': built.plan.reduction,
+                   'number of examples a step': machines.same_examples or 'not fixed',
+                   'optimizer': built.plan.line('optimizer')},
+        'variables': {variable.op.name: '%s %s' % (variable.dtype.base_dtype.name,
+                                                   variable.get_shape())
+                      for variable in built.variables},
         # Those of several workers meet by their place in a message, or on a server.
-        '_gradients': [[variable.op.name, '%s %s, number %d' % (
+        'gradients': {variable.op.name: '%s %s, number %d' % (
             'sparse' if isinstance(gradient, tf.IndexedSlices) else 'dense',
-            gradient.dtype.base_dtype.name, place)]
-                       for place, (gradient, variable) in enumerate(machines.own)],
-        '_state': [[variable.op.name, 'sent'] for variable in machines.state],
-        '_shapes': [None if each.shape.ndims is None else each.shape.as_list() for each in inputs],
-        '_loss': _lines_of_loss(built, inputs) if compares else [],
-        '_update': _lines_of_update(machines) if compares and machines.written else []}
+            gradient.dtype.base_dtype.name, place)
+                      for place, (gradient, variable) in enumerate(machines.own)},
+        'state': {variable.op.name: 'sent' for variable in machines.state},
+        'shapes': [None if each.shape.ndims is None else each.shape.as_list() for each in inputs],
+        'loss': _lines_of_loss(built, inputs) if compares else [],
+        'update': _lines_of_update(machines) if compares and machines.written else []}
 
 
 def difference(own, other):
     """How a worker's signature `other` differs from worker 0's, `own`: a clause, or None."""
-    why = _of_values(own, other) or _of_values(own['_settings'], other['_settings'])
-    for number, (ours, theirs) in enumerate(zip(own['_builds'], other['_builds'])):
-        found = None if why else _of_builds(ours, theirs)
+    why = (_other_entry(_VALUE, own['values'], other['values'])
+           or _other_entry(_VALUE, own['settings'], other['settings']))
+    for number, (ours, theirs) in enumerate(zip(own['builds'], other['builds'])):
+        found = None if why else _other_build(ours, theirs)
         if found:
-            why = ('in build %d of the graph ' % number if len(own['_builds']) > 1 else '') + found
+            why = ('in build %d of the graph ' % number if len(own['builds']) > 1 else '') + found
     mine, theirs = own.get('servers', {}), other.get('servers', {})  # the chief may have more
-    return why or _of_names(
+    return why or _other_entry(
         'it spreads other variables over the servers: %r is on number %s, and that of worker 0, '
         'which gives it its value, on %s. Make the same variables on all workers, or what one of '
         'them needs for itself in collections=[tf.GraphKeys.LOCAL_VARIABLES]',
         {name: mine[name] for name in sorted(mine) if name in theirs}, theirs if mine else {})
 
 
-def _of_builds(own, other):
-    return (_of_values(own, other)
-            or _of_names('its model is another one: variable %r is %s, and that of worker 0 %s',
-                         own['_variables'], other['_variables'])
-            or _of_names('it trains other variables, or trains them otherwise: the gradient of %r '
-                         'is %s, and that of worker 0 %s. Make the same loss on every worker, in '
-                         'one order, such as that of sorted(names), with the same var_list',
-                         own['_gradients'], other['_gradients'])
-            or _of_lines('loss', own, other)
-            or _of_names('its state that training reads is another one: %r is %s, and that of '
-                         'worker 0 %s', own['_state'], other['_state'])
-            or _of_lines('update', own, other))
+def _other_build(own, other):
+    return (_other_entry(_VALUE, own['values'], other['values'])
+            or _other_entry('its model is another one: variable %r is %s, and that of worker 0 %s',
+                            own['variables'], other['variables'])
+            or _other_entry('it trains other variables, or trains them otherwise: the gradient of '
+                            '%r is %s, and that of worker 0 %s. Make the same loss on every '
+                            'worker, in one order, such as that of sorted(names), with the same '
+                            'var_list', own['gradients'], other['gradients'])
+            or _other_operation('loss', own, other)
+            or _other_entry('its state that training reads is another one: %r is %s, and that of '
+                            'worker 0 %s', own['state'], other['state'])
+            or _other_operation('update', own, other))
 
 
-def _of_values(own, other):
-    for name in sorted(set(own) | set(other)):
-        if name[0] != '_' and name != 'servers' and own.get(name) != other.get(name):
-            here, there = ['not given' if value is None else ', '.join(map(str, value)) or 'empty'
-                           if isinstance(value, list) else str(value)
-                           for value in (other.get(name), own.get(name))]
-            return 'its %s is %s, and that of worker 0 %s' % (name, here, there)
+def _other_entry(text, own, other):
+    for name in list(own) + list(other):
+        if own.get(name) != other.get(name):
+            return text % (name, other.get(name, 'missing'), own.get(name, 'missing'))
     return None
 
 
-def _of_names(text, own, other):
-    ours, theirs = dict(own), dict(other)
-    for name in list(ours) + list(theirs):
-        if ours.get(name) != theirs.get(name):
-            return text % (name, theirs.get(name, 'missing'), ours.get(name, 'missing'))
-    return None
-
-
-def _of_lines(section, own, other):
-    known = [[shape and [size is not None for size in shape] for shape in each['_shapes']]
+def _other_operation(section, own, other):
+    known = [[shape and [size is not None for size in shape] for shape in each['shapes']]
              for each in (own, other)]
-    ours, theirs = own['_' + section], other['_' + section]
+    ours, theirs = own[section], other[section]
     if not ours or not theirs or known[0] != known[1]:
         return None
-    compared = 3 if own['_shapes'] == other['_shapes'] else 2
+    compared = 3 if own['shapes'] == other['shapes'] else 2
     for lines in itertools.zip_longest(theirs, ours, fillvalue=['nothing'] * 4):
         if lines[0][:compared] != lines[1][:compared]:
             return ('its program is another one: its %s is computed by %s, and that of worker 0 by '
@@ -186,7 +179,7 @@ class _Texts:
                 '%s %.9g' % (kind.name, float(tf.make_ndarray(constant))))
         texts = ['calls %08x' % self._checksum(name) for name in self._library.called_by(node)]
         for name, value in sorted(node.attr.items()):
-            if name in _NO_NUMBERS or value.HasField('func') or value.list.func or (
+            if name in _NOT_COMPARED or value.HasField('func') or value.list.func or (
                     name[0] == '_' and name != '_gradient_op_type'):
                 continue
             text = tf.as_dtype(value.type).name if value.type else str(value)

@@ -22,7 +22,7 @@ from towers.placement.variable_device import only_device
 from towers.tower.objectives import of_values
 
 COLLECTIONS = ['towers_begun']  # of the variables that the hooks alone give a value to
-HOW = ('Make it by member.session(hooks), or, to save as well, by towers.training_session('
+HOW_TO_BEGIN = ('Make it by member.session(hooks), or, to save as well, by towers.training_session('
        'directory, …, member=member) on the chief')
 
 _NAMES = ('own_round', 'session_begun')
@@ -58,7 +58,7 @@ def explained(error):
     if isinstance(error, tf.errors.FailedPreconditionError) and _FOUND.search(reason_of(error)):
         return ClusterError(
             'a step was run in a session that has not begun as those of a cluster do, with the '
-            'initial values of worker 0. A plain tf.Session does not. %s.' % HOW)
+            'initial values of worker 0. A plain tf.Session does not. %s.' % HOW_TO_BEGIN)
     few = _TOO_FEW.search(str(error))
     if few is not None:
         return InputError('%s %s, on this worker: give each worker some in every step. One whose '
@@ -71,21 +71,12 @@ def explained(error):
 
 
 def raise_at_end(is_over):
-    """An operation that raises `tf.errors.OutOfRangeError` when a bool scalar is true, as a queue
-    that is closed and empty does, and in each step from then on."""
+    """An operation that raises `tf.errors.OutOfRangeError` when a bool scalar is true."""
     # An operation waits for all of a branch of control flow v1, and for the condition alone of v2.
     with only_device('/cpu:0'), compat.control_flow_v1():
-        data = tf.FIFOQueue(1, tf.int32, [[]], name='no_data_left')
-
-        def close():
-            with tf.control_dependencies([data.close()]):
-                return tf.constant(0)
-
-        def end():
-            closed = [tf.cond(data.is_closed(), lambda: tf.constant(0), close)]
-            with tf.control_dependencies(closed):
-                return data.dequeue()
-        return tf.identity(tf.cond(is_over, end, lambda: tf.constant(0)), name='data_goes_on').op
+        no_data = tf.data.make_one_shot_iterator(tf.data.Dataset.range(0))
+        return tf.identity(tf.cond(is_over, no_data.get_next, lambda: tf.constant(0, tf.int64)),
+                           name='data_goes_on').op
 
 
 def after(operation, gradients):
@@ -94,7 +85,7 @@ def after(operation, gradients):
         return [(of_values(tf.identity, gradient), variable) for gradient, variable in gradients]
 
 
-def of_batches(gradients, active):
+def empty_at_end(gradients, active):
     """Gradients of a worker that computes its first batch again: where `active` is 0, dense ones
     are zeros, and sparse ones have no row. A weight of 0 is not enough: momentum moves the rows
     that a sparse gradient has, and 0 times infinity is NaN in the sum of all workers."""
@@ -104,7 +95,7 @@ def of_batches(gradients, active):
     found = []
     for gradient, variable in gradients:
         values = getattr(gradient, 'values', gradient)
-        with only_device(values.device or None), tf.name_scope('of_batches'):
+        with only_device(values.device or None), tf.name_scope('empty_at_end'):
             if isinstance(gradient, tf.IndexedSlices):
                 rows = of_rows * tf.shape(gradient.indices)[0]
                 gradient = tf.IndexedSlices(values[:rows], gradient.indices[:rows],

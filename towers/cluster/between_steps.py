@@ -1,4 +1,5 @@
-"""The weights of workers that each make the update by themselves: compared, or averaged."""
+"""What workers do between two steps, where each makes the update itself: they check that all have
+the same weights (`DriftHook`), or take the mean of everyone's own (`AveragingHook`)."""
 
 import tensorflow.compat.v1 as tf
 
@@ -21,17 +22,17 @@ class _AfterSteps(tf.train.SessionRunHook):
 
     def __init__(self, cluster, built, connection):
         self._cluster, self._built, self._connection = cluster, built, connection
-        self._session, self._steps = None, 0
+        self._steps = 0
 
     def after_create_session(self, session, coord):
         """Steps are counted within a session."""
-        self._session, self._steps = session, 0
+        self._steps = 0
 
     def after_run(self, run_context, run_values):
         """A call was made: a step, or a look by one worker alone."""
         if self._steps != self._connection.made:
             self._steps = self._connection.made
-            self.after_step(self._session, self._steps)
+            self.after_step(run_context.session, self._steps)
 
 
 class DriftHook(_AfterSteps):
@@ -83,7 +84,7 @@ class AskForCheck(tf.train.CheckpointSaverListener):
 
     def after_save(self, session, global_step_value):
         """Asks."""
-        self._connection.ask_for_check()
+        self._connection.wants_check = True
 
 
 class AveragingHook(_AfterSteps):
