@@ -104,26 +104,41 @@ def test_errors_are_caught_by_what_legacy_code_catches():
     assert not issubclass(errors.TowersError, (ValueError, TypeError))
 
 
+def public_functions():
+    """(name, function) of the public functions and methods; not of those that TensorFlow's hooks
+    and optimizers have, too, whose types are TensorFlow's."""
+    import inspect
+    import towers
+    for name, public in sorted(vars(towers).items()):
+        if inspect.isfunction(public) and not name.startswith('_'):
+            yield name, inspect.unwrap(public)
+        if not inspect.isclass(public) or issubclass(public, Exception):
+            continue
+        for method, found in vars(public).items():
+            function = getattr(found, '__func__', getattr(found, 'fget', found))
+            is_inherited = any(hasattr(base, method) for base in public.__mro__[1:]
+                               if not base.__module__.startswith('towers.'))
+            is_made_by = method == ('__new__' if issubclass(public, tuple) else '__init__')
+            if inspect.isfunction(function) and function.__name__ != '<lambda>' and (
+                    is_made_by or not method.startswith('_') and not is_inherited):
+                yield '%s.%s' % (name, method), function
+
+
 def test_public_functions_carry_type_hints():
     """`py.typed` tells type checkers of users to look for them."""
     import inspect
+    import typing
     import towers
     assert os.path.exists(os.path.join(os.path.dirname(towers.__file__), 'py.typed'))
     without = []
-    for name, public in sorted(vars(towers).items()):
-        is_class = inspect.isclass(public)
-        if name.startswith('_') or not (inspect.isfunction(public) or is_class) or (
-                is_class and issubclass(public, Exception)):
-            continue
-        function = inspect.unwrap(public) if not is_class else vars(public).get(
-            '__new__' if issubclass(public, tuple) else '__init__')
-        if function is None:
-            continue
-        signature = inspect.signature(getattr(function, '__func__', function))
+    for name, function in public_functions():
+        typing.get_type_hints(function)  # names that do not exist are an error here
+        signature = inspect.signature(function)
         without += [(name, each.name) for each in signature.parameters.values()
                     if each.name not in ('self', 'cls', '_cls') and each.annotation is each.empty
                     and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-        if not is_class and signature.return_annotation is signature.empty:
+        if name.split('.')[-1] not in ('__new__', '__init__') and (
+                signature.return_annotation is signature.empty):
             without.append((name, 'return'))
     assert not without
 

@@ -11,7 +11,7 @@ from towers.arguments import (check_cases, check_choice, check_count, check_flag
                               check_number)
 from towers.cluster import horovod, parameter_servers, ring
 from towers.cluster.addresses import JOBS, parse_tf_config, split_address
-from towers.cluster.machines import BUILDS, Machines
+from towers.cluster.machines import BUILDS, Engine, Machines
 from towers.cluster.ring import BUFFER_MB, MOST_GATHERED, WIRES
 from towers.errors import ClusterError, InvalidArgumentError
 from towers.optimizers import combiner_of, name_of
@@ -94,7 +94,9 @@ class Cluster(collections.namedtuple('Cluster', [
         return cls(*values)
 
     @classmethod
-    def from_tf_config(cls, kind=None, environment=None, **fields):
+    def from_tf_config(cls, kind: typing.Optional[str] = None,
+                       environment: typing.Optional[typing.Mapping[str, str]] = None,
+                       **fields: typing.Any) -> 'Cluster':
         """The `Cluster` of the environment's `TF_CONFIG`, as TF's users write it.
 
             {"cluster": {"chief": ["a:2222"], "worker": ["b:2222"], "ps": ["c:2222"]},
@@ -122,71 +124,71 @@ class Cluster(collections.namedtuple('Cluster', [
         return cls(kind, **dict(said, **fields))
 
     @property
-    def engine(self):
+    def engine(self) -> Engine:
         """The `Engine` of this kind of cluster."""
         return _ENGINES[self.kind]
 
     @property
-    def num_workers(self):
+    def num_workers(self) -> int:
         """How many workers there are, the chief included."""
         return len(self.workers)
 
     @property
-    def workers_a_step(self):
+    def workers_a_step(self) -> int:
         """How many workers' gradients are in an update: 1 if asynchronous, or in local steps."""
         return self.num_workers if self.synchronous and not self.has_local_steps else 1
 
     @property
-    def waits(self):
+    def waits(self) -> bool:
         """Whether a step of several workers begins on all of them, or on none."""
         return self.synchronous and self.num_workers > 1
 
     @property
-    def has_local_steps(self):
+    def has_local_steps(self) -> bool:
         """Whether each of several workers makes `every` steps on its own weights."""
         return self.every > 1 and self.num_workers > 1
 
     @property
-    def is_chief(self):
+    def is_chief(self) -> bool:
         """Whether this process saves checkpoints, evaluates and speaks for all."""
         return self.job == 'worker' and self.rank == 0
 
     @property
-    def is_served(self):
+    def is_served(self) -> bool:
         """Whether the variables are on parameter servers."""
         return self.engine.broadcast is None
 
     @property
-    def has_addresses(self):
+    def has_addresses(self) -> bool:
         """Whether each worker has a server of TensorFlow's, at its address; Horovod has its own."""
         return self.engine.place is None
 
     @property
-    def served_rank(self):
+    def served_rank(self) -> typing.Optional[int]:
         """The number of this worker, where several make one step on parameter servers; or None."""
         return self.rank if self.is_served and self.waits else None
 
     @property
-    def has_copies(self):
+    def has_copies(self) -> bool:
         """Whether each of several workers has the variables, and makes the update itself."""
         return not self.is_served and self.num_workers > 1
 
     @property
-    def name(self):
+    def name(self) -> str:
         """`'worker 1 of 3'`; of an evaluator `'evaluator 0'`."""
         tasks = self.tasks(self.job)
         return '%s %d%s' % (self.job, self.rank, '' if tasks is None else ' of %d' % len(tasks))
 
-    def tasks(self, job):
+    def tasks(self, job: str) -> typing.Optional[typing.Tuple[str, ...]]:
         """The addresses of a job; None of evaluators."""
         return {'worker': self.workers, 'ps': self.ps}.get(job)
 
-    def who(self, rank, job='worker'):
+    def who(self, rank: int, job: str = 'worker') -> str:
         """`'worker 1 (10.0.0.2:2222)'`."""
         address = self.tasks(job)[rank]
         return '%s %d%s' % (job, rank, '' if address is None else ' (%s)' % address)
 
-    def session_config(self, config):
+    def session_config(self, config: tf.ConfigProto) -> tf.ConfigProto:
         """A copy of a `tf.ConfigProto` with the settings of the cluster."""
         changed = tf.ConfigProto()
         changed.CopyFrom(config)
@@ -194,12 +196,13 @@ class Cluster(collections.namedtuple('Cluster', [
         self.engine.configure(self, changed)
         return changed
 
-    def combine(self, gradients, loss, examples, reduction):
+    def combine(self, gradients: typing.Sequence[tuple], loss: typing.Optional[tf.Tensor],
+                examples: typing.Union[int, tf.Tensor], reduction: str) -> Machines:
         """The `Machines` of `(gradient, variable)` pairs of this machine's towers, of its batch's
         loss, or None, and of its number of examples, an int or an int scalar tensor."""
         return Machines(self, gradients, loss, examples, reduction)
 
-    def check_build(self, optimizer, has_replicas, scales_loss):
+    def check_build(self, optimizer: typing.Any, has_replicas: bool, scales_loss: bool) -> None:
         """Raises `ClusterError` for a build that this cluster cannot train."""
         combiner = combiner_of(optimizer)
         check_cases(ClusterError, [
@@ -225,7 +228,7 @@ class Cluster(collections.namedtuple('Cluster', [
                     type(optimizer).__name__, 'is a ' + name_of(combiner) if combiner is optimizer
                     else 'has a %s in it' % name_of(combiner)))
 
-    def describe(self):
+    def describe(self) -> str:
         """One line for the plan: `'ring of 3 workers, this is worker 0'`."""
         count = '%d worker%s' % (self.num_workers, '' if self.num_workers == 1 else 's')
         if self.is_served:
@@ -241,7 +244,7 @@ class Cluster(collections.namedtuple('Cluster', [
                      "(not one device's gradient)" % self.every)
         return '%s; this is worker %d' % (text, self.rank)
 
-    def warning(self):
+    def warning(self) -> str:
         """One line for the plan: who else can reach the ports."""
         return ("TensorFlow's servers listen on every interface, whatever address is given, and do "
                 'what anyone asks who reaches them: let only the cluster reach their ports'

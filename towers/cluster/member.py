@@ -58,13 +58,15 @@ class Member:
             self.hooks.append(DriftHook(cluster, built, connection))
             self.listeners.append(AskForCheck(connection))
 
-    def session_creator(self, creator, scaffold):
+    def session_creator(self, creator: tf.train.SessionCreator,
+                        scaffold: tf.train.Scaffold) -> tf.train.SessionCreator:
         """The `tf.train.SessionCreator` for one `tf.train.MonitoredSession` in this cluster, from
         one for `target` and `config`, and its `tf.train.Scaffold`. `ClusterError` for a second
         session with parameter servers."""
         return self._begin.creator(creator, scaffold)
 
-    def session(self, hooks=()):
+    def session(self, hooks: typing.Sequence[tf.train.SessionRunHook] = ()
+                ) -> tf.train.MonitoredSession:
         """A `tf.train.MonitoredSession` that saves nothing; its variables begin with worker 0's
         values. `hooks` come after `self.hooks`."""
         scaffold, initialises = tf.train.Scaffold(), self.is_chief or not self.cluster.is_served
@@ -73,7 +75,7 @@ class Member:
         return tf.train.MonitoredSession(self.session_creator(creator, scaffold),
                                          self.hooks + list(hooks))
 
-    def lost(self):
+    def lost(self) -> WorkerLostError:
         """A `WorkerLostError` that names the process whose end broke the session; waits up to
         `dead_after` for the name."""
         silent = silent_servers(self.cluster)

@@ -176,28 +176,28 @@ class StopTogetherHook(StopOnSignalHook):
         self._made = 0  # steps, when the connection was looked at last
 
     @property
-    def is_told(self):
+    def is_told(self) -> bool:
         """Whether this worker stops because a worker, perhaps itself, has said so."""
         return self._connection is not None and self._connection.is_over
 
     @property
-    def stopped_by(self):
+    def stopped_by(self) -> typing.Tuple[typing.Optional[int], typing.Optional[int]]:
         """`(rank, number)` of the worker that got a signal, and the signal's; or `(None, None)`."""
         if self.received is not None:
             return self._cluster.rank, self.received
         return self._connection and self._connection.stopped_by or (None, None)
 
     @property
-    def stopping_signal(self):
+    def stopping_signal(self) -> typing.Optional[int]:
         """The number of the signal that ended the run, of whichever worker; or None."""
         return self.stopped_by[1]
 
     @property
-    def status(self):
+    def status(self) -> int:
         """The exit status that says so: 128 plus that number; 0 without a signal."""
         return 0 if self.stopping_signal is None else 128 + self.stopping_signal
 
-    def reason(self):
+    def reason(self) -> typing.Optional[str]:
         """Who was told to stop, in words: `'worker 1 was told to stop (SIGTERM)'`; or None."""
         rank, number = self.stopped_by
         return None if number is None else 'worker %d was told to stop (%s)' % (

@@ -49,7 +49,7 @@ class Audit(collections.namedtuple('Audit', 'broken notes transfers')):
                 len(self.transfers[6:]), _bytes(sum(pair.bytes for pair in self.transfers[6:]))))
         return '\n'.join(lines)
 
-    def raise_if_broken(self):
+    def raise_if_broken(self) -> 'Audit':
         """Raises `AuditError` with everything that is broken, or returns the audit."""
         if self.broken:
             raise AuditError('the graph breaks what the plan promises: %s' % '; '.join(self.broken))

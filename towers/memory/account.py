@@ -70,16 +70,16 @@ class MemoryAccount(collections.namedtuple(
     peak = property(lambda self: self.fullest().peak, doc='Bytes at the worst moment of the '
                     'fullest GPU; without GPUs, of all CPUs together.')
 
-    def fullest(self):
+    def fullest(self) -> 'DeviceAccount':
         """The `DeviceAccount` of the fullest of the `pools`."""
         return max(self.pools(), key=lambda each: each.peak)
 
-    def pools(self):
+    def pools(self) -> typing.List['DeviceAccount']:
         """List of `DeviceAccount`, one for each memory that may be short: of each GPU; without
         GPUs, the one that the CPUs of the process share."""
         return [each for each in self.devices if is_gpu(each.device)] or [self.together]
 
-    def largest(self):
+    def largest(self) -> str:
         """The three largest tensors of the fullest memory, as a text."""
         return '; '.join('%s, %.1f MB (%s)' % (tensor.name, tensor.bytes / 1e6, tensor.kind)
                          for tensor in self.fullest().tensors[:3])

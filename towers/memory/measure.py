@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from towers.api.built import BuiltTowers
 from towers.arguments import (check_config, check_feed, check_function, check_instance)
 from towers.errors import InvalidArgumentError, MeasurementError, MissingPackageError
-from towers.memory.account import KINDS
+from towers.memory.account import KINDS, MemoryAccount
 from towers.placement.devices import is_gpu, session_config, short_name
 from towers.placement.numerics import use_precision
 from towers.safe_files import written_whole
@@ -31,7 +31,7 @@ class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments bat
     __slots__ = ()
     peak = property(lambda self: max(self.peaks.values()), doc='The largest of the peaks, an int.')
 
-    def against(self, account):
+    def against(self, account: MemoryAccount) -> str:
         """A line with the peak of a `MemoryAccount`, the measured peak, and the error."""
         return 'batch %s: predicted %.1f MB, measured %.1f MB, error %+.1f %%' % (
             '?' if account.batch_size is None else account.batch_size, account.peak / 1e6,

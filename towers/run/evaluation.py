@@ -97,7 +97,9 @@ class Evaluation:
         with tf.device('/cpu:0'):
             self._size = tf.add_n([tf.cast(tower.size, tf.int64) for tower in self.built.towers])
 
-    def run(self, session, stopped=None):
+    def run(self, session: tf.Session,
+            stopped: typing.Optional[typing.Callable[[], bool]] = None
+            ) -> typing.Optional[typing.Dict[str, float]]:
         """Goes through the data set once.
 
         Args:
@@ -127,7 +129,7 @@ class Evaluation:
         return dict({name: total / examples for name, total in totals.items()},
                     **{name: float(count) for name, count in counts.items()}, examples=examples)
 
-    def predict(self, session):
+    def predict(self, session: tf.Session) -> typing.Iterator:
         """Predictions of all examples, in their order: a generator of a nest of arrays [batch, …]
         for each batch, like the predictions that the model function returns."""
         leaves = tf.nest.flatten(self.built.predictions)
@@ -137,7 +139,7 @@ class Evaluation:
         check_session(session, self._size.graph)
         return (predictions for _, predictions in self._batches(session, self.built.predictions))
 
-    def check_examples(self, session, read=False):
+    def check_examples(self, session: tf.Session, read: bool = False) -> None:
         """Raises `InputError` where the data set is empty, or has no end, as far as TensorFlow
         knows its length; with `read` it reads the first batch where TensorFlow does not."""
         check_session(session, self._size.graph)

@@ -85,7 +85,7 @@ class LearningRate(object):
         _check_decay(decay, decay_examples, decay_rate)
         self._decay, self._decay_examples, self._decay_rate = decay, decay_examples, decay_rate
 
-    def tensor(self, examples_seen):
+    def tensor(self, examples_seen: tf.Tensor) -> tf.Tensor:
         """The rate of the step that comes after `examples_seen` examples, a scalar float32 tensor.
 
         Args:
@@ -109,7 +109,7 @@ class LearningRate(object):
                     examples / self._decay_examples, 1.))) / 2.
             return tf.cast(rate, tf.float32)
 
-    def describe(self):
+    def describe(self) -> str:
         """One line, such as `0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 3,594 examples`."""
         text = '%.6g' % self.peak
         if self.rule != 'none':

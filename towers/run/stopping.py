@@ -45,7 +45,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         self._watcher = self._pipe_end = self._former_fd = self._coordinator = None
 
     @property
-    def stopping_signal(self):
+    def stopping_signal(self) -> typing.Optional[int]:
         """As `received`; of several machines that of the worker which got it."""
         return self.received
 
@@ -71,7 +71,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         if hasattr(os, 'register_at_fork'):  # there is none on Windows
             self._watch()
 
-    def stop(self, number, unused_frame=None):
+    def stop(self, number: int, unused_frame: typing.Any = None) -> None:
         """Stops the session as the signal of that number would. It is the handler, too, which runs
         in the main thread, when TensorFlow has returned from a step."""
         if self.received is None:
@@ -86,7 +86,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         """Puts the former handlers back."""
         self.restore()
 
-    def restore(self):
+    def restore(self) -> None:
         """Puts the former handlers back. To be called after an error, when `end` is not called."""
         for number, former in self._former.items():
             signal.signal(number, former)

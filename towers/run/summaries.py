@@ -139,7 +139,7 @@ class SummaryHook(tf.train.SessionRunHook):
             self._writer.add_summary(summary, self._step)
         self._writer.flush()  # before a checkpoint of this step is saved
 
-    def evaluated(self, step, results, seconds=0.):
+    def evaluated(self, step: int, results: dict, seconds: float = 0.) -> None:
         """Writes the results of an evaluation of a step: `test/accuracy`, …."""
         self._writer.add_summary(tf.Summary(value=[
             tf.Summary.Value(tag='test/' + key, simple_value=float(value))

@@ -45,7 +45,8 @@ class WeightAverages:
         self._averages = tf.train.ExponentialMovingAverage(float(decay), global_step)
         self._by_name = {}
 
-    def update_after(self, train_op, variables):
+    def update_after(self, train_op: tf.Operation,
+                     variables: typing.Sequence[tf.Variable]) -> tf.Operation:
         """Makes the averages of variables, and the operation that updates them after a step.
 
         Args:
@@ -62,7 +63,7 @@ class WeightAverages:
         return updated
 
     @contextlib.contextmanager
-    def instead_of_weights(self):
+    def instead_of_weights(self) -> typing.Iterator[None]:
         """A scope in which `get_variable` gives the average of a variable that has one.
 
         For the towers of an evaluation whose model makes its variables with `get_variable` (slim
