@@ -73,7 +73,7 @@ BREAKAGES = [
      'min(num_stages, micro_batches)', 'reduce/test_stage_pipeline.py'),
     ('towers/reduce/replicas.py', 'name: replicas[tower - 1]', 'name: replicas[0]',
      'reduce/test_replicas.py'),
-    ('towers/reduce/sparse_rows.py', 'rows, place = tf.unique(slices.indices)',
+    ('towers/tower/gradient_pairs.py', 'rows, place = tf.unique(slices.indices)',
      'rows, place = slices.indices, tf.range(tf.size(slices.indices))',
      'reduce/test_sparse_rows.py'),
     ('towers/recompute/segments.py', 'return sum(crossing[cut] for cut in cuts) + max(',

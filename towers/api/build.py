@@ -23,7 +23,7 @@ from towers.tower.batch_inputs import (VariablesBehindInputs, check_nothing_is_t
 from towers.tower.metric_counters import count_in_turn, leave_out_padding, weigh_additions
 from towers.tower.cut_inputs import Shards
 from towers.tower.build_context import BuildCollections, check_not_nested
-from towers.tower.objectives import map_shaped, of_loss
+from towers.tower.objectives import map_shaped, naming_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.tower.ownership import EVERY, METRIC
 from towers.tower.shards import checked_size, cut
@@ -236,7 +236,7 @@ def combine_towers(tower_set, request, batch, behind):
         of_towers, of_shards = [[request.objectives.of(objective, each) for each in some]
                                 for some in (gradients, [each.of_shard for each in towers])]
         further = behind.gradients(of_shards, batch.sizes, tower_set.roles.trainable)
-        with tf.name_scope('combine_gradients'), of_loss(objective.name):
+        with tf.name_scope('combine_gradients'), naming_loss(objective.name):
             if not request.placement.has_replicas:
                 check_no_replicas(tower_set.roles.trainable)
                 return Combined(combine(of_towers + further))

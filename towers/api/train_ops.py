@@ -8,13 +8,15 @@ import tensorflow.compat.v1 as tf
 from towers.graph import graph_walk
 from towers.graph.graph_walk import fetches_in
 from towers.graph.variable_access import metric_variables
+from towers.optimizers import GradientsOfModel, has_own_minimize
 from towers.placement.variable_device import only_device
 from towers.reduce.replicas import follow_updates
 from towers.reduce.update import apply_update, checked_transform
 from towers.tower.closure_tensors import (check_of_no_tower, check_of_no_worker,
                                           losses_by_tensor, take_losses_of_batch)
-from towers.tower.objectives import (GradientsOfModel, Minimizing, flat, has_own_minimize,
-                                     map_shaped, tensors_of)
+from towers.tower.gradient_pairs import tensors_of
+from towers.tower.objectives import flat, map_shaped
+from towers.tower.optimizer_methods import Minimizing
 from towers.tower.outputs import weighted_mean
 from towers.tower.ownership import EVERY
 from towers.tower.write_order import hold_back, hold_update, updates_that_write

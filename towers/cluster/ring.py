@@ -20,8 +20,7 @@ from towers.errors import ClusterError
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import buffers_of, unpacked
-from towers.reduce.sparse_rows import each_row_once
-from towers.tower.objectives import times
+from towers.tower.gradient_pairs import each_row_once, times
 
 BUFFER_MB = 4.  # MiB of gradients that travel together; larger ones in pieces
 WIRES = {'float16': tf.float16, 'bfloat16': tf.bfloat16}

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import check_count, check_number
 from towers.errors import GradientError, InvalidArgumentError
 from towers.placement.variable_device import only_device
-from towers.tower.objectives import of_values
+from towers.tower.gradient_pairs import map_values
 
 _LARGEST = float(tf.float32.max)
 
@@ -89,7 +89,7 @@ class ScaledLosses:
                     'operations may well read in half precision.' % (
                         variable.op.name, gradient.dtype.base_dtype.name))
         # Divided: the inverse of a scale above 2 ** 126 would be flushed to zero.
-        return [(gradient if gradient is None else of_values(
+        return [(gradient if gradient is None else map_values(
             lambda values: values / tf.cast(self.scale, values.dtype), gradient), variable)
                 for gradient, variable in pairs]
 

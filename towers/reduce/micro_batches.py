@@ -21,7 +21,7 @@ from towers.placement.stages import check_stages
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import add_up, align
-from towers.tower.objectives import tensors_of
+from towers.tower.gradient_pairs import tensors_of
 
 SCHEDULES = ('one_forward_one_backward', 'all_forward')
 

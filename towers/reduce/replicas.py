@@ -22,7 +22,7 @@ from towers.errors import DeviceError, InvalidArgumentError, NameScopeError
 from towers.graph.graph_walk import bytes_of, step_operations
 from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
-from towers.reduce.sparse_rows import each_row_once
+from towers.tower.gradient_pairs import each_row_once
 from towers.tower.variables import local_variable, owner_by_name
 
 

@@ -11,8 +11,7 @@ from towers.graph import graph_walk
 from towers.graph.variable_access import Writes
 from towers.optimizers import is_repeatable
 from towers.placement.variable_device import only_device
-from towers.reduce.combination import gradient_of, may_be_gradient_of
-from towers.tower.objectives import listed_pairs
+from towers.tower.gradient_pairs import expected_gradient, listed_pairs, may_be_gradient_of
 from towers.tower.variables import like_current_scope, new_slots
 
 
@@ -136,5 +135,5 @@ def checked_transform(transform, gradients, device=None, of_loss=None):
     for gradient, variable in transformed:
         if not may_be_gradient_of(gradient, variable):
             raise InvalidArgumentError('%s returned %.80r as the gradient of %r: %s.' % (
-                called, gradient, variable.op.name, gradient_of(variable)))
+                called, gradient, variable.op.name, expected_gradient(variable)))
     return transformed

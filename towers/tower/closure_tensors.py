@@ -13,7 +13,7 @@ from towers.errors import GradientError
 from towers.graph import graph_walk
 from towers.graph.op_types import VARIABLE_OPS
 from towers.graph.variable_access import Writes
-from towers.tower.objectives import computes_with
+from towers.tower.optimizer_methods import computes_with
 
 
 def losses_by_tensor(towers):

@@ -19,6 +19,7 @@ import tensorflow.compat.v1 as tf
 from towers.errors import GradientError, SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.variable_access import metric_variables
+from towers.optimizers import OPTIMIZER_UPDATES
 from towers.tower.example_writes import written_by_every_tower
 from towers.tower.inline_updates import inline_updates, writes_of
 from towers.tower.outputs import fetches_of, metrics_by_kind
@@ -191,9 +192,6 @@ def _there_or_new(variable, tower, there):
     return local_variable(variable, name, variable.initial_value, variable.initial_value,
                           variable.device or None, trainable=False)
 
-
-OPTIMIZER_UPDATES = re.compile(r'^(Resource)?(Sparse)?Apply[A-Z]')
-"""Types of the operations by which TensorFlow's optimizers update a variable."""
 
 OF_GRADIENTS = re.compile(r'(^|/)gradients(_\d+)?/')
 """The name scope of the operations that `tf.gradients` makes."""

@@ -26,7 +26,7 @@ from towers.graph.graph_walk import fetches_in
 from towers.graph.order import Frames, Precedence, gates, hold
 from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
-from towers.tower.objectives import tensors_of
+from towers.tower.gradient_pairs import tensors_of
 from towers.tower.ownership import EVERY, METRIC
 
 _WriteOfTower = collections.namedtuple('_WriteOfTower', 'tower op name is_every')
