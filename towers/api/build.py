@@ -16,7 +16,7 @@ from towers.errors import InputError
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import Combined, all_reduce, combine
 from towers.reduce.loss_scale import ScaledLosses
-from towers.reduce.micro_batches import add_up_micro_batches, check_order
+from towers.reduce.micro_batches import add_up_micro_batches
 from towers.reduce.replicas import check_no_replicas
 from towers.tower.batch_inputs import (VariablesBehindInputs, check_nothing_is_trained_behind,
                                        looked_at, variables_behind)
@@ -125,24 +125,18 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         scaled_losses = None if request.loss_scale is None else ScaledLosses(
             request.loss_scale, request.name + 's', request.placement)
         tower_set = make_towers(request, batch, behind, scaled_losses)
-        outputs = merge_outputs(tower_set, request, batch)
-        combined = combine_towers(tower_set, request, batch, behind)
-        combined, machines = combine_machines(request, batch, combined, outputs.loss)
-        update = update_variables(tower_set, request, outputs, combined, batch,
-                                  collections_before, machines)
-        if request.accumulate > 1:
-            check_order([update.train_op])
-        train_op = update.train_op if machines is None else machines.step(
-            update.train_op, update.before,
-            () if update.replicas is None else tuple(update.replicas.of_variable), update.redirect)
+        outputs = merge_outputs(tower_set)
+        combined = combine_towers(tower_set)
+        combined, machines = combine_machines(tower_set, combined, outputs.loss)
+        update = update_variables(tower_set, outputs, combined, machines, collections_before)
     recorded = tower_set.recorded
     built = BuiltTowers(
-        train_op=train_op, train_ops=update.train_ops, loss=outputs.loss,
+        train_op=update.train_op, train_ops=update.train_ops, loss=outputs.loss,
         predictions=outputs.predictions, metrics=outputs.metrics, gradients=update.gradients,
         variables=recorded.variables, slots=update.slots + list(tower_set.slots),
         towers=tower_set.towers, global_step=global_step, devices=request.devices,
         placement=request.placement, direct_variables=tuple(recorded.direct),
-        plan=describe(tower_set, batch, request, update, len(collections_before.updates)),
+        plan=describe(tower_set, update, len(collections_before.updates)),
         replicas=update.replicas, precision=request.numerics.precision,
         scaled_losses=update.scaled_losses, xla=request.numerics.xla,
         variable_scope=full_scope_name(request.variable_scope), machines=machines,
@@ -202,8 +196,9 @@ Outputs = collections.namedtuple('Outputs', 'loss predictions metrics')
 """Loss, predictions and metrics of the towers over the whole batch; as in `BuiltTowers`."""
 
 
-def merge_outputs(tower_set, request, batch):
+def merge_outputs(tower_set):
     """Merges losses, predictions and metrics of all towers into the whole batch's: `Outputs`."""
+    request, batch = tower_set.request, tower_set.batch
     towers, roles = tower_set.towers, tower_set.roles
     padded = batch.sizes if batch.pads else None
     with only_device(request.placement.main), tf.name_scope(request.name + 's'):
@@ -223,11 +218,11 @@ def merge_outputs(tower_set, request, batch):
                                                first), merged)
 
 
-def combine_towers(tower_set, request, batch, behind):
+def combine_towers(tower_set):
     """Combines the gradients of all towers, variable by variable: `Combined`, shaped."""
+    request, towers = tower_set.request, tower_set.towers
     if not request.objectives:
         return Combined([])
-    towers = tower_set.towers
     gradients = [tower.gradients for tower in towers]
     if request.accumulate > 1:
         gradients = add_up_micro_batches(towers, request.accumulate, request.schedule)
@@ -235,7 +230,8 @@ def combine_towers(tower_set, request, batch, behind):
     def combined(objective):
         of_towers, of_shards = [[request.objectives.of(objective, each) for each in some]
                                 for some in (gradients, [each.of_shard for each in towers])]
-        further = behind.gradients(of_shards, batch.sizes, tower_set.roles.trainable)
+        further = tower_set.gradients.behind.gradients(
+            of_shards, tower_set.batch.sizes, tower_set.roles.trainable)
         with tf.name_scope('combine_gradients'), naming_loss(objective.name):
             if not request.placement.has_replicas:
                 check_no_replicas(tower_set.roles.trainable)
@@ -244,13 +240,14 @@ def combine_towers(tower_set, request, batch, behind):
     return request.objectives.shaped(combined(each) for each in request.objectives)
 
 
-def combine_machines(request, batch, combined, loss):
+def combine_machines(tower_set, combined, loss):
     """`(Combined over all machines, the object that combines them)`; that is None without a
     cluster. The loss of this machine's batch reads the weights before they change."""
+    request = tower_set.request
     if request.cluster is None or not request.objectives:
         return combined, None
     with tf.name_scope('combine_machines'):
-        machines = request.cluster.combine(combined.gradients, loss, batch.batch_size,
+        machines = request.cluster.combine(combined.gradients, loss, tower_set.batch.batch_size,
                                            request.reduction)
     on_towers = combined.on_towers
     if on_towers is not None:

@@ -74,8 +74,8 @@ def call_once_and_copy(request, batch, behind, scaled_losses):
     if request.update_ops == 'first' and (len(towers) > 1 or request.has_copies):
         write_after_reads(towers, roles)
     return TowerSet(
-        towers=towers, recorded=recorded, losses=losses, gradients=gradients, roles=roles,
-        recomputed=first.recomputed, cuts=cuts, slots=slots,
+        request=request, batch=batch, towers=towers, recorded=recorded, losses=losses,
+        gradients=gradients, roles=roles, recomputed=first.recomputed, cuts=cuts, slots=slots,
         copies=[copied for _, copied in copies],
         how_built='1 call of the model function, %d cop%s of its graph' % (
             len(others), 'y' if len(others) == 1 else 'ies'))
@@ -137,8 +137,8 @@ def call_for_each_tower(request, batch, behind, scaled_losses):
     recorded = recorded._replace(operations=sum((call.operations for call, _, _ in calls), []),
                                  sources=sum((call.sources for call, _, _ in calls), []))
     return TowerSet(
-        towers=towers, recorded=recorded, losses=losses, gradients=gradients, roles=roles,
-        recomputed=done[0].recomputed,
+        request=request, batch=batch, towers=towers, recorded=recorded, losses=losses,
+        gradients=gradients, roles=roles, recomputed=done[0].recomputed,
         how_built='%d calls of the model function' % len(towers))
 
 

@@ -16,9 +16,21 @@ from towers.tower.gradient_pairs import (each_row_once, expected_gradient, liste
 BUFFER_BYTES = 4 << 20
 """Gradients that travel are packed together up to this; a larger one travels as it is."""
 
-Combined = collections.namedtuple('Combined', 'gradients on_towers', defaults=(None,))
-"""A gradient a variable: list of pairs, as `combine_gradients` returns them; and, for replicated
-variables, dict from a variable's name to the list of its gradient on each tower, else None."""
+
+class Combined(collections.namedtuple('Combined', 'gradients on_towers', defaults=(None,))):
+    """The gradient of each variable.
+
+    Attributes:
+      gradients: list of pairs, as `combine_gradients` returns them.
+      on_towers: of replicated variables {name: list of the gradient on each tower}; else None.
+    """
+    __slots__ = ()
+
+    @property
+    def of_replicas(self):
+        """The gradients that replicas get as pairs, with None in the place of their variable."""
+        return [(gradient, None) for every in (self.on_towers or {}).values()
+                for gradient in every]
 
 
 def combine_gradients(tower_gradients: typing.Sequence) -> list:

@@ -20,18 +20,18 @@ Applied = collections.namedtuple('Applied', 'train_op slots slots_of_replicas co
 whether the step is counted here, since the optimizer leaves it to its caller."""
 
 
-def apply_update(optimizer, gradients, global_step, placement, variables, after, replicas=None,
-                 on_towers=None, scaled_losses=None):
-    """Applies the combined gradients once, after `after`: `Applied`.
+def apply_update(tower_set, optimizer, combined, global_step, after, scaled_losses=None):
+    """Applies the `Combined` gradients once, after `after`: `Applied`.
 
     `global_step` is increased by one, also where the optimizer leaves that to its caller, as BERT's
-    does. `replicas` are updated by `on_towers` in the same call, or, where the optimizer is not
-    `is_repeatable`, get the new values. With `scaled_losses`, `WatchedLosses`, gradients that are
-    not finite change nothing, and yet the step is counted.
+    does. Replicas are updated in the same call, or, where the optimizer is not `is_repeatable`, get
+    the new values. With `scaled_losses`, `WatchedLosses`, gradients that are not finite change
+    nothing, and yet the step is counted.
     """
+    placement, replicas = tower_set.request.placement, tower_set.roles.replicas
     is_repeated = replicas is not None and is_repeatable(optimizer)
-    pairs = replicas.pairs(gradients, on_towers) if is_repeated else gradients
-    known, of_replicas = variables + [v for _, v in pairs], []
+    pairs = replicas.pairs(*combined) if is_repeated else combined.gradients
+    known, of_replicas = tower_set.recorded.variables + [v for _, v in pairs], []
     with only_device(placement.main), _scope_without_reuse(), contextlib.ExitStack() as scopes:
         if is_repeated:  # the outer one is the last to see a creation
             of_replicas = scopes.enter_context(replicas.new_slots(known))

@@ -82,7 +82,8 @@ class OwnComputeGradients:
         """Refuses a factor of the value of the loss, where that is not known in time, or here."""
         what = self._called + (' multiplies its loss by what depends on the value of the loss, '
                                'which ')
-        if not self._request.has_whole_batch and computes_with([factor], surrogate, combined):
+        if not self._request.has_whole_batch and computes_with(
+                [factor], surrogate, tensors_of(combined)):
             raise GradientError(
                 what + "is of one worker's examples: let UPDATE_OPS write it to a variable, and "
                 'read the variable.')
@@ -143,10 +144,10 @@ class Minimizing:
         return applied
 
 
-def computes_with(tensors, loss, combined):
-    """Whether tensors are computed from the value of a loss, not from its shape or the `combined`
-    gradients alone."""
-    known = {tensor.op.name for tensor in tensors_of(combined)}
+def computes_with(tensors, loss, known):
+    """Whether tensors are computed from the value of a loss, by more than its shape, and by another
+    way than through `known` tensors."""
+    known = {tensor.op.name for tensor in known}
     return loss.op.name in graph_walk.reached(
         [tensor.op for tensor in tensors],
         lambda op: () if op.name in known or op.type in _OF_SHAPE else [
