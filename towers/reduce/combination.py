@@ -13,9 +13,6 @@ from towers.placement.variable_device import only_device
 from towers.tower.gradient_pairs import (each_row_once, expected_gradient, listed_pairs, lookups_of,
                                          may_be_gradient_of)
 
-BUFFER_BYTES = 4 << 20
-"""Gradients that travel are packed together up to this; a larger one travels as it is."""
-
 
 class Combined(collections.namedtuple('Combined', 'gradients on_towers', defaults=(None,))):
     """The gradient of each variable.
@@ -92,31 +89,6 @@ def all_reduce(tower_gradients, further, devices):
         combined.append((total, variable))
         on_towers[variable.op.name] = [total] * len(devices)
     return Combined(combined, on_towers)
-
-
-def buffers_of(aligned, most=None):
-    """Lists of `(variable, present)` that share a buffer of `most` bytes, those made last first."""
-    most = most or BUFFER_BYTES
-    buffers, open_ones = [], {}  # dtype -> (the buffer to be filled, bytes in it)
-    for variable, present in reversed(aligned):
-        dtype, size = present[0][1].dtype.base_dtype, bytes_of(variable)
-        if size > most or not variable.get_shape().is_fully_defined():
-            buffers.append([(variable, present)])
-            continue
-        buffer, used = open_ones.get(dtype, (None, 0))
-        if buffer is None or used + size > most:
-            buffer, used = [], 0
-            buffers.append(buffer)
-        buffer.append((variable, present))
-        open_ones[dtype] = (buffer, used + size)
-    return buffers
-
-
-def unpacked(buffer, variables):
-    """The gradients in a buffer [elements], a list, each of the shape of its variable."""
-    shapes = [variable.get_shape().as_list() for variable in variables]
-    pieces = tf.split(buffer, [variable.get_shape().num_elements() for variable in variables])
-    return [tf.reshape(piece, shape) for piece, shape in zip(pieces, shapes)]
 
 
 def align(tower_gradients):

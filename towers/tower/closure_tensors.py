@@ -73,8 +73,8 @@ class ClosureTensors:
             variable.op.name for variable in own_state).difference(
                 getattr(each, 'op', each).name for each in known)
         losses = {loss.op.name for tower in self._towers for loss in flat(tower.loss)}
-        taken = [(op, each) for op in self._made for each in (
-            list(op.inputs) + list(op.control_inputs))
+        taken = [(op, each) for op in self._made
+                 for each in list(op.inputs) + list(op.control_inputs)
                  if getattr(each, 'op', each).name in called and each.name not in losses]
         if not taken:
             return
