@@ -20,12 +20,11 @@ from towers.reduce.micro_batches import add_up_micro_batches
 from towers.reduce.replicas import check_no_replicas
 from towers.tower.batch_inputs import (VariablesBehindInputs, check_nothing_is_trained_behind,
                                        looked_at, variables_behind)
-from towers.tower.metric_counters import count_in_turn, leave_out_padding, weigh_additions
+from towers.tower.metric_counters import join_counters
 from towers.tower.cut_inputs import Shards
 from towers.tower.build_context import BuildCollections, check_not_nested
 from towers.tower.objectives import map_shaped, naming_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
-from towers.tower.ownership import EVERY, METRIC
 from towers.tower.shards import checked_size, cut
 from towers.tower.variables import full_scope_name
 
@@ -199,23 +198,18 @@ Outputs = collections.namedtuple('Outputs', 'loss predictions metrics')
 def merge_outputs(tower_set):
     """Merges losses, predictions and metrics of all towers into the whole batch's: `Outputs`."""
     request, batch = tower_set.request, tower_set.batch
-    towers, roles = tower_set.towers, tower_set.roles
+    towers = tower_set.towers
     padded = batch.sizes if batch.pads else None
     with only_device(request.placement.main), tf.name_scope(request.name + 's'):
         loss = None
         if towers[0].data_loss is not None:
             loss = map_shaped(lambda *of_towers: weighted_mean(of_towers, batch.weights),
                               *[tower.data_loss for tower in towers])
-        metrics = [tower.metrics for tower in towers]
-        merged = merge_metrics(metrics, batch.weights, batch.inputs[0])
-        counters = set(roles.names(METRIC))
-        weigh_additions(metrics, batch.weights, counters)
-        leave_out_padding(towers, batch.weights, counters.union(roles.names(EVERY)))
-        # From here on a tower's metric waits for the tower before it: this is last.
-        count_in_turn(towers, batch.weights, roles)
+        metrics = merge_metrics([tower.metrics for tower in towers], batch.weights, batch.inputs[0])
+        join_counters(towers, batch.weights, tower_set.roles)
         first = towers[0].size if batch.is_even and isinstance(towers[0].size, int) else None
         return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded,
-                                               first), merged)
+                                               first), metrics)
 
 
 def combine_towers(tower_set):

@@ -70,7 +70,7 @@ def call_once_and_copy(request, batch, behind, scaled_losses):
     if request.parts_before and others:
         give_seeds_of_tower(
             first.operations, fetches_of(recorded.output) + taken + recorded.updates + tensors_of(
-                first.tower.pairs), request.parts_before, tf.get_default_graph())
+                first.tower.pairs), request.parts_before)
     if request.update_ops == 'first' and (len(towers) > 1 or request.has_copies):
         write_after_reads(towers, roles)
     return TowerSet(

@@ -139,5 +139,5 @@ def _give_seeds(request, forward, backward, fetches, number):
         keys = make_stateless(forward, fetches, request.random_step, graph.seed, number)
     keys.update(give_own_seeds(forward + backward, number, graph.seed, request.random_step))
     if number and not is_copied:  # else copies are made, from the seeds as they are
-        give_seeds_of_tower(forward + backward, fetches, number, graph)
+        give_seeds_of_tower(forward + backward, fetches, number)
     return keys

@@ -28,33 +28,42 @@ from towers.graph.variable_access import Writes, read_from
 from towers.placement.variable_device import only_device
 from towers.tower.objectives import flat
 from towers.tower.outputs import metrics_by_kind
-from towers.tower.ownership import METRIC
+from towers.tower.ownership import EVERY, METRIC
 from towers.tower.shards import if_any, weighted
 
 
-def leave_out_padding(towers, weights, variables):
-    """Has towers without an example, of weight 0, add nothing to these variables, of which names
-    are given."""
-    if all(isinstance(weight, float) and weight for weight in weights) or not variables:
-        return
-    graph = tf.get_default_graph()
-    writes = Writes(graph)
-    for op in graph.get_operations():
-        if not _adds(op) or variables.isdisjoint(writes.of(op)):
+def join_counters(towers, weights, roles):
+    """Makes counters count the batch over all towers, whose shares of it are the `weights`. From
+    then on a tower's metric waits for the tower before it."""
+    counters, finder = set(roles.names(METRIC)), Writes(tf.get_default_graph())
+    variables = counters.union(roles.names(EVERY))
+    is_static = all(isinstance(weight, float) for weight in weights)
+    if counters and not (is_static and len(set(weights)) == 1):
+        _weigh_additions([tower.metrics or {} for tower in towers], weights, counters, finder)
+    if variables and not (is_static and all(weights)):
+        _leave_out_padding(towers, weights, variables, finder)
+    # A tower of weight 0. has nothing but padding, and its metrics are not run.
+    counting = [tower for tower, weight in zip(towers, weights)
+                if not (isinstance(weight, float) and weight == 0.)]
+    if counters and len(counting) > 1:
+        _count_in_turn(counting, counters, finder)
+
+
+def _leave_out_padding(towers, weights, variables, finder):
+    """Has towers without an example, of weight 0, add nothing to variables of these names."""
+    for op in tf.get_default_graph().get_operations():
+        if not _adds(op) or variables.isdisjoint(finder.of(op)):
             continue
         for tower, weight in zip(towers, weights):
             if tower.has(op.name):
                 compat.replace_input(op, _added(op), if_any(op.inputs[_added(op)], weight))
 
 
-def weigh_additions(metrics, weights, counters):
-    """Weighs the additions of all towers to these counters, of which names are given. `metrics` are
-    each tower's dict of metrics, or None; `weights` each tower's share of the batch."""
-    if not counters or all(isinstance(weight, float) and weight == weights[0]
-                           for weight in weights):
-        return
-    finder, done = Writes(tf.get_default_graph()), set()
-    for name, pair in (metrics[0] or {}).items():
+def _weigh_additions(metrics, weights, counters, finder):
+    """Weighs the additions of all towers to counters of these names. `metrics` are each tower's
+    dict of metrics."""
+    done = set()
+    for name, pair in metrics[0].items():
         if not isinstance(pair, (tuple, list)):
             continue
         read = counters & ({pair[0].op.name} if isinstance(pair[0], compat.VARIABLE_TYPES) else
@@ -108,18 +117,10 @@ def _added(op):
 
 # ---- in turn -------------------------------------------------------------------------------------
 
-def count_in_turn(towers, weights, roles):
-    """Has each tower take the counters of a metric when the tower before has updated them.
-
-    A tower of weight 0. has nothing but padding, and its metrics are not run.
-    """
+def _count_in_turn(towers, names, finder):
+    """Has each tower take the counters of a metric when the tower before has updated them."""
     counters = {variable.op.name: variable for variable in tf.global_variables()
-                + tf.local_variables() if roles.written.get(variable.op.name) == METRIC}
-    towers = [tower for tower, weight in zip(towers, weights)
-              if not (isinstance(weight, float) and weight == 0.)]
-    if len(towers) < 2 or not counters:
-        return
-    finder = Writes(tf.get_default_graph())
+                + tf.local_variables() if variable.op.name in names}
     counting = [_counting(tower, counters, finder) for tower in towers]
     for tower, before, after in zip(towers[1:], counting, counting[1:]):
         for (waited, _), (_, takes) in zip(before, after):

@@ -147,10 +147,11 @@ _TWINS = {
 }
 
 
-def give_seeds_of_tower(operations, fetches, number, graph):
+def give_seeds_of_tower(operations, fetches, number):
     """Changes the seeds of random operations of the first tower of a further machine, or of a
     further call of the model function; `number` counts the towers of all machines."""
-    needed, library = {op.name for op in graph_walk.step_operations(fetches)}, Library(graph)
+    needed = {op.name for op in graph_walk.step_operations(fetches)}
+    library = Library(tf.get_default_graph())
     nodes = [(op, op.node_def) for op in operations if op.name in needed]
     functions = library.reached_from([node for _, node in nodes])
     names = {}
