@@ -1,6 +1,5 @@
 """`build_towers`: from a model function to a data-parallel train op."""
 
-import collections
 import inspect
 import typing
 
@@ -24,7 +23,7 @@ from towers.tower.metric_counters import join_counters
 from towers.tower.cut_inputs import Shards
 from towers.tower.build_context import BuildCollections, check_not_nested
 from towers.tower.objectives import map_shaped, naming_loss
-from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
+from towers.tower.outputs import ModelOutput, merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import checked_size, cut
 from towers.tower.variables import full_scope_name
 
@@ -191,12 +190,8 @@ def _word_for_parts(request):
     return 'towers' if request.accumulate == 1 else 'micro-batches'
 
 
-Outputs = collections.namedtuple('Outputs', 'loss predictions metrics')
-"""Loss, predictions and metrics of the towers over the whole batch; as in `BuiltTowers`."""
-
-
 def merge_outputs(tower_set):
-    """Merges losses, predictions and metrics of all towers into the whole batch's: `Outputs`."""
+    """Merges losses, predictions and metrics of the towers into the batch's: `ModelOutput`."""
     request, batch = tower_set.request, tower_set.batch
     towers = tower_set.towers
     padded = batch.sizes if batch.pads else None
@@ -208,8 +203,8 @@ def merge_outputs(tower_set):
         metrics = merge_metrics([tower.metrics for tower in towers], batch.weights, batch.inputs[0])
         join_counters(towers, batch.weights, tower_set.roles)
         first = towers[0].size if batch.is_even and isinstance(towers[0].size, int) else None
-        return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded,
-                                               first), metrics)
+        return ModelOutput(loss, merge_predictions(
+            [tower.predictions for tower in towers], padded, first), metrics)
 
 
 def combine_towers(tower_set):

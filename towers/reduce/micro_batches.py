@@ -17,6 +17,7 @@ from towers import compat
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
 from towers.graph.order import BACK, Frames, in_order, names_before
+from towers.graph.variable_access import initializers
 from towers.placement.stages import check_stages
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import only_device
@@ -150,12 +151,9 @@ def _may_wait(op, to_begin):
 
 def _needed_to_begin(graph):
     """Names of what a session runs before the first step: initializers, and all that they need."""
-    holders = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) + graph.get_collection(
-        tf.GraphKeys.LOCAL_VARIABLES)
-    initializers = graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS) + [
-        getattr(holder, 'initializer', None) for holder in holders]
     return {op.name for op in graph_walk.step_operations(
-        [each for each in initializers if isinstance(each, (tf.Operation, tf.Tensor))])}
+        list(map(graph.get_operation_by_name, initializers()))
+        + graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS))}
 
 
 def check_order(fetches):

@@ -74,7 +74,7 @@ def _is_of_every_tower(op, name, forward):
     write for all. `SharedVariableError` where the value comes from the examples otherwise. Where
     the size of the shard is static, a model that counts its examples adds a constant."""
     if op.name not in forward.examples:
-        return op.type in ADDS and forward.size != 1 and forward.is_size(op.inputs[1])
+        return op.type in ADDS and forward.is_size(op.inputs[1]) and forward.size > 1
     if 'Scatter' in op.type or op.type in ADDS and op.inputs[1].dtype.is_integer:
         return True
     if op.type not in ADDS and op.type not in SETS:

@@ -104,8 +104,10 @@ class NewVariables:
             return
         # The caller's scope is not entered again: that would count unnamed layers anew.
         former, reuse_before = current.custom_getter, current.reuse
-        current.set_custom_getter(self._getter if former is None else functools.partial(
-            _after_getter, former, self._getter))
+        # The caller's own getter is around ours, which is nearest to the creation.
+        current.set_custom_getter(self._getter if former is None else (
+            lambda getter, *args, **kwargs: former(
+                functools.partial(self._getter, getter), *args, **kwargs)))
         try:
             yield
         finally:
@@ -132,7 +134,8 @@ class NewVariables:
                     return self._create(next_creator, **kwargs)
             return next_creator(**kwargs)
         is_local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ())
-        requested = _requested_name(kwargs)
+        requested = '/'.join(filter(None, [
+            self._graph.get_name_scope(), kwargs.get('name') or 'Variable']))
         if not self._by_name and self._earlier and not is_local:
             return self._of_earlier_build(requested, kwargs)
         kwargs['use_resource'], trainable = True, kwargs.get('trainable')
@@ -168,16 +171,6 @@ class NewVariables:
         self._pending.remove(there)
         self.direct.append(there)
         return there.variable
-
-
-def _after_getter(former, own, getter, *args, **kwargs):
-    """The caller's own custom getter, around ours, which is nearest to the creation."""
-    return former(functools.partial(own, getter), *args, **kwargs)
-
-
-def _requested_name(kwargs):
-    scope = tf.get_default_graph().get_name_scope() or ''
-    return (scope + '/' if scope else '') + (kwargs.get('name') or 'Variable')
 
 
 def _away_from_operations():
