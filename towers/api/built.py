@@ -3,6 +3,7 @@
 import collections
 import itertools
 import textwrap
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -32,11 +33,11 @@ class Plan(collections.namedtuple('Plan', [
     """
     __slots__ = ()
 
-    def line(self, label):
+    def line(self, label: str) -> typing.Optional[str]:
         """The text behind a label, such as `'batch norm'`; None where the plan has no such line."""
         return dict(self.lines).get(label)
 
-    def with_line(self, label, text):
+    def with_line(self, label: str, text: str) -> 'Plan':
         """This plan with another text behind one of its labels."""
         return self._replace(lines=[(each, text if each == label else old)
                                     for each, old in self.lines])
@@ -137,7 +138,7 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
     __slots__ = ()
 
     @property
-    def updates_here(self):
+    def updates_here(self) -> bool:
         """Whether this process updates the variables, a bool.
 
         False in the workers of synchronous parameter servers but for the chief. What a program runs

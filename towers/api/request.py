@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -53,32 +54,32 @@ class Request(collections.namedtuple('Request', [
     __slots__ = ()
 
     @property
-    def factor(self):
+    def factor(self) -> float:
         """1 for the gradient of the mean over the batch, N for the recipe's sum: a float."""
         return 1. if self.reduction == 'mean' else float(len(self.devices))
 
     @property
-    def parts_a_call(self):
+    def parts_a_call(self) -> int:
         """How many parts of the batch one call of the model function serves."""
         return len(self.parts) if self.copies == 'clone' else 1
 
     @property
-    def has_whole_batch(self):
+    def has_whole_batch(self) -> bool:
         """Whether no other machine has a part in the batch of a step."""
         return self.cluster is None or self.cluster.workers_a_step == 1
 
     @property
-    def random_step(self):
+    def random_step(self) -> typing.Optional[tf.Variable]:
         """The step that random ops draw by; None where they are left as they are."""
         return self.global_step if self.numerics.stateless_random else None
 
     @property
-    def served_rank(self):
+    def served_rank(self) -> typing.Optional[int]:
         """The number of this worker, where several make one step on parameter servers; or None."""
         return None if self.cluster is None else self.cluster.served_rank
 
     @property
-    def has_copies(self):
+    def has_copies(self) -> bool:
         """Whether each of several workers has the variables, as in a ring."""
         return self.cluster is not None and self.cluster.has_copies
 

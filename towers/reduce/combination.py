@@ -24,7 +24,7 @@ class Combined(collections.namedtuple('Combined', 'gradients on_towers', default
     __slots__ = ()
 
     @property
-    def of_replicas(self):
+    def of_replicas(self) -> list:
         """The gradients that replicas get as pairs, with None in the place of their variable."""
         return [(gradient, None) for every in (self.on_towers or {}).values()
                 for gradient in every]

@@ -14,6 +14,7 @@ an update which rides on the train op (`UPDATE_OPS`), such as the clipping of we
 
 import collections
 import contextlib
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -37,20 +38,20 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
     __slots__ = ()
 
     @property
-    def variables(self):
+    def variables(self) -> typing.List[tf.Variable]:
         """List of the replicas, by variable and then by tower."""
         return [each for _, replicas in self.of_variable.values() for each in replicas]
 
-    def replica_of(self, variable, tower):
+    def replica_of(self, variable: tf.Variable, tower: int) -> tf.Variable:
         """What tower number `tower` reads for a variable: its replica, or what has none itself."""
         return self.in_tower(tower).get(variable.op.name, variable)
 
-    def in_tower(self, tower):
+    def in_tower(self, tower: int) -> dict:
         """{name of the model's variable: its replica} on a tower; empty for tower 0."""
         return {} if not tower else {name: replicas[tower - 1]
                                      for name, (_, replicas) in self.of_variable.items()}
 
-    def pairs(self, gradients, on_towers):
+    def pairs(self, gradients: list, on_towers: dict) -> list:
         """The `(gradient, variable)` pairs of all replicas, for one `apply_gradients`; the model's
         own first: a slot of a replica takes the value of the model's slot. `gradients` are combined
         and transformed; `on_towers` are as of `Combined`."""
@@ -70,7 +71,7 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
             if variable.op.name in self.of_variable and every[tower] is not None]
 
     @contextlib.contextmanager
-    def new_slots(self, variables):
+    def new_slots(self, variables: list) -> typing.Iterator[list]:
         """The context of `apply_gradients`, and the list of the slots of replicas made in it, as
         local variables: the n-th of a replica begins with the value of the n-th of its variable.
         `variables` are trained."""
@@ -104,7 +105,7 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
         with tf.variable_creator_scope(create):
             yield created
 
-    def follow(self, names, after):
+    def follow(self, names: typing.Iterable[str], after: list) -> typing.List[tf.Operation]:
         """Operations, one for each replica of variables of these names, that give it what its
         variable holds, after what writes the variables, and what reads the replicas in a step."""
         operations = []
@@ -121,7 +122,7 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
                             validate_shape=replica.get_shape().is_fully_defined()).op)
         return operations
 
-    def refresh(self):
+    def refresh(self) -> tf.Operation:
         """An operation that sets every replica and its slots to the values of the model's own.
 
         Run it after anything but the train op has written the model's variables (`Saver.restore` in
@@ -129,7 +130,7 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
         """
         return tf.group(*[replica.initializer for replica in self.variables + self.slots])
 
-    def bytes(self):
+    def bytes(self) -> int:
         """Bytes of all replicas and their slots, as far as their shapes are static."""
         return sum(map(bytes_of, self.variables + self.slots))
 

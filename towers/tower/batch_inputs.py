@@ -8,6 +8,7 @@ with respect to their shards:
 """
 
 import collections
+import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -171,12 +172,12 @@ class VariablesBehindInputs(collections.namedtuple(
     """
     __slots__ = ()
 
-    def shard_tensors(self, shard):
+    def shard_tensors(self, shard: typing.Any) -> typing.List[tf.Tensor]:
         """The tensors of a shard behind which trained variables are: a list."""
         return [tensor for tensor, leaf in zip(tf.nest.flatten(shard), self.leaves)
                 if leaf is not None]
 
-    def gradients(self, of_shards, sizes, trained):
+    def gradients(self, of_shards: list, sizes: list, trained: list) -> typing.List[list]:
         """`[[(gradient, variable)]]` of trained ones, as `combine` takes further gradients; or [].
 
         `of_shards` has each shard's gradients with respect to `shard_tensors`, None for an input

@@ -6,6 +6,8 @@ the towers are made. In place of a loss the update takes the mean over the batch
 that depends on a tower's examples is refused; one that depends on none is the same in all towers.
 """
 
+import typing
+
 import tensorflow.compat.v1 as tf
 
 from towers import compat
@@ -40,7 +42,7 @@ class ClosureTensors:
             tower.loss.items() if isinstance(tower.loss, dict) else [(None, tower.loss)])}
         self._means = {}  # name of a loss -> its mean over the batch, where the update takes it
 
-    def settle(self, made, fetches, after=()):
+    def settle(self, made: list, fetches: list, after: typing.Sequence = ()) -> None:
         """Settles what operations `made` for `fetches`, and those of earlier calls, take; they may
         take the operations `after`, too."""
         self._made = self._made + made

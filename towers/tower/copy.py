@@ -10,6 +10,8 @@ behind. So the operations that tower 0's outputs need are imported once more for
     what is outside      ->  see `Substitution`
 """
 
+import typing
+
 import tensorflow.compat.v1 as tf
 
 from towers import compat
@@ -26,6 +28,7 @@ from towers.placement.tower_device import moved, overlaps
 from towers.tower.batch_values import is_batch_value
 from towers.tower.objectives import flat, map_shaped
 from towers.tower.stateless_random import give_seed_of_tower, key_of
+from towers.tower.tower import Substitution, Tower
 
 _MEETS_OTHERS = ('Collective', 'Nccl', 'Horovod')
 _WITHOUT_NAME = ('Anonymous', 'IteratorFromStringHandle')
@@ -75,7 +78,8 @@ class Copies:
                 self._functions[called] = without_writes(library.function(called), positions)
         self._gradients = library.gradients() if self._functions else []
 
-    def tower(self, substitution, inputs, size, part):
+    def tower(self, substitution: Substitution, inputs: typing.Any, size: typing.Any,
+              part: typing.Any) -> typing.Tuple[Tower, typing.Callable]:
         """Makes a copy, of a `Part`: a `Tower`; and the function from a tensor or operation to its
         copy."""
         with tf.name_scope(part.scope) as root:

@@ -1,6 +1,7 @@
 """The backward pass of a tower: a tower with the gradients of its losses, as a value."""
 
 import collections
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -11,6 +12,7 @@ from towers.placement.stages import keep_stacks_with_loops, place_backward
 from towers.placement.tower_device import TowerDevice, keep_with_tower
 from towers.recompute.rewrite import rewrite
 from towers.tower.gradient_pairs import tensors_of
+from towers.tower.losses import Losses
 from towers.tower.objectives import all_pairs
 from towers.tower.optimizer_methods import OwnComputeGradients, computed_pairs
 from towers.tower.outputs import fetches_of
@@ -50,7 +52,8 @@ class TowerGradients:
         self._own = {each.name: OwnComputeGradients(each.optimizer, trained[each.name], request)
                      for each in request.objectives if has_own_compute_gradients(each.optimizer)}
 
-    def differentiate(self, recorded, losses, number, scale, taken=()):
+    def differentiate(self, recorded: typing.Any, losses: Losses, number: int, scale: typing.Any,
+                      taken: typing.Sequence = ()) -> Differentiated:
         """Takes the gradients of the recorded losses of part `number` times `scale`, a float or
         scalar: `Differentiated`. The step runs `taken` tensors and operations besides the model
         function's results."""
@@ -86,7 +89,7 @@ class TowerGradients:
             forward=frozenset(op.name for op in operations) - backward, backward=backward)
         return Differentiated(tower, operations, recomputed, keys)
 
-    def made_by_optimizer(self, objective, loss, combined):
+    def made_by_optimizer(self, objective: typing.Any, loss: tf.Tensor, combined: list) -> list:
         """What the objective's optimizer makes of the combined gradients: a pair for each variable,
         with None for one without a gradient, since a program may go by their places."""
         if objective.name in self._own:

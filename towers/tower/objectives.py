@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -18,24 +19,24 @@ class Objectives(tuple):
     """
 
     @property
-    def names(self):
+    def names(self) -> typing.Optional[typing.List[str]]:
         """List of their names; None where there is none or one without a name."""
         return [each.name for each in self] if self and self[0].name is not None else None
 
     @property
-    def of_model(self):
+    def of_model(self) -> typing.Optional[GradientsOfModel]:
         """The `GradientsOfModel` in the place of an optimizer; or None."""
         return next((each.optimizer for each in self
                      if isinstance(each.optimizer, GradientsOfModel)), None)
 
-    def shaped(self, values):
+    def shaped(self, values: typing.Iterable) -> typing.Any:
         """One value for each objective, in order, as the value itself or as a dict by name."""
         values = list(values)
         if self.names is None:
             return values[0] if values else []
         return collections.OrderedDict(zip(self.names, values))
 
-    def of(self, objective, shaped):
+    def of(self, objective: typing.Any, shaped: typing.Any) -> typing.Any:
         """One objective's part of a shaped value: the value itself, or the entry of its name."""
         return shaped if objective.name is None else shaped[objective.name]
 

@@ -15,6 +15,7 @@ combined and transformed, and multiplies them itself; its operation is the updat
 import inspect
 import itertools
 import re
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -44,7 +45,7 @@ class OwnComputeGradients:
             # float64 holds a factor of any other type.
             self.factor = tf.constant(1., tf.float64, name='loss_factor')
 
-    def pairs(self, loss, combined):
+    def pairs(self, loss: tf.Tensor, combined: list) -> list:
         """The pairs that the method makes of the combined gradients; `loss` is the mean over this
         machine's batch."""
         reduction = self._request.factor  # the towers' losses have it already
@@ -128,10 +129,11 @@ def minimized(optimizer, loss, global_step, var_list):
 class Minimizing:
     """Has `apply_gradients`, as an optimizer, which calls the optimizer's own `minimize`."""
 
-    def __init__(self, optimizer, loss):
+    def __init__(self, optimizer: typing.Any, loss: tf.Tensor):
         self._optimizer, self._loss = optimizer, loss  # the mean loss over the batch
 
-    def apply_gradients(self, pairs, global_step=None):
+    def apply_gradients(self, pairs: list, global_step: typing.Optional[tf.Variable] = None) -> (
+            tf.Operation):
         """The operation of one step, of pairs whose gradient may be None."""
         given = [pair for pair in pairs if pair[0] is not None]
         surrogate, taken = _loss_with_gradients(

@@ -13,6 +13,7 @@ update would have the gradient of one tower's part of the batch. `replicate_mode
 
 import collections
 import re
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -49,27 +50,27 @@ class Roles(collections.namedtuple('Roles', 'trained written own_state inline_up
     __slots__ = ()
 
     @property
-    def trainable(self):
+    def trainable(self) -> list:
         """List of the variables that are trained, each once."""
         return list({each.op.name: each for some in self.trained.values()
                      for each in some}.values())
 
-    def names(self, role):
+    def names(self, role: str) -> typing.List[str]:
         """Sorted list of the names of the variables of a role."""
         return sorted(name for name, each in self.written.items() if each == role)
 
-    def in_tower(self, part, micro_batches):
+    def in_tower(self, part: int, micro_batches: int) -> dict:
         """{name of a variable: that of the part number `part` among the micro-batches of all
         towers}."""
         found = {} if self.replicas is None else self.replicas.in_tower(part // micro_batches)
         found.update((name, of_towers[part]) for name, of_towers in self.own_state.items())
         return found
 
-    def own_variables(self, first=0):
+    def own_variables(self, first: int = 0) -> list:
         """List of the variables of tower number `first` and of those after it, by variable."""
         return [each for of_towers in self.own_state.values() for each in of_towers[first:]]
 
-    def describe(self, request):
+    def describe(self, request: typing.Any) -> typing.Optional[str]:
         """The plan's line: who writes what; None where the update alone writes."""
         if not self.written:
             return None

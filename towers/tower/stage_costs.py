@@ -5,6 +5,7 @@ takes the inputs of its operation, its outputs, or neither.
 """
 
 import collections
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -113,18 +114,18 @@ class StageCost:
     """
     __slots__ = ('_held', '_copies', '_kept', '_worst')
 
-    def __init__(self, copies, pieces=()):
+    def __init__(self, copies: int, pieces: typing.Iterable[Piece] = ()):
         self._copies = copies
         self._held = self._kept = self._worst = 0
         for piece in pieces:
             self.add_last(piece)
 
     @property
-    def memory(self):
+    def memory(self) -> int:
         """Bytes at its worst moment."""
         return self._held + self._worst
 
-    def add_last(self, piece):
+    def add_last(self, piece: Piece) -> None:
         """Makes the stage larger."""
         self._held += piece.held
         self._kept += self._copies * piece.kept

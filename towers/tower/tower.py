@@ -42,11 +42,11 @@ class Tower(collections.namedtuple('Tower', [
     __slots__ = ()
 
     @property
-    def pairs(self):
+    def pairs(self) -> list:
         """The `(gradient, variable)` pairs of all losses, one after the other."""
         return all_pairs(self.gradients)
 
-    def has(self, name):
+    def has(self, name: str) -> bool:
         """Whether the operation of this name belongs to the tower."""
         return name in self.forward or name in self.backward
 
@@ -78,18 +78,18 @@ class Substitution:
         anything else              ->  itself: tables, queues, iterators, placeholders are shared
     """
 
-    def __init__(self, number, tensors, variables):
+    def __init__(self, number: int, tensors: dict, variables: dict):
         """`number` is k, of the tower, or of its micro-batch among those of all towers. `tensors`
         and `variables` are dicts from names to what stands in their place."""
         self.number, self._tensors, self._variables = number, tensors, variables
         self._operations = {name.split(':')[0]: tensor.op for name, tensor in tensors.items()}
         self._operations.update((name, variable.op) for name, variable in variables.items())
 
-    def operation(self, op):
+    def operation(self, op: tf.Operation) -> tf.Operation:
         """The operation that tower k waits for, or is colocated with, in place of tower 0's."""
         return self._operations.get(op.name, op)
 
-    def tensor(self, tensor):
+    def tensor(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor that tower k reads in place of one from outside of tower 0."""
         if tensor.name in self._tensors:
             return self._tensors[tensor.name]

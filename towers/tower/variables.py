@@ -9,6 +9,7 @@ import collections
 import contextlib
 import functools
 import re
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -64,7 +65,7 @@ class NewVariables:
         self._is_open = False
 
     @contextlib.contextmanager
-    def recorded(self, scope, reuse):
+    def recorded(self, scope: typing.Any, reuse: typing.Any) -> typing.Iterator[None]:
         """The context of the call of the model function, in the variable scope `scope`, a name or
         None; `reuse` as of `tf.variable_scope`."""
         self._is_open = True
@@ -81,7 +82,7 @@ class NewVariables:
             self._is_open = False
 
     @contextlib.contextmanager
-    def outside(self):
+    def outside(self) -> typing.Iterator[None]:
         """The context of variables that are not recorded as the model's: an optimizer's slots."""
         self._is_open = False
         try:
