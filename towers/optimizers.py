@@ -4,8 +4,10 @@ methods of their own, and which of them combine gradients over machines themselv
 import abc
 import collections
 import inspect
+import numbers
 import re
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
@@ -93,10 +95,25 @@ def number_of_slots(optimizer):
     return known[0].slots if known else 1 if inner is None else number_of_slots(inner)
 
 
-def effect_of_factor(optimizer):
-    """What a factor of the gradient does to the step, see `Known`; None where it is not known."""
-    known = _KNOWN.get(type(optimizer).__name__)
-    return None if known is None else known.effect
+def describe_learning_rate(optimizer, added):
+    """The plan's line: the learning rate, and the effect of a sum of `added` towers' gradients."""
+    rate = compat.optimizer_learning_rate(optimizer)
+    if isinstance(rate, (numbers.Real, np.ndarray)):
+        text, number = '%g' % rate, float(rate)
+    elif isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
+        text, number = 'the tensor %r' % rate.op.name, None
+    else:
+        text, number = 'not known to the plan', None
+    if added == 1:
+        return text
+    kind = type(optimizer).__name__
+    effect = _KNOWN[kind].effect if kind in _KNOWN else None
+    if effect == 'scales':
+        return '%s; on the sum, steps as %d x %s would on the mean' % (
+            text, added, 'the rate' if number is None else '%g = %g' % (number, added * number))
+    if effect == 'ignored':
+        return '%s; %s steps on a sum (nearly) as on the mean' % (text, kind)
+    return '%s; applied to a sum of %d' % (text, added)
 
 
 def is_repeatable(optimizer):

@@ -1,8 +1,5 @@
 """Finds what the plan says: `describe`."""
 
-import numbers
-
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
@@ -10,7 +7,7 @@ from towers.api.built import Plan, PlannedTower, briefly
 from towers.graph import graph_walk
 from towers.graph.graph_walk import bytes_of, leaves_of
 from towers.graph.variable_access import metric_variables
-from towers.optimizers import effect_of_factor, is_repeatable
+from towers.optimizers import describe_learning_rate, is_repeatable
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
 from towers.placement.numerics import describe_xla
 from towers.tower.losses import whole_batch_line
@@ -30,7 +27,7 @@ def describe(tower_set, update, num_before):
     trained = {variable.op.name for _, variable in all_pairs(update.gradients)}
     lines = _of_variables(variables, tower_set, update)
     if cluster is not None:
-        lines += [('cluster', _cluster(cluster, batch.batch_size, len(request.devices))),
+        lines += [('cluster', cluster.describe_step(batch.batch_size, len(request.devices))),
                   ('open to anyone', cluster.warning())]
     lines += [
         ('session', 'tf.Session(config=towers.session_config(built.devices)) makes the CPU devices'
@@ -108,20 +105,6 @@ def _placed(request, recorded):
         'those from before the build on ' + ', '.join(before)] * bool(before))
 
 
-def _cluster(cluster, batch_size, num_towers):
-    """The machines, and the number of towers and examples that a step has on all of them."""
-    batch = 'batches of any size'
-    if not cluster.synchronous or cluster.has_local_steps:
-        batch = 'those of one worker, and its batch, in each update'
-    elif isinstance(batch_size, int):
-        count = cluster.workers_a_step
-        batch = ('%d examples here a step' % batch_size if cluster.uneven else
-                 'batch %s%d = %d x %d' % ('' if count == cluster.num_workers else 'of at least ',
-                                           batch_size * count, count, batch_size))
-    return '%s; %d towers in all, %s' % (
-        cluster.describe(), num_towers * cluster.num_workers, batch)
-
-
 def _of_training(tower_set, update):
     """The lines about gradients, optimizers and their updates."""
     request = tower_set.request
@@ -182,30 +165,10 @@ def _optimizers(request, update):
 
 
 def _learning_rates(request):
+    added = 1 if request.reduction == 'mean' or _adds_up(request) else _together(request)
     return '; '.join(dict.fromkeys(
-        ('' if name is None else name + ': ') + _learning_rate(optimizer, request)
+        ('' if name is None else name + ': ') + describe_learning_rate(optimizer, added)
         for name, optimizer in _optimizers_of(request.objectives)))
-
-
-def _learning_rate(optimizer, request):
-    rate = compat.optimizer_learning_rate(optimizer)
-    if isinstance(rate, (numbers.Real, np.ndarray)):
-        text, number = '%g' % rate, float(rate)
-    elif isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
-        text, number = 'the tensor %r' % rate.op.name, None
-    else:
-        text, number = 'not known to the plan', None
-    together = _together(request)
-    if request.reduction == 'mean' or together == 1 or _adds_up(request):
-        return text
-    effect = effect_of_factor(optimizer)
-    if effect == 'scales':
-        return '%s; on the sum, steps as %d x %s would on the mean' % (
-            text, together, 'the rate' if number is None else '%g = %g' % (
-                number, together * number))
-    if effect == 'ignored':
-        return '%s; %s steps on a sum (nearly) as on the mean' % (text, type(optimizer).__name__)
-    return '%s; applied to a sum of %d' % (text, together)
 
 
 def _recomputation(recomputed, asked):

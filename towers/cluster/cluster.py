@@ -230,6 +230,20 @@ class Cluster(collections.namedtuple('Cluster', [
                      "(not one device's gradient)" % self.every)
         return '%s; this is worker %d' % (text, self.rank)
 
+    def describe_step(self, batch_size, num_towers):
+        """The plan's line: also the number of towers and examples of a step on all machines; here
+        are `num_towers`, and `batch_size` examples, an int or a tensor."""
+        batch = 'batches of any size'
+        if not self.synchronous or self.has_local_steps:
+            batch = 'those of one worker, and its batch, in each update'
+        elif isinstance(batch_size, int):
+            count = self.workers_a_step
+            batch = ('%d examples here a step' % batch_size if self.uneven else
+                     'batch %s%d = %d x %d' % ('' if count == self.num_workers else 'of at least ',
+                                               batch_size * count, count, batch_size))
+        return '%s; %d towers in all, %s' % (
+            self.describe(), num_towers * self.num_workers, batch)
+
     def warning(self):
         """One line for the plan: who else can reach the ports."""
         return _KINDS[self.kind].listens

@@ -52,7 +52,7 @@ def join_counters(towers, weights, roles):
 def _leave_out_padding(towers, weights, variables, finder):
     """Has towers without an example, of weight 0, add nothing to variables of these names."""
     for op in tf.get_default_graph().get_operations():
-        if not _adds(op) or variables.isdisjoint(finder.of(op)):
+        if _added(op) is None or variables.isdisjoint(finder.of(op)):
             continue
         for tower, weight in zip(towers, weights):
             if tower.has(op.name):
@@ -73,7 +73,7 @@ def _weigh_additions(metrics, weights, counters, finder):
             update, additions = of_tower[name][1], collections.defaultdict(list)
             for op in graph_walk.step_operations([update]):
                 for counter in read.intersection(finder.of(op)):
-                    if not _adds(op):
+                    if _added(op) is None:
                         _fail_without_example(update, op, weight)
                     else:
                         additions[counter].append(op)
@@ -106,13 +106,10 @@ def _fail_without_example(update, op, weight):
                 'larger batches, or on fewer devices' % op.name])])
 
 
-def _adds(op):
-    return (op.type in ADDS or op.type in ADDS_ROWS) and not compat.in_control_flow(op)
-
-
 def _added(op):
-    """Which input of an addition is what is added."""
-    return 1 if op.type in ADDS else 2
+    """Which input of an operation is added to a variable; None if it adds none, or in a branch."""
+    position = 1 if op.type in ADDS else 2 if op.type in ADDS_ROWS else None
+    return None if position is None or compat.in_control_flow(op) else position
 
 
 # ---- in turn -------------------------------------------------------------------------------------

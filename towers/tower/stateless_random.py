@@ -132,13 +132,14 @@ def key_of(name, graph_seed, part):
     return number - 2 ** 64 if number >= 2 ** 63 else number
 
 
+def _of_shape(twin):
+    return lambda op, seed: twin(shape=op.inputs[0], seed=seed, dtype=op.outputs[0].dtype)
+
+
 _TWINS = {
-    'RandomUniform': lambda op, seed: tf.raw_ops.StatelessRandomUniform(
-        shape=op.inputs[0], seed=seed, dtype=op.outputs[0].dtype),
-    'RandomStandardNormal': lambda op, seed: tf.raw_ops.StatelessRandomNormal(
-        shape=op.inputs[0], seed=seed, dtype=op.outputs[0].dtype),
-    'TruncatedNormal': lambda op, seed: tf.raw_ops.StatelessTruncatedNormal(
-        shape=op.inputs[0], seed=seed, dtype=op.outputs[0].dtype),
+    'RandomUniform': _of_shape(tf.raw_ops.StatelessRandomUniform),
+    'RandomStandardNormal': _of_shape(tf.raw_ops.StatelessRandomNormal),
+    'TruncatedNormal': _of_shape(tf.raw_ops.StatelessTruncatedNormal),
     'RandomUniformInt': lambda op, seed: tf.raw_ops.StatelessRandomUniformInt(
         shape=op.inputs[0], seed=seed, minval=op.inputs[1], maxval=op.inputs[2]),
     'Multinomial': lambda op, seed: tf.raw_ops.StatelessMultinomial(
