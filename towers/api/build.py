@@ -57,7 +57,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         It returns a scalar loss, the mean over the shard's examples; or a dict or `ModelOutput`
         with `loss`, `predictions`, `metrics` and `updates`.
       inputs: the batch: a nest of tensors [n, …], dense or sparse, of any dtype; or `Shards`, a
-        batch that is cut already; or what `staged` returned, whose shards are on the towers'
+        batch that is cut already; or the result of `staged`, whose shards are on the towers'
         devices before a step begins.
       optimizer: a `tf.train.Optimizer`, or None for evaluation and prediction; or an `Objective`,
         an optimizer with the variables to train and a function of their gradients. Or a dict of
@@ -71,7 +71,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       shares: the proportions of the shards, an integer per tower: `[3, 1]` for a device that is
         three times as fast as the other. None: equal shards.
       global_step: variable that the train op increases by one, or None.
-      regularization: `'none'`: the loss is what the model function returns, as in a plain TF1
+      regularization: `'none'`: the loss is the model function's, as in a plain TF1
         program. `'add'` adds each registered loss (`REGULARIZATION_LOSSES`, and losses of the Keras
         layers that were called), unless the model's loss is already computed from it. Every tower
         computes it, and it counts once, since the towers' weights add up.
@@ -80,8 +80,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         with `'none'`. The same holds for writes in the forward pass itself
         (`updates_collections=None`), see `inline_updates`. Each tower has its own local variables
         if the forward pass writes them, see `ownership`.
-      batch_norm: `'shard'`: batch norm uses the statistics of each tower's shard; `'sync'`: those
-        of the whole batch, as on one device, see `sync_batch_norm`.
+      batch_norm: `'shard'`: batch norm uses the statistics of each tower's shard; `'sync'`: the
+        statistics of the whole batch, as on one device, see `sync_batch_norm`.
       variables: `VariablePlacement`: the devices of the variables, and how replicas stay equal.
       numerics: `Numerics`: precision, loss scale, XLA, checks of numbers, random numbers by step.
       memory: `Memory`: micro-batches one after the other, recomputation.
@@ -95,9 +95,9 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         iterators and placeholders; a seeded random op has another seed in each copy. `'reuse'`: a
         call for each tower under `variable_scope` reuse, as in the hand-written tower loop, with
         its limits; see `make_towers`.
-      reuse: for the first tower: None, True or `tf.AUTO_REUSE` as in `tf.variable_scope`; or what
-        an earlier `build_towers` returned, to share its variables, those made without
-        `get_variable` included, in the scope of that build.
+      reuse: for the first tower: None, True or `tf.AUTO_REUSE` as in `tf.variable_scope`; or the
+        `BuiltTowers` of an earlier build, to share its variables, also variables made without
+        `get_variable`, in the scope of that build.
 
     Returns:
       `BuiltTowers`.
@@ -147,7 +147,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
 
 
 def check_build_arguments(*given, **named):
-    """Raises what `build_towers` raises for arguments but the inputs, before any op is made."""
+    """Raises the errors of `build_towers` for all arguments but the inputs; makes no operation."""
     bound = inspect.signature(build_towers).bind(*given, **named)
     bound.apply_defaults()
     checked_request(**{name: value for name, value in bound.arguments.items()

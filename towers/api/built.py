@@ -1,4 +1,4 @@
-"""What `build_towers` returns: `BuiltTowers`, and in it the `Plan`, which fits a screen."""
+"""The result of `build_towers`: `BuiltTowers`, and in it the `Plan`, which fits a screen."""
 
 import collections
 import itertools
@@ -12,7 +12,7 @@ from towers.placement.devices import short_name
 from towers.placement.tower_device import stages_of
 
 PlannedTower = collections.namedtuple('PlannedTower', 'index device examples owns')
-"""A row: `examples` is None if not static; `owns` names what this tower alone provides."""
+"""A row: `examples` is None if not static; `owns` names the updates of this tower alone."""
 
 _WIDTH = 100  # columns of a screen
 
@@ -141,9 +141,9 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
     def updates_here(self) -> bool:
         """Whether this process updates the variables, a bool.
 
-        False in the workers of synchronous parameter servers but for the chief. What a program runs
-        after `train_op`, such as moving averages of the weights, is for the process that updates
-        them.
+        False in the workers of synchronous parameter servers but for the chief. Operations that a
+        program runs after `train_op`, such as moving averages of the weights, are for the process
+        that updates them.
         """
         return self.machines is None or self.machines.updates_here
 

@@ -1,4 +1,4 @@
-"""Finds what the plan says: `describe`."""
+"""The lines of a build's plan: `describe`."""
 
 import tensorflow.compat.v1 as tf
 
@@ -129,7 +129,7 @@ def _together(request):
 
 
 def _gradient(request):
-    """What the combined gradient is the gradient of, in words."""
+    """The loss whose gradient the combined gradient is, in words."""
     together = _together(request)
     if together == 1:
         return '%s (of one tower: its own gradient)' % request.reduction
@@ -144,7 +144,7 @@ def _gradient(request):
 
 
 def _optimizers_of(objectives):
-    """`[(name of its loss, optimizer)]`, with those that the model function itself uses."""
+    """`[(name of its loss, optimizer)]`, also of optimizers that the model function itself uses."""
     of_model = objectives.of_model
     return [(each.name, each.optimizer) for each in objectives] if of_model is None else [
         (None, each) for each in of_model.optimizers()]

@@ -87,7 +87,7 @@ def copies_of(first, roles, request, batch, by_shard, further):
     tensors stand in for each other; `further` tensors and operations are copied, too."""
     if len(request.parts) == 1:
         return []
-    # What tower 0 alone writes may be computed from all towers' parts.
+    # A value that tower 0 alone writes may be computed from all towers' parts.
     copies = Copies(first, roles.inline_updates, request.parts_before,
                     further + [op for op in first.operations if is_batch_value(op)])
     made = []

@@ -102,7 +102,7 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
     devices = resolve_devices(devices)
     shares = checked_shares(shares, len(devices), 'towers')
     check_no_failed_build(tf.get_default_graph())
-    check_graph_mode('what build_towers makes')
+    check_graph_mode('the result of build_towers')
     for argument, given in dict(
             reduction=reduction, regularization=regularization, update_ops=update_ops,
             batch_norm=batch_norm, copies=copies).items():
@@ -197,7 +197,7 @@ def _raise_first(contradictions):
 
 
 def _check_losses(names, count, numerics, cluster):
-    """Raises `InvalidArgumentError` for what does not go with several losses of these names."""
+    """Raises `InvalidArgumentError` for options that do not go with several losses."""
     _raise_first([(is_so, '%s goes with one loss, and there are several (%s): %s.' % (
         what, ', '.join(names), because)) for is_so, what, because in [
             (numerics.loss_scale is not None or numerics.precision == 'fp16',
@@ -205,7 +205,7 @@ def _check_losses(names, count, numerics, cluster):
                  "precision='fp16'" if numerics.loss_scale is None else 'loss_scale='),
              "pass precision='bf16' or 'float32', and no loss_scale"),
             (count > 1, 'a number of micro-batches (%d)' % count,
-             'one waits for the gradients of the one before, which would be those of all losses'),
+             'each waits for the gradients of all losses of the micro-batch before'),
             (cluster is not None, 'cluster=',
              'which of their steps the machines take together is not known here')]])
 
@@ -251,10 +251,11 @@ def _check_together(objectives, has_replicas, loss_scale, copies, pipeline, memo
          "copies='reuse' goes with neither VariablePlacement('replicated') nor stages=: pass "
          "copies='clone'."),
         (minimizing and (loss_scale is not None or has_replicas),
-         '%s has a minimize of its own, and there is a %s: what it does between the gradients and '
-         'their update would be done to others, too. Put it into apply_gradients, or into '
-         'transform_gradients.' % (minimizing, 'loss scale' if loss_scale is not None else
-                                   "replica of each variable (VariablePlacement('replicated'))"))])
+         '%s has a minimize of its own, and there is a %s: its computations between the '
+         'gradients and their update would be done to other gradients, too. Put it into '
+         'apply_gradients, or into transform_gradients.' % (
+             minimizing, 'loss scale' if loss_scale is not None else
+             "replica of each variable (VariablePlacement('replicated'))"))])
 
 
 def _cutting(stages, placement, devices, schedule, micro_batches, objectives):

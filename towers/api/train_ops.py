@@ -34,8 +34,8 @@ _OfLoss = collections.namedtuple('_OfLoss', 'objective loss combined gradients')
 """An objective, its loss over the batch, its `Combined` gradients, and these transformed."""
 
 _Step = collections.namedtuple('_Step', 'applied before redirect scaled_losses')
-"""One step: list of `Applied`, by loss; a tuple of what the optimizer waits for, losses and riding
-updates; what `hold_back` returned, or None; `WatchedLosses`, or None."""
+"""One step: list of `Applied`, by loss; the tuple of losses and riding updates that the optimizer
+waits for; `redirect` as of `hold_back`; `WatchedLosses`, or None."""
 
 
 def update_variables(tower_set, outputs, combined, machines, collections_before):
@@ -110,7 +110,7 @@ class _Steps:
         scaled_losses = tower_set.gradients.scaled_losses
         if scaled_losses is not None:  # of one loss
             scaled_losses = scaled_losses.watched(of_losses[0].combined.gradients)
-        # Several optimizers apply what all have taken at the weights before the step.
+        # Several optimizers apply gradients that all were taken at the weights before the step.
         before, applied = losses + updates, []
         first = before + (read if len(of_losses) > 1 else [])
         for each in of_losses:

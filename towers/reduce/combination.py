@@ -1,4 +1,4 @@
-"""One gradient per variable from those of all towers."""
+"""One gradient per variable from the gradients of all towers."""
 
 import collections
 import typing
@@ -60,7 +60,7 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
         than its variable; no gradient at all; towers of which each has variables of its own, as
         `t0/w` and `t1/w`.
     """
-    check_graph_mode('what combine_gradients makes')
+    check_graph_mode('the result of combine_gradients')
     _check_shared(align(tower_gradients))
     return combine(tower_gradients)
 
@@ -93,7 +93,7 @@ def all_reduce(tower_gradients, further, devices):
 
 def align(tower_gradients):
     """`[(variable, [(tower, gradient)])]` of all towers' gradients, checked, in the order in which
-    variables first occur, without those that have no gradient in any tower; makes no operation."""
+    variables first occur, without variables that have no gradient in any tower; makes no op."""
     if not isinstance(tower_gradients, (list, tuple)) or not tower_gradients:
         raise GradientError('combine_gradients expects a list with one list of (gradient, '
                             'variable) pairs a tower, and got %r.' % (tower_gradients,))
@@ -237,7 +237,7 @@ def joined_product(gradients, variable):
 def _is_thin_product(op, elements):
     """Whether joining pays: each factor is read and written once more, and the products are not.
 
-    What may be the memory of a reference variable is left: its update waits for a tower's product.
+    A possible memory of a reference variable is left: its update waits for a tower's product.
     """
     return (op.type == 'MatMul' and '_XlaCompile' not in op.node_def.attr
             and not _is_read(op.outputs[0])

@@ -54,7 +54,7 @@ class LossScale(collections.namedtuple('LossScale', 'initial growth_steps factor
 
 
 class ScaledLosses:
-    """The scale of one graph, in variables that are saved with the rest, and what it scales.
+    """The scale of one graph, in variables that are saved with the rest; scales losses.
 
     Attributes:
       rule: `LossScale`.

@@ -101,7 +101,7 @@ def _by_stage(part, stages, to_begin):
     groups = {(what, stage): [] for what in ('forward', 'backward') for stage in range(len(stages))}
     # Metric updates are no part of a pass: they run only if the program fetches them.
     step = graph_walk.step_operations(tensors_of(part.pairs) + [part.data_loss])
-    # What runs before the loss can, a loop's pushes onto stacks included.
+    # Operations that run before the loss can, a loop's pushes onto stacks included.
     forward = graph_walk.reached([part.data_loss.op], lambda op: map(
         op.graph.get_operation_by_name, _waits_for(op)))
     for op in step:
@@ -123,9 +123,9 @@ def _added(present, variable, stages):
 
 
 def _follow(earlier, later, frames):
-    """Makes the operations of a pass without an input from within it wait for those of another one.
-    None waits for one within a v1 loop or branch, which may never run: it waits for those that
-    leave it."""
+    """Makes the first operations of a pass wait for the last operations of another pass. None waits
+    for an operation within a v1 loop or branch, which may never run, but for the operations that
+    leave the loop."""
     inside, names = {op.name for op in earlier}, {op.name for op in later}
     earlier = [op for op in earlier if frames.always_runs(op)]
     taken = {name for op in earlier for name in _waits_for(op)}
@@ -141,7 +141,7 @@ def _follow(earlier, later, frames):
 
 def _may_wait(op, to_begin):
     """Whether an operation of a micro-batch may be made to wait for others. Constants may not,
-    since they are folded; nor what names a variable, a table or a queue, which runs outside of
+    since they are folded; nor handles of variables, tables and queues, which run outside of
     steps, too."""
     names_state = not op.inputs and op.outputs and all(
         tensor.dtype == tf.resource or tensor.dtype != tensor.dtype.base_dtype  # a reference
@@ -150,7 +150,7 @@ def _may_wait(op, to_begin):
 
 
 def _needed_to_begin(graph):
-    """Names of what a session runs before the first step: initializers, and all that they need."""
+    """Names of the operations that a session runs before the first step, for initial values."""
     return {op.name for op in graph_walk.step_operations(
         list(map(graph.get_operation_by_name, initializers()))
         + graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS))}
@@ -173,7 +173,7 @@ def check_order(fetches):
 def _waits_for(op):
     """Names of the operations that an operation waits for, without the back edges of a loop.
 
-    What leads out of a loop waits for all that leads into the next turn, onto stacks included.
+    An exit of a loop waits for all that leads into the next turn, onto stacks included.
     """
     names = names_before(op)
     if op.type in ('Exit', 'RefExit') and len(op.inputs[0].op.inputs) == 2:

@@ -2,14 +2,14 @@
 
 The model's own variables are tower 0's: they have the model's names, are in its collections and in
 its checkpoints. Tower k > 0 reads a replica, `<name>_replica_<k>/<name>`, on its own device: a
-local variable, neither saved nor in any list of trainable variables. Its initial value is what the
-model's variable holds, so `tf.local_variables_initializer`, which `MonitoredSession` runs after it
-has restored a checkpoint, makes all replicas, and their slots, equal to the model's.
+local variable, neither saved nor in any list of trainable variables. Its initial value is the
+value of the model's variable, so `tf.local_variables_initializer`, which `MonitoredSession` runs
+after it has restored a checkpoint, makes all replicas, and their slots, equal to the model's.
 
 An optimizer of TensorFlow's own updates every replica by the same combined gradient, so that they
 stay equal, bit for bit (`is_repeatable`). Any other may look at names or at a norm over variables:
-it updates the model's own variables, whose values are then sent to the replicas, as are those that
-an update which rides on the train op (`UPDATE_OPS`), such as the clipping of weights, has written.
+it updates the model's own variables, whose values are then sent to the replicas, as are values
+that an update which rides on the train op (`UPDATE_OPS`), such as the clipping of weights, writes.
 """
 
 import collections
@@ -43,7 +43,7 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
         return [each for _, replicas in self.of_variable.values() for each in replicas]
 
     def replica_of(self, variable: tf.Variable, tower: int) -> tf.Variable:
-        """What tower number `tower` reads for a variable: its replica, or what has none itself."""
+        """The variable that a tower reads for another: its replica, or itself without replicas."""
         return self.in_tower(tower).get(variable.op.name, variable)
 
     def in_tower(self, tower: int) -> dict:
@@ -106,8 +106,8 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
             yield created
 
     def follow(self, names: typing.Iterable[str], after: list) -> typing.List[tf.Operation]:
-        """Operations, one for each replica of variables of these names, that give it what its
-        variable holds, after what writes the variables, and what reads the replicas in a step."""
+        """Operations, one for each replica of variables of these names, that give it the
+        value of its variable, after operations that write variables or read replicas in a step."""
         operations = []
         with tf.name_scope('replicas/'), tf.control_dependencies(after):
             for name, (variable, replicas) in self.of_variable.items():
@@ -136,9 +136,8 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
 
 
 def follow_updates(replicas, updates, after):
-    """Operations that write into the replicas what updates of the step write into their variables,
-    after what reads the replicas in a step: losses and gradients.
-    """
+    """Operations that give replicas the values that updates of the step write into their variables,
+    after the readers of replicas in a step: losses and gradients."""
     if replicas is None or not updates:
         return []
     finder = Writes(tf.get_default_graph())

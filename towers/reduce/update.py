@@ -75,7 +75,7 @@ def free_initial_values(created, made, after):
 
 
 def _uncounted(applied, made, global_step, scaled_losses):
-    """(what to add to the step after an update, or None; whether the optimizer leaves it alone)."""
+    """(number to add to the step after an update, or None; whether the optimizer does not count)."""
     dtype = global_step.dtype.base_dtype
     writing = {op.name for op in Writes(global_step.graph).to(global_step)}
     if not writing.isdisjoint(op.name for op in made):
@@ -88,7 +88,7 @@ def _uncounted(applied, made, global_step, scaled_losses):
 
 
 def _apply_if_finite(optimizer, gradients, global_step, scaled_losses):
-    is_finite = tf.identity(scaled_losses.is_finite)  # after what has to come first
+    is_finite = tf.identity(scaled_losses.is_finite)  # after the operations that have to come first
     outside = tf.get_default_graph().get_name_scope()
 
     def apply():
@@ -130,8 +130,8 @@ def checked_transform(transform, gradients, device=None, of_loss=None):
              for _, variable in transformed or ()]
     if not found or not names.issuperset(found) or len(set(found)) < len(found):
         raise InvalidArgumentError(
-            '%s returned %.200r: expected a list of (gradient, variable) pairs with variables '
-            'among those it was given, each once.' % (called, returned))
+            '%s returned %.200r: expected a list of (gradient, variable) pairs of given '
+            'variables, each once.' % (called, returned))
     for gradient, variable in transformed:
         if not may_be_gradient_of(gradient, variable):
             raise InvalidArgumentError('%s returned %.80r as the gradient of %r: %s.' % (

@@ -71,7 +71,7 @@ class BuildCollections:
     """The collections of a graph, as they were before a build.
 
     `updates` are the `UPDATE_OPS` from before the build, of a batch norm in preprocessing for
-    example, without those of an earlier build in this graph, which belong to its step.
+    example, without updates of an earlier build in this graph, which belong to its step.
     """
 
     def __init__(self, graph: tf.Graph):

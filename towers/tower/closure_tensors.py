@@ -3,7 +3,7 @@
 A model function may leave a tensor where `transform_gradients`, or an optimizer, finds it: in a
 list, or as an attribute of the model. It is then of one tower, the first or the last one, by how
 the towers are made. In place of a loss the update takes the mean over the batch. Any other tensor
-that depends on a tower's examples is refused; one that depends on none is the same in all towers.
+that depends on a tower's examples is refused; a tensor without them is the same in all towers.
 """
 
 import typing
@@ -26,7 +26,7 @@ class ClosureTensors:
 
     Args:
       tower_set: `TowerSet`.
-      losses: those over the batch, shaped.
+      losses: the means over the batch, shaped.
       gradients: list of the tensors of the combined gradients, which the update takes anyway.
     """
 
@@ -43,11 +43,11 @@ class ClosureTensors:
         self._means = {}  # name of a loss -> its mean over the batch, where the update takes it
 
     def settle(self, made: list, fetches: list, after: typing.Sequence = ()) -> None:
-        """Settles what operations `made` for `fetches`, and those of earlier calls, take; they may
-        take the operations `after`, too."""
+        """Gives operations `made` for `fetches`, and of earlier calls, the batch's losses, and
+        refuses other tensors of a tower. They may take operations `after`, too."""
         self._made = self._made + made
         is_one_part = len(self._towers) == 1 and self._request.has_whole_batch
-        if is_one_part or self._request.objectives.of_model is not None:  # has what its calls made
+        if is_one_part or self._request.objectives.of_model is not None:  # whose calls settle it
             return
         for op in self._made:
             for position, tensor in enumerate(op.inputs):
@@ -67,9 +67,9 @@ class ClosureTensors:
         return self._means[name]
 
     def _check_of_no_tower(self, fetches, known):
-        """Refuses operations that take what depends on one tower's examples: on its shard, or on
-        what the model function draws, writes, or reads of a tower's own state. They may take
-        `known` ones, and wait for the towers' losses."""
+        """Refuses operations that take values of one tower's examples: computed from its shard, or
+        drawn, written, or read from a tower's own state by the model function. They may take
+        `known` tensors, and wait for the towers' losses."""
         recorded, own_state = self._recorded, self._own_state
         called = {op.name for op in recorded.operations if op.type not in VARIABLE_OPS}.union(
             variable.op.name for variable in own_state).difference(

@@ -45,7 +45,7 @@ class Shards:
         self.batches = list(batches)
 
     def check(self, devices: typing.Sequence[str]) -> None:
-        """Raises `InputError` for what a build on these devices does not take."""
+        """Raises `InputError` for inputs that a build on these devices does not take."""
         if len(self.batches) != len(devices):
             raise InputError('Shards has the inputs of %d towers, and there are %d devices: pass '
                              'one for each.' % (len(self.batches), len(devices)))

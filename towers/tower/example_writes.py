@@ -1,6 +1,6 @@
 """Writes of shared variables by values that come from the examples.
 
-Tower 0 may write for all towers what is the same in all of them, and averages of a statistic of its
+Tower 0 may write for all towers values that are the same in all, and averages of a statistic of its
 examples, such as batch norm's: new = a old + b statistic, with 0 < a < 1, where the statistic is no
 sum over the examples; with a = 0 it has to be a mean over them. Rows that belong to examples (class
 centers, memory banks), each computed from its example alone, and counts of examples are written by
@@ -26,8 +26,8 @@ _LINEAR = SAME_NUMBERS | SUMS | CHOICES | {'Neg'}
 
 
 def written_by_every_tower(recorded, writes, size, request):
-    """Names of the variables that every tower writes, of those that a step of tower 0 runs: a set.
-    `size` is that of tower 0's shard: an int, or a tensor."""
+    """Names of the variables that every tower writes, of the `writes` that a step of tower 0 runs:
+    a set. `size` is the size of tower 0's shard: an int, or a tensor."""
     served, found = request.served_rank is not None, set()
     if not writes or request.update_ops != 'first' or len(request.parts) == 1 and not served:
         return found
@@ -60,8 +60,8 @@ def _check(op, name, forward, others, has_rows_inside):
         reason = ('the place of its rows is computed from a variable that the step writes, too, so '
                   'that all towers write the same rows: compute it from the examples')
     elif across is not None:
-        reason = ('the rows are computed across the examples of the batch (operation %s), of which '
-                  'a tower has a part alone: compute them over all towers (towers.batch_sum, '
+        reason = ('the rows are computed across the examples of the batch (operation %s), and a '
+                  'tower has a part of it alone: compute them over all towers (towers.batch_sum, '
                   'towers.batch_mean), or from each example alone' % across.name)
     if reason is not None:
         raise SharedVariableError(
@@ -94,8 +94,8 @@ def _is_of_every_tower(op, name, forward):
 
 
 def _writes_no_average(op, names, function, forward):
-    """Whether a function that an operation calls writes rows, counts, or what is not computed from
-    the variable's own value; `names` are those of the variables that it writes."""
+    """Whether a function that an operation calls writes rows, counts, or a value not computed from
+    the variable's own; `names` are the names of the variables that it writes."""
     nodes = {node.name: node for node in function.node_def}
     arguments = [each.name for each in function.signature.input_arg]
     outside = dict(zip(arguments, list(op.inputs)[len(op.inputs) - len(arguments):]))
@@ -110,7 +110,7 @@ def _writes_no_average(op, names, function, forward):
 
 
 def _adds_size(function, size):
-    """Whether a function adds what is computed from the static number of examples, a constant."""
+    """Whether a function adds a value computed from the static number of examples, a constant."""
     nodes = {node.name: node for node in function.node_def}
     added = set().union(*[_behind(node.input[1], nodes)
                           for node in nodes.values() if node.op in ADDS])
@@ -144,7 +144,7 @@ def _static(tensor):
 
 
 class _Forward:
-    """A recorded forward pass: what is computed from the examples, and from which variables.
+    """A recorded forward pass: its values that depend on the examples, or on variables.
 
     Attributes:
       operations, examples: as `operations` and `from_shard` of `Recorded`.
@@ -152,13 +152,13 @@ class _Forward:
     """
 
     def __init__(self, recorded, names, size, finder):
-        """`names` are those of the variables that are looked for."""
+        """`names` are the names of the variables that are looked for."""
         operations = self.operations = recorded.operations
         self.examples, self.size, self._finder = recorded.from_shard, size, finder
         self._bits = {name: 1 << number for number, name in enumerate(sorted(names))}
         self._found = dict(self._bits)  # name of an operation -> bits of the variables
         made, grows = {op.name for op in operations}, True
-        while grows:  # again, for what comes through the back edge of a loop
+        while grows:  # again, for values that come through the back edge of a loop
             grows = False
             for op in operations:
                 found = before = self._found.get(op.name, 0)
@@ -182,8 +182,8 @@ class _Forward:
         return bool(self._found.get(tensor.op.name, 0))
 
     def chosen(self, tensor):
-        """The tensors of which a branch of control flow v2 hands one on; None if it computes one. A
-        fused batch norm there computes statistics, which count as nothing here, or hands on
+        """The tensors that branches of control flow v2 hand on; None if a branch computes its own.
+        A fused batch norm there computes statistics, which count as nothing here, or hands on
         averages."""
         found = []
         for function in self._finder.functions(tensor.op):

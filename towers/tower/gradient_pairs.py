@@ -27,7 +27,7 @@ def tensors_of(pairs):
 
 
 def map_values(function, gradient):
-    """A function of a gradient's numbers; of `IndexedSlices` those of its rows."""
+    """Calls a function on the numbers of a gradient; of `IndexedSlices`, on its rows."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
     return function(gradient)
@@ -56,7 +56,7 @@ def may_be_gradient_of(gradient, variable):
 
 
 def expected_gradient(variable):
-    """What a gradient of a variable is expected to be, for the text of an error."""
+    """The shape and dtype that a gradient of a variable has to have, for the text of an error."""
     return ('expected a tensor or an IndexedSlices of this graph, of shape %s and dtype %s, or '
             'None' % (variable.get_shape(), variable.dtype.base_dtype.name))
 

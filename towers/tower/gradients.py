@@ -30,7 +30,7 @@ class Differentiated(collections.namedtuple('Differentiated', [
 
     Attributes:
       tower: `Tower`.
-      operations: list of all operations that were made for the tower, without those of variables.
+      operations: list of all operations that were made for the tower, without parts of variables.
       recomputed: list of `Recomputed`, one for each loss; or [].
       random_keys: {name of a constant that holds a seed: name of the random op}.
     """
@@ -70,7 +70,7 @@ class TowerGradients:
         backward = sum(by_loss, [])
         keep_with_tower(backward, {op.name for op in forward + backward} - recorded.owned,
                         part.device)
-        # Only now, since a recomputation in the backward pass has to draw what was drawn before.
+        # Only now, since a recomputation in the backward pass has to draw the same numbers.
         fetches = fetches_of(output) + list(taken) + recorded.updates + tensors_of(
             all_pairs(gradients))
         keys = _give_seeds(request, forward, backward, fetches, number)
@@ -90,8 +90,8 @@ class TowerGradients:
         return Differentiated(tower, operations, recomputed, keys)
 
     def made_by_optimizer(self, objective: typing.Any, loss: tf.Tensor, combined: list) -> list:
-        """What the objective's optimizer makes of the combined gradients: a pair for each variable,
-        with None for one without a gradient, since a program may go by their places."""
+        """The pairs that the objective's optimizer makes of the combined gradients. A variable
+        without a gradient has a pair with None, since a program may go by their places."""
         if objective.name in self._own:
             return self._own[objective.name].pairs(loss, combined)
         rest = collections.OrderedDict((pair[1].op.name, pair) for pair in combined)

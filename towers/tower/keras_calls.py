@@ -47,7 +47,7 @@ def record_keras_calls():
 
 
 class KerasCalls:
-    """The calls of Keras layers in one block; what `record_keras_calls` yields."""
+    """The calls of Keras layers in one block, as `record_keras_calls` yields them."""
 
     def __init__(self, graph: tf.Graph):
         self._graph, self._thread = graph, threading.get_ident()
@@ -66,16 +66,16 @@ class KerasCalls:
 
     def updates(self) -> typing.List[tf.Operation]:
         """Ops to run once a step for the calls: a list, each once; in Keras 3 those of seed
-        generators, too. Not those of frozen layers, nor what cannot run: in branches, loops, behind
-        a `keras.Input`."""
+        generators, too. Not updates of frozen layers, nor in branches, in loops, or behind a
+        `keras.Input`, where they cannot run."""
         waiting = self._waiting_for_keras_input()
         return unique([op for _, op, frozen in self._updates
                        if op.name not in waiting and not frozen]
                       + self._keras_3_updates())
 
     def updates_of_layers(self) -> typing.List[tuple]:
-        """`[(layer, op)]`: the updates of Keras 2 layers, also of frozen ones, and those that wait
-        for a `keras.Input`: the block may be within a call of a layer on one."""
+        """`[(layer, op)]`: the updates of Keras 2 layers, also of frozen layers, and behind a
+        `keras.Input`: the block may be within a call of a layer on such an input."""
         return [(layer, op) for layer, op, _ in self._updates]
 
     def weight_losses(self) -> typing.List[tf.Tensor]:
@@ -85,8 +85,8 @@ class KerasCalls:
         return [tf.convert_to_tensor(loss) for loss in made if loss is not None]
 
     def activity_losses(self, on_keras_input: bool = False) -> typing.List[tf.Tensor]:
-        """The losses that depend on what the layers were called on: a list of scalars, from
-        activity regularizers and `add_loss`; not within branches and loops; those that wait for a
+        """The losses that depend on the inputs of the layers' calls: a list of scalars, from
+        activity regularizers and `add_loss`; not within branches and loops; losses behind a
         `keras.Input` only if they are wanted."""
         waiting = () if on_keras_input else self._waiting_for_keras_input()
         losses = [(layer, loss) for layer, loss in self._activity

@@ -56,7 +56,7 @@ def flat(shaped):
 
 @contextlib.contextmanager
 def naming_loss(name):
-    """The context in which errors about gradients say of which of several losses they are."""
+    """The context in which errors about gradients name the loss, where there are several."""
     try:
         yield
     except GradientError as error:

@@ -2,12 +2,12 @@
 
 Such a method may scale the loss, add a decay of the weights, clip the gradients, draw noise, keep
 the loss, or make variables. Called for each tower it would do so to a part of the gradient. So the
-towers take plain gradients, and the method gets a loss S in the place of theirs:
+towers take plain gradients, and the method gets a loss S:
 
     value of S: the mean loss;  dS/dv: the combined gradient of v
 
-What a `compute_gradients` makes of the loss before it takes gradients (a loss scale, for half
-precision) is a factor dL/dS, by which the towers multiply their losses, before their backward
+A `compute_gradients` may change the loss before it takes gradients (by a loss scale, for half
+precision): this is a factor dL/dS, by which the towers multiply their losses, before their backward
 passes. There is one backward pass, and so one factor. A `minimize` gets the gradients when they are
 combined and transformed, and multiplies them itself; its operation is the update.
 """
@@ -95,7 +95,7 @@ class OwnComputeGradients:
 
 
 def computed_pairs(optimizer, loss, variables):
-    """What an optimizer's `compute_gradients` returns, as a list of pairs; else `GradientError`."""
+    """The result of an optimizer's `compute_gradients`, a list of pairs; else `GradientError`."""
     returned = optimizer.compute_gradients(loss, var_list=variables)
     pairs = listed_pairs(returned)
     if not pairs or any(isinstance(variable, (tf.Tensor, tf.IndexedSlices))
@@ -160,7 +160,7 @@ def _loss_with_gradients(loss, pairs, gradients):
     """`(S, taken)`: a tensor S with the value of a loss, and other gradients for the variables.
 
     `gradients(dS, earlier)` returns the variables' gradients; `earlier` lists the dS of former
-    calls, and `taken` those of all calls.
+    calls, and `taken` the dS of all calls.
     """
     name, taken = 'TowersWholeLoss%d' % next(_numbers), []
 
@@ -183,7 +183,7 @@ def _first(taken, called):
 
 
 def _free_of_gates(factor, made):
-    """Frees what a factor is computed by from gates, else it would wait for all towers' losses."""
+    """Frees the operations of a factor from gates: it would wait for all towers' losses."""
     for op in graph_walk.step_operations([factor]):
         if op.name in made and _OF_GATE.search(op.name):
             compat.set_control_inputs(op, [])

@@ -59,7 +59,7 @@ def call_model_fn(model_fn, inputs):
 
 
 def to_model_output(returned, needs_loss, names=None):
-    """The returned value as a `ModelOutput`; `names` are those of several losses, or None."""
+    """The returned value as a `ModelOutput`; `names` are the names of several losses, or None."""
     if isinstance(returned, (tf.Tensor,) + compat.VARIABLE_TYPES):
         output = ModelOutput(loss=returned)
     elif isinstance(returned, dict) and set(returned) <= set(ModelOutput._fields):
@@ -163,8 +163,8 @@ def _check_prediction(leaf, examples):
     if examples is not None and rows is not None and (rows == 0 or rows % examples):
         raise ModelFunctionError(
             'the prediction %r has shape %s, and the shard has %d examples: expected a tensor '
-            '[shard, ...], which is joined to one of the batch, or a scalar. Return what is of the '
-            'whole shard as a metric, or take it from built.towers[k].' % (
+            '[shard, ...], which is joined to a tensor of the batch, or a scalar. Return a value '
+            'of the whole shard as a metric, or take it from built.towers[k].' % (
                 leaf.name, leaf.shape, examples))
 
 

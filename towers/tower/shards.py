@@ -14,7 +14,7 @@ from towers.errors import InputError, InvalidArgumentError
 from towers.tower.batch_inputs import looked_at, size_and_guards, tensors_of_leaves
 
 REMAINDERS = ('error', 'weight', 'drop')
-"""What becomes of a batch that the towers do not divide: an error; or shards differ by an example,
+"""The treatment of a batch that the towers do not divide: an error; or shards differ by an example,
 and one without an example holds padding; or the last examples are left out."""
 
 
@@ -42,7 +42,7 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
       inputs: a nest (tuple, list, dict, namedtuple) of dense or sparse tensors of any dtype, or
         of arrays, each [n, …]. A None in it stays None in every shard.
       num_shards: N, the number of shards.
-      remainder: what to do with a batch that N does not divide. `'error'`: an error, before any
+      remainder: the treatment of a batch that N does not divide. `'error'`: an error, before any
         op is made where n is static, when the step runs where it is not. `'weight'`: the first
         `n mod N` shards get one example more, and `weights` says so. `'drop'`: the last
         `n mod N` examples are left out. With `'weight'` and n < N a shard without an example holds
@@ -103,7 +103,7 @@ def weighted(value, weight):
 
 
 def if_any(value, weight):
-    """The value of a shard that has an example, thus a weight; 0 of one that has none."""
+    """The value of a shard that has an example, thus a weight; 0 for a shard without an example."""
     if isinstance(weight, float):
         return value if weight else tf.zeros_like(value)
     return tf.where_v2(weight > 0., value, tf.zeros_like(value))
@@ -185,7 +185,7 @@ def _pieces(tensor, sizes, used):
     else:
         pieces = [tensor[start:start + size] for start, size in map(
             _first_example_if_empty, starts, sizes)]
-    # Copies of one graph take all shards: where sizes differ, none is known to it.
+    # Copies of one graph take all shards: where sizes differ, the graph knows no size.
     is_even = all(piece.shape.is_compatible_with(pieces[0].shape) for piece in pieces)
     return [dense_shard(piece, is_even) for piece in pieces]
 

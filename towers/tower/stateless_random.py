@@ -62,7 +62,7 @@ def _alike(draws):
 
 
 def check_draws_nothing(backward):
-    """Refuses a backward pass that draws, as that of `tf.recompute_grad` does: the mask of a
+    """Refuses a backward pass that draws, as `tf.recompute_grad` makes it: the mask of a
     dropout would be another one than in the forward pass."""
     for op in backward:
         if graph_walk.is_random(op) or graph_walk.seed_position(op) is not None:

@@ -1,4 +1,4 @@
-"""One tower, the model on one device; the towers of a build; what stands in one for another's."""
+"""One tower, the model on one device; the towers of a build; substitutes of a tower's inputs."""
 
 import collections
 
@@ -71,7 +71,7 @@ class TowerSet(collections.namedtuple('TowerSet', [
 
 
 class Substitution:
-    """What stands in tower k for each thing that tower 0 reads from outside of its graph:
+    """The substitute in tower k of each input that tower 0 reads from outside of its graph:
 
         shard 0, and its weight    ->  shard k, and its weight
         a variable                 ->  the tower's replica, or the tower's own state, or itself
@@ -80,7 +80,7 @@ class Substitution:
 
     def __init__(self, number: int, tensors: dict, variables: dict):
         """`number` is k, of the tower, or of its micro-batch among those of all towers. `tensors`
-        and `variables` are dicts from names to what stands in their place."""
+        and `variables` are dicts from names to their substitutes."""
         self.number, self._tensors, self._variables = number, tensors, variables
         self._operations = {name.split(':')[0]: tensor.op for name, tensor in tensors.items()}
         self._operations.update((name, variable.op) for name, variable in variables.items())
@@ -90,7 +90,7 @@ class Substitution:
         return self._operations.get(op.name, op)
 
     def tensor(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor that tower k reads in place of one from outside of tower 0."""
+        """The tensor that tower k reads in place of a tensor from outside of tower 0."""
         if tensor.name in self._tensors:
             return self._tensors[tensor.name]
         sources = [op.name for op in read_from(tensor) if op.name in self._variables]

@@ -2,7 +2,7 @@
 
 `tf.variable_creator_scope` sees every creation: by `tf.get_variable`, by `tf.Variable`, by layers
 of any kind. Variables are resource variables on every TensorFlow, so that a copy of the graph can
-read another variable in the place of one; checkpoints load between both kinds.
+read a replica in the place of a variable; checkpoints load between both kinds.
 """
 
 import collections
@@ -35,7 +35,7 @@ _ADVICE = {
     'Trying to ': (
         'variable %r cannot be shared: give it the same shape, dtype and partitions as the '
         'variable that reuse= found.')}
-"""What to do about a `ValueError` of `tf.get_variable`, by its words."""
+"""Advice for a `ValueError` of `tf.get_variable`, by its words."""
 
 
 class NewVariables:
@@ -176,7 +176,7 @@ class NewVariables:
 
 def _away_from_operations():
     """A scope without `tf.colocate_with(activation)`, which would put a variable onto one tower;
-    that of a variable stays, for slots and averages."""
+    `tf.colocate_with(variable)` stays, for slots and averages."""
     graph = tf.get_default_graph()
     if all(op.type in VARIABLE_OPS for op in compat.colocated_with(graph)):
         return contextlib.nullcontext()
