@@ -1,13 +1,74 @@
-"""What is known of optimizers by their class: slots, the effect of a factor, and which of them
-combine gradients over machines themselves."""
+"""Optimizers: their check, and what is known of them by their class: slots, the effect of a factor,
+methods of their own, and which of them combine gradients over machines themselves."""
 
+import abc
 import collections
+import inspect
+import numbers
 import re
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.errors import ClusterError
+from towers.errors import ClusterError, InvalidArgumentError
+
+class GradientsOfModel(abc.ABC):
+    """Stands in place of an optimizer where the model function calls its own: `OptimizerCalls`."""
+
+    @abc.abstractmethod
+    def weights(self, batch):
+        """The weights of the towers' losses, a list; None where these count as they are."""
+
+    @abc.abstractmethod
+    def call(self, weight, placement):
+        """The context of the model function's call, whose loss has this weight."""
+
+    @abc.abstractmethod
+    def fetches(self):
+        """The tensors and operations of tower 0 that the update is made of: a list."""
+
+    @abc.abstractmethod
+    def slots(self):
+        """List of the variables that the model's optimizers have made."""
+
+    @abc.abstractmethod
+    def optimizers(self):
+        """List of the model's optimizers."""
+
+    @abc.abstractmethod
+    def compute_gradients(self, loss, var_list=None):
+        """The `(gradient, variable)` pairs of tower 0's calls, weighted."""
+
+    @abc.abstractmethod
+    def of_all_towers(self, copies):
+        """An object with `apply_gradients`, as an optimizer. `copies` are functions from a tensor
+        of tower 0 to its copy, one for each further tower."""
+
+
+def check_optimizer(optimizer, argument='optimizer', or_else='or None to evaluate'):
+    """Raises `InvalidArgumentError` for an object without the methods of a `tf.train.Optimizer`.
+
+    Its text has the argument's name, and `or_else`, which other values are allowed.
+    """
+    if isinstance(optimizer, type):
+        raise InvalidArgumentError('%s=%r is a class: pass an instance, such as '
+                                   'tf.train.AdamOptimizer(0.001).' % (argument, optimizer))
+    if isinstance(optimizer, (tf.train.Optimizer, GradientsOfModel)):
+        return
+    # Some Keras optimizers have methods of these names as well, with other arguments.
+    if not (hasattr(optimizer, 'compute_gradients') and hasattr(optimizer, 'apply_gradients')
+            and 'global_step' in inspect.signature(optimizer.apply_gradients).parameters):
+        raise InvalidArgumentError(
+            '%s=%r has no compute_gradients(loss, var_list) and apply_gradients(pairs, '
+            'global_step): expected a tf.train.Optimizer (Keras optimizers are none)%s.' % (
+                argument, optimizer, ', ' + or_else if or_else else ''))
+
+
+# ---- by class ------------------------------------------------------------------------------------
+
+OPTIMIZER_UPDATES = re.compile(r'^(Resource)?(Sparse)?Apply[A-Z]')
+"""Types of the operations by which TensorFlow's optimizers update a variable."""
 
 Known = collections.namedtuple('Known', 'slots effect')
 """What is known of an optimizer's class.
@@ -34,10 +95,25 @@ def number_of_slots(optimizer):
     return known[0].slots if known else 1 if inner is None else number_of_slots(inner)
 
 
-def effect_of_factor(optimizer):
-    """What a factor of the gradient does to the step, see `Known`; None where it is not known."""
-    known = _KNOWN.get(type(optimizer).__name__)
-    return None if known is None else known.effect
+def describe_learning_rate(optimizer, added):
+    """The plan's line: the learning rate, and the effect of a sum of `added` towers' gradients."""
+    rate = compat.optimizer_learning_rate(optimizer)
+    if isinstance(rate, (numbers.Real, np.ndarray)):
+        text, number = '%g' % rate, float(rate)
+    elif isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
+        text, number = 'the tensor %r' % rate.op.name, None
+    else:
+        text, number = 'not known to the plan', None
+    if added == 1:
+        return text
+    kind = type(optimizer).__name__
+    effect = _KNOWN[kind].effect if kind in _KNOWN else None
+    if effect == 'scales':
+        return '%s; on the sum, steps as %d x %s would on the mean' % (
+            text, added, 'the rate' if number is None else '%g = %g' % (number, added * number))
+    if effect == 'ignored':
+        return '%s; %s steps on a sum (nearly) as on the mean' % (text, kind)
+    return '%s; applied to a sum of %d' % (text, added)
 
 
 def is_repeatable(optimizer):
@@ -50,6 +126,28 @@ def is_repeatable(optimizer):
     return type(optimizer) is getattr(tf.train, name, None) and (
         name in _KNOWN and name != 'AdagradDAOptimizer')
 
+
+def has_own_minimize(optimizer):
+    """Whether an optimizer's `minimize` is none of TensorFlow's, nor of `tf.contrib.opt`."""
+    method = getattr(optimizer, 'minimize', None)
+    function = getattr(method, '__func__', method)
+    if function is None or function is tf.train.Optimizer.minimize:
+        return False
+    # Where its code is: `functools.wraps` gives a function the module of another.
+    module = getattr(function, '__globals__', {}).get('__name__', '')
+    return module.split('.')[0] not in ('tensorflow', 'tensorflow_core')
+
+
+def has_own_compute_gradients(optimizer):
+    """Whether gradients are taken by a `compute_gradients` that is none of TensorFlow's: not by the
+    model function's own optimizers, nor where a `minimize` of its own calls it."""
+    if isinstance(optimizer, GradientsOfModel) or has_own_minimize(optimizer):
+        return False
+    return getattr(optimizer.compute_gradients, '__func__',
+                   None) is not tf.train.Optimizer.compute_gradients
+
+
+# ---- that combine gradients over machines --------------------------------------------------------
 
 _PACKAGES = frozenset(['horovod', 'byteps', 'kungfu', 'bluefog', 'smdistributed'])
 """Packages whose optimizers, of whatever name, are around another one and combine."""

@@ -37,6 +37,16 @@ def test_gradients_and_weights_are_those_of_one_device(
             assert value.tobytes() == other['gradients'][name].tobytes(), name
 
 
+def test_buffers_are_filled_up_and_hold_one_dtype():
+    kinds = [('a', 5, tf.float32), ('b', 2, tf.float64), ('c', 4, tf.float32), ('d', 1, tf.float64),
+             ('e', 2, tf.float32), ('f', 11, tf.float32), ('g', 4, tf.float32)]
+    pairs = [(tf.zeros([size], dtype), tf.get_variable(name, [size], dtype))
+             for name, size, dtype in kinds]
+    # From the last: g and e and c, 16 + 8 + 16 bytes; f is too large; d and b; a opens another one.
+    assert [''.join(v.op.name for _, v in each) for each in ring.buffers_of(pairs, 40)] == [
+        'gec', 'f', 'db', 'a']
+
+
 WIRES = {'float16': 2. ** -11, 'bfloat16': 2. ** -8}
 """What a number may change by when it is rounded, at most, of its size."""
 

@@ -5,7 +5,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import combine_gradients, session_config
 from towers.errors import GradientError
-from towers.reduce.combination import all_reduce, buffers_of
+from towers.reduce.combination import all_reduce
 
 CPUS = ['/cpu:1', '/cpu:2', '/cpu:3']  # the towers'; variables are on /cpu:0
 
@@ -201,12 +201,3 @@ def test_sums_by_hand_on_every_tower():
     of_a, of_b, of_table = run([gradient for gradient, _ in reduced.gradients])
     assert of_a.tolist() == [111., 122.] and of_b.tolist() == [2., 3.]
     assert of_table.indices.tolist() == [3, 3, 0]  # which stay sparse
-
-
-def test_buffers_are_filled_up_and_hold_one_dtype():
-    variables = [variable('a', [5]), variable('b', [2], tf.float64), variable('c', [4]),
-                 variable('d', [1], tf.float64), variable('e', [2]), variable('f', [11]),
-                 variable('g', [4])]
-    buffers = buffers_of([(v, [(0, dense([0.], 0, v.dtype.base_dtype))]) for v in variables], 40)
-    # From the last: g and e and c, 16 + 8 + 16 bytes; f is too large; d and b; a opens another one.
-    assert [''.join(v.op.name for v, _ in each) for each in buffers] == ['gec', 'f', 'db', 'a']

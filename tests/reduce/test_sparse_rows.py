@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.reduce import sparse_rows
+from towers.tower import gradient_pairs
 
 IDS = np.array([[0, 1], [1, 1], [2, 0], [1, 2], [0, 1], [1, 1], [2, 0], [1, 2]])
 TARGETS = np.arange(8.)[:, None]
@@ -33,7 +33,7 @@ def run(nest):
     (lambda ids: tf.dynamic_partition(ids // 2, ids % 2, 2)[0], False),
     (lambda ids: tf.unique(ids)[0] // 2, False)])
 def test_which_indices_are_of_different_rows(make, is_unique):
-    lookup, = sparse_rows.lookups_of(
+    lookup, = gradient_pairs.lookups_of(
         tf.IndexedSlices(tf.ones([1]), make(tf.constant([1, 1, 2]))))
     assert lookup.is_unique == is_unique
 

@@ -1,6 +1,5 @@
 """`build_towers`: from a model function to a data-parallel train op."""
 
-import collections
 import inspect
 import typing
 
@@ -16,16 +15,15 @@ from towers.errors import InputError
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import Combined, all_reduce, combine
 from towers.reduce.loss_scale import ScaledLosses
-from towers.reduce.micro_batches import add_up_micro_batches, check_order
+from towers.reduce.micro_batches import add_up_micro_batches
 from towers.reduce.replicas import check_no_replicas
 from towers.tower.batch_inputs import (VariablesBehindInputs, check_nothing_is_trained_behind,
                                        looked_at, variables_behind)
-from towers.tower.metric_counters import count_in_turn, leave_out_padding, weigh_additions
+from towers.tower.metric_counters import join_counters
 from towers.tower.cut_inputs import Shards
 from towers.tower.build_context import BuildCollections, check_not_nested
-from towers.tower.objectives import map_shaped, of_loss
-from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
-from towers.tower.ownership import EVERY, METRIC
+from towers.tower.objectives import map_shaped, naming_loss
+from towers.tower.outputs import ModelOutput, merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import checked_size, cut
 from towers.tower.variables import full_scope_name
 
@@ -59,7 +57,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         It returns a scalar loss, the mean over the shard's examples; or a dict or `ModelOutput`
         with `loss`, `predictions`, `metrics` and `updates`.
       inputs: the batch: a nest of tensors [n, …], dense or sparse, of any dtype; or `Shards`, a
-        batch that is cut already; or what `staged` returned, whose shards are on the towers'
+        batch that is cut already; or the result of `staged`, whose shards are on the towers'
         devices before a step begins.
       optimizer: a `tf.train.Optimizer`, or None for evaluation and prediction; or an `Objective`,
         an optimizer with the variables to train and a function of their gradients. Or a dict of
@@ -73,7 +71,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       shares: the proportions of the shards, an integer per tower: `[3, 1]` for a device that is
         three times as fast as the other. None: equal shards.
       global_step: variable that the train op increases by one, or None.
-      regularization: `'none'`: the loss is what the model function returns, as in a plain TF1
+      regularization: `'none'`: the loss is the model function's, as in a plain TF1
         program. `'add'` adds each registered loss (`REGULARIZATION_LOSSES`, and losses of the Keras
         layers that were called), unless the model's loss is already computed from it. Every tower
         computes it, and it counts once, since the towers' weights add up.
@@ -82,8 +80,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         with `'none'`. The same holds for writes in the forward pass itself
         (`updates_collections=None`), see `inline_updates`. Each tower has its own local variables
         if the forward pass writes them, see `ownership`.
-      batch_norm: `'shard'`: batch norm uses the statistics of each tower's shard; `'sync'`: those
-        of the whole batch, as on one device, see `sync_batch_norm`.
+      batch_norm: `'shard'`: batch norm uses the statistics of each tower's shard; `'sync'`: the
+        statistics of the whole batch, as on one device, see `sync_batch_norm`.
       variables: `VariablePlacement`: the devices of the variables, and how replicas stay equal.
       numerics: `Numerics`: precision, loss scale, XLA, checks of numbers, random numbers by step.
       memory: `Memory`: micro-batches one after the other, recomputation.
@@ -97,9 +95,9 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         iterators and placeholders; a seeded random op has another seed in each copy. `'reuse'`: a
         call for each tower under `variable_scope` reuse, as in the hand-written tower loop, with
         its limits; see `make_towers`.
-      reuse: for the first tower: None, True or `tf.AUTO_REUSE` as in `tf.variable_scope`; or what
-        an earlier `build_towers` returned, to share its variables, those made without
-        `get_variable` included, in the scope of that build.
+      reuse: for the first tower: None, True or `tf.AUTO_REUSE` as in `tf.variable_scope`; or the
+        `BuiltTowers` of an earlier build, to share its variables, also variables made without
+        `get_variable`, in the scope of that build.
 
     Returns:
       `BuiltTowers`.
@@ -125,24 +123,18 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         scaled_losses = None if request.loss_scale is None else ScaledLosses(
             request.loss_scale, request.name + 's', request.placement)
         tower_set = make_towers(request, batch, behind, scaled_losses)
-        outputs = merge_outputs(tower_set, request, batch)
-        combined = combine_towers(tower_set, request, batch, behind)
-        combined, machines = combine_machines(request, batch, combined, outputs.loss)
-        update = update_variables(tower_set, request, outputs, combined, batch,
-                                  collections_before, machines)
-        if request.accumulate > 1:
-            check_order([update.train_op])
-        train_op = update.train_op if machines is None else machines.step(
-            update.train_op, update.before,
-            () if update.replicas is None else tuple(update.replicas.of_variable), update.redirect)
+        outputs = merge_outputs(tower_set)
+        combined = combine_towers(tower_set)
+        combined, machines = combine_machines(tower_set, combined, outputs.loss)
+        update = update_variables(tower_set, outputs, combined, machines, collections_before)
     recorded = tower_set.recorded
     built = BuiltTowers(
-        train_op=train_op, train_ops=update.train_ops, loss=outputs.loss,
+        train_op=update.train_op, train_ops=update.train_ops, loss=outputs.loss,
         predictions=outputs.predictions, metrics=outputs.metrics, gradients=update.gradients,
         variables=recorded.variables, slots=update.slots + list(tower_set.slots),
         towers=tower_set.towers, global_step=global_step, devices=request.devices,
         placement=request.placement, direct_variables=tuple(recorded.direct),
-        plan=describe(tower_set, batch, request, update, len(collections_before.updates)),
+        plan=describe(tower_set, update, len(collections_before.updates)),
         replicas=update.replicas, precision=request.numerics.precision,
         scaled_losses=update.scaled_losses, xla=request.numerics.xla,
         variable_scope=full_scope_name(request.variable_scope), machines=machines,
@@ -155,7 +147,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
 
 
 def check_build_arguments(*given, **named):
-    """Raises what `build_towers` raises for arguments but the inputs, before any op is made."""
+    """Raises the errors of `build_towers` for all arguments but the inputs; makes no operation."""
     bound = inspect.signature(build_towers).bind(*given, **named)
     bound.apply_defaults()
     checked_request(**{name: value for name, value in bound.arguments.items()
@@ -198,36 +190,28 @@ def _word_for_parts(request):
     return 'towers' if request.accumulate == 1 else 'micro-batches'
 
 
-Outputs = collections.namedtuple('Outputs', 'loss predictions metrics')
-"""Loss, predictions and metrics of the towers over the whole batch; as in `BuiltTowers`."""
-
-
-def merge_outputs(tower_set, request, batch):
-    """Merges losses, predictions and metrics of all towers into the whole batch's: `Outputs`."""
-    towers, roles = tower_set.towers, tower_set.roles
+def merge_outputs(tower_set):
+    """Merges losses, predictions and metrics of the towers into the batch's: `ModelOutput`."""
+    request, batch = tower_set.request, tower_set.batch
+    towers = tower_set.towers
     padded = batch.sizes if batch.pads else None
     with only_device(request.placement.main), tf.name_scope(request.name + 's'):
         loss = None
         if towers[0].data_loss is not None:
             loss = map_shaped(lambda *of_towers: weighted_mean(of_towers, batch.weights),
                               *[tower.data_loss for tower in towers])
-        metrics = [tower.metrics for tower in towers]
-        merged = merge_metrics(metrics, batch.weights, batch.inputs[0])
-        counters = set(roles.names(METRIC))
-        weigh_additions(metrics, batch.weights, counters)
-        leave_out_padding(towers, batch.weights, counters.union(roles.names(EVERY)))
-        # From here on a tower's metric waits for the tower before it: this is last.
-        count_in_turn(towers, batch.weights, roles)
+        metrics = merge_metrics([tower.metrics for tower in towers], batch.weights, batch.inputs[0])
+        join_counters(towers, batch.weights, tower_set.roles)
         first = towers[0].size if batch.is_even and isinstance(towers[0].size, int) else None
-        return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded,
-                                               first), merged)
+        return ModelOutput(loss, merge_predictions(
+            [tower.predictions for tower in towers], padded, first), metrics)
 
 
-def combine_towers(tower_set, request, batch, behind):
+def combine_towers(tower_set):
     """Combines the gradients of all towers, variable by variable: `Combined`, shaped."""
+    request, towers = tower_set.request, tower_set.towers
     if not request.objectives:
         return Combined([])
-    towers = tower_set.towers
     gradients = [tower.gradients for tower in towers]
     if request.accumulate > 1:
         gradients = add_up_micro_batches(towers, request.accumulate, request.schedule)
@@ -235,8 +219,9 @@ def combine_towers(tower_set, request, batch, behind):
     def combined(objective):
         of_towers, of_shards = [[request.objectives.of(objective, each) for each in some]
                                 for some in (gradients, [each.of_shard for each in towers])]
-        further = behind.gradients(of_shards, batch.sizes, tower_set.roles.trainable)
-        with tf.name_scope('combine_gradients'), of_loss(objective.name):
+        further = tower_set.gradients.behind.gradients(
+            of_shards, tower_set.batch.sizes, tower_set.roles.trainable)
+        with tf.name_scope('combine_gradients'), naming_loss(objective.name):
             if not request.placement.has_replicas:
                 check_no_replicas(tower_set.roles.trainable)
                 return Combined(combine(of_towers + further))
@@ -244,13 +229,14 @@ def combine_towers(tower_set, request, batch, behind):
     return request.objectives.shaped(combined(each) for each in request.objectives)
 
 
-def combine_machines(request, batch, combined, loss):
+def combine_machines(tower_set, combined, loss):
     """`(Combined over all machines, the object that combines them)`; that is None without a
     cluster. The loss of this machine's batch reads the weights before they change."""
+    request = tower_set.request
     if request.cluster is None or not request.objectives:
         return combined, None
     with tf.name_scope('combine_machines'):
-        machines = request.cluster.combine(combined.gradients, loss, batch.batch_size,
+        machines = request.cluster.combine(combined.gradients, loss, tower_set.batch.batch_size,
                                            request.reduction)
     on_towers = combined.on_towers
     if on_towers is not None:

@@ -1,8 +1,9 @@
-"""What `build_towers` returns: `BuiltTowers`, and in it the `Plan`, which fits a screen."""
+"""The result of `build_towers`: `BuiltTowers`, and in it the `Plan`, which fits a screen."""
 
 import collections
 import itertools
 import textwrap
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -11,7 +12,7 @@ from towers.placement.devices import short_name
 from towers.placement.tower_device import stages_of
 
 PlannedTower = collections.namedtuple('PlannedTower', 'index device examples owns')
-"""A row: `examples` is None if not static; `owns` names what this tower alone provides."""
+"""A row: `examples` is None if not static; `owns` names the updates of this tower alone."""
 
 _WIDTH = 100  # columns of a screen
 
@@ -32,11 +33,11 @@ class Plan(collections.namedtuple('Plan', [
     """
     __slots__ = ()
 
-    def line(self, label):
+    def line(self, label: str) -> typing.Optional[str]:
         """The text behind a label, such as `'batch norm'`; None where the plan has no such line."""
         return dict(self.lines).get(label)
 
-    def with_line(self, label, text):
+    def with_line(self, label: str, text: str) -> 'Plan':
         """This plan with another text behind one of its labels."""
         return self._replace(lines=[(each, text if each == label else old)
                                     for each, old in self.lines])
@@ -137,12 +138,12 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
     __slots__ = ()
 
     @property
-    def updates_here(self):
+    def updates_here(self) -> bool:
         """Whether this process updates the variables, a bool.
 
-        False in the workers of synchronous parameter servers but for the chief. What a program runs
-        after `train_op`, such as moving averages of the weights, is for the process that updates
-        them.
+        False in the workers of synchronous parameter servers but for the chief. Operations that a
+        program runs after `train_op`, such as moving averages of the weights, are for the process
+        that updates them.
         """
         return self.machines is None or self.machines.updates_here
 

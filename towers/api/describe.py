@@ -1,8 +1,5 @@
-"""Finds what the plan says: `describe`."""
+"""The lines of a build's plan: `describe`."""
 
-import numbers
-
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
@@ -10,7 +7,7 @@ from towers.api.built import Plan, PlannedTower, briefly
 from towers.graph import graph_walk
 from towers.graph.graph_walk import bytes_of, leaves_of
 from towers.graph.variable_access import metric_variables
-from towers.optimizers import effect_of_factor, is_repeatable
+from towers.optimizers import describe_learning_rate, is_repeatable
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
 from towers.placement.numerics import describe_xla
 from towers.tower.losses import whole_batch_line
@@ -20,14 +17,15 @@ from towers.tower.stage_cuts import accumulation_line, stages_line
 from towers.tower.write_order import updates_that_write
 
 
-def describe(tower_set, batch, request, update, num_before):
+def describe(tower_set, update, num_before):
     """The `Plan` of a build; `num_before` of its `UPDATE_OPS` are from before the towers."""
+    request, batch = tower_set.request, tower_set.batch
     local = {variable.op.name for variable in tf.local_variables()}  # metric counters
     variables = [v for v in tower_set.recorded.variables if v.op.name not in local]
     cluster = request.cluster if request.objectives else None
     from_shard = _from_shard(variables, tower_set.towers[0]) if len(tower_set.towers) > 1 else []
     trained = {variable.op.name for _, variable in all_pairs(update.gradients)}
-    lines = _of_variables(variables, tower_set, request, update)
+    lines = _of_variables(variables, tower_set, update)
     if cluster is not None:
         lines += [('cluster', _cluster(cluster, batch.batch_size, len(request.devices))),
                   ('open to anyone', cluster.warning())]
@@ -36,13 +34,13 @@ def describe(tower_set, batch, request, update, num_before):
          if needs_config(request.devices) else None),
         ('session_config', describe_config(session_config(request.devices), request.devices))]
     if request.objectives:
-        lines += _of_training(tower_set, request, update)
+        lines += _of_training(tower_set, update)
     lines += [
         ('stages', stages_line(tower_set.towers, tower_set.cuts)),
         ('precision', request.precision_text),
         ('XLA compiles', describe_xla(request.devices) if request.numerics.xla else None),
         ('regularization', tower_set.losses.description),
-        ('batch norm', _batch_norm(tower_set, request, num_before) if request.objectives
+        ('batch norm', _batch_norm(tower_set, num_before) if request.objectives
          else None)]
     if len(tower_set.towers) > 1:
         own = tower_set.roles.names(OWN)
@@ -55,18 +53,18 @@ def describe(tower_set, batch, request, update, num_before):
         ('no gradient', briefly([each.op.name for each in tower_set.roles.trainable
                                  if each.op.name not in trained]))]
     return Plan(
-        towers=_rows(tower_set, request), lines=[(label, text) for label, text in lines if text],
+        towers=_rows(tower_set), lines=[(label, text) for label, text in lines if text],
         batch_size=batch.batch_size if isinstance(batch.batch_size, int) else None,
         remainder=request.remainder, shares=request.shares, reduction=request.reduction,
         initial_of_first=from_shard)
 
 
-def _rows(tower_set, request):
+def _rows(tower_set):
     """The plan's rows: a list of `PlannedTower`."""
-    rows, towers, update_ops = [], tower_set.towers, request.update_ops
-    for first in range(0, len(towers), request.accumulate):
-        tower, sizes = towers[first], [
-            part.size for part in towers[first:first + request.accumulate]]
+    rows, towers, update_ops = [], tower_set.towers, tower_set.request.update_ops
+    accumulate = tower_set.request.accumulate
+    for first in range(0, len(towers), accumulate):
+        tower, sizes = towers[first], [part.size for part in towers[first:first + accumulate]]
         owns = tower.updates and (update_ops == 'all' or update_ops == 'first' and not tower.index)
         rows.append(PlannedTower(
             tower.index, tower.device, sum(sizes) if isinstance(sizes[0], int) else None,
@@ -74,8 +72,9 @@ def _rows(tower_set, request):
     return rows
 
 
-def _of_variables(variables, tower_set, request, update):
+def _of_variables(variables, tower_set, update):
     """The lines that say how many variables there are, and where."""
+    request = tower_set.request
     size = sum(map(bytes_of, variables))
     names = {variable.op.name for variable in variables}
     trainable = tower_set.roles.trainable if request.objectives else [
@@ -120,8 +119,9 @@ def _cluster(cluster, batch_size, num_towers):
         cluster.describe(), num_towers * cluster.num_workers, batch)
 
 
-def _of_training(tower_set, request, update):
+def _of_training(tower_set, update):
     """The lines about gradients, optimizers and their updates."""
+    request = tower_set.request
     return [
         ('optimizer', _optimizers(request, update)),
         ('global step', 'counted here, since the optimizer leaves it to its caller: do not add to '
@@ -143,7 +143,7 @@ def _together(request):
 
 
 def _gradient(request):
-    """What the combined gradient is the gradient of, in words."""
+    """The loss whose gradient the combined gradient is, in words."""
     together = _together(request)
     if together == 1:
         return '%s (of one tower: its own gradient)' % request.reduction
@@ -158,7 +158,7 @@ def _gradient(request):
 
 
 def _optimizers_of(objectives):
-    """`[(name of its loss, optimizer)]`, with those that the model function itself uses."""
+    """`[(name of its loss, optimizer)]`, also of optimizers that the model function itself uses."""
     of_model = objectives.of_model
     return [(each.name, each.optimizer) for each in objectives] if of_model is None else [
         (None, each) for each in of_model.optimizers()]
@@ -179,30 +179,10 @@ def _optimizers(request, update):
 
 
 def _learning_rates(request):
+    added = 1 if request.reduction == 'mean' or _adds_up(request) else _together(request)
     return '; '.join(dict.fromkeys(
-        ('' if name is None else name + ': ') + _learning_rate(optimizer, request)
+        ('' if name is None else name + ': ') + describe_learning_rate(optimizer, added)
         for name, optimizer in _optimizers_of(request.objectives)))
-
-
-def _learning_rate(optimizer, request):
-    rate = compat.optimizer_learning_rate(optimizer)
-    if isinstance(rate, (numbers.Real, np.ndarray)):
-        text, number = '%g' % rate, float(rate)
-    elif isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
-        text, number = 'the tensor %r' % rate.op.name, None
-    else:
-        text, number = 'not known to the plan', None
-    together = _together(request)
-    if request.reduction == 'mean' or together == 1 or _adds_up(request):
-        return text
-    effect = effect_of_factor(optimizer)
-    if effect == 'scales':
-        return '%s; on the sum, steps as %d x %s would on the mean' % (
-            text, together, 'the rate' if number is None else '%g = %g' % (
-                number, together * number))
-    if effect == 'ignored':
-        return '%s; %s steps on a sum (nearly) as on the mean' % (text, type(optimizer).__name__)
-    return '%s; applied to a sum of %d' % (text, together)
 
 
 def _recomputation(recomputed, asked):
@@ -216,8 +196,8 @@ def _recomputation(recomputed, asked):
         operations, segments, '' if segments == 1 else 's')
 
 
-def _batch_norm(tower_set, request, before):
-    towers, update_ops = tower_set.towers, request.update_ops
+def _batch_norm(tower_set, before):
+    towers, request, update_ops = tower_set.towers, tower_set.request, tower_set.request.update_ops
     in_sync = '' if request.batch_norm == 'shard' else (
         '%d in sync over the whole batch; ' % tower_set.recorded.in_sync)
     others = '' if not before else ', %d from before the towers %s' % (

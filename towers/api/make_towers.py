@@ -23,9 +23,10 @@ from towers.graph.graph_walk import leaves_of
 from towers.reduce.replicas import make_replicas
 from towers.tower.batch_values import exchange, is_batch_value
 from towers.tower.copy import Copies
-from towers.tower.gradients import TowerGradients, differentiate, trained_variables
+from towers.tower.gradient_pairs import tensors_of
+from towers.tower.gradients import TowerGradients
 from towers.tower.losses import make_losses
-from towers.tower.objectives import flat, tensors_of
+from towers.tower.objectives import flat, trained_variables
 from towers.tower.outputs import fetches_of
 from towers.tower.ownership import ownership
 from towers.tower.record import put_on_devices, record
@@ -57,8 +58,8 @@ def call_once_and_copy(request, batch, behind, scaled_losses):
                       make_replicas if request.placement.has_replicas else None)
     taken = taken + roles.inline_updates.updates
     losses = make_losses(recorded, request, 0)
-    gradients = TowerGradients(request, scaled_losses, behind, roles.trained)
-    first = differentiate(recorded, losses, gradients, request, batch, 0, scales[0], taken)
+    gradients = TowerGradients(request, batch, behind, scaled_losses, roles.trained)
+    first = gradients.differentiate(recorded, losses, 0, scales[0], taken)
     copies = copies_of(first, roles, request, batch, [weights, scales, of_calls],
                        [] if of_model is None else of_model.fetches())
     others = [tower for tower, _ in copies]
@@ -69,12 +70,12 @@ def call_once_and_copy(request, batch, behind, scaled_losses):
     if request.parts_before and others:
         give_seeds_of_tower(
             first.operations, fetches_of(recorded.output) + taken + recorded.updates + tensors_of(
-                first.tower.pairs), request.parts_before, tf.get_default_graph())
+                first.tower.pairs), request.parts_before)
     if request.update_ops == 'first' and (len(towers) > 1 or request.has_copies):
         write_after_reads(towers, roles)
     return TowerSet(
-        towers=towers, recorded=recorded, losses=losses, gradients=gradients, roles=roles,
-        recomputed=first.recomputed, cuts=cuts, slots=slots,
+        request=request, batch=batch, towers=towers, recorded=recorded, losses=losses,
+        gradients=gradients, roles=roles, recomputed=first.recomputed, cuts=cuts, slots=slots,
         copies=[copied for _, copied in copies],
         how_built='1 call of the model function, %d cop%s of its graph' % (
             len(others), 'y' if len(others) == 1 else 'ies'))
@@ -86,7 +87,7 @@ def copies_of(first, roles, request, batch, by_shard, further):
     tensors stand in for each other; `further` tensors and operations are copied, too."""
     if len(request.parts) == 1:
         return []
-    # What tower 0 alone writes may be computed from all towers' parts.
+    # A value that tower 0 alone writes may be computed from all towers' parts.
     copies = Copies(first, roles.inline_updates, request.parts_before,
                     further + [op for op in first.operations if is_batch_value(op)])
     made = []
@@ -121,13 +122,13 @@ def call_for_each_tower(request, batch, behind, scaled_losses):
             put_on_devices(recorded, request, part.device)
             if not number:
                 trained = trained_variables(request.objectives)
-                gradients = TowerGradients(request, scaled_losses, behind, trained)
+                gradients = TowerGradients(request, batch, behind, scaled_losses, trained)
             roles = ownership(recorded, request, batch.sizes[number], trained)
             losses = make_losses(recorded, request, number)
             _check_shard(number, recorded, batch)
             calls.append((recorded, roles, losses))
-            done.append(differentiate(recorded, losses, gradients, request, batch, number,
-                                      batch.weights[number] * request.factor))
+            done.append(gradients.differentiate(
+                recorded, losses, number, batch.weights[number] * request.factor))
     towers = [each.tower for each in done]
     exchange(towers, batch.weights, request.placement.main)
     # All calls use the same variables: update and plan go by the first one's roles and losses. But
@@ -136,8 +137,8 @@ def call_for_each_tower(request, batch, behind, scaled_losses):
     recorded = recorded._replace(operations=sum((call.operations for call, _, _ in calls), []),
                                  sources=sum((call.sources for call, _, _ in calls), []))
     return TowerSet(
-        towers=towers, recorded=recorded, losses=losses, gradients=gradients, roles=roles,
-        recomputed=done[0].recomputed,
+        request=request, batch=batch, towers=towers, recorded=recorded, losses=losses,
+        gradients=gradients, roles=roles, recomputed=done[0].recomputed,
         how_built='%d calls of the model function' % len(towers))
 
 

@@ -1,19 +1,17 @@
 """Arguments of `build_towers` that travel together, and are checked together."""
 
 import collections
-import inspect
 import typing
-
-import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_choice, check_count, check_flag, check_function, check_instance
 from towers.errors import InvalidArgumentError
+from towers.optimizers import check_optimizer
 from towers.placement.devices import canonical_device
 from towers.placement.numerics import PRECISIONS
 from towers.placement.variable_device import BALANCED, BY_STAGE, REPLICATED
 from towers.reduce.loss_scale import LossScale
 from towers.reduce.micro_batches import SCHEDULES
-from towers.tower.objectives import GradientsOfModel, Objectives, checked_variables
+from towers.tower.objectives import Objectives, checked_variables
 
 
 class VariablePlacement(collections.namedtuple('VariablePlacement', 'device')):
@@ -181,25 +179,6 @@ def _objective(given, argument):
     check_optimizer(given, argument, or_else='a towers.Objective' + (
         ', or None to evaluate' if argument == 'optimizer' else ''))
     return Objective(given)
-
-
-def check_optimizer(optimizer, argument='optimizer', or_else='or None to evaluate'):
-    """Raises `InvalidArgumentError` for an object without the methods of a `tf.train.Optimizer`.
-
-    Its text has the argument's name, and `or_else`, which other values are allowed.
-    """
-    if isinstance(optimizer, type):
-        raise InvalidArgumentError('%s=%r is a class: pass an instance, such as '
-                                   'tf.train.AdamOptimizer(0.001).' % (argument, optimizer))
-    if isinstance(optimizer, (tf.train.Optimizer, GradientsOfModel)):
-        return
-    # Some Keras optimizers have methods of these names as well, with other arguments.
-    if not (hasattr(optimizer, 'compute_gradients') and hasattr(optimizer, 'apply_gradients')
-            and 'global_step' in inspect.signature(optimizer.apply_gradients).parameters):
-        raise InvalidArgumentError(
-            '%s=%r has no compute_gradients(loss, var_list) and apply_gradients(pairs, '
-            'global_step): expected a tf.train.Optimizer (Keras optimizers are none)%s.' % (
-                argument, optimizer, ', ' + or_else if or_else else ''))
 
 
 def _checked_var_list(var_list):

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -9,7 +10,7 @@ from towers.api.built import BuiltTowers, check_same_graph
 from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement, checked_objectives
 from towers.arguments import check_choice, check_graph_mode, check_instance, check_step_variable
 from towers.errors import InvalidArgumentError, ModelFunctionError
-from towers.optimizers import check_alone, number_of_slots
+from towers.optimizers import check_alone, has_own_minimize, number_of_slots
 from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve_devices
 from towers.placement.numerics import rewrite_field
 from towers.placement.tower_device import stages_of
@@ -17,7 +18,6 @@ from towers.placement.variable_device import Placement
 from towers.reduce.loss_scale import LossScale
 from towers.reduce.micro_batches import kept_at_once
 from towers.tower.build_context import check_no_failed_build
-from towers.tower.objectives import has_own_minimize
 from towers.tower.shards import checked_shares
 from towers.tower.stage_cuts import Cutting
 from towers.tower.variables import scope_to_enter
@@ -54,32 +54,32 @@ class Request(collections.namedtuple('Request', [
     __slots__ = ()
 
     @property
-    def factor(self):
+    def factor(self) -> float:
         """1 for the gradient of the mean over the batch, N for the recipe's sum: a float."""
         return 1. if self.reduction == 'mean' else float(len(self.devices))
 
     @property
-    def parts_a_call(self):
+    def parts_a_call(self) -> int:
         """How many parts of the batch one call of the model function serves."""
         return len(self.parts) if self.copies == 'clone' else 1
 
     @property
-    def has_whole_batch(self):
+    def has_whole_batch(self) -> bool:
         """Whether no other machine has a part in the batch of a step."""
         return self.cluster is None or self.cluster.workers_a_step == 1
 
     @property
-    def random_step(self):
+    def random_step(self) -> typing.Optional[tf.Variable]:
         """The step that random ops draw by; None where they are left as they are."""
         return self.global_step if self.numerics.stateless_random else None
 
     @property
-    def served_rank(self):
+    def served_rank(self) -> typing.Optional[int]:
         """The number of this worker, where several make one step on parameter servers; or None."""
         return None if self.cluster is None else self.cluster.served_rank
 
     @property
-    def has_copies(self):
+    def has_copies(self) -> bool:
         """Whether each of several workers has the variables, as in a ring."""
         return self.cluster is not None and self.cluster.has_copies
 
@@ -102,7 +102,7 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
     devices = resolve_devices(devices)
     shares = checked_shares(shares, len(devices), 'towers')
     check_no_failed_build(tf.get_default_graph())
-    check_graph_mode('what build_towers makes')
+    check_graph_mode('the result of build_towers')
     for argument, given in dict(
             reduction=reduction, regularization=regularization, update_ops=update_ops,
             batch_norm=batch_norm, copies=copies).items():
@@ -197,7 +197,7 @@ def _raise_first(contradictions):
 
 
 def _check_losses(names, count, numerics, cluster):
-    """Raises `InvalidArgumentError` for what does not go with several losses of these names."""
+    """Raises `InvalidArgumentError` for options that do not go with several losses."""
     _raise_first([(is_so, '%s goes with one loss, and there are several (%s): %s.' % (
         what, ', '.join(names), because)) for is_so, what, because in [
             (numerics.loss_scale is not None or numerics.precision == 'fp16',
@@ -205,7 +205,7 @@ def _check_losses(names, count, numerics, cluster):
                  "precision='fp16'" if numerics.loss_scale is None else 'loss_scale='),
              "pass precision='bf16' or 'float32', and no loss_scale"),
             (count > 1, 'a number of micro-batches (%d)' % count,
-             'one waits for the gradients of the one before, which would be those of all losses'),
+             'each waits for the gradients of all losses of the micro-batch before'),
             (cluster is not None, 'cluster=',
              'which of their steps the machines take together is not known here')]])
 
@@ -251,10 +251,11 @@ def _check_together(objectives, has_replicas, loss_scale, copies, pipeline, memo
          "copies='reuse' goes with neither VariablePlacement('replicated') nor stages=: pass "
          "copies='clone'."),
         (minimizing and (loss_scale is not None or has_replicas),
-         '%s has a minimize of its own, and there is a %s: what it does between the gradients and '
-         'their update would be done to others, too. Put it into apply_gradients, or into '
-         'transform_gradients.' % (minimizing, 'loss scale' if loss_scale is not None else
-                                   "replica of each variable (VariablePlacement('replicated'))"))])
+         '%s has a minimize of its own, and there is a %s: its computations between the '
+         'gradients and their update would be done to other gradients, too. Put it into '
+         'apply_gradients, or into transform_gradients.' % (
+             minimizing, 'loss scale' if loss_scale is not None else
+             "replica of each variable (VariablePlacement('replicated'))"))])
 
 
 def _cutting(stages, placement, devices, schedule, micro_batches, objectives):

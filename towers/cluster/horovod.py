@@ -7,8 +7,7 @@ from towers.cluster import worker_step
 from towers.cluster.machines import Combined, Engine
 from towers.errors import MissingPackageError
 from towers.placement.variable_device import only_device
-from towers.reduce.sparse_rows import each_row_once
-from towers.tower.objectives import of_values, tensors_of, times
+from towers.tower.gradient_pairs import each_row_once, map_values, tensors_of, times
 
 _SCOPE = 'towers_shared/'
 """At the root of the graph: Horovod brings together by name, and callers' scopes may differ."""
@@ -41,7 +40,7 @@ def combine(cluster, gradients, shares):
     for gradient, variable in gradients:
         with only_device(variable.device or None), tf.name_scope(
                 '%ssums/%s/' % (_SCOPE, variable.op.name)):
-            gradient = of_values(tf.identity, gradient if average else times(gradient, weight))
+            gradient = map_values(tf.identity, gradient if average else times(gradient, weight))
             # Horovod gathers rows and adds none: each is sent once, and those of all are added.
             combined.append((
                 each_row_once(hvd.allreduce(each_row_once(gradient), op=operation))

@@ -17,8 +17,7 @@ from towers.graph.graph_walk import ancestors, reachable_from, step_operations
 from towers.graph.order import Frames, to_wait_for
 from towers.graph.variable_access import Writes, is_variable, read_from, variable_op
 from towers.placement.variable_device import only_device
-from towers.reduce.sparse_rows import rows_once
-from towers.tower.objectives import tensors_of
+from towers.tower.gradient_pairs import rows_once, tensors_of
 
 BUILDS = ('__towers_builds_of_clusters',)
 """Of a collection of the graph. TensorFlow writes those with a string for a key into checkpoints'

@@ -23,8 +23,8 @@ from towers.cluster.server_placement import device_of_server, tasks_by_size
 from towers.cluster.worker_step import COLLECTIONS, without_gradient
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
-from towers.reduce.sparse_rows import each_row_once, rows_once
-from towers.tower.objectives import of_values, tensors_of, times
+from towers.tower.gradient_pairs import (each_row_once, map_values, rows_once, tensors_of,
+                                         times)
 
 _FIRST_SERVER = device_of_server(0)
 
@@ -190,7 +190,7 @@ def _for_update(gradients, sums, shares, cluster, rounds):
 
 
 def _as(gradient, dtype):
-    return of_values(lambda values: tf.cast(values, dtype), gradient)
+    return map_values(lambda values: tf.cast(values, dtype), gradient)
 
 
 def _configure(cluster, config):

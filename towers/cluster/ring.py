@@ -19,9 +19,7 @@ from towers.cluster.machines import Combined, Engine
 from towers.errors import ClusterError
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
-from towers.reduce.combination import buffers_of, unpacked
-from towers.reduce.sparse_rows import each_row_once
-from towers.tower.objectives import times
+from towers.tower.gradient_pairs import each_row_once, times
 
 BUFFER_MB = 4.  # MiB of gradients that travel together; larger ones in pieces
 WIRES = {'float16': tf.float16, 'bfloat16': tf.bfloat16}
@@ -67,16 +65,35 @@ def combine(cluster, gradients, shares):
 def _add_dense(ring, gradients, weight, mean, last):
     """Adds up the dense gradients, by their weights or for the mean; the first message waits for
     `last`. Returns `(dict from names of variables to sums, the last message)`."""
-    dense, sums = [(variable, [(0, gradient)]) for gradient, variable in gradients
-                   if not isinstance(gradient, tf.IndexedSlices)], {}
+    dense, sums = [pair for pair in gradients if not isinstance(pair[0], tf.IndexedSlices)], {}
     for buffer in buffers_of(dense, ring.buffer_bytes):
-        variables = [variable for variable, _ in buffer]
-        packed = buffer[0][1][0][1] if len(buffer) == 1 else tf.concat(
-            [tf.reshape(gradient, [-1]) for _, [(_, gradient)] in buffer], 0)
+        packed = buffer[0][0] if len(buffer) == 1 else tf.concat(
+            [tf.reshape(gradient, [-1]) for gradient, _ in buffer], 0)
         packed, last = ring.reduce_gradient(packed if mean else times(packed, weight), mean, last)
-        pieces = [packed] if len(buffer) == 1 else unpacked(packed, variables)
-        sums.update(zip((variable.op.name for variable in variables), pieces))
+        shapes = [variable.get_shape() for _, variable in buffer]
+        pieces = [packed] if len(buffer) == 1 else map(tf.reshape, tf.split(
+            packed, [shape.num_elements() for shape in shapes]), [
+                shape.as_list() for shape in shapes])
+        sums.update(zip((variable.op.name for _, variable in buffer), pieces))
     return sums, last
+
+
+def buffers_of(pairs, most):
+    """Lists of `(gradient, variable)` that travel together, in `most` bytes; a larger gradient
+    travels alone. Those made last come first."""
+    buffers, open_ones = [], {}  # dtype -> (the buffer to be filled, bytes in it)
+    for gradient, variable in reversed(pairs):
+        dtype, size = gradient.dtype.base_dtype, bytes_of(variable)
+        if size > most or not variable.get_shape().is_fully_defined():
+            buffers.append([(gradient, variable)])
+            continue
+        buffer, used = open_ones.get(dtype, (None, 0))
+        if buffer is None or used + size > most:
+            buffer, used = [], 0
+            buffers.append(buffer)
+        buffer.append((gradient, variable))
+        open_ones[dtype] = (buffer, used + size)
+    return buffers
 
 
 def _add_rows(ring, gradients, weight, last):

@@ -19,7 +19,8 @@ import tensorflow.compat.v1 as tf
 from towers.cluster.machines import builds_of
 from towers.graph.edit import Library
 from towers.graph.op_types import VARIABLE_OPS
-from towers.tower.objectives import flat, tensors_of
+from towers.tower.gradient_pairs import tensors_of
+from towers.tower.objectives import flat
 
 _ADDED_UP = ('Collective', 'Horovod')  # begin types of operations with equal results on all workers
 # Types of operations that bring in data, and attributes with names, seeds, sizes and settings.

@@ -19,7 +19,7 @@ from towers import compat
 from towers.arguments import check_instance
 from towers.errors import ClusterError, InputError, reason_of
 from towers.placement.variable_device import only_device
-from towers.tower.objectives import of_values
+from towers.tower.gradient_pairs import map_values
 
 COLLECTIONS = ['towers_begun']  # of the variables that the hooks alone give a value to
 HOW_TO_BEGIN = ('Make it by member.session(hooks), or, to save as well, by towers.training_session('
@@ -82,7 +82,7 @@ def raise_at_end(is_over):
 def after(operation, gradients):
     """The same `(gradient, variable)` pairs; each gradient waits for an operation."""
     with tf.control_dependencies([operation]):
-        return [(of_values(tf.identity, gradient), variable) for gradient, variable in gradients]
+        return [(map_values(tf.identity, gradient), variable) for gradient, variable in gradients]
 
 
 def empty_at_end(gradients, active):
@@ -191,4 +191,4 @@ def without_gradient(gradient, beside=None):
             if beside is not None:
                 values = tf.identity_n([values, getattr(beside, 'values', beside)])[0]
             return tf.raw_ops.PreventGradient(input=values, message=_NO_GRADIENT)
-    return of_values(stopped, gradient)
+    return map_values(stopped, gradient)

@@ -9,13 +9,12 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.api.build import build_towers
-from towers.api.options import check_optimizer
 from towers.arguments import check_choice, check_function
 from towers.errors import InvalidArgumentError, MissingPackageError, ModelFunctionError
 from towers.fronts.optimizer_calls import OptimizerCalls, calls_of, share_of_sum
+from towers.optimizers import check_optimizer, has_own_minimize
 from towers.placement.devices import check_one_stage, resolve_devices
 from towers.placement.variable_device import only_device
-from towers.tower.objectives import has_own_minimize
 from towers.tower.outputs import weighted_mean
 
 _NEEDED = {'train': ('loss', 'train_op'), 'eval': ('loss',), 'infer': ('predictions',)}

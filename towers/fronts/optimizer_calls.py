@@ -20,12 +20,12 @@ from towers.errors import GradientError
 from towers.graph import graph_walk
 from towers.graph.graph_walk import map_leaves
 from towers.graph.variable_access import Writes
+from towers.optimizers import OPTIMIZER_UPDATES, GradientsOfModel
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import combine
 from towers.tower.build_context import current_call
-from towers.tower.objectives import GradientsOfModel, tensors_of
-from towers.tower.objectives import times
-from towers.tower.ownership import OF_GRADIENTS, OPTIMIZER_UPDATES
+from towers.tower.gradient_pairs import tensors_of, times
+from towers.tower.ownership import OF_GRADIENTS
 from towers.tower.variables import new_slots
 
 _CALLS = {}  # graph -> the `OptimizerCalls` of the towers that are being built in it

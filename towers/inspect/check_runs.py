@@ -10,12 +10,14 @@ from towers.errors import GradientError, InputError, InvalidArgumentError, faili
 from towers.graph import graph_walk
 from towers.graph.graph_walk import is_computed_from
 from towers.graph.variable_access import Writes
+from towers.optimizers import has_own_minimize
 from towers.placement.devices import session_config
 from towers.reduce.update import checked_transform, free_initial_values
+from towers.tower.gradient_pairs import tensors_of, times
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.losses import registered_losses
-from towers.tower.objectives import (Minimizing, all_pairs, checked_variables, flat,
-                                     has_own_minimize, minimized, tensors_of, times)
+from towers.tower.objectives import all_pairs, checked_variables, flat
+from towers.tower.optimizer_methods import Minimizing, minimized
 from towers.tower.outputs import call_model_fn, to_model_output
 from towers.tower.variables import without_numbers
 

@@ -147,7 +147,7 @@ def shard_sizes(built, batch_size):
     if batch_size % unit and built.plan.remainder == 'error':
         raise InvalidArgumentError('batch_size=%d does not divide among %s: give a multiple of %d.'
                                    % (batch_size, parts, unit))
-    sizes = sizes_of_shards(batch_size, built.plan.shares, built.plan.remainder)
+    sizes, _ = sizes_of_shards(batch_size, built.plan.shares, built.plan.remainder)
     if not all(sizes):
         raise InvalidArgumentError('batch_size=%d leaves some of %s without an example: give %d '
                                    'at least.' % (batch_size, parts, unit))

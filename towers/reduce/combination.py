@@ -1,4 +1,4 @@
-"""One gradient per variable from those of all towers."""
+"""One gradient per variable from the gradients of all towers."""
 
 import collections
 import typing
@@ -7,18 +7,27 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_graph_mode
 from towers.errors import GradientError
-from towers.graph.graph_walk import bytes_of
+from towers.graph.graph_walk import ancestors, bytes_of
+from towers.graph.variable_access import REFERENCE_VARIABLES
 from towers.placement.variable_device import only_device
-from towers.reduce.joined_products import joined_product
-from towers.reduce.sparse_rows import each_row_once, lookups_of
-from towers.tower.objectives import listed_pairs
+from towers.tower.gradient_pairs import (each_row_once, expected_gradient, listed_pairs, lookups_of,
+                                         may_be_gradient_of)
 
-BUFFER_BYTES = 4 << 20
-"""Gradients that travel are packed together up to this; a larger one travels as it is."""
 
-Combined = collections.namedtuple('Combined', 'gradients on_towers', defaults=(None,))
-"""A gradient a variable: list of pairs, as `combine_gradients` returns them; and, for replicated
-variables, dict from a variable's name to the list of its gradient on each tower, else None."""
+class Combined(collections.namedtuple('Combined', 'gradients on_towers', defaults=(None,))):
+    """The gradient of each variable.
+
+    Attributes:
+      gradients: list of pairs, as `combine_gradients` returns them.
+      on_towers: of replicated variables {name: list of the gradient on each tower}; else None.
+    """
+    __slots__ = ()
+
+    @property
+    def of_replicas(self) -> list:
+        """The gradients that replicas get as pairs, with None in the place of their variable."""
+        return [(gradient, None) for every in (self.on_towers or {}).values()
+                for gradient in every]
 
 
 def combine_gradients(tower_gradients: typing.Sequence) -> list:
@@ -30,7 +39,7 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
     added, and never stacked: a stack would write and read each of them once more. `IndexedSlices`
     are concatenated, rows with their values, and stay sparse; the gradient of a lookup that takes
     each id once (`embedding_lookup_sparse`) has each row once, as on one device. Products of wide
-    dense layers with few examples a tower are made once, see `joined_products`. Where one tower's
+    dense layers with few examples a tower are made once, see `joined_product`. Where one tower's
     gradient is sparse and another's is dense, the sum is dense. Where only some towers have a
     gradient of a variable, their gradients are summed; a variable without a gradient in any tower
     is left out.
@@ -51,20 +60,15 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
         than its variable; no gradient at all; towers of which each has variables of its own, as
         `t0/w` and `t1/w`.
     """
-    check_graph_mode('what combine_gradients makes')
-    aligned = align(tower_gradients)
-    _check_shared(aligned)
-    return _sums(aligned)
+    check_graph_mode('the result of combine_gradients')
+    _check_shared(align(tower_gradients))
+    return combine(tower_gradients)
 
 
 def combine(tower_gradients):
     """`combine_gradients` for lists that may belong to no tower, see `VariablesBehindInputs`."""
-    return _sums(align(tower_gradients))
-
-
-def _sums(aligned):
     combined = []
-    for variable, present in aligned:
+    for variable, present in align(tower_gradients):
         gradients = [gradient for _, gradient in present]
         with only_device(variable.device or None):
             joined = joined_product(gradients, variable)
@@ -87,34 +91,9 @@ def all_reduce(tower_gradients, further, devices):
     return Combined(combined, on_towers)
 
 
-def buffers_of(aligned, most=None):
-    """Lists of `(variable, present)` that share a buffer of `most` bytes, those made last first."""
-    most = most or BUFFER_BYTES
-    buffers, open_ones = [], {}  # dtype -> (the buffer to be filled, bytes in it)
-    for variable, present in reversed(aligned):
-        dtype, size = present[0][1].dtype.base_dtype, bytes_of(variable)
-        if size > most or not variable.get_shape().is_fully_defined():
-            buffers.append([(variable, present)])
-            continue
-        buffer, used = open_ones.get(dtype, (None, 0))
-        if buffer is None or used + size > most:
-            buffer, used = [], 0
-            buffers.append(buffer)
-        buffer.append((variable, present))
-        open_ones[dtype] = (buffer, used + size)
-    return buffers
-
-
-def unpacked(buffer, variables):
-    """The gradients in a buffer [elements], a list, each of the shape of its variable."""
-    shapes = [variable.get_shape().as_list() for variable in variables]
-    pieces = tf.split(buffer, [variable.get_shape().num_elements() for variable in variables])
-    return [tf.reshape(piece, shape) for piece, shape in zip(pieces, shapes)]
-
-
 def align(tower_gradients):
     """`[(variable, [(tower, gradient)])]` of all towers' gradients, checked, in the order in which
-    variables first occur, without those that have no gradient in any tower; makes no operation."""
+    variables first occur, without variables that have no gradient in any tower; makes no op."""
     if not isinstance(tower_gradients, (list, tuple)) or not tower_gradients:
         raise GradientError('combine_gradients expects a list with one list of (gradient, '
                             'variable) pairs a tower, and got %r.' % (tower_gradients,))
@@ -174,32 +153,12 @@ def _checked(pairs, tower):
         if variable.graph is not tf.get_default_graph() or (
                 not may_be_gradient_of(gradient, variable)):
             raise GradientError('the gradient of %r in tower %d is %.80r: %s.' % (
-                variable.op.name, tower, gradient, gradient_of(variable)))
+                variable.op.name, tower, gradient, expected_gradient(variable)))
         if variable.op.name in found:
             raise GradientError('variable %r occurs twice among the gradients of tower %d: sum '
                                 'them, or leave one out.' % (variable.op.name, tower))
         found[variable.op.name] = (variable, gradient)
     return found
-
-
-def may_be_gradient_of(gradient, variable):
-    """Whether a gradient is None, or one of the graph, the dtype and the shape of a variable."""
-    if gradient is None:
-        return True
-    if not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)) or (
-            gradient.graph is not variable.graph
-            or gradient.dtype.base_dtype != variable.dtype.base_dtype):
-        return False
-    shape = variable.get_shape()
-    if isinstance(gradient, tf.IndexedSlices):  # rows of the variable; TF 1.15 gives it no shape
-        return shape.ndims is None or gradient.values.shape[1:].is_compatible_with(shape[1:])
-    return gradient.shape.is_compatible_with(shape)
-
-
-def gradient_of(variable):
-    """What a gradient of a variable is expected to be, for the text of an error."""
-    return ('expected a tensor or an IndexedSlices of this graph, of shape %s and dtype %s, or '
-            'None' % (variable.get_shape(), variable.dtype.base_dtype.name))
 
 
 def _rows_of_all(slices):
@@ -225,3 +184,75 @@ def _concatenated(slices):
     return tf.IndexedSlices(values=tf.concat([each.values for each in slices], 0),
                             indices=tf.concat(indices, 0),
                             dense_shape=shapes[0] if shapes else None)
+
+
+# ---- wide dense layers ---------------------------------------------------------------------------
+
+# Measured on two cores, see benchmarks/results/speed.md: from 64 examples a tower on, towers that
+# multiply side by side are as fast. No more rows in all than were measured.
+_MOST_ROWS, _MOST_JOINT_ROWS = 32, 128
+_LEAST_ELEMENTS = 2 ** 20
+
+
+def joined_product(gradients, variable):
+    """The sum of the towers' gradients of a variable [m, n] as one product, on the current device.
+
+    Tower k's gradient of a dense layer's weights is the product of the layer's inputs x_k [r_k, m]
+    and the gradient y_k [r_k, n] of its outputs, a row an example. The sum over the towers is
+
+        sum_k x_k^T y_k  =  [x_1; …; x_N]^T [y_1; …; y_N]
+
+    With few examples a tower, N products as large as the weights need not be made, and read again
+    to be added up (the "sufficient factors" of Xie et al., UAI 2016). The towers' own products stay
+    in the graph; TensorFlow's optimizer drops them from a step that fetches none of them.
+
+    None where one gradient is no product of thin static matrices, something else reads it, XLA
+    compiles it, the weights are small, or the devices are not CPUs of one process.
+    """
+    elements = variable.get_shape().num_elements() or 0
+    if len(gradients) < 2 or elements < _LEAST_ELEMENTS or not all(
+            isinstance(gradient, tf.Tensor) for gradient in gradients):
+        return None
+    products, waits_for = [gradient.op for gradient in gradients], []
+    for place, op in enumerate(products):
+        while op.type == 'Identity':  # tf.gradients puts an identity after an output of several
+            waits_for += op.control_inputs
+            products[place] = op = op.inputs[0].op
+        waits_for += op.control_inputs
+    if not all(_is_thin_product(op, elements) for op in products):
+        return None
+    (transpose_a, transpose_b), *others = [
+        (op.get_attr('transpose_a'), op.get_attr('transpose_b')) for op in products]
+    rows = [op.inputs[0].shape.as_list()[0 if transpose_a else 1] for op in products]
+    if (any(other != (transpose_a, transpose_b) for other in others) or max(rows) > _MOST_ROWS
+            or sum(rows) > _MOST_JOINT_ROWS
+            or not _are_cpus_of_one_process([variable.device] + [op.device for op in products])):
+        return None
+    with tf.control_dependencies(waits_for):
+        a = tf.concat([op.inputs[0] for op in products], 0 if transpose_a else 1)
+        b = tf.concat([op.inputs[1] for op in products], 1 if transpose_b else 0)
+        return tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+
+
+def _is_thin_product(op, elements):
+    """Whether joining pays: each factor is read and written once more, and the products are not.
+
+    A possible memory of a reference variable is left: its update waits for a tower's product.
+    """
+    return (op.type == 'MatMul' and '_XlaCompile' not in op.node_def.attr
+            and not _is_read(op.outputs[0])
+            and all(tensor.shape.is_fully_defined() for tensor in op.inputs)
+            and 2 * sum(tensor.shape.num_elements() for tensor in op.inputs) <= elements
+            and not any(op.graph.get_operation_by_name(name).type in REFERENCE_VARIABLES
+                        for name in ancestors(op.inputs)))
+
+
+def _is_read(tensor):
+    """Whether an operation reads a tensor, other than to pass it on."""
+    return any(op.type != 'Identity' or _is_read(op.outputs[0]) for op in tensor.consumers())
+
+
+def _are_cpus_of_one_process(devices):
+    specs = [tf.DeviceSpec.from_string(device) for device in devices]
+    return (all(spec.device_type == 'CPU' for spec in specs)
+            and len({(spec.job, spec.replica, spec.task) for spec in specs}) == 1)

@@ -1,13 +1,14 @@
 """Loss scaling: keeps small gradients above zero in half precision; an overflow skips the step."""
 
 import collections
+import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_count, check_number
 from towers.errors import GradientError, InvalidArgumentError
-from towers.placement.variable_device import only_device
-from towers.tower.objectives import of_values
+from towers.placement.variable_device import Placement, only_device
+from towers.tower.gradient_pairs import map_values
 
 _LARGEST = float(tf.float32.max)
 
@@ -45,7 +46,7 @@ class LossScale(collections.namedtuple('LossScale', 'initial growth_steps factor
         return super(LossScale, cls).__new__(cls, float(initial), int(growth_steps), float(factor),
                                              float(least), float(most))
 
-    def describe(self):
+    def describe(self) -> str:
         """One line for the plan."""
         return 'loss x %g at first, / %g and the step skipped on overflow%s' % (
             self.initial, self.factor, ', x %g after %s steps without' % (
@@ -53,7 +54,7 @@ class LossScale(collections.namedtuple('LossScale', 'initial growth_steps factor
 
 
 class ScaledLosses:
-    """The scale of one graph, in variables that are saved with the rest, and what it scales.
+    """The scale of one graph, in variables that are saved with the rest; scales losses.
 
     Attributes:
       rule: `LossScale`.
@@ -63,7 +64,7 @@ class ScaledLosses:
       scale: float32 scalar, the scale that the step uses.
     """
 
-    def __init__(self, rule, name, placement):
+    def __init__(self, rule: LossScale, name: str, placement: Placement):
         self.rule, self.placement = rule, placement
 
         def variable(last, value, dtype):
@@ -76,11 +77,11 @@ class ScaledLosses:
             self.skipped = variable('skipped_steps', 0, tf.int64)
             self.scale = self.value.read_value()
 
-    def scaled(self, loss):
+    def scaled(self, loss: tf.Tensor) -> tf.Tensor:
         """The loss times the scale, in the loss's dtype."""
         return loss * tf.cast(self.scale, loss.dtype)
 
-    def unscaled(self, pairs):
+    def unscaled(self, pairs: list) -> list:
         """The `(gradient, variable)` pairs of a scaled loss, divided by the scale again."""
         for gradient, variable in pairs:
             if gradient is not None and gradient.dtype.size < 4:
@@ -89,11 +90,11 @@ class ScaledLosses:
                     'operations may well read in half precision.' % (
                         variable.op.name, gradient.dtype.base_dtype.name))
         # Divided: the inverse of a scale above 2 ** 126 would be flushed to zero.
-        return [(gradient if gradient is None else of_values(
+        return [(gradient if gradient is None else map_values(
             lambda values: values / tf.cast(self.scale, values.dtype), gradient), variable)
                 for gradient, variable in pairs]
 
-    def watched(self, gradients):
+    def watched(self, gradients: list) -> 'WatchedLosses':
         """The `WatchedLosses` of combined gradients, before a transformation might hide an Inf."""
         flags = []
         for gradient, variable in gradients:
@@ -116,16 +117,16 @@ class WatchedLosses(collections.namedtuple('WatchedLosses', 'losses is_finite sk
     __slots__ = ()
 
     @property
-    def scale(self):
+    def scale(self) -> tf.Tensor:
         """float32 scalar, the scale that the step uses."""
         return self.losses.scale
 
     @property
-    def variables(self):
+    def variables(self) -> typing.List[tf.Variable]:
         """The variables that hold scale and counts."""
         return [self.losses.value, self.losses.good_steps, self.losses.skipped]
 
-    def update(self):
+    def update(self) -> tf.Operation:
         """The operation that moves the scale and the counts after a step."""
         value, good_steps, skipped = self.variables
         rule = self.losses.rule

@@ -17,11 +17,12 @@ from towers import compat
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
 from towers.graph.order import BACK, Frames, in_order, names_before
+from towers.graph.variable_access import initializers
 from towers.placement.stages import check_stages
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import add_up, align
-from towers.tower.objectives import tensors_of
+from towers.tower.gradient_pairs import tensors_of
 
 SCHEDULES = ('one_forward_one_backward', 'all_forward')
 
@@ -100,7 +101,7 @@ def _by_stage(part, stages, to_begin):
     groups = {(what, stage): [] for what in ('forward', 'backward') for stage in range(len(stages))}
     # Metric updates are no part of a pass: they run only if the program fetches them.
     step = graph_walk.step_operations(tensors_of(part.pairs) + [part.data_loss])
-    # What runs before the loss can, a loop's pushes onto stacks included.
+    # Operations that run before the loss can, a loop's pushes onto stacks included.
     forward = graph_walk.reached([part.data_loss.op], lambda op: map(
         op.graph.get_operation_by_name, _waits_for(op)))
     for op in step:
@@ -122,9 +123,9 @@ def _added(present, variable, stages):
 
 
 def _follow(earlier, later, frames):
-    """Makes the operations of a pass without an input from within it wait for those of another one.
-    None waits for one within a v1 loop or branch, which may never run: it waits for those that
-    leave it."""
+    """Makes the first operations of a pass wait for the last operations of another pass. None waits
+    for an operation within a v1 loop or branch, which may never run, but for the operations that
+    leave the loop."""
     inside, names = {op.name for op in earlier}, {op.name for op in later}
     earlier = [op for op in earlier if frames.always_runs(op)]
     taken = {name for op in earlier for name in _waits_for(op)}
@@ -140,7 +141,7 @@ def _follow(earlier, later, frames):
 
 def _may_wait(op, to_begin):
     """Whether an operation of a micro-batch may be made to wait for others. Constants may not,
-    since they are folded; nor what names a variable, a table or a queue, which runs outside of
+    since they are folded; nor handles of variables, tables and queues, which run outside of
     steps, too."""
     names_state = not op.inputs and op.outputs and all(
         tensor.dtype == tf.resource or tensor.dtype != tensor.dtype.base_dtype  # a reference
@@ -149,13 +150,10 @@ def _may_wait(op, to_begin):
 
 
 def _needed_to_begin(graph):
-    """Names of what a session runs before the first step: initializers, and all that they need."""
-    holders = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) + graph.get_collection(
-        tf.GraphKeys.LOCAL_VARIABLES)
-    initializers = graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS) + [
-        getattr(holder, 'initializer', None) for holder in holders]
+    """Names of the operations that a session runs before the first step, for initial values."""
     return {op.name for op in graph_walk.step_operations(
-        [each for each in initializers if isinstance(each, (tf.Operation, tf.Tensor))])}
+        list(map(graph.get_operation_by_name, initializers()))
+        + graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS))}
 
 
 def check_order(fetches):
@@ -175,7 +173,7 @@ def check_order(fetches):
 def _waits_for(op):
     """Names of the operations that an operation waits for, without the back edges of a loop.
 
-    What leads out of a loop waits for all that leads into the next turn, onto stacks included.
+    An exit of a loop waits for all that leads into the next turn, onto stacks included.
     """
     names = names_before(op)
     if op.type in ('Exit', 'RefExit') and len(op.inputs[0].op.inputs) == 2:

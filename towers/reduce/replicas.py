@@ -2,18 +2,19 @@
 
 The model's own variables are tower 0's: they have the model's names, are in its collections and in
 its checkpoints. Tower k > 0 reads a replica, `<name>_replica_<k>/<name>`, on its own device: a
-local variable, neither saved nor in any list of trainable variables. Its initial value is what the
-model's variable holds, so `tf.local_variables_initializer`, which `MonitoredSession` runs after it
-has restored a checkpoint, makes all replicas, and their slots, equal to the model's.
+local variable, neither saved nor in any list of trainable variables. Its initial value is the
+value of the model's variable, so `tf.local_variables_initializer`, which `MonitoredSession` runs
+after it has restored a checkpoint, makes all replicas, and their slots, equal to the model's.
 
 An optimizer of TensorFlow's own updates every replica by the same combined gradient, so that they
 stay equal, bit for bit (`is_repeatable`). Any other may look at names or at a norm over variables:
-it updates the model's own variables, whose values are then sent to the replicas, as are those that
-an update which rides on the train op (`UPDATE_OPS`), such as the clipping of weights, has written.
+it updates the model's own variables, whose values are then sent to the replicas, as are values
+that an update which rides on the train op (`UPDATE_OPS`), such as the clipping of weights, writes.
 """
 
 import collections
 import contextlib
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -22,7 +23,7 @@ from towers.errors import DeviceError, InvalidArgumentError, NameScopeError
 from towers.graph.graph_walk import bytes_of, step_operations
 from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
-from towers.reduce.sparse_rows import each_row_once
+from towers.tower.gradient_pairs import each_row_once
 from towers.tower.variables import local_variable, owner_by_name
 
 
@@ -37,20 +38,20 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
     __slots__ = ()
 
     @property
-    def variables(self):
+    def variables(self) -> typing.List[tf.Variable]:
         """List of the replicas, by variable and then by tower."""
         return [each for _, replicas in self.of_variable.values() for each in replicas]
 
-    def replica_of(self, variable, tower):
-        """What tower number `tower` reads for a variable: its replica, or what has none itself."""
+    def replica_of(self, variable: tf.Variable, tower: int) -> tf.Variable:
+        """The variable that a tower reads for another: its replica, or itself without replicas."""
         return self.in_tower(tower).get(variable.op.name, variable)
 
-    def in_tower(self, tower):
+    def in_tower(self, tower: int) -> dict:
         """{name of the model's variable: its replica} on a tower; empty for tower 0."""
         return {} if not tower else {name: replicas[tower - 1]
                                      for name, (_, replicas) in self.of_variable.items()}
 
-    def pairs(self, gradients, on_towers):
+    def pairs(self, gradients: list, on_towers: dict) -> list:
         """The `(gradient, variable)` pairs of all replicas, for one `apply_gradients`; the model's
         own first: a slot of a replica takes the value of the model's slot. `gradients` are combined
         and transformed; `on_towers` are as of `Combined`."""
@@ -70,7 +71,7 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
             if variable.op.name in self.of_variable and every[tower] is not None]
 
     @contextlib.contextmanager
-    def new_slots(self, variables):
+    def new_slots(self, variables: list) -> typing.Iterator[list]:
         """The context of `apply_gradients`, and the list of the slots of replicas made in it, as
         local variables: the n-th of a replica begins with the value of the n-th of its variable.
         `variables` are trained."""
@@ -104,9 +105,9 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
         with tf.variable_creator_scope(create):
             yield created
 
-    def follow(self, names, after):
-        """Operations, one for each replica of variables of these names, that give it what its
-        variable holds, after what writes the variables, and what reads the replicas in a step."""
+    def follow(self, names: typing.Iterable[str], after: list) -> typing.List[tf.Operation]:
+        """Operations, one for each replica of variables of these names, that give it the
+        value of its variable, after operations that write variables or read replicas in a step."""
         operations = []
         with tf.name_scope('replicas/'), tf.control_dependencies(after):
             for name, (variable, replicas) in self.of_variable.items():
@@ -121,7 +122,7 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
                             validate_shape=replica.get_shape().is_fully_defined()).op)
         return operations
 
-    def refresh(self):
+    def refresh(self) -> tf.Operation:
         """An operation that sets every replica and its slots to the values of the model's own.
 
         Run it after anything but the train op has written the model's variables (`Saver.restore` in
@@ -129,15 +130,14 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
         """
         return tf.group(*[replica.initializer for replica in self.variables + self.slots])
 
-    def bytes(self):
+    def bytes(self) -> int:
         """Bytes of all replicas and their slots, as far as their shapes are static."""
         return sum(map(bytes_of, self.variables + self.slots))
 
 
 def follow_updates(replicas, updates, after):
-    """Operations that write into the replicas what updates of the step write into their variables,
-    after what reads the replicas in a step: losses and gradients.
-    """
+    """Operations that give replicas the values that updates of the step write into their variables,
+    after the readers of replicas in a step: losses and gradients."""
     if replicas is None or not updates:
         return []
     finder = Writes(tf.get_default_graph())

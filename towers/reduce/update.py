@@ -11,8 +11,7 @@ from towers.graph import graph_walk
 from towers.graph.variable_access import Writes
 from towers.optimizers import is_repeatable
 from towers.placement.variable_device import only_device
-from towers.reduce.combination import gradient_of, may_be_gradient_of
-from towers.tower.objectives import listed_pairs
+from towers.tower.gradient_pairs import expected_gradient, listed_pairs, may_be_gradient_of
 from towers.tower.variables import like_current_scope, new_slots
 
 
@@ -21,18 +20,18 @@ Applied = collections.namedtuple('Applied', 'train_op slots slots_of_replicas co
 whether the step is counted here, since the optimizer leaves it to its caller."""
 
 
-def apply_update(optimizer, gradients, global_step, placement, variables, after, replicas=None,
-                 on_towers=None, scaled_losses=None):
-    """Applies the combined gradients once, after `after`: `Applied`.
+def apply_update(tower_set, optimizer, combined, global_step, after, scaled_losses=None):
+    """Applies the `Combined` gradients once, after `after`: `Applied`.
 
     `global_step` is increased by one, also where the optimizer leaves that to its caller, as BERT's
-    does. `replicas` are updated by `on_towers` in the same call, or, where the optimizer is not
-    `is_repeatable`, get the new values. With `scaled_losses`, `WatchedLosses`, gradients that are
-    not finite change nothing, and yet the step is counted.
+    does. Replicas are updated in the same call, or, where the optimizer is not `is_repeatable`, get
+    the new values. With `scaled_losses`, `WatchedLosses`, gradients that are not finite change
+    nothing, and yet the step is counted.
     """
+    placement, replicas = tower_set.request.placement, tower_set.roles.replicas
     is_repeated = replicas is not None and is_repeatable(optimizer)
-    pairs = replicas.pairs(gradients, on_towers) if is_repeated else gradients
-    known, of_replicas = variables + [v for _, v in pairs], []
+    pairs = replicas.pairs(*combined) if is_repeated else combined.gradients
+    known, of_replicas = tower_set.recorded.variables + [v for _, v in pairs], []
     with only_device(placement.main), _scope_without_reuse(), contextlib.ExitStack() as scopes:
         if is_repeated:  # the outer one is the last to see a creation
             of_replicas = scopes.enter_context(replicas.new_slots(known))
@@ -76,7 +75,7 @@ def free_initial_values(created, made, after):
 
 
 def _uncounted(applied, made, global_step, scaled_losses):
-    """(what to add to the step after an update, or None; whether the optimizer leaves it alone)."""
+    """(number to add to the step after an update, or None; whether the optimizer does not count)."""
     dtype = global_step.dtype.base_dtype
     writing = {op.name for op in Writes(global_step.graph).to(global_step)}
     if not writing.isdisjoint(op.name for op in made):
@@ -89,7 +88,7 @@ def _uncounted(applied, made, global_step, scaled_losses):
 
 
 def _apply_if_finite(optimizer, gradients, global_step, scaled_losses):
-    is_finite = tf.identity(scaled_losses.is_finite)  # after what has to come first
+    is_finite = tf.identity(scaled_losses.is_finite)  # after the operations that have to come first
     outside = tf.get_default_graph().get_name_scope()
 
     def apply():
@@ -131,10 +130,10 @@ def checked_transform(transform, gradients, device=None, of_loss=None):
              for _, variable in transformed or ()]
     if not found or not names.issuperset(found) or len(set(found)) < len(found):
         raise InvalidArgumentError(
-            '%s returned %.200r: expected a list of (gradient, variable) pairs with variables '
-            'among those it was given, each once.' % (called, returned))
+            '%s returned %.200r: expected a list of (gradient, variable) pairs of given '
+            'variables, each once.' % (called, returned))
     for gradient, variable in transformed:
         if not may_be_gradient_of(gradient, variable):
             raise InvalidArgumentError('%s returned %.80r as the gradient of %r: %s.' % (
-                called, gradient, variable.op.name, gradient_of(variable)))
+                called, gradient, variable.op.name, expected_gradient(variable)))
     return transformed

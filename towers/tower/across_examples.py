@@ -1,8 +1,8 @@
 """Operations that compute a value across the examples of a batch, told from the graph.
 
 A value of one example (its features, its distance from a center) is the same in a shard as in the
-batch; one that is counted, added up or compared over the examples of a shard is not, unless it is
-taken over all towers (`batch_values`).
+batch; a value that is counted, added up or compared over the examples of a shard is not, unless it
+is taken over all towers (`batch_values`).
 """
 
 import tensorflow.compat.v1 as tf
@@ -23,7 +23,7 @@ _WITHOUT_VALUES = frozenset(['Range', 'ZerosLike', 'OnesLike', 'BroadcastGradien
 
 def is_added_up(tensor, examples):
     """Whether a statistic adds up examples, which estimates nothing of the batch, as a mean does. A
-    sum that is divided by what is computed from the examples is a mean."""
+    sum that is divided by a value computed from the examples is a mean."""
     def look(op):
         if op.type in _ESTIMATES and _is_over_examples(op) or is_fused_batch_norm(op.type):
             return ()
@@ -38,8 +38,8 @@ def is_added_up(tensor, examples):
 
 
 def mixed(tensor, examples, of_batch_norm):
-    """The operation by which a value of one example depends on the others; or None. By those of
-    `of_batch_norm`, which compute its statistics, examples may depend on each other."""
+    """The operation by which a value of one example depends on the others; or None. By the
+    operations `of_batch_norm`, its statistics, examples may depend on each other."""
     def look(op):
         if op.name in of_batch_norm or op.type in _WITHOUT_VALUES:
             return ()

@@ -1,13 +1,14 @@
 """The inputs of a build: a nest of tensors, looked at before any operation is made.
 
 A tower's gradient ends at its shard. A trained variable that the batch itself is computed from, an
-embedding that was looked up before the build, say, gets its gradient once, from those of all towers
-with respect to their shards:
+embedding that was looked up before the build, say, gets its gradient once, from all towers'
+gradients with respect to their shards:
 
     dL/dv = sum over the inputs x of (dL/dx)^T dx/dv,   dL/dx = the towers' dL_k/dx_k, in order
 """
 
 import collections
+import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -24,8 +25,8 @@ their first dimension, None if not static; the paths of leaves that do not say i
 
 
 def looked_at(inputs):
-    """The `Inputs` of a nest, or `InputError` for what cannot be cut by examples; makes no op."""
-    check_graph_mode('what split_batch makes')
+    """The `Inputs` of a nest, or `InputError` for a leaf that cannot be cut; makes no operation."""
+    check_graph_mode('the result of split_batch')
     leaves, sizes, unknown = _leaves(inputs), {}, []
     for path, leaf in leaves:
         if leaf is None:
@@ -171,12 +172,12 @@ class VariablesBehindInputs(collections.namedtuple(
     """
     __slots__ = ()
 
-    def shard_tensors(self, shard):
+    def shard_tensors(self, shard: typing.Any) -> typing.List[tf.Tensor]:
         """The tensors of a shard behind which trained variables are: a list."""
         return [tensor for tensor, leaf in zip(tf.nest.flatten(shard), self.leaves)
                 if leaf is not None]
 
-    def gradients(self, of_shards, sizes, trained):
+    def gradients(self, of_shards: list, sizes: list, trained: list) -> typing.List[list]:
         """`[[(gradient, variable)]]` of trained ones, as `combine` takes further gradients; or [].
 
         `of_shards` has each shard's gradients with respect to `shard_tensors`, None for an input

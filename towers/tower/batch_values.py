@@ -1,6 +1,6 @@
 """Values of the whole batch inside a model function: `batch_sum`, `batch_mean`, `batch_concat`.
 
-A tower sees its shard. A loss that divides by what is counted in the batch, a batch norm, negatives
+A tower sees its shard. A loss that divides by a count of the batch, a batch norm, negatives
 from the whole batch need values of all shards. With x_k on tower k of N, w_k = n_k / n its part of
 the batch's examples, and g_j the gradient that tower j's loss sends back:
 
@@ -10,8 +10,8 @@ the batch's examples, and g_j the gradient that tower j's loss sends back:
 
 (The towers' losses carry their weights, so the sum over j is the gradient of the batch's loss.)
 While the model function is recorded, each call adds a placeholder that passes on the tower's own x,
-and its gradient one that passes on the tower's own g. Once all towers are built, `exchange`
-connects them to the values over all towers.
+and its gradient a placeholder that passes on the tower's own g. Once all towers are built,
+`exchange` connects them to the values over all towers.
 """
 
 import collections

@@ -8,6 +8,7 @@ another build would make `w_1` where one device has `w`.
 import collections
 import contextlib
 import itertools
+import typing
 import weakref
 
 import tensorflow.compat.v1 as tf
@@ -70,22 +71,22 @@ class BuildCollections:
     """The collections of a graph, as they were before a build.
 
     `updates` are the `UPDATE_OPS` from before the build, of a batch norm in preprocessing for
-    example, without those of an earlier build in this graph, which belong to its step.
+    example, without updates of an earlier build in this graph, which belong to its step.
     """
 
-    def __init__(self, graph):
+    def __init__(self, graph: tf.Graph):
         self._graph, self._before = graph, _snapshot(graph)
         of_builds = set(graph.get_collection(_UPDATES_OF_BUILDS))
         before = self._before.get(tf.GraphKeys.UPDATE_OPS, ())
         self.updates = [entry for entry in before if _name_of(entry) not in of_builds]
 
-    def new_updates(self):
+    def new_updates(self) -> list:
         """The `UPDATE_OPS` that are there now and were not before the build: a list."""
         return without(self._graph.get_collection(tf.GraphKeys.UPDATE_OPS),
                        self._before.get(tf.GraphKeys.UPDATE_OPS, ()))
 
     @contextlib.contextmanager
-    def of_build(self):
+    def of_build(self) -> typing.Iterator[None]:
         """The context of the build, whose new `UPDATE_OPS` are noted in the graph as its own; after
         an error every collection has its former entries again."""
         count = len(self._graph.get_operations())

@@ -1,14 +1,16 @@
 """Towers 1, 2, … as copies of tower 0's finished graph, forward and backward.
 
 Calling the model function and differentiating its loss takes time for every tower, the more the
-larger the model is; and a program that is called N times sees what its earlier calls have left
-behind. So the operations that tower 0's outputs need are imported once more for each tower:
+larger the model is; and a program that is called N times sees the traces of its earlier calls. So
+the operations that tower 0's outputs need are imported once more for each tower:
 
     x                    ->  tower_k/x            operations, functions, frames and stacks of loops
-    tower 0's device     ->  tower k's            and where variables are for what reads them
+    tower 0's device     ->  tower k's            and the variable's device for its readers
     seed                 ->  a seed of tower k    of each random operation
-    what is outside      ->  see `Substitution`
+    inputs from outside  ->  see `Substitution`
 """
+
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -26,6 +28,7 @@ from towers.placement.tower_device import moved, overlaps
 from towers.tower.batch_values import is_batch_value
 from towers.tower.objectives import flat, map_shaped
 from towers.tower.stateless_random import give_seed_of_tower, key_of
+from towers.tower.tower import Substitution, Tower
 
 _MEETS_OTHERS = ('Collective', 'Nccl', 'Horovod')
 _WITHOUT_NAME = ('Anonymous', 'IteratorFromStringHandle')
@@ -75,7 +78,8 @@ class Copies:
                 self._functions[called] = without_writes(library.function(called), positions)
         self._gradients = library.gradients() if self._functions else []
 
-    def tower(self, substitution, inputs, size, part):
+    def tower(self, substitution: Substitution, inputs: typing.Any, size: typing.Any,
+              part: typing.Any) -> typing.Tuple[Tower, typing.Callable]:
         """Makes a copy, of a `Part`: a `Tower`; and the function from a tensor or operation to its
         copy."""
         with tf.name_scope(part.scope) as root:
@@ -109,7 +113,7 @@ class Copies:
                 'loss', 'data_loss', 'predictions', 'metrics', 'updates')}), copied.leaf
 
     def _needed(self, operations):
-        """{name: `NodeDef`} of what the operations need of tower 0, themselves included."""
+        """{name: `NodeDef`} of operations of tower 0, and of all that they need of tower 0."""
         nodes, stack = {}, [op.name for op in operations]
         while stack:
             name = stack.pop()
@@ -127,7 +131,7 @@ class Copies:
                 node.input.extend(inputs + ['^' + op.name for op in waited_instead(
                     list(map(self._graph.get_operation_by_name, waits_for)), self._left_out)])
             stack.extend(group_in_node(node))
-            stack.extend(map(producer, node.input))  # first, with what is shared
+            stack.extend(map(producer, node.input))  # first, with shared operations
         return nodes
 
     def _is_shared(self, op, node):
@@ -217,7 +221,7 @@ class Copies:
         leaders = [each for each in group_in_node(node) if each != name]
         op = self._made[name]
         if not leaders and op.type not in CONTROL_FLOW and not functions_of(node):
-            # Others hand a resource on, to what reads it.
+            # Others hand a resource on, to its reader.
             leaders = [tensor.op.name for tensor in op.inputs if tensor.dtype == tf.resource]
         return leaders[0] if leaders else None
 
@@ -244,13 +248,13 @@ class _Copied:
         self._made = {op.name: op for op in made}
 
     def operation(self, name):
-        """The copy of an operation; of one from outside, what stands in its place."""
+        """The copy of an operation; of an operation from outside, its substitute."""
         if name in self._names:
             return self._made[self._names[name]]
         return self._substitution.operation(self._graph.get_operation_by_name(name))
 
     def names(self, names):
-        """A frozenset of the names of the copies of those operations that were copied."""
+        """A frozenset of the names of the copies of the operations that were copied."""
         return frozenset(self._names[name] for name in names if name in self._names)
 
     def leaf(self, leaf):

@@ -14,7 +14,7 @@ from towers.errors import InputError
 from towers.placement.devices import check_one_stage, resolve_devices, short_name
 from towers.placement.variable_device import only_device
 from towers.tower.batch_inputs import looked_at, size_and_guards, static_shape, tensors_of_leaves
-from towers.tower.shards import cut_batch, dense_shard, sparse_shard
+from towers.tower.shards import CutBatch, cut_batch, dense_shard, sparse_shard
 
 
 class Shards:
@@ -44,14 +44,14 @@ class Shards:
                              % (batches,))
         self.batches = list(batches)
 
-    def check(self, devices):
-        """Raises `InputError` for what a build on these devices does not take."""
+    def check(self, devices: typing.Sequence[str]) -> None:
+        """Raises `InputError` for inputs that a build on these devices does not take."""
         if len(self.batches) != len(devices):
             raise InputError('Shards has the inputs of %d towers, and there are %d devices: pass '
                              'one for each.' % (len(self.batches), len(devices)))
         self._looks()
 
-    def cut(self):
+    def cut(self) -> CutBatch:
         """The `CutBatch` for a build; each shard is fed where the caller has made it."""
         looks = self._looks()
         is_even = self._are_equal or looks[0].size is not None and len(
@@ -119,7 +119,7 @@ class StagedInputs(Shards):
         super().__init__(shards)
         self.initializer, self.devices = initializer, devices
 
-    def check(self, devices):
+    def check(self, devices: typing.Sequence[str]) -> None:
         """Raises `InputError` for a build on other devices."""
         if tuple(devices) != self.devices:
             raise InputError('the inputs are staged on %s, and the towers are on %s: pass the same '

@@ -1,6 +1,6 @@
 """Writes of shared variables by values that come from the examples.
 
-Tower 0 may write for all towers what is the same in all of them, and averages of a statistic of its
+Tower 0 may write for all towers values that are the same in all, and averages of a statistic of its
 examples, such as batch norm's: new = a old + b statistic, with 0 < a < 1, where the statistic is no
 sum over the examples; with a = 0 it has to be a mean over them. Rows that belong to examples (class
 centers, memory banks), each computed from its example alone, and counts of examples are written by
@@ -26,43 +26,42 @@ _LINEAR = SAME_NUMBERS | SUMS | CHOICES | {'Neg'}
 
 
 def written_by_every_tower(recorded, writes, size, request):
-    """Names of the variables that every tower writes, of those that a step of tower 0 runs: a set.
-    `size` is that of tower 0's shard: an int, or a tensor."""
+    """Names of the variables that every tower writes, of the `writes` that a step of tower 0 runs:
+    a set. `size` is the size of tower 0's shard: an int, or a tensor."""
     served, found = request.served_rank is not None, set()
     if not writes or request.update_ops != 'first' or len(request.parts) == 1 and not served:
         return found
     others = 'servers' if served else 'copies' if request.has_copies else None
-    finder, examples = Writes(tf.get_default_graph()), recorded.from_shard
-    depends = _Dependence({name for write in writes for name in write.variables},
-                          recorded.operations, finder)
+    finder = Writes(tf.get_default_graph())
+    forward = _Forward(recorded, {name for write in writes for name in write.variables}, size,
+                       finder)
     for op, names in writes:
         has_rows_inside = any(
-            _writes_no_average(op, names, function, depends) if op.name in examples else
+            _writes_no_average(op, names, function, forward) if op.name in forward.examples else
             _adds_size(function, size) for function in finder.functions(op))
-        if any([_is_of_every_tower(op, name, examples, depends, size)
-                for name in names]) or has_rows_inside:
-            _check(op, names[0], depends, others, has_rows_inside, recorded)
+        if any([_is_of_every_tower(op, name, forward) for name in names]) or has_rows_inside:
+            _check(op, names[0], forward, others, has_rows_inside)
             found.update(names)
     return found
 
 
-def _check(op, name, depends, others, has_rows_inside, recorded):
+def _check(op, name, forward, others, has_rows_inside):
     """Refuses a write that every tower would make otherwise than one device makes it.
     `others` are the machines that make the same step: `'servers'` have the variables, `'copies'`
     have one on each worker."""
     reason, is_of_rows = None, 'Scatter' in op.type
-    across = mixed(op.inputs[2], recorded.from_shard, statistics_of(recorded.operations)) if (
+    across = mixed(op.inputs[2], forward.examples, statistics_of(forward.operations)) if (
         is_of_rows) else None
     if others == 'servers' or others and is_of_rows:  # a count is a worker's own
         reason = 'other machines would not get the rows: train on one machine'
     elif has_rows_inside or compat.in_control_flow(op):
         reason = 'the operation is in a branch, a loop or a function: write outside of it'
-    elif is_of_rows and depends.on_any(op.inputs[1]):
+    elif is_of_rows and forward.depends_on_any(op.inputs[1]):
         reason = ('the place of its rows is computed from a variable that the step writes, too, so '
                   'that all towers write the same rows: compute it from the examples')
     elif across is not None:
-        reason = ('the rows are computed across the examples of the batch (operation %s), of which '
-                  'a tower has a part alone: compute them over all towers (towers.batch_sum, '
+        reason = ('the rows are computed across the examples of the batch (operation %s), and a '
+                  'tower has a part of it alone: compute them over all towers (towers.batch_sum, '
                   'towers.batch_mean), or from each example alone' % across.name)
     if reason is not None:
         raise SharedVariableError(
@@ -70,13 +69,12 @@ def _check(op, name, depends, others, has_rows_inside, recorded):
             'tower does in its turn, and %s.' % (name, op.name, reason))
 
 
-def _is_of_every_tower(op, name, examples, depends, size):
+def _is_of_every_tower(op, name, forward):
     """Whether every tower has to write for the variable to get one device's value; else tower 0 may
     write for all. `SharedVariableError` where the value comes from the examples otherwise. Where
     the size of the shard is static, a model that counts its examples adds a constant."""
-    if op.name not in examples:
-        return op.type in ADDS and isinstance(size, int) and size > 1 and (
-            _static(op.inputs[1]) == size)
+    if op.name not in forward.examples:
+        return op.type in ADDS and forward.is_size(op.inputs[1]) and forward.size > 1
     if 'Scatter' in op.type or op.type in ADDS and op.inputs[1].dtype.is_integer:
         return True
     if op.type not in ADDS and op.type not in SETS:
@@ -84,9 +82,9 @@ def _is_of_every_tower(op, name, examples, depends, size):
     added = [op.inputs[1]]
     if op.type in SETS:
         added = _added_to_old(op.inputs[1], name) or added
-    is_moving = any(depends.on(each, name) for each in added)
-    if (is_moving or op.type in SETS and not depends.on(op.inputs[1], name)) and _is_affine(
-            op.inputs[1], name, examples, depends, not is_moving, size):
+    is_moving = any(forward.depends(each, name) for each in added)
+    if (is_moving or op.type in SETS and not forward.depends(op.inputs[1], name)) and _is_affine(
+            op.inputs[1], name, forward, not is_moving):
         return False
     raise SharedVariableError(
         'the model function writes variable %s (operation %s) by its examples, and no moving '
@@ -95,15 +93,15 @@ def _is_of_every_tower(op, name, examples, depends, size):
         'what does not depend on the examples.' % (name, op.name))
 
 
-def _writes_no_average(op, names, function, depends):
-    """Whether a function that an operation calls writes rows, counts, or what is not computed from
-    the variable's own value; `names` are those of the variables that it writes."""
+def _writes_no_average(op, names, function, forward):
+    """Whether a function that an operation calls writes rows, counts, or a value not computed from
+    the variable's own; `names` are the names of the variables that it writes."""
     nodes = {node.name: node for node in function.node_def}
     arguments = [each.name for each in function.signature.input_arg]
     outside = dict(zip(arguments, list(op.inputs)[len(op.inputs) - len(arguments):]))
 
     def is_own(name, handle):
-        return any(depends.on(outside[name], each) for each in names) if name in outside else (
+        return any(forward.depends(outside[name], each) for each in names) if name in outside else (
             nodes[name].op in READS and nodes[name].input[0] == handle)
     return any('Scatter' in node.op or node.op in ADDS | SETS and (
         tf.as_dtype(node.attr['dtype'].type).is_integer or not any(
@@ -112,7 +110,7 @@ def _writes_no_average(op, names, function, depends):
 
 
 def _adds_size(function, size):
-    """Whether a function adds what is computed from the static number of examples, a constant."""
+    """Whether a function adds a value computed from the static number of examples, a constant."""
     nodes = {node.name: node for node in function.node_def}
     added = set().union(*[_behind(node.input[1], nodes)
                           for node in nodes.values() if node.op in ADDS])
@@ -145,15 +143,22 @@ def _static(tensor):
     return value if np.shape(value) == () else None
 
 
-class _Dependence:
-    """Which operations are computed from the values of which variables, in one pass."""
+class _Forward:
+    """A recorded forward pass: its values that depend on the examples, or on variables.
 
-    def __init__(self, names, operations, finder):
-        self._finder = finder
+    Attributes:
+      operations, examples: as `operations` and `from_shard` of `Recorded`.
+      size: of the shard: an int, or a tensor.
+    """
+
+    def __init__(self, recorded, names, size, finder):
+        """`names` are the names of the variables that are looked for."""
+        operations = self.operations = recorded.operations
+        self.examples, self.size, self._finder = recorded.from_shard, size, finder
         self._bits = {name: 1 << number for number, name in enumerate(sorted(names))}
         self._found = dict(self._bits)  # name of an operation -> bits of the variables
         made, grows = {op.name for op in operations}, True
-        while grows:  # again, for what comes through the back edge of a loop
+        while grows:  # again, for values that come through the back edge of a loop
             grows = False
             for op in operations:
                 found = before = self._found.get(op.name, 0)
@@ -164,17 +169,21 @@ class _Dependence:
                     found |= self._found.get(tensor.op.name, 0)
                 self._found[op.name], grows = found, grows or found != before
 
-    def on(self, tensor, name):
+    def is_size(self, tensor):
+        """Whether a tensor is the number of the examples, where that is static."""
+        return isinstance(self.size, int) and _static(tensor) == self.size
+
+    def depends(self, tensor, name):
         """Whether a tensor is computed from the value of a variable."""
         return bool(self._found.get(tensor.op.name, 0) & self._bits[name])
 
-    def on_any(self, tensor):
+    def depends_on_any(self, tensor):
         """Whether it is computed from the value of any of the variables."""
         return bool(self._found.get(tensor.op.name, 0))
 
     def chosen(self, tensor):
-        """The tensors of which a branch of control flow v2 hands one on; None if it computes one. A
-        fused batch norm there computes statistics, which count as nothing here, or hands on
+        """The tensors that branches of control flow v2 hand on; None if a branch computes its own.
+        A fused batch norm there computes statistics, which count as nothing here, or hands on
         averages."""
         found = []
         for function in self._finder.functions(tensor.op):
@@ -214,10 +223,10 @@ def _added_to_old(tensor, name):
     return others if len(others) < len(inputs) else []
 
 
-def _is_affine(tensor, name, examples, depends, of_means, size):
+def _is_affine(tensor, name, forward, of_means):
     """Whether a tensor is a sum of the variable's value and statistics, each times a factor that
     does not depend on the examples; with `of_means` all statistics have to be means.
-    A sum that is divided by the number of the examples, `size`, or by another sum, is a mean."""
+    A sum that is divided by the number of the examples, or by another sum, is a mean."""
     stack, seen = [tensor], set()
     while stack:
         tensor = stack.pop()
@@ -225,25 +234,25 @@ def _is_affine(tensor, name, examples, depends, of_means, size):
         if tensor.name in seen or any(source.name == name for source in read_from(tensor)):
             continue
         seen.add(tensor.name)
-        if op.name not in examples:
-            if depends.on(tensor, name):
+        if op.name not in forward.examples:
+            if forward.depends(tensor, name):
                 stack.extend(op.inputs)
             continue
         if is_fused_batch_norm(op.type) and not op.get_attr('is_training'):
             stack.append(op.inputs[tensor.value_index + 2])  # hands on the averages it is given
-        elif op.type in BRANCHES_V2 and depends.chosen(tensor) is not None:
-            stack.extend(depends.chosen(tensor))
+        elif op.type in BRANCHES_V2 and forward.chosen(tensor) is not None:
+            stack.extend(forward.chosen(tensor))
         elif op.type in _LINEAR:
             stack.extend(op.inputs)
-        elif op.type in QUOTIENTS and not depends.on(tensor, name) and (
-                op.inputs[1].op.name in examples or isinstance(size, int)
-                and _static(op.inputs[1]) == size) and (not of_means or graph_walk.behind(
-                    op.inputs[0], SAME_NUMBERS).op.type == 'Sum'):
+        elif op.type in QUOTIENTS and not forward.depends(tensor, name) and (
+                op.inputs[1].op.name in forward.examples or forward.is_size(op.inputs[1])) and (
+                    not of_means or graph_walk.behind(
+                        op.inputs[0], SAME_NUMBERS).op.type == 'Sum'):
             continue
         elif op.type in QUOTIENTS or op.type == 'Mul':
-            stack.extend(each for each in op.inputs if depends.on(each, name)
-                         or each.op.name in examples)
+            stack.extend(each for each in op.inputs if forward.depends(each, name)
+                         or each.op.name in forward.examples)
         elif of_means and op.type != 'Mean' and not is_fused_batch_norm(op.type) or (
-                depends.on(tensor, name)) or is_added_up(tensor, examples):
+                forward.depends(tensor, name)) or is_added_up(tensor, forward.examples):
             return False
     return True

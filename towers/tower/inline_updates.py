@@ -28,7 +28,7 @@ Write = collections.namedtuple('Write', 'op variables')
 
 
 def writes_of(recorded):
-    """What the call of the model function writes: a list of `Write`, without initial values.
+    """The writes of a call of the model function: a list of `Write`, without initial values.
 
     The state of random generators is left out: each tower draws for itself.
     """
@@ -55,7 +55,7 @@ class InlineUpdates(collections.namedtuple(
 
 def inline_updates(writes, operations, fetches, request, replicated=frozenset()):
     """Leaves out or shares the first tower's `writes` of shared variables, before gradients are
-    taken: `InlineUpdates`. `fetches` are what a step needs but for the updates; `replicated` are
+    taken: `InlineUpdates`. `fetches` are a step's fetches but for the updates; `replicated` are
     the names of variables that have replicas."""
     served, update_ops = request.served_rank, request.update_ops
     if not writes or request.parts_a_call == 1 and served is None and update_ops != 'none':

@@ -9,6 +9,7 @@ import collections
 import contextlib
 import functools
 import threading
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -46,9 +47,9 @@ def record_keras_calls():
 
 
 class KerasCalls:
-    """The calls of Keras layers in one block; what `record_keras_calls` yields."""
+    """The calls of Keras layers in one block, as `record_keras_calls` yields them."""
 
-    def __init__(self, graph):
+    def __init__(self, graph: tf.Graph):
         self._graph, self._thread = graph, threading.get_ident()
         self._depth, self._waiting = 0, None
         self._calls = []     # outermost calls, in order
@@ -56,36 +57,36 @@ class KerasCalls:
         self._activity = []  # (layer, tensor), as layers gave them to add_loss
 
     @property
-    def layers(self):
+    def layers(self) -> list:
         """The layers that other code than a Keras layer has called, each once, in order; not those
         that were only called on a `keras.Input`, to define a model."""
         waiting = self._waiting_for_keras_input()
         return unique(call.layer for call in self._calls
                       if not any(tensor.op.name in waiting for tensor in call.tensors))
 
-    def updates(self):
+    def updates(self) -> typing.List[tf.Operation]:
         """Ops to run once a step for the calls: a list, each once; in Keras 3 those of seed
-        generators, too. Not those of frozen layers, nor what cannot run: in branches, loops, behind
-        a `keras.Input`."""
+        generators, too. Not updates of frozen layers, nor in branches, in loops, or behind a
+        `keras.Input`, where they cannot run."""
         waiting = self._waiting_for_keras_input()
         return unique([op for _, op, frozen in self._updates
                        if op.name not in waiting and not frozen]
                       + self._keras_3_updates())
 
-    def updates_of_layers(self):
-        """`[(layer, op)]`: the updates of Keras 2 layers, also of frozen ones, and those that wait
-        for a `keras.Input`: the block may be within a call of a layer on one."""
+    def updates_of_layers(self) -> typing.List[tuple]:
+        """`[(layer, op)]`: the updates of Keras 2 layers, also of frozen layers, and behind a
+        `keras.Input`: the block may be within a call of a layer on such an input."""
         return [(layer, op) for layer, op, _ in self._updates]
 
-    def weight_losses(self):
+    def weight_losses(self) -> typing.List[tf.Tensor]:
         """The regularization losses of the weights of `layers`, each once: a list of scalars."""
         losses = dict(pair for layer in self.layers for pair in compat.keras_weight_losses(layer))
         made = [make() for make in losses.values()]
         return [tf.convert_to_tensor(loss) for loss in made if loss is not None]
 
-    def activity_losses(self, on_keras_input=False):
-        """The losses that depend on what the layers were called on: a list of scalars, from
-        activity regularizers and `add_loss`; not within branches and loops; those that wait for a
+    def activity_losses(self, on_keras_input: bool = False) -> typing.List[tf.Tensor]:
+        """The losses that depend on the inputs of the layers' calls: a list of scalars, from
+        activity regularizers and `add_loss`; not within branches and loops; losses behind a
         `keras.Input` only if they are wanted."""
         waiting = () if on_keras_input else self._waiting_for_keras_input()
         losses = [(layer, loss) for layer, loss in self._activity
@@ -97,16 +98,16 @@ class KerasCalls:
                     'expected. Give it the mean or the sum.' % (layer.name, loss.shape))
         return unique(loss for _, loss in losses)
 
-    def states(self):
+    def states(self) -> list:
         """The `tf.Variable`s in which stateful RNNs among `layers` keep their state, each once."""
         return unique(state for layer in self.layers for state in compat.keras_states(layer))
 
-    def listens_to(self, layer):
+    def listens_to(self, layer: typing.Any) -> bool:
         """Whether a method call on `layer`, in the present thread, is to be recorded."""
         return threading.get_ident() == self._thread and not compat.is_legacy_layer(layer)
 
     @contextlib.contextmanager
-    def calling(self, layer, arguments):
+    def calling(self, layer: typing.Any, arguments: typing.Any) -> typing.Iterator[None]:
         """The context of a call of `layer` on any nest of arguments."""
         made = contextlib.nullcontext()
         if not self._depth:
@@ -125,11 +126,11 @@ class KerasCalls:
         finally:
             self._depth -= 1
 
-    def note_losses(self, layer, losses):
+    def note_losses(self, layer: typing.Any, losses: typing.Any) -> None:
         """`losses` were given to `layer.add_loss`; functions are weight losses, kept by Keras."""
         self._activity += [(layer, loss) for loss in tf.nest.flatten(losses) if tf.is_tensor(loss)]
 
-    def note_update(self, layer, update):
+    def note_update(self, layer: typing.Any, update: typing.Any) -> None:
         """`update` (op, tensor, variable) was given to `layer.add_update`, or made by it."""
         op = getattr(update, 'op', update)
         frozen = not layer.trainable and not getattr(layer, 'stateful', False)

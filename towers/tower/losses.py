@@ -1,14 +1,14 @@
-"""The loss that a tower differentiates, and what the plan says of it.
+"""The loss that a tower differentiates, and the plan's lines about it.
 
-It is what the model function returns; with `regularization='add'` every registered loss that is not
-in it yet is added. A term that is the same in every tower, such as the L2 loss of the weights,
-counts once, since the towers' weights w_k add up to 1 (to N for `reduction='sum'`):
+It is the loss that the model function returns; with `regularization='add'` every registered loss
+that is not in it yet is added. A term that is the same in every tower, such as the L2 loss of the
+weights, counts once, since the towers' weights w_k add up to 1 (to N for `reduction='sum'`):
 
     loss of the build = sum_k w_k data_loss_k
 
 Where a loss divides by a number that is counted in the batch, takes a root of its mean, or
 multiplies examples with each other, the mean of the towers' losses is not the loss of the batch.
-The plan tells what a graph shows of that; `check_towers` measures it.
+The plan says where a graph shows such a loss; `check_towers` measures the difference.
 """
 
 import collections
@@ -39,7 +39,7 @@ class Losses(collections.namedtuple('Losses', 'data_loss description operations'
 
 
 def make_losses(recorded, request, number):
-    """Makes the loss that a tower differentiates of the one that its model returned: `Losses`."""
+    """Makes the loss that a tower differentiates from the loss of its model: `Losses`."""
     loss = recorded.output.loss
     if loss is None:
         return Losses(None, None, [])
@@ -89,7 +89,7 @@ def registered_losses():
 def _registered(recorded):
     """`(inside, outside)`: the losses that belong to the model, in its own loss or not."""
     registered = list(recorded.registered)
-    # A call of the recipe may register anew what the one before has registered, or not.
+    # A call of the recipe may register the losses of the call before anew, or not.
     registered += [each for each in _of_before(recorded) if not is_computed_from(registered, each)]
     of_weights, of_activations = recorded.keras_losses
     # A program may itself have registered a loss that its Keras layers hold.
@@ -104,7 +104,7 @@ def _registered(recorded):
 
 
 def _of_before(recorded):
-    """The losses from before the towers that regularize the model's variables; not those of an
+    """The losses from before the towers that regularize the model's variables; not losses of an
     earlier build's activations."""
     names = {variable.op.name for variable in recorded.variables}
     return [loss for loss in recorded.registered_before
@@ -163,7 +163,7 @@ def whole_batch_line(recorded, reduction):
 
 
 def _chooses(op):
-    """Whether an operation takes the best examples, or those of a mask (`tf.boolean_mask`)."""
+    """Whether an operation takes the best examples, or examples by a mask (`tf.boolean_mask`)."""
     return op.type == 'TopKV2' and op.inputs[0].shape.ndims == 1 or (
         op.type in ('Gather', 'GatherV2')
         and graph_walk.behind(op.inputs[1], SAME_NUMBERS).op.type == 'Where')
@@ -181,7 +181,7 @@ def _sums(loss, by_value):
 
 
 def _in_scalars(loss, by_value):
-    """`[(text, name of the operation)]` of what a loss does to scalars of all examples."""
+    """`[(text, name of the operation)]` of a loss's arithmetic on scalars of all examples."""
     stack, seen, found = [loss], set(), []
     while stack:
         op = stack.pop().op

@@ -1,13 +1,13 @@
 """Additions to counters of metrics, which all towers share: each adds its part, in its turn.
 
 `tf.metrics.mean(loss)` of a scalar adds the loss to one counter and 1 to another one, whatever the
-size of the batch: a shard of one example would count as much as one of ten. In a metric of which
-some counter gets the same constant from every tower, each tower's additions are weighted as losses
-are: with n_k of the batch's n examples on tower k,
+size of the batch: a shard of one example would count as much as one of ten. Where some
+counter of a metric gets the same constant from every tower, each tower's additions are weighted as
+losses are: with n_k of the batch's n examples on tower k,
 
     counter += sum_k (n_k / n) addition_k
 
-so that a batch adds to it what it adds on one device, if the addition is a mean over the examples.
+so that a batch adds the same to it as on one device, if the addition is a mean over the examples.
 A shard without an example, which holds a copy of another one's, adds nothing; where a metric writes
 its counters in another way, such a batch is refused when it comes.
 
@@ -28,33 +28,42 @@ from towers.graph.variable_access import Writes, read_from
 from towers.placement.variable_device import only_device
 from towers.tower.objectives import flat
 from towers.tower.outputs import metrics_by_kind
-from towers.tower.ownership import METRIC
+from towers.tower.ownership import EVERY, METRIC
 from towers.tower.shards import if_any, weighted
 
 
-def leave_out_padding(towers, weights, variables):
-    """Has towers without an example, of weight 0, add nothing to these variables, of which names
-    are given."""
-    if all(isinstance(weight, float) and weight for weight in weights) or not variables:
-        return
-    graph = tf.get_default_graph()
-    writes = Writes(graph)
-    for op in graph.get_operations():
-        if not _adds(op) or variables.isdisjoint(writes.of(op)):
+def join_counters(towers, weights, roles):
+    """Makes counters count the batch over all towers, whose shares of it are the `weights`. From
+    then on a tower's metric waits for the tower before it."""
+    counters, finder = set(roles.names(METRIC)), Writes(tf.get_default_graph())
+    variables = counters.union(roles.names(EVERY))
+    is_static = all(isinstance(weight, float) for weight in weights)
+    if counters and not (is_static and len(set(weights)) == 1):
+        _weigh_additions([tower.metrics or {} for tower in towers], weights, counters, finder)
+    if variables and not (is_static and all(weights)):
+        _leave_out_padding(towers, weights, variables, finder)
+    # A tower of weight 0. has nothing but padding, and its metrics are not run.
+    counting = [tower for tower, weight in zip(towers, weights)
+                if not (isinstance(weight, float) and weight == 0.)]
+    if counters and len(counting) > 1:
+        _count_in_turn(counting, counters, finder)
+
+
+def _leave_out_padding(towers, weights, variables, finder):
+    """Has towers without an example, of weight 0, add nothing to variables of these names."""
+    for op in tf.get_default_graph().get_operations():
+        if _added(op) is None or variables.isdisjoint(finder.of(op)):
             continue
         for tower, weight in zip(towers, weights):
             if tower.has(op.name):
                 compat.replace_input(op, _added(op), if_any(op.inputs[_added(op)], weight))
 
 
-def weigh_additions(metrics, weights, counters):
-    """Weighs the additions of all towers to these counters, of which names are given. `metrics` are
-    each tower's dict of metrics, or None; `weights` each tower's share of the batch."""
-    if not counters or all(isinstance(weight, float) and weight == weights[0]
-                           for weight in weights):
-        return
-    finder, done = Writes(tf.get_default_graph()), set()
-    for name, pair in (metrics[0] or {}).items():
+def _weigh_additions(metrics, weights, counters, finder):
+    """Weighs the additions of all towers to counters of these names. `metrics` are each tower's
+    dict of metrics."""
+    done = set()
+    for name, pair in metrics[0].items():
         if not isinstance(pair, (tuple, list)):
             continue
         read = counters & ({pair[0].op.name} if isinstance(pair[0], compat.VARIABLE_TYPES) else
@@ -64,7 +73,7 @@ def weigh_additions(metrics, weights, counters):
             update, additions = of_tower[name][1], collections.defaultdict(list)
             for op in graph_walk.step_operations([update]):
                 for counter in read.intersection(finder.of(op)):
-                    if not _adds(op):
+                    if _added(op) is None:
                         _fail_without_example(update, op, weight)
                     else:
                         additions[counter].append(op)
@@ -97,29 +106,18 @@ def _fail_without_example(update, op, weight):
                 'larger batches, or on fewer devices' % op.name])])
 
 
-def _adds(op):
-    return (op.type in ADDS or op.type in ADDS_ROWS) and not compat.in_control_flow(op)
-
-
 def _added(op):
-    """Which input of an addition is what is added."""
-    return 1 if op.type in ADDS else 2
+    """Which input of an operation is added to a variable; None if it adds none, or in a branch."""
+    position = 1 if op.type in ADDS else 2 if op.type in ADDS_ROWS else None
+    return None if position is None or compat.in_control_flow(op) else position
 
 
 # ---- in turn -------------------------------------------------------------------------------------
 
-def count_in_turn(towers, weights, roles):
-    """Has each tower take the counters of a metric when the tower before has updated them.
-
-    A tower of weight 0. has nothing but padding, and its metrics are not run.
-    """
+def _count_in_turn(towers, names, finder):
+    """Has each tower take the counters of a metric when the tower before has updated them."""
     counters = {variable.op.name: variable for variable in tf.global_variables()
-                + tf.local_variables() if roles.written.get(variable.op.name) == METRIC}
-    towers = [tower for tower, weight in zip(towers, weights)
-              if not (isinstance(weight, float) and weight == 0.)]
-    if len(towers) < 2 or not counters:
-        return
-    finder = Writes(tf.get_default_graph())
+                + tf.local_variables() if variable.op.name in names}
     counting = [_counting(tower, counters, finder) for tower in towers]
     for tower, before, after in zip(towers[1:], counting, counting[1:]):
         for (waited, _), (_, takes) in zip(before, after):

@@ -30,9 +30,6 @@ class ModelOutput(collections.namedtuple('ModelOutput', 'loss predictions metric
     __slots__ = ()
 
 
-_FIELDS, _WHERE = ModelOutput._fields, 'the model function'
-
-
 def fetches_of(output):
     """The tensors that a model function returned to be computed, as a flat list."""
     return fetches_in([output.loss, output.predictions, output.metrics])
@@ -62,35 +59,36 @@ def call_model_fn(model_fn, inputs):
 
 
 def to_model_output(returned, needs_loss, names=None):
-    """The returned value as a `ModelOutput`; `names` are those of several losses, or None."""
+    """The returned value as a `ModelOutput`; `names` are the names of several losses, or None."""
     if isinstance(returned, (tf.Tensor,) + compat.VARIABLE_TYPES):
         output = ModelOutput(loss=returned)
-    elif isinstance(returned, dict) and set(returned) <= set(_FIELDS):
+    elif isinstance(returned, dict) and set(returned) <= set(ModelOutput._fields):
         output = ModelOutput(**returned)
     elif hasattr(returned, 'loss') or hasattr(returned, 'predictions'):
         output = ModelOutput(*[getattr(returned, field, default) for field, default
-                               in zip(_FIELDS, ModelOutput())])
+                               in zip(ModelOutput._fields, ModelOutput())])
     else:
         raise ModelFunctionError(
-            '%s returned %s: expected a scalar loss, or a dict or ModelOutput with some of %s%s.%s'
-            % (_WHERE, 'None (is a return statement missing?)' if returned is None else
-               'a dict with the keys %.200s' % ', '.join(map(repr, returned))
-               if isinstance(returned, dict) else 'a ' + type(returned).__name__,
-               ', '.join(_FIELDS), '' if names is None else ", {'loss': {%s}}" % _listed(
-                   names, ': …'), _registered_losses()))
+            'the model function returned %s: expected a scalar loss, or a dict or ModelOutput with '
+            'some of %s%s.%s' % (
+                'None (is a return statement missing?)' if returned is None else
+                'a dict with the keys %.200s' % _listed(returned) if isinstance(returned, dict) else
+                'a ' + type(returned).__name__, ', '.join(ModelOutput._fields),
+                '' if names is None else ", {'loss': {%s}}" % _listed(names, ': …'),
+                _registered_losses()))
     updates = output.updates if output.updates is not None else ()
     if not isinstance(updates, (list, tuple)) or not all(isinstance(
             each, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES) for each in updates):
-        raise ModelFunctionError('%s returned updates=%.80r: expected a list of operations or '
-                                 'tensors.' % (_WHERE, updates))
+        raise ModelFunctionError('the model function returned updates=%.80r: expected a list of '
+                                 'operations or tensors.' % (updates,))
     if output.loss is None:
         if needs_loss:
-            raise ModelFunctionError('%s returned no loss, and there is an optimizer to minimize '
-                                     'one: return a loss, or pass optimizer=None.%s' % (
-                                         _WHERE, _registered_losses()))
+            raise ModelFunctionError(
+                'the model function returned no loss, and there is an optimizer to minimize one: '
+                'return a loss, or pass optimizer=None.' + _registered_losses())
         return output
     if names is None and not isinstance(output.loss, dict):
-        return output._replace(loss=_scalar_loss(output.loss, _WHERE))
+        return output._replace(loss=_scalar_loss(output.loss))
     return output._replace(loss=_named_losses(output.loss, names, needs_loss))
 
 
@@ -103,29 +101,29 @@ def _named_losses(losses, names, needs_loss):
     if names is None:
         if needs_loss:
             raise ModelFunctionError(
-                '%s returned several losses, %s, and there is one optimizer: pass one for each, '
-                'optimizer={%s} (to check_towers a make_optimizer= that returns such a dict), or '
-                'return one scalar.' % (_WHERE, _listed(losses), _listed(losses, ': …')))
+                'the model function returned several losses, %s, and there is one optimizer: pass '
+                'one for each, optimizer={%s} (to check_towers a make_optimizer= that returns such '
+                'a dict), or return one scalar.' % (_listed(losses), _listed(losses, ': …')))
         names = list(losses)
     if not isinstance(losses, dict) or set(losses) != set(names):
         raise ModelFunctionError(
-            "%s returned the losses %.200s, and the optimizers are for %s: return one loss for "
-            "each optimizer and no other, {'loss': {%s}}." % (
-                _WHERE, _listed(losses) if isinstance(losses, dict) else losses, _listed(names),
+            "the model function returned the losses %.200s, and the optimizers are for %s: return "
+            "one loss for each optimizer and no other, {'loss': {%s}}." % (
+                _listed(losses) if isinstance(losses, dict) else losses, _listed(names),
                 _listed(names, ': …')))
     return collections.OrderedDict(
-        (name, _scalar_loss(losses[name], '%s, for %r,' % (_WHERE, name))) for name in names)
+        (name, _scalar_loss(losses[name], ', for %r,' % name)) for name in names)
 
 
-def _scalar_loss(loss, where):
+def _scalar_loss(loss, of_whom=''):
     is_tensor, graph = isinstance(loss, (tf.Tensor,) + compat.VARIABLE_TYPES), None
     if is_tensor:
         loss = tf.convert_to_tensor(loss)
         graph = loss.graph
     if graph is not tf.get_default_graph() or not loss.dtype.is_floating or loss.shape.ndims != 0:
         raise ModelFunctionError(
-            '%s returned the loss %r: expected a scalar float of this graph, the mean over the '
-            'examples of the shard.%s' % (where, loss, _registered_losses()))
+            'the model function%s returned the loss %r: expected a scalar float of this graph, the '
+            'mean over the examples of the shard.%s' % (of_whom, loss, _registered_losses()))
     return loss
 
 
@@ -165,8 +163,8 @@ def _check_prediction(leaf, examples):
     if examples is not None and rows is not None and (rows == 0 or rows % examples):
         raise ModelFunctionError(
             'the prediction %r has shape %s, and the shard has %d examples: expected a tensor '
-            '[shard, ...], which is joined to one of the batch, or a scalar. Return what is of the '
-            'whole shard as a metric, or take it from built.towers[k].' % (
+            '[shard, ...], which is joined to a tensor of the batch, or a scalar. Return a value '
+            'of the whole shard as a metric, or take it from built.towers[k].' % (
                 leaf.name, leaf.shape, examples))
 
 

@@ -1,4 +1,4 @@
-"""Ownership: one table that says what each variable is to the towers; copy, order, update read it.
+"""Ownership: one table of the roles of variables for the towers; copy, order, update read it.
 
 A local variable that the forward pass writes, as the state of an RNN that goes on from step to
 step, belongs to one tower's part of the batch, and so does the state of a stateful Keras layer. The
@@ -13,12 +13,14 @@ update would have the gradient of one tower's part of the batch. `replicate_mode
 
 import collections
 import re
+import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers.errors import GradientError, SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.variable_access import metric_variables
+from towers.optimizers import OPTIMIZER_UPDATES
 from towers.tower.example_writes import written_by_every_tower
 from towers.tower.inline_updates import inline_updates, writes_of
 from towers.tower.outputs import fetches_of, metrics_by_kind
@@ -34,41 +36,41 @@ _IN_WORDS = collections.OrderedDict([
 
 
 class Roles(collections.namedtuple('Roles', 'trained written own_state inline_updates replicas')):
-    """What each variable is to the towers.
+    """The role of each variable for the towers.
 
     Attributes:
       trained: {name of an objective: list of the variables that its loss trains}.
       written: {name of a variable that a step writes before the update: its role}; of several roles
         the first of `OWN`, `METRIC`, `EVERY`, `FIRST`.
-      own_state: {name of a local variable that the forward pass writes: list of those of the
-        towers, the first one's, which the model made, among them}.
+      own_state: {name of a local variable that the forward pass writes: list of the variables
+        of the towers, the first is the model's own}.
       inline_updates: `InlineUpdates`: shared variables that the forward pass writes.
       replicas: `Replicas` of the trained variables; or None.
     """
     __slots__ = ()
 
     @property
-    def trainable(self):
+    def trainable(self) -> list:
         """List of the variables that are trained, each once."""
         return list({each.op.name: each for some in self.trained.values()
                      for each in some}.values())
 
-    def names(self, role):
+    def names(self, role: str) -> typing.List[str]:
         """Sorted list of the names of the variables of a role."""
         return sorted(name for name, each in self.written.items() if each == role)
 
-    def in_tower(self, part, micro_batches):
-        """{name of a variable: that of the part number `part` among the micro-batches of all
+    def in_tower(self, part: int, micro_batches: int) -> dict:
+        """{name of a variable: the variable of part number `part`, among the micro-batches of all
         towers}."""
         found = {} if self.replicas is None else self.replicas.in_tower(part // micro_batches)
         found.update((name, of_towers[part]) for name, of_towers in self.own_state.items())
         return found
 
-    def own_variables(self, first=0):
-        """List of the variables of tower number `first` and of those after it, by variable."""
+    def own_variables(self, first: int = 0) -> list:
+        """List of the state of tower number `first` and of the towers after it, by variable."""
         return [each for of_towers in self.own_state.values() for each in of_towers[first:]]
 
-    def describe(self, request):
+    def describe(self, request: typing.Any) -> typing.Optional[str]:
         """The plan's line: who writes what; None where the update alone writes."""
         if not self.written:
             return None
@@ -83,10 +85,10 @@ class Roles(collections.namedtuple('Roles', 'trained written own_state inline_up
 
 
 def ownership(recorded, request, size, trained, taken=(), make_replicas=None):
-    """Finds what each variable is to the towers; makes their replicas and state: `Roles`.
+    """Finds the role of each variable; makes replicas and the towers' own state: `Roles`.
 
-    `size` is that of the tower's shard. `taken` are tensors and operations that the step runs and
-    the model function did not return: its optimizer calls. `make_replicas` is a function of
+    `size` is the size of the tower's shard. `taken` are tensors and operations that the step runs
+    and the model function did not return: its optimizer calls. `make_replicas` is a function of
     variables and devices, or None.
     """
     scalars, pairs = metrics_by_kind(recorded.output.metrics)
@@ -124,7 +126,7 @@ def ownership(recorded, request, size, trained, taken=(), make_replicas=None):
 
 
 def _check_recipe(writes, called):
-    """Refuses writes of what towers that are calls of their own have in common, by their names."""
+    """Refuses writes of variables that towers share by their names, each a call of its own."""
     for op, names in writes:
         raise SharedVariableError(
             "copies='reuse', and %s writes variable %s (operation %s), which all towers have in "
@@ -173,8 +175,8 @@ def _check_state(choices, of_state, step, num_towers):
 
 
 def _choices(keras_states):
-    """{name: variable} of what may be state: local variables, but no counters of metrics, and the
-    state of Keras layers."""
+    """{name: variable} of variables that may be state: local variables, but no counters of metrics,
+    and the state of Keras layers."""
     shared = {id(variable) for key in (tf.GraphKeys.METRIC_VARIABLES, tf.GraphKeys.GLOBAL_VARIABLES)
               for variable in tf.get_collection(key)}
     choices = {v.op.name: v for v in tf.local_variables() if id(v) not in shared}
@@ -192,16 +194,13 @@ def _there_or_new(variable, tower, there):
                           variable.device or None, trainable=False)
 
 
-OPTIMIZER_UPDATES = re.compile(r'^(Resource)?(Sparse)?Apply[A-Z]')
-"""Types of the operations by which TensorFlow's optimizers update a variable."""
-
 OF_GRADIENTS = re.compile(r'(^|/)gradients(_\d+)?/')
 """The name scope of the operations that `tf.gradients` makes."""
 
 
 def _check_trains_nothing(writes, step):
     """Refuses a step that trains a variable within a tower: by an operation of TensorFlow's
-    optimizers, or any write of a trainable variable by what `tf.gradients` gives."""
+    optimizers, or any write of a trainable variable by gradients (`tf.gradients`)."""
     trainable = {variable.op.name for variable in tf.trainable_variables()}
     for op, names in writes:
         for name in trainable.intersection(names) if op.name in step else ():

@@ -40,7 +40,7 @@ class Recorded(collections.namedtuple('Recorded', [
       variables: the variables that the call made or reads.
       updates: list of the call's `UPDATE_OPS`, of updates of Keras layers, and of returned updates.
       registered, registered_before: the losses that the call put into `REGULARIZATION_LOSSES`, and
-        those that were there before the build.
+        the losses that were there before the build.
       keras_losses: `(of weights, of activations)`: the losses of the Keras layers that were called.
       keras_states: the variables that Keras layers call their state.
       in_sync: how many batch norms have the statistics of the whole batch.

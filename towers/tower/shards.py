@@ -13,12 +13,9 @@ from towers.arguments import check_choice, check_count
 from towers.errors import InputError, InvalidArgumentError
 from towers.tower.batch_inputs import looked_at, size_and_guards, tensors_of_leaves
 
-Remainder = collections.namedtuple('Remainder', 'needs_all drops pads')
-"""What becomes of a batch that the towers do not divide: an error; or its last examples are left
-out; or shards differ by an example, and one without an example holds padding."""
-
-REMAINDERS = {'error': Remainder(True, False, False), 'weight': Remainder(False, False, True),
-              'drop': Remainder(False, True, False)}
+REMAINDERS = ('error', 'weight', 'drop')
+"""The treatment of a batch that the towers do not divide: an error; or shards differ by an example,
+and one without an example holds padding; or the last examples are left out."""
 
 
 class CutBatch(collections.namedtuple('CutBatch', [
@@ -45,7 +42,7 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
       inputs: a nest (tuple, list, dict, namedtuple) of dense or sparse tensors of any dtype, or
         of arrays, each [n, …]. A None in it stays None in every shard.
       num_shards: N, the number of shards.
-      remainder: what to do with a batch that N does not divide. `'error'`: an error, before any
+      remainder: the treatment of a batch that N does not divide. `'error'`: an error, before any
         op is made where n is static, when the step runs where it is not. `'weight'`: the first
         `n mod N` shards get one example more, and `weights` says so. `'drop'`: the last
         `n mod N` examples are left out. With `'weight'` and n < N a shard without an example holds
@@ -69,21 +66,21 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
 
 def cut(inputs, shares, remainder, called='towers'):
     """The `CutBatch` of `split_batch`, whose errors call the parts 'towers', or 'micro-batches'."""
-    look, rule = checked_size(inputs, shares, remainder, called), REMAINDERS[remainder]
+    look, pads = checked_size(inputs, shares, remainder, called), remainder == 'weight'
     with tf.name_scope('shards'), tf.device(None), tf.device('/cpu:0'):
         tensors = tensors_of_leaves(look.leaves)
         size, guards = size_and_guards(look, tensors)
         if look.size is None:
-            guards += _size_assertions(size, shares, rule, called)
-        sizes, used = _sizes(size, shares, rule)
+            guards += _size_assertions(size, shares, remainder, called)
+        sizes, used = sizes_of_shards(size, shares, remainder)
         with tf.control_dependencies(guards):
             columns = [[None] * len(sizes) if tensor is None else _pieces(
-                tensor, sizes, used if rule.drops else None) for tensor in tensors]
+                tensor, sizes, used if remainder == 'drop' else None) for tensor in tensors]
         is_static = all(isinstance(each, int) for each in sizes)
-        is_even = len(set(shares)) == 1 and not rule.pads or len(sizes) == 1 or (
+        is_even = len(set(shares)) == 1 and not pads or len(sizes) == 1 or (
             is_static and len(set(sizes)) == 1)
         return cut_batch([tf.nest.pack_sequence_as(inputs, each) for each in zip(*columns)],
-                          sizes, used, is_even, None if rule.pads else shares, rule.pads)
+                          sizes, used, is_even, None if pads else shares, pads)
 
 
 def cut_batch(inputs, sizes, batch_size, is_even, shares=None, pads=False):
@@ -106,7 +103,7 @@ def weighted(value, weight):
 
 
 def if_any(value, weight):
-    """The value of a shard that has an example, thus a weight; 0 of one that has none."""
+    """The value of a shard that has an example, thus a weight; 0 for a shard without an example."""
     if isinstance(weight, float):
         return value if weight else tf.zeros_like(value)
     return tf.where_v2(weight > 0., value, tf.zeros_like(value))
@@ -128,13 +125,13 @@ def checked_shares(shares, count, called='shards'):
 
 def checked_size(inputs, shares, remainder, called):
     """The `Inputs` of a batch whose static size can be cut so; makes no operation."""
-    check_choice('remainder', remainder, tuple(REMAINDERS))
-    look, unit, rule = looked_at(inputs), sum(shares), REMAINDERS[remainder]
-    size, least = look.size, unit if rule.drops else 1
+    check_choice('remainder', remainder, REMAINDERS)
+    look, unit = looked_at(inputs), sum(shares)
+    size, least = look.size, unit if remainder == 'drop' else 1
     if size is not None and size < least:
         raise InputError('a batch of %d is too small for %s: pass a batch of at least %d.' % (
             size, _parts_text(shares, called), least))
-    if rule.needs_all and size is not None and size % unit:
+    if remainder == 'error' and size is not None and size % unit:
         raise InputError(
             "a batch of %d does not divide among %s: use a batch of %d, or remainder='weight' "
             '(uneven shards, weighted by their size)%s.' % (
@@ -148,23 +145,23 @@ def _parts_text(shares, called):
                         ' with shares %.60s' % ' : '.join(map(str, shares)))
 
 
-def _size_assertions(size, shares, rule, called):
+def _size_assertions(size, shares, remainder, called):
     """The assertions to run before a batch of a size that is not static is cut."""
     unit, parts = sum(shares), _parts_text(shares, called)
-    at_least = unit if rule.drops else 1
+    at_least = unit if remainder == 'drop' else 1
     assertions = [tf.Assert(tf.greater_equal(size, at_least), [
         'towers: a batch for %s needs at least %d examples and has' % (parts, at_least), size])]
-    if rule.needs_all:
+    if remainder == 'error':
         assertions.append(tf.Assert(tf.equal(size % unit, 0), [
             'towers: the batch does not divide among %s (remainder=weight would take it, and drop '
             'one that has an example for each). Examples in it:' % parts, size]))
     return assertions
 
 
-def _sizes(size, shares, rule):
-    """(numbers of examples of the shards, number of examples used)."""
+def sizes_of_shards(size, shares, remainder):
+    """(list of the numbers of examples of the shards, number of examples used), of `size`."""
     unit = sum(shares)
-    if rule.pads and not (isinstance(size, int) and size % unit == 0):
+    if remainder == 'weight' and not (isinstance(size, int) and size % unit == 0):
         floors = [size * share // unit for share in shares]
         rest = size - sum(floors)
         return [floor + (int(k < rest) if isinstance(rest, int) else
@@ -172,11 +169,6 @@ def _sizes(size, shares, rule):
                 for k, floor in enumerate(floors)], size
     each = size // unit
     return [each if share == 1 else each * share for share in shares], each * unit
-
-
-def sizes_of_shards(size, shares, remainder):
-    """How many of `size` examples each shard gets: a list of ints."""
-    return _sizes(size, shares, REMAINDERS[remainder])[0]
 
 
 def _pieces(tensor, sizes, used):
@@ -193,7 +185,7 @@ def _pieces(tensor, sizes, used):
     else:
         pieces = [tensor[start:start + size] for start, size in map(
             _first_example_if_empty, starts, sizes)]
-    # Copies of one graph take all shards: where sizes differ, none is known to it.
+    # Copies of one graph take all shards: where sizes differ, the graph knows no size.
     is_even = all(piece.shape.is_compatible_with(pieces[0].shape) for piece in pieces)
     return [dense_shard(piece, is_even) for piece in pieces]
 

@@ -1,10 +1,11 @@
-"""What operations of a forward pass cost as one stage, and where to cut so that stages are even.
+"""The memory that operations of a forward pass take as one stage, and cuts for even stages.
 
 Which results the backward pass keeps is told by the types of the operations: a gradient function
 takes the inputs of its operation, its outputs, or neither.
 """
 
 import collections
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -13,16 +14,16 @@ from towers.graph.op_types import RESHAPES, SIZES
 from towers.graph.variable_access import read_from
 from towers.recompute.segments import crossing_bytes, size_of
 
-_SLACK = 1.07  # what the fullest stage may hold over the best cut, so that less crosses
+_SLACK = 1.07  # the fullest stage's memory over the best cut's, so that less crosses
 
 Piece = collections.namedtuple('Piece', 'held kept gradients transient crossing')
 """Neighbouring operations that stay in one stage; all in bytes.
 
 Fields:
-  held: what the stage holds all the time for it: variables and their slots.
-  kept: what its forward pass keeps for its backward pass, of one micro-batch.
+  held: kept in the stage all the time for it: variables and their slots.
+  kept: activations for its backward pass, of one micro-batch.
   gradients: of its variables.
-  transient: what is there only while it runs.
+  transient: allocated only while it runs.
   crossing: the tensors made up to its end that later pieces take.
 """
 
@@ -78,8 +79,8 @@ def pieces_of(mine, kept, variables_of):
     """`(pieces, ends)`: the `Piece`s that operations may be cut into, and the last place of each.
 
     Each has something to compute; loops and branches (v1) stay in one piece. `kept` is as of
-    `kept_bytes`, or {}; `variables_of` has by operation the `variable_bytes` of those that it reads
-    first.
+    `kept_bytes`, or {}; `variables_of` has by operation the `variable_bytes` of the variables that
+    it reads first.
     """
     crossing, pieces, begin = crossing_bytes(mine, others=True), [], 0
     computing = [place for place, op in enumerate(mine) if op.type != 'Const']
@@ -103,7 +104,7 @@ def _transient(op):
 
 
 class StageCost:
-    """What neighbouring pieces cost as one stage.
+    """The memory of neighbouring pieces as one stage.
 
     When the backward pass is at piece j, the activations up to j are still kept, and the gradients
     from j on are there. So the memory of a stage is
@@ -113,18 +114,18 @@ class StageCost:
     """
     __slots__ = ('_held', '_copies', '_kept', '_worst')
 
-    def __init__(self, copies, pieces=()):
+    def __init__(self, copies: int, pieces: typing.Iterable[Piece] = ()):
         self._copies = copies
         self._held = self._kept = self._worst = 0
         for piece in pieces:
             self.add_last(piece)
 
     @property
-    def memory(self):
+    def memory(self) -> int:
         """Bytes at its worst moment."""
         return self._held + self._worst
 
-    def add_last(self, piece):
+    def add_last(self, piece: Piece) -> None:
         """Makes the stage larger."""
         self._held += piece.held
         self._kept += self._copies * piece.kept
@@ -133,8 +134,8 @@ class StageCost:
 
 def cut_evenly(pieces, copies):
     """Where to cut: the place of the last `Piece` of each stage but the last one. The fullest stage
-    holds at most 7 % more than with the best cut; among such cuts those are taken that the fewest
-    bytes cross, then those between layers. `copies` are as of `StageCost`, one a stage."""
+    holds at most 7 % more than with the best cut; of such cuts it takes the cuts that the fewest
+    bytes cross, then cuts between layers. `copies` are as of `StageCost`, one a stage."""
     limit, cuts = _SLACK * _first(
         0, StageCost(max(copies), pieces).memory,
         lambda limit: _latest(pieces, copies, limit) is not None), []

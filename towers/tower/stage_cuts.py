@@ -39,7 +39,7 @@ Fields:
 def cut_into_stages(operations, variables, owned, device, movable, cutting):
     """Puts the operations of a model function's call, in order, on a tower's devices: `StageCuts`;
     `ModelFunctionError` where they are too few. `owned` are names of operations that are parts of
-    variables; `movable` those of variables that go to the stage that reads them first."""
+    variables; `movable` names of variables that go to the stage that reads them first."""
     stages = stages_of(device)
     own = [op for op in operations if op.name not in owned]
     mine = [op for op in own if may_move(op, stages)]
@@ -80,9 +80,9 @@ def cut_into_stages(operations, variables, owned, device, movable, cutting):
 
 
 def _next_to_move(operations, mine):
-    """{operation's name: the operation, itself or a later one, whose stage it is of}. What is kept
-    with a variable, such as an embedding's lookup, is of the stage of the next operation that may
-    be put anywhere."""
+    """{operation's name: the operation, itself or a later one, whose stage it is of}. An operation
+    kept with a variable, an embedding's lookup, say, is of the stage of the next operation that
+    may be put anywhere."""
     found, waiting, movable = {}, [], {op.name for op in mine if op.type != 'Const'}
     for op in operations:
         waiting.append(op.name)
@@ -105,7 +105,7 @@ def _bring_along(operations, moved, first):
 
 
 def _leaders(variables):
-    """{variable's name: that of the variable that it is kept with}, such as a moving average's."""
+    """{variable's name: name of the variable that it is kept with}, a moving average's, say."""
     names = {variable.op.name for variable in variables}
     return {variable.op.name: next((name for name in group_of(variable.op) if name in names),
                                    variable.op.name) for variable in variables}
@@ -127,7 +127,7 @@ def _first_readers(operations, next_to_move, leaders):
 
 
 def _companions(graph):
-    """{variable's name: operations that go with it}: it, its parts, those colocated with it."""
+    """{variable's name: operations that go with it}: it, its parts, its colocated operations."""
     operations = graph.get_operations()
     found = {op.name: [] for op in operations if op.type in VARIABLE_OPS}
     for op in operations:

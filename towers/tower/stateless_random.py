@@ -62,7 +62,7 @@ def _alike(draws):
 
 
 def check_draws_nothing(backward):
-    """Refuses a backward pass that draws, as that of `tf.recompute_grad` does: the mask of a
+    """Refuses a backward pass that draws, as `tf.recompute_grad` makes it: the mask of a
     dropout would be another one than in the forward pass."""
     for op in backward:
         if graph_walk.is_random(op) or graph_walk.seed_position(op) is not None:
@@ -132,13 +132,14 @@ def key_of(name, graph_seed, part):
     return number - 2 ** 64 if number >= 2 ** 63 else number
 
 
+def _of_shape(twin):
+    return lambda op, seed: twin(shape=op.inputs[0], seed=seed, dtype=op.outputs[0].dtype)
+
+
 _TWINS = {
-    'RandomUniform': lambda op, seed: tf.raw_ops.StatelessRandomUniform(
-        shape=op.inputs[0], seed=seed, dtype=op.outputs[0].dtype),
-    'RandomStandardNormal': lambda op, seed: tf.raw_ops.StatelessRandomNormal(
-        shape=op.inputs[0], seed=seed, dtype=op.outputs[0].dtype),
-    'TruncatedNormal': lambda op, seed: tf.raw_ops.StatelessTruncatedNormal(
-        shape=op.inputs[0], seed=seed, dtype=op.outputs[0].dtype),
+    'RandomUniform': _of_shape(tf.raw_ops.StatelessRandomUniform),
+    'RandomStandardNormal': _of_shape(tf.raw_ops.StatelessRandomNormal),
+    'TruncatedNormal': _of_shape(tf.raw_ops.StatelessTruncatedNormal),
     'RandomUniformInt': lambda op, seed: tf.raw_ops.StatelessRandomUniformInt(
         shape=op.inputs[0], seed=seed, minval=op.inputs[1], maxval=op.inputs[2]),
     'Multinomial': lambda op, seed: tf.raw_ops.StatelessMultinomial(
@@ -147,10 +148,11 @@ _TWINS = {
 }
 
 
-def give_seeds_of_tower(operations, fetches, number, graph):
+def give_seeds_of_tower(operations, fetches, number):
     """Changes the seeds of random operations of the first tower of a further machine, or of a
     further call of the model function; `number` counts the towers of all machines."""
-    needed, library = {op.name for op in graph_walk.step_operations(fetches)}, Library(graph)
+    needed = {op.name for op in graph_walk.step_operations(fetches)}
+    library = Library(tf.get_default_graph())
     nodes = [(op, op.node_def) for op in operations if op.name in needed]
     functions = library.reached_from([node for _, node in nodes])
     names = {}

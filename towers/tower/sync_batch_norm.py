@@ -64,7 +64,7 @@ def _is_variance(node, nodes):
 
 
 def _check_gradients(batch_norms, operations):
-    """Refuses gradients that are there already: they are those of the shard's statistics."""
+    """Refuses gradients that are there already: they use the shard's statistics."""
     gradients = [op.name for op in operations if '_grad/' in op.name]
     for op in batch_norms:
         if any('/%s_grad/' % op.name in name for name in gradients):
@@ -124,7 +124,7 @@ def _of_whole_batch(statistic):
 
 
 def _take_apart(op):
-    """Replaces a fused batch norm in training mode: {name of an output: what replaces it}."""
+    """Replaces a fused batch norm in training mode: {name of an output: its substitute}."""
     x, scale, offset = op.inputs[:3]
     attributes = op.node_def.attr
     if 'exponential_avg_factor' in attributes and attributes['exponential_avg_factor'].f != 1.:

@@ -1,4 +1,4 @@
-"""One tower, the model on one device; the towers of a build; what stands in one for another's."""
+"""One tower, the model on one device; the towers of a build; substitutes of a tower's inputs."""
 
 import collections
 
@@ -42,11 +42,11 @@ class Tower(collections.namedtuple('Tower', [
     __slots__ = ()
 
     @property
-    def pairs(self):
+    def pairs(self) -> list:
         """The `(gradient, variable)` pairs of all losses, one after the other."""
         return all_pairs(self.gradients)
 
-    def has(self, name):
+    def has(self, name: str) -> bool:
         """Whether the operation of this name belongs to the tower."""
         return name in self.forward or name in self.backward
 
@@ -57,10 +57,11 @@ class Tower(collections.namedtuple('Tower', [
 
 
 class TowerSet(collections.namedtuple('TowerSet', [
-        'towers', 'recorded', 'losses', 'gradients', 'roles', 'recomputed', 'how_built',
-        'cuts', 'slots', 'copies'], defaults=(None, (), ()))):
+        'request', 'batch', 'towers', 'recorded', 'losses', 'gradients', 'roles', 'recomputed',
+        'how_built', 'cuts', 'slots', 'copies'], defaults=(None, (), ()))):
     """The towers of a build, one for each of the request's parts, and what they were made of: the
-    `Recorded` call, the `Losses` and a list of `Recomputed` of tower 0, `TowerGradients`, `Roles`.
+    `Request` and the `CutBatch`; the `Recorded` call, the `Losses` and a list of `Recomputed` of
+    tower 0; `TowerGradients`, `Roles`.
 
     `how_built` is the plan's line about calls and copies, `cuts` are `StageCuts` or None, `slots`
     a list of the variables that the model function's own optimizers have made, `copies` a list of
@@ -70,26 +71,26 @@ class TowerSet(collections.namedtuple('TowerSet', [
 
 
 class Substitution:
-    """What stands in tower k for each thing that tower 0 reads from outside of its graph:
+    """The substitute in tower k of each input that tower 0 reads from outside of its graph:
 
         shard 0, and its weight    ->  shard k, and its weight
         a variable                 ->  the tower's replica, or the tower's own state, or itself
         anything else              ->  itself: tables, queues, iterators, placeholders are shared
     """
 
-    def __init__(self, number, tensors, variables):
+    def __init__(self, number: int, tensors: dict, variables: dict):
         """`number` is k, of the tower, or of its micro-batch among those of all towers. `tensors`
-        and `variables` are dicts from names to what stands in their place."""
+        and `variables` are dicts from names to their substitutes."""
         self.number, self._tensors, self._variables = number, tensors, variables
         self._operations = {name.split(':')[0]: tensor.op for name, tensor in tensors.items()}
         self._operations.update((name, variable.op) for name, variable in variables.items())
 
-    def operation(self, op):
+    def operation(self, op: tf.Operation) -> tf.Operation:
         """The operation that tower k waits for, or is colocated with, in place of tower 0's."""
         return self._operations.get(op.name, op)
 
-    def tensor(self, tensor):
-        """The tensor that tower k reads in place of one from outside of tower 0."""
+    def tensor(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor that tower k reads in place of a tensor from outside of tower 0."""
         if tensor.name in self._tensors:
             return self._tensors[tensor.name]
         sources = [op.name for op in read_from(tensor) if op.name in self._variables]

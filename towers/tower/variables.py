@@ -2,13 +2,14 @@
 
 `tf.variable_creator_scope` sees every creation: by `tf.get_variable`, by `tf.Variable`, by layers
 of any kind. Variables are resource variables on every TensorFlow, so that a copy of the graph can
-read another variable in the place of one; checkpoints load between both kinds.
+read a replica in the place of a variable; checkpoints load between both kinds.
 """
 
 import collections
 import contextlib
 import functools
 import re
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -34,7 +35,7 @@ _ADVICE = {
     'Trying to ': (
         'variable %r cannot be shared: give it the same shape, dtype and partitions as the '
         'variable that reuse= found.')}
-"""What to do about a `ValueError` of `tf.get_variable`, by its words."""
+"""Advice for a `ValueError` of `tf.get_variable`, by its words."""
 
 
 class NewVariables:
@@ -64,7 +65,7 @@ class NewVariables:
         self._is_open = False
 
     @contextlib.contextmanager
-    def recorded(self, scope, reuse):
+    def recorded(self, scope: typing.Any, reuse: typing.Any) -> typing.Iterator[None]:
         """The context of the call of the model function, in the variable scope `scope`, a name or
         None; `reuse` as of `tf.variable_scope`."""
         self._is_open = True
@@ -81,7 +82,7 @@ class NewVariables:
             self._is_open = False
 
     @contextlib.contextmanager
-    def outside(self):
+    def outside(self) -> typing.Iterator[None]:
         """The context of variables that are not recorded as the model's: an optimizer's slots."""
         self._is_open = False
         try:
@@ -104,8 +105,10 @@ class NewVariables:
             return
         # The caller's scope is not entered again: that would count unnamed layers anew.
         former, reuse_before = current.custom_getter, current.reuse
-        current.set_custom_getter(self._getter if former is None else functools.partial(
-            _after_getter, former, self._getter))
+        # The caller's own getter is around ours, which is nearest to the creation.
+        current.set_custom_getter(self._getter if former is None else (
+            lambda getter, *args, **kwargs: former(
+                functools.partial(self._getter, getter), *args, **kwargs)))
         try:
             yield
         finally:
@@ -132,7 +135,8 @@ class NewVariables:
                     return self._create(next_creator, **kwargs)
             return next_creator(**kwargs)
         is_local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ())
-        requested = _requested_name(kwargs)
+        requested = '/'.join(filter(None, [
+            self._graph.get_name_scope(), kwargs.get('name') or 'Variable']))
         if not self._by_name and self._earlier and not is_local:
             return self._of_earlier_build(requested, kwargs)
         kwargs['use_resource'], trainable = True, kwargs.get('trainable')
@@ -170,19 +174,9 @@ class NewVariables:
         return there.variable
 
 
-def _after_getter(former, own, getter, *args, **kwargs):
-    """The caller's own custom getter, around ours, which is nearest to the creation."""
-    return former(functools.partial(own, getter), *args, **kwargs)
-
-
-def _requested_name(kwargs):
-    scope = tf.get_default_graph().get_name_scope() or ''
-    return (scope + '/' if scope else '') + (kwargs.get('name') or 'Variable')
-
-
 def _away_from_operations():
     """A scope without `tf.colocate_with(activation)`, which would put a variable onto one tower;
-    that of a variable stays, for slots and averages."""
+    `tf.colocate_with(variable)` stays, for slots and averages."""
     graph = tf.get_default_graph()
     if all(op.type in VARIABLE_OPS for op in compat.colocated_with(graph)):
         return contextlib.nullcontext()

@@ -1,6 +1,6 @@
 """The order of a step's writes after its reads: of the towers' forward passes, and of the update.
 
-What a model reads and then writes, in its forward pass or by `UPDATE_OPS`, by its role in `Roles`:
+Variables that a model reads and then writes, in its forward pass or by `UPDATE_OPS`, by role:
 `'first'`: tower 0 alone writes, when all towers have read. Tower 0 keeps the model's control
 dependencies; without one, each read that the loss or a gradient needs comes first. `'every'`: each
 tower writes when all have read, after the tower before. `'metric'`: see `metric_counters`.
@@ -26,7 +26,7 @@ from towers.graph.graph_walk import fetches_in
 from towers.graph.order import Frames, Precedence, gates, hold
 from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
-from towers.tower.objectives import tensors_of
+from towers.tower.gradient_pairs import tensors_of
 from towers.tower.ownership import EVERY, METRIC
 
 _WriteOfTower = collections.namedtuple('_WriteOfTower', 'tower op name is_every')
@@ -128,7 +128,7 @@ def _fetches(tower):
 # ---- of the update -------------------------------------------------------------------------------
 
 def hold_update(train_op, gradients, after, computed, waited=()):
-    """Makes the writes of an update wait until everything has been computed from what they change.
+    """Makes the writes of an update wait until all that reads their variables has been computed.
 
     They wait for all gradients, and for `waited`, see `Machines`. Two writes need no new wait: one
     that waits for its variable's own gradient; and one of a variable that no gradient reads, such
@@ -137,7 +137,7 @@ def hold_update(train_op, gradients, after, computed, waited=()):
     Args:
       gradients: list of `(gradient, variable)`, the sums over all towers and machines; `variable`
         is None for gradients of replicas.
-      after: what the optimizer waits for, and is not looked at: updates wait by `hold_back`.
+      after: operations before the optimizer, not looked at: updates wait by `hold_back`.
       computed: tensors that can be had without a step: nothing behind them gets a new wait.
     """
     pairs = [(gradient, variable) for gradient, variable in gradients if gradient is not None]
@@ -184,7 +184,7 @@ def hold_back(updates, waited, active, computed):
         return updates, None
     waited, skipped = list(waited), None
     if active is not None:
-        # As in a branch of control flow v1: what waits for the output that is not taken is not run.
+        # As in a branch of control flow v1: no reader of the output that is not taken is run.
         with only_device('/cpu:0'), tf.name_scope('riding'), tf.control_dependencies(waited):
             has_batch = tf.identity(active >= .5)
             switch = tf.raw_ops.Switch(data=has_batch, pred=has_batch)
@@ -222,7 +222,7 @@ def _wait_instead(left_out, operations, done, merged):
 
 
 def _wait(writes, waited, operations, computed):
-    """Makes `(operation, names of variables)`s wait, but for what can be had without a step: a list
+    """Makes `(operation, names of variables)`s wait, unless they run without a step, too: a list
     of the operations that do."""
     frames = Frames(operations)
     needed = {op.name for op in graph_walk.step_operations(list(waited) + list(computed))}

@@ -1,4 +1,4 @@
-"""Sparse gradients row by row and lookup by lookup."""
+"""Gradients, dense or sparse, and lists of `(gradient, variable)` pairs."""
 
 import collections
 
@@ -7,6 +7,61 @@ import tensorflow.compat.v1 as tf
 
 from towers.graph.graph_walk import behind, reached
 from towers.graph.op_types import SAME_NUMBERS
+
+
+def listed_pairs(pairs):
+    """An iterable of pairs, such as a `zip`, as a list of tuples; None for anything else."""
+    try:
+        listed = list(pairs)
+    except (TypeError, RuntimeError):  # the latter for a tensor
+        return None
+    if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in listed):
+        return None
+    return [tuple(pair) for pair in listed]
+
+
+def tensors_of(pairs):
+    """The tensors of `(gradient, variable)` pairs, as a flat list."""
+    return [tensor for tensor in tf.nest.flatten([gradient for gradient, _ in pairs],
+                                                 expand_composites=True) if tensor is not None]
+
+
+def map_values(function, gradient):
+    """Calls a function on the numbers of a gradient; of `IndexedSlices`, on its rows."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
+    return function(gradient)
+
+
+def times(gradient, factor):
+    """A gradient, dense or sparse, times a number, a float or a scalar, in its own dtype."""
+    if isinstance(factor, float) and factor == 1.:
+        return gradient
+    return map_values(lambda values: values * (
+        tf.cast(factor, values.dtype) if isinstance(factor, tf.Tensor) else factor), gradient)
+
+
+def may_be_gradient_of(gradient, variable):
+    """Whether a gradient is None, or one of the graph, the dtype and the shape of a variable."""
+    if gradient is None:
+        return True
+    if not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)) or (
+            gradient.graph is not variable.graph
+            or gradient.dtype.base_dtype != variable.dtype.base_dtype):
+        return False
+    shape = variable.get_shape()
+    if isinstance(gradient, tf.IndexedSlices):  # rows of the variable; TF 1.15 gives it no shape
+        return shape.ndims is None or gradient.values.shape[1:].is_compatible_with(shape[1:])
+    return gradient.shape.is_compatible_with(shape)
+
+
+def expected_gradient(variable):
+    """The shape and dtype that a gradient of a variable has to have, for the text of an error."""
+    return ('expected a tensor or an IndexedSlices of this graph, of shape %s and dtype %s, or '
+            'None' % (variable.get_shape(), variable.dtype.base_dtype.name))
+
+
+# ---- rows of sparse gradients --------------------------------------------------------------------
 
 Lookup = collections.namedtuple('Lookup', 'slices is_unique')
 """`tf.IndexedSlices` that come from one lookup, and whether it takes each row once."""
