@@ -140,7 +140,7 @@ def test_public_functions_carry_type_hints():
         if name.split('.')[-1] not in ('__new__', '__init__') and (
                 signature.return_annotation is signature.empty):
             without.append((name, 'return'))
-    assert not without
+    assert without == []
 
 
 # ---- rooms ---------------------------------------------------------------------------------------

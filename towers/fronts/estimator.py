@@ -246,7 +246,7 @@ class TowerOptimizer(tf.train.Optimizer):
             check_optimizer(optimizer_or_optimizer_fn, 'optimizer_or_optimizer_fn',
                             'or a function without arguments that returns one')
 
-    def wrapped(self):
+    def wrapped(self) -> tf.train.Optimizer:
         """The optimizer that this one wraps, itself no `TowerOptimizer`: the shard's weight would
         count twice."""
         if callable(self._optimizer):
