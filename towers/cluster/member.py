@@ -59,9 +59,9 @@ class Member:
             self.listeners.append(AskForCheck(connection))
 
     def session_creator(self, creator, scaffold):
-        """The `tf.train.SessionCreator` for one `tf.train.MonitoredSession` in this cluster, from
-        one for `target` and `config`, and its `tf.train.Scaffold`. `ClusterError` for a second
-        session with parameter servers."""
+        """The `session_creator` for one `tf.train.MonitoredSession` in this cluster, from a
+        `tf.train.SessionCreator` for `target` and `config`, and its `tf.train.Scaffold`.
+        `ClusterError` for a second session with parameter servers."""
         return self._begin.creator(creator, scaffold)
 
     def session(self, hooks=()):
