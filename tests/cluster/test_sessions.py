@@ -313,7 +313,7 @@ def test_where_workers_do_not_wait_for_each_other_each_stops_by_itself(cluster):
     hook = towers.StopTogetherHook(cluster, built)
     with pytest.raises(towers.ClusterError, match='is for sessions within towers.join'):
         hook.begin()
-    built.machines.connection = types.SimpleNamespace(is_over=False, stopped_by=None, made=0)
+    built.machines.connection = types.SimpleNamespace(is_over=False, stopped_by=None, steps_made=0)
     hook.begin()
     stopped = []
     context = types.SimpleNamespace(request_stop=lambda: stopped.append(True))

@@ -30,8 +30,8 @@ class _AfterSteps(tf.train.SessionRunHook):
 
     def after_run(self, run_context, run_values):
         """A call was made: a step, or a look by one worker alone."""
-        if self._steps != self._connection.made:
-            self._steps = self._connection.made
+        if self._steps != self._connection.steps_made:
+            self._steps = self._connection.steps_made
             self.after_step(run_context.session, self._steps)
 
 
@@ -114,7 +114,7 @@ class AveragingHook(_AfterSteps):
     def end(self, session):
         """Averages the steps since the last time: the last checkpoint has the mean."""
         self._connection.leave()  # the others may wait for one more step
-        if self._connection.made % self._cluster.every:
+        if self._connection.steps_made % self._cluster.every:
             self._average(session)
 
     def _average(self, session):

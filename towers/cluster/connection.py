@@ -108,7 +108,7 @@ class Connection:
       signal: the number of a signal that this worker got: all stop after the step that they begin
         next; else 0.
       wants_check: whether this worker has all compare their weights after that step.
-      made: how many steps this session has made.
+      steps_made: how many steps this session has made.
       builds: list of the numbers of the builds of the newest one.
     """
 
@@ -143,7 +143,7 @@ class Connection:
             self._cluster.who(0), self._cluster.who(self._cluster.rank), why.rstrip('.')))
 
     def _begin_steps(self):
-        self.made, self.stopped_by, self.is_over, self.checks = 0, None, False, False
+        self.steps_made, self.stopped_by, self.is_over, self.checks = 0, None, False, False
         self.signal, self.wants_check, self._has_failed = 0, False, False
 
     def begin_session(self, value=()):
@@ -163,7 +163,7 @@ class Connection:
         """A step of some builds, which begins when all workers begin it. `OutOfRangeError` if some
         worker makes no more steps, `ClusterError` if the workers begin other steps."""
         if self._cluster.waits:
-            answer = self._ask(['step', self.made, builds], checks=self.wants_check)
+            answer = self._ask(['step', self.steps_made, builds], checks=self.wants_check)
             if answer['type'] == 'over':
                 raise tf.errors.OutOfRangeError(
                     None, None, 'another worker has ended its steps, and this one is not made.')
@@ -174,7 +174,7 @@ class Connection:
         self.builds, self._in_step, self._has_failed = builds, True, True
         try:
             yield
-            self.made, self._has_failed = self.made + 1, False
+            self.steps_made, self._has_failed = self.steps_made + 1, False
         finally:
             self._in_step = False
 

@@ -69,8 +69,8 @@ class Coordinator:
     """A thread of worker 0 that answers all workers; worker 0 itself by the socket `own_end`."""
 
     def __init__(self, cluster, signature, listener, dead_after, say):
-        """`signature` is that of worker 0; `listener` is closed when all workers are
-        there; the others as for `join`."""
+        """`signature` is that of worker 0; `listener` is closed when all workers are there; the
+        others as for `join`."""
         self._cluster, self._listener, self._say = cluster, listener, say
         self._signature, self._digest = signature, digest_of(signature)
         self._dead_after, self._beat = dead_after, dead_after / BEATS

@@ -58,8 +58,8 @@ class Machines:
       own: list of `(gradient, variable)` of this machine's towers.
       gradients: such a list, for the update; in a ring and by Horovod the same on every worker bit
         for bit. They cannot be differentiated, for an optimizer of second order.
-      sums: names of the operations of `gradients` where all workers make one step together; else
-        empty.
+      names_of_sums: of the operations of `gradients`, where all workers make one step together;
+        else empty.
       gates: list of operations that every write of a step waits for: on the chief of parameter
         servers the arrival of all gradients, until which the other workers read the variables; with
         `active` the proof that a worker has data.
@@ -83,7 +83,7 @@ class Machines:
         shares = Shares(cluster, examples, reduction, loss)
         self._cluster = cluster
         self.own, self.same_examples = gradients, shares.same_examples
-        self.updates_here, self.sums = not cluster.served_rank, frozenset()
+        self.updates_here, self.names_of_sums = not cluster.served_rank, frozenset()
         if cluster.active is not None and cluster.num_workers > 1:
             gradients = worker_step.empty_at_end(gradients, cluster.active)
         combine = _of_this_worker if cluster.workers_a_step == 1 else cluster.engine.combine
@@ -92,8 +92,8 @@ class Machines:
         if cluster.workers_a_step > 1:
             self.gradients = [(without_gradient(each), variable)
                               for each, variable in self.gradients]
-            self.sums = frozenset(getattr(each, 'values', each).op.name
-                                  for each, _ in self.gradients)
+            self.names_of_sums = frozenset(
+                getattr(each, 'values', each).op.name for each, _ in self.gradients)
 
     def step(self, update, before, replicated, redirect):
         """The operation of a step, with the operation `update` where this worker makes it.

@@ -60,9 +60,9 @@ class Member:
 
     def session_creator(self, creator: tf.train.SessionCreator,
                         scaffold: tf.train.Scaffold) -> tf.train.SessionCreator:
-        """The `tf.train.SessionCreator` for one `tf.train.MonitoredSession` in this cluster, from
-        one for `target` and `config`, and its `tf.train.Scaffold`. `ClusterError` for a second
-        session with parameter servers."""
+        """The `session_creator` for one `tf.train.MonitoredSession` in this cluster, from one for
+        `target` and `config`, and its scaffold. `ClusterError` for a second session with
+        parameter servers."""
         return self._begin.creator(creator, scaffold)
 
     def session(self, hooks: typing.Sequence[tf.train.SessionRunHook] = ()

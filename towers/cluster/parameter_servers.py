@@ -87,7 +87,7 @@ class _Rounds:
             first, dropped = tf.placeholder(tf.int64, []), tf.placeholder(tf.int32, [])
             refuse_older = tf.group(*[each.set_global_step(first) for each in accumulators])
             counts = [each.num_accumulated() for each in accumulators]
-            drops = [_taken(each, dropped) for each in accumulators]
+            drops = [_take(each, dropped) for each in accumulators]
             drops = [getattr(each, 'indices', each) for each in drops]
         with only_device('/cpu:0'):
             set_round = tf.group(tf.assign(self._shared, first), tf.assign(self.own, first))
@@ -135,7 +135,7 @@ def _sums(gradients, shares, cluster, own_round):
         if dtype in (tf.float16, tf.bfloat16):  # times examples may overflow; and no accumulator's
             dtype = tf.float32
         with only_device('/cpu:0'):
-            gradient = times(_as(gradient, dtype), factor)
+            gradient = times(_cast(gradient, dtype), factor)
             if isinstance(gradient, tf.IndexedSlices):
                 gradient = each_row_once(gradient)
         name, shape = variable.op.name, variable.get_shape()
@@ -155,10 +155,10 @@ def _sum(part, shape, name, device, after, count, own_round):
         with tf.control_dependencies(after):
             push = add(part, local_step=own_round)
         with tf.control_dependencies([push]):
-            return _Sum(accumulator, push, without_gradient(_taken(accumulator, count), part))
+            return _Sum(accumulator, push, without_gradient(_take(accumulator, count), part))
 
 
-def _taken(accumulator, count):
+def _take(accumulator, count):
     """The sum of `count` gradients, which leaves the accumulator."""
     if isinstance(accumulator, tf.SparseConditionalAccumulator):
         return accumulator.take_indexed_slices_grad(count)
@@ -176,7 +176,7 @@ def _for_update(gradients, sums, shares, cluster, rounds):
         sums = [times(each, of_all) for each in sums]
     # An accumulator adds up equal rows of two workers only where both send them in ascending order.
     with only_device('/cpu:0'):
-        sums = rows_once([(_as(each, gradient.dtype.base_dtype), variable)
+        sums = rows_once([(_cast(each, gradient.dtype.base_dtype), variable)
                           for each, (gradient, variable) in zip(sums, gradients)])
     if cluster.active is None:
         return sums, gates
@@ -189,7 +189,7 @@ def _for_update(gradients, sums, shares, cluster, rounds):
     return worker_step.after(ended, sums), [ended]
 
 
-def _as(gradient, dtype):
+def _cast(gradient, dtype):
     return map_values(lambda values: tf.cast(values, dtype), gradient)
 
 

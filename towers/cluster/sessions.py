@@ -135,7 +135,7 @@ def _steps_of(fetched, builds):
     elements = [graph.as_graph_element(each) for each in fetched]
     names = {op.name for op in step_operations([getattr(each, 'op', each) for each in elements])}
     left_out = [built for built in builds if built.train_op.name not in names]
-    if any(not names.isdisjoint(built.machines.sums) for built in left_out):
+    if any(not names.isdisjoint(built.machines.names_of_sums) for built in left_out):
         raise ClusterError(
             "session.run takes built.gradients, the sums of all workers' gradients, without the "
             'step: fetch them with built.train_op. Beside a hook that fetches them in every call, '
@@ -218,7 +218,7 @@ class StopTogetherHook(StopOnSignalHook):
     def after_run(self, run_context, run_values):
         """Asks the session to stop when all do: after a step that ends a round."""
         connection, made = self._connection, self._made
-        self._made = connection.made
+        self._made = connection.steps_made
         if (connection.is_over and made < self._made and self._own in connection.builds
                 if self._cluster.waits else connection.is_over or self.received is not None):
             run_context.request_stop()

@@ -73,10 +73,10 @@ def explained(error):
 def raise_at_end(is_over):
     """An operation that raises `tf.errors.OutOfRangeError` when a bool scalar is true."""
     # An operation waits for all of a branch of control flow v1, and for the condition alone of v2.
-    with only_device('/cpu:0'), compat.control_flow_v1():
+    # The scope is towers' own: what runs on one server shares iterators of one name.
+    with only_device('/cpu:0'), compat.control_flow_v1(), tf.name_scope('towers_no_data'):
         no_data = tf.data.make_one_shot_iterator(tf.data.Dataset.range(0))
-        return tf.identity(tf.cond(is_over, no_data.get_next, lambda: tf.constant(0, tf.int64)),
-                           name='data_goes_on').op
+        return tf.identity(tf.cond(is_over, no_data.get_next, lambda: tf.constant(0, tf.int64))).op
 
 
 def after(operation, gradients):
