@@ -24,7 +24,7 @@ Inputs = collections.namedtuple('Inputs', 'leaves size unknown')
 their first dimension, None if not static; the paths of leaves that do not say it."""
 
 
-def looked_at(inputs):
+def checked_inputs(inputs):
     """The `Inputs` of a nest, or `InputError` for a leaf that cannot be cut; makes no operation."""
     check_graph_mode('the result of split_batch')
     leaves, sizes, unknown = _leaves(inputs), {}, []
