@@ -10,7 +10,7 @@ from towers.graph.variable_access import metric_variables
 from towers.optimizers import describe_learning_rate, is_repeatable
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
 from towers.placement.numerics import describe_xla
-from towers.tower.losses import whole_batch_line
+from towers.tower.across_examples import whole_batch_line
 from towers.tower.objectives import all_pairs
 from towers.tower.ownership import OWN
 from towers.tower.stage_cuts import accumulation_line, stages_line
