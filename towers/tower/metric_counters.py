@@ -1,14 +1,14 @@
 """Additions to counters of metrics, which all towers share: each adds its part, in its turn.
 
-`tf.metrics.mean(loss)` of a scalar adds the loss to one counter and 1 to another one, whatever the
-size of the batch: a shard of one example would count as much as one of ten. Where some
-counter of a metric gets the same constant from every tower, each tower's additions are weighted as
-losses are: with n_k of the batch's n examples on tower k,
+`tf.metrics.mean(loss)` of a scalar adds the loss to one counter and 1 to another, whatever the
+size of the batch: a shard of one example would count as much as a shard of ten. Where some counter
+of a metric gets the same constant from every tower, each tower's additions are weighted as losses
+are: with n_k of the batch's n examples on tower k,
 
     counter += sum_k (n_k / n) addition_k
 
 so that a batch adds the same to it as on one device, if the addition is a mean over the examples.
-A shard without an example, which holds a copy of another one's, adds nothing; where a metric writes
+A shard without an example, which holds a copy of another shard's, adds nothing; where a metric writes
 its counters in another way, such a batch is refused when it comes.
 
 A tower takes the counters of a metric when the tower before has updated them, since an update may

@@ -81,16 +81,16 @@ class OwnComputeGradients:
 
     def _check_known(self, factor, surrogate, combined):
         """Refuses a factor of the value of the loss, where that is not known in time, or here."""
-        what = self._called + (' multiplies its loss by what depends on the value of the loss, '
-                               'which ')
+        text = self._called + (' multiplies its loss by a factor that depends on the value of the '
+                               'loss, which ')
         if not self._request.has_whole_batch and computes_with(
                 [factor], surrogate, tensors_of(combined)):
             raise GradientError(
-                what + "is of one worker's examples: let UPDATE_OPS write it to a variable, and "
+                text + "is of one worker's examples: let UPDATE_OPS write it to a variable, and "
                 'read the variable.')
         if self._request.accumulate > 1 and (
                 surrogate.op in graph_walk.step_operations([factor])):
-            raise GradientError(what + 'is known when the last micro-batch is done: train without '
+            raise GradientError(text + 'is known when the last micro-batch is done: train without '
                                 'accumulate= and micro_batches=.')
 
 
