@@ -1,5 +1,8 @@
-"""Optimizers: their check, and what is known of them by their class: slots, the effect of a factor,
-methods of their own, and which of them combine gradients over machines themselves."""
+"""Optimizers: their check, and facts about them by their class: slots, the effect of a factor of the
+gradient, methods of their own, and which of them combine gradients over machines themselves.
+
+`tower.optimizer_methods` calls an optimizer's own methods, `reduce.update` its `apply_gradients`.
+"""
 
 import abc
 import collections
@@ -71,7 +74,7 @@ OPTIMIZER_UPDATES = re.compile(r'^(Resource)?(Sparse)?Apply[A-Z]')
 """Types of the operations by which TensorFlow's optimizers update a variable."""
 
 Known = collections.namedtuple('Known', 'slots effect')
-"""What is known of an optimizer's class.
+"""Facts about an optimizer's class.
 
 Fields:
   slots: how many variables it keeps for each one that it trains.
