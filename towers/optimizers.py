@@ -1,5 +1,5 @@
-"""Optimizers: their check, and facts about them by their class: slots, the effect of a factor of the
-gradient, methods of their own, and which of them combine gradients over machines themselves.
+"""Optimizers: their check, and facts about them by their class: slots, the effect of a factor of
+the gradient, methods of their own, and which of them combine gradients over machines themselves.
 
 `tower.optimizer_methods` calls an optimizer's own methods, `reduce.update` its `apply_gradients`.
 """

@@ -8,8 +8,8 @@ are: with n_k of the batch's n examples on tower k,
     counter += sum_k (n_k / n) addition_k
 
 so that a batch adds the same to it as on one device, if the addition is a mean over the examples.
-A shard without an example, which holds a copy of another shard's, adds nothing; where a metric writes
-its counters in another way, such a batch is refused when it comes.
+A shard without an example, which holds a copy of one, adds nothing; where a metric writes its
+counters in another way, such a batch is refused when it comes.
 
 A tower takes the counters of a metric when the tower before has updated them, since an update may
 depend on a counter's value (a running maximum, a covariance, a list that grows).
