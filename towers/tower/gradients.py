@@ -89,7 +89,7 @@ class TowerGradients:
             forward=frozenset(op.name for op in operations) - backward, backward=backward)
         return Differentiated(tower, operations, recomputed, keys)
 
-    def made_by_optimizer(self, objective: typing.Any, loss: tf.Tensor, combined: list) -> list:
+    def pairs_of_optimizer(self, objective: typing.Any, loss: tf.Tensor, combined: list) -> list:
         """The pairs that the objective's optimizer makes of the combined gradients. A variable
         without a gradient has a pair with None, since a program may go by their places."""
         if objective.name in self._own:

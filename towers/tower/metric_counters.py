@@ -29,7 +29,7 @@ from towers.placement.variable_device import only_device
 from towers.tower.objectives import flat
 from towers.tower.outputs import metrics_by_kind
 from towers.tower.ownership import EVERY, METRIC
-from towers.tower.shards import if_any, weighted
+from towers.tower.shards import weighted, zero_if_empty
 
 
 def join_counters(towers, weights, roles):
@@ -56,7 +56,7 @@ def _leave_out_padding(towers, weights, variables, finder):
             continue
         for tower, weight in zip(towers, weights):
             if tower.has(op.name):
-                compat.replace_input(op, _added(op), if_any(op.inputs[_added(op)], weight))
+                compat.replace_input(op, _added(op), zero_if_empty(op.inputs[_added(op)], weight))
 
 
 def _weigh_additions(metrics, weights, counters, finder):

@@ -126,11 +126,14 @@ def minimized(optimizer, loss, global_step, var_list):
     return applied
 
 
-class Minimizing:
-    """Has `apply_gradients`, as an optimizer, which calls the optimizer's own `minimize`."""
+class OwnMinimize:
+    """An optimizer whose `apply_gradients` calls another optimizer's own `minimize`.
+
+    `loss` is the mean over the batch.
+    """
 
     def __init__(self, optimizer: typing.Any, loss: tf.Tensor):
-        self._optimizer, self._loss = optimizer, loss  # the mean loss over the batch
+        self._optimizer, self._loss = optimizer, loss
 
     def apply_gradients(self, pairs: list, global_step: typing.Optional[tf.Variable] = None) -> (
             tf.Operation):

@@ -98,11 +98,11 @@ def cut_batch(inputs, sizes, batch_size, is_even, shares=None, pads=False):
 
 def weighted(value, weight):
     """A value times the weight of its shard; 0 for a shard without an example, even of NaN."""
-    return if_any(value * (weight if isinstance(weight, float) else tf.cast(weight, value.dtype)),
-                  weight)
+    factor = weight if isinstance(weight, float) else tf.cast(weight, value.dtype)
+    return zero_if_empty(value * factor, weight)
 
 
-def if_any(value, weight):
+def zero_if_empty(value, weight):
     """The value of a shard that has an example, thus a weight; 0 for a shard without an example."""
     if isinstance(weight, float):
         return value if weight else tf.zeros_like(value)
