@@ -187,7 +187,7 @@ def _batch_norm(tower_set, before):
     in_sync = '' if request.batch_norm == 'shard' else (
         '%d in sync over the whole batch; ' % tower_set.recorded.in_sync)
     others = '' if not before else ', %d from before the towers %s' % (
-        before, 'run neither' if update_ops == 'none' else 'too')
+        before, 'do not run either' if update_ops == 'none' else 'too')
     if not any(tower.updates for tower in towers):
         return in_sync + 'no update ops' + others
     count = len(towers[0].updates)

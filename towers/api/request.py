@@ -243,7 +243,7 @@ def _check_together(request):
          'recompute=%s, and there is no optimizer: without a backward pass nothing is kept for '
          'it.' % recompute),
         (recompute and request.numerics.xla,
-         'recompute=%s and xla=True: XLA decides by itself what it keeps. Pass one of the two.'
+         'recompute=%s and xla=True: XLA chooses the results that it keeps. Pass one of the two.'
          % recompute),
         (request.copies == 'reuse' and (has_replicas or request.cutting is not None),
          "copies='reuse' goes with neither VariablePlacement('replicated') nor stages=: pass "

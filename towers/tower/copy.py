@@ -138,9 +138,9 @@ class Copies:
         """Whether all towers have an operation in common, that is more than its type, inputs and
         attributes: a table, a queue, an iterator, a placeholder."""
         if op.type.startswith(_MEETS_OTHERS):
-            raise CloneError('operation %s (%s), which the model function makes, meets others of '
-                             "its name: pass copies='reuse', which calls the model function for "
-                             'every tower.' % (op.name, op.type))
+            raise CloneError('operation %s (%s), which the model function makes, communicates with '
+                             "operations by a name: pass copies='reuse', which calls the model "
+                             'function for every tower.' % (op.name, op.type))
         is_from_shard = op.name in self._from_shard
         if not (op.type in PLACEHOLDERS or op.type.startswith(_WITHOUT_NAME)
                 or 'shared_name' in node.attr) or is_batch_value(op) or (

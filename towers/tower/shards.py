@@ -153,8 +153,8 @@ def _size_assertions(size, shares, remainder, called):
         'towers: a batch for %s needs at least %d examples and has' % (parts, at_least), size])]
     if remainder == 'error':
         assertions.append(tf.Assert(tf.equal(size % unit, 0), [
-            'towers: the batch does not divide among %s (remainder=weight would take it, and drop '
-            'one that has an example for each). Examples in it:' % parts, size]))
+            'towers: the batch does not divide among %s (remainder=weight takes it, remainder=drop '
+            'if it has an example for each). Its number of examples:' % parts, size]))
     return assertions
 
 
