@@ -114,8 +114,7 @@ def _value(x, kind):
 
 def _mark(x, shape, number, role, known_shape=None):
     """A placeholder of this shape that passes on a tensor until `exchange` gives it another input,
-    of the `known_shape`.
-    """
+    of the `known_shape`."""
     compat.register_gradient(_GRADIENT, _backward)
     with x.graph.gradient_override_map({'PlaceholderWithDefault': _GRADIENT}):
         marked = tf.placeholder_with_default(x, shape, name='batch_' + role)
@@ -195,7 +194,7 @@ def _exchanged(role, values, weights, rows):
 
 
 def _of_any_size(rows):
-    """Rows whose static number does not keep them from the place of others."""
+    """Rows of no static number, which can take the place of any other number of rows."""
     return tf.placeholder_with_default(rows, tf.TensorShape([None]).concatenate(rows.shape[1:]))
 
 

@@ -258,8 +258,7 @@ class _Copied:
         return frozenset(self._names[name] for name in names if name in self._names)
 
     def leaf(self, leaf):
-        """The copy of a tensor or operation; for a variable, as `tf.assign` returns, its operation.
-        """
+        """The copy of a tensor or operation; of a variable, as by `tf.assign`, its operation."""
         copy = self.operation(leaf.op.name if hasattr(leaf, 'op') else leaf.name)
         if isinstance(leaf, tf.Operation):
             return copy

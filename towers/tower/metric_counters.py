@@ -97,8 +97,7 @@ def _same_constant(of_towers):
 
 
 def _fail_without_example(update, op, weight):
-    """Has an update fail without an example, since its operation writes otherwise than by adding.
-    """
+    """Has the update of a metric fail without an example, since its operation adds nothing up."""
     if isinstance(weight, tf.Tensor):
         with tf.control_dependencies(None):
             compat.add_control_inputs(getattr(update, 'op', update), [tf.Assert(weight > 0, [
@@ -131,9 +130,9 @@ def _count_in_turn(towers, names, finder):
 
 
 def _counting(tower, counters, finder):
-    """How a tower counts: for each metric, update and loss `(operations, takes)`: those after which
-    its counters are updated; and `[(operation, position of an input, counter)]` where it gets a
-    counter, or its value, from outside."""
+    """How a tower counts: for each metric, update and loss `(operations, takes)`: operations after
+    which its counters are updated; and `[(operation, position of an input, counter)]` where it gets
+    a counter, or its value, from outside."""
     fetches = [update for _, update in metrics_by_kind(tower.metrics)[1]] + list(tower.updates) + (
         [] if tower.data_loss is None else flat(tower.data_loss))
     operations = graph_walk.step_operations(fetches)

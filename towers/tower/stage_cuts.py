@@ -112,7 +112,7 @@ def _leaders(variables):
 
 
 def _first_readers(operations, next_to_move, leaders):
-    """{operation's name: names of the variables, those kept with others aside, it reads first}."""
+    """{operation's name: names of the variables, but for companions of others, it reads first}."""
     found, seen = collections.defaultdict(list), set()
     for op in operations:
         moves = next_to_move[op.name] == op.name
