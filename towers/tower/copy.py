@@ -26,6 +26,8 @@ from towers.graph.variable_access import without_writes
 from towers.nonfinite import message_of_tower
 from towers.placement.tower_device import moved, overlaps
 from towers.tower.batch_values import is_batch_value
+from towers.tower.gradients import Differentiated
+from towers.tower.inline_updates import InlineUpdates
 from towers.tower.objectives import flat, map_shaped
 from towers.tower.stateless_random import give_seed_of_tower, key_of
 from towers.tower.tower import Substitution, Tower
@@ -43,7 +45,8 @@ class Copies:
     built in; devices, colocations and control inputs from outside are set after each import.
     """
 
-    def __init__(self, first, updates, parts_before, further=()):
+    def __init__(self, first: Differentiated, updates: InlineUpdates, parts_before: int,
+                 further: typing.Sequence):
         """`first` is `Differentiated`, the tower to be copied; `updates` are the `InlineUpdates`
         that copies do without or share; `further` tensors and operations are copied besides the
         tower's own."""

@@ -11,11 +11,13 @@ from towers.optimizers import has_own_compute_gradients, has_own_minimize
 from towers.placement.stages import keep_stacks_with_loops, place_backward
 from towers.placement.tower_device import TowerDevice, keep_with_tower
 from towers.recompute.rewrite import rewrite
+from towers.tower.batch_inputs import VariablesBehindInputs
 from towers.tower.gradient_pairs import tensors_of
 from towers.tower.losses import Losses
 from towers.tower.objectives import all_pairs
 from towers.tower.optimizer_methods import OwnComputeGradients, computed_pairs
 from towers.tower.outputs import fetches_of
+from towers.tower.shards import CutBatch
 from towers.tower.stateless_random import (check_draws_nothing, give_own_seeds,
                                            give_seeds_of_tower, make_stateless)
 from towers.tower.tower import Tower
@@ -45,7 +47,8 @@ class TowerGradients:
       behind: `VariablesBehindInputs`.
     """
 
-    def __init__(self, request, batch, behind, scaled_losses, trained):
+    def __init__(self, request: typing.Any, batch: CutBatch, behind: VariablesBehindInputs,
+                 scaled_losses: typing.Any, trained: dict):
         """`trained` is as of `Roles`."""
         self.scaled_losses, self.behind = scaled_losses, behind
         self._request, self._batch, self._trained = request, batch, trained

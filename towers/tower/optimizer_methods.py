@@ -38,7 +38,7 @@ class OwnComputeGradients:
       factor: float64 scalar, by which the towers multiply their losses: 1, or dL/dS after `pairs`.
     """
 
-    def __init__(self, optimizer, variables, request):
+    def __init__(self, optimizer: typing.Any, variables: list, request: typing.Any):
         self._optimizer, self._variables, self._request = optimizer, variables, request
         self._called = 'compute_gradients of ' + type(optimizer).__name__
         with tf.control_dependencies(None), only_device(request.placement.main):
