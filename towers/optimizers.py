@@ -1,11 +1,15 @@
-"""Optimizers: their check, and what is known of them by their class: slots, the effect of a factor,
-methods of their own, and which of them combine gradients over machines themselves."""
+"""Optimizers: their check, and facts about them by their class: slots, the effect of a factor of
+the gradient, methods of their own, and which of them combine gradients over machines themselves.
+
+`tower.optimizer_methods` calls an optimizer's own methods, `reduce.update` its `apply_gradients`.
+"""
 
 import abc
 import collections
 import inspect
 import numbers
 import re
+import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -13,35 +17,36 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import ClusterError, InvalidArgumentError
 
+
 class GradientsOfModel(abc.ABC):
     """Stands in place of an optimizer where the model function calls its own: `OptimizerCalls`."""
 
     @abc.abstractmethod
-    def weights(self, batch):
+    def weights(self, batch: typing.Any) -> typing.Optional[list]:
         """The weights of the towers' losses, a list; None where these count as they are."""
 
     @abc.abstractmethod
-    def call(self, weight, placement):
+    def call(self, weight: typing.Any, placement: typing.Any) -> typing.ContextManager:
         """The context of the model function's call, whose loss has this weight."""
 
     @abc.abstractmethod
-    def fetches(self):
+    def fetches(self) -> list:
         """The tensors and operations of tower 0 that the update is made of: a list."""
 
     @abc.abstractmethod
-    def slots(self):
+    def slots(self) -> list:
         """List of the variables that the model's optimizers have made."""
 
     @abc.abstractmethod
-    def optimizers(self):
+    def optimizers(self) -> list:
         """List of the model's optimizers."""
 
     @abc.abstractmethod
-    def compute_gradients(self, loss, var_list=None):
+    def compute_gradients(self, loss: tf.Tensor, var_list: typing.Optional[list] = None) -> list:
         """The `(gradient, variable)` pairs of tower 0's calls, weighted."""
 
     @abc.abstractmethod
-    def of_all_towers(self, copies):
+    def of_all_towers(self, copies: typing.Sequence[typing.Callable]) -> typing.Any:
         """An object with `apply_gradients`, as an optimizer. `copies` are functions from a tensor
         of tower 0 to its copy, one for each further tower."""
 
@@ -71,7 +76,7 @@ OPTIMIZER_UPDATES = re.compile(r'^(Resource)?(Sparse)?Apply[A-Z]')
 """Types of the operations by which TensorFlow's optimizers update a variable."""
 
 Known = collections.namedtuple('Known', 'slots effect')
-"""What is known of an optimizer's class.
+"""Facts about an optimizer's class.
 
 Fields:
   slots: how many variables it keeps for each one that it trains.
@@ -175,7 +180,7 @@ def combiner_of(optimizer):
     return None
 
 
-def name_of(combiner):
+def combiner_name(combiner):
     """The class of a combiner as its users know it, such as `'horovod.DistributedOptimizer'`."""
     kind = _combining_class(combiner)
     return kind.__name__ if kind.__name__ in _CLASSES else '%s.%s' % (
@@ -192,7 +197,7 @@ def check_alone(optimizers=(), leaves_servers=True, variables=()):
     """Raises `ClusterError` for a program of TensorFlow's parameter servers without `cluster=`."""
     found = leaves_servers and re.search('/job:ps(/task:[0-9]+)?', ' '.join(
         [compat.devices_of_new_variables()] + [each.device for each in variables]))
-    names = [name_of(each) for each in map(combiner_of, optimizers) if each is not None]
+    names = [combiner_name(each) for each in map(combiner_of, optimizers) if each is not None]
     if found or 'SyncReplicasOptimizer' in names:
         raise ClusterError(
             'this program is one for parameter servers (%s), and without cluster= the towers would '

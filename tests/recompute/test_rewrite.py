@@ -141,7 +141,7 @@ def of_one_block(images):
     (dict(memory=towers.Memory(recompute='auto'), optimizer=None),
      'without a backward pass nothing is kept'),
     (dict(memory=towers.Memory(recompute='auto'), numerics=towers.Numerics(xla=True)),
-     'XLA decides by itself'),
+     'XLA chooses the results'),
     (dict(memory=towers.Memory(recompute='auto'), before=True),
      'recompute=, and the model computes with the reference variable first/kernel, which may')])
 def test_errors(options, text):

@@ -93,7 +93,7 @@ def counts_after(session, train_op):
     ('first', 1., 1., '1 update ops of tower 0 ride on the train op, 1 from before the towers too'),
     ('all', 1., 2., '1 update ops of every tower ride on the train op, 1 from before the towers '
                     'too'),
-    ('none', 0., 0., "nobody's 1 update ops run, 1 from before the towers run neither")])
+    ('none', 0., 0., "nobody's 1 update ops run, 1 from before the towers do not run either")])
 def test_updates_from_before_the_towers_ride_on_the_train_op(update_ops, before, inside, line):
     counted('before')
     built = build_towers(model_that_counts, BATCH, SGD(1.), 2, update_ops=update_ops)

@@ -109,8 +109,8 @@ def runtime_error(shards, feed):
 
 
 @pytest.mark.parametrize('remainder, size, said', [
-    ('error', 10, 'towers: the batch does not divide among 4 towers (remainder=weight would take '
-                  'it, and drop one that has an example for each). Examples in it:'),
+    ('error', 10, 'towers: the batch does not divide among 4 towers (remainder=weight takes it, '
+                  'remainder=drop if it has an example for each). Its number of examples:'),
     ('weight', 0, 'towers: a batch for 4 towers needs at least 1 examples and has'),
     ('drop', 3, 'towers: a batch for 4 towers needs at least 4 examples and has')])
 def test_a_dynamic_batch_that_cannot_be_cut(batch, remainder, size, said):

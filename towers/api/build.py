@@ -6,8 +6,8 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
-from towers.api.make_towers import call_for_each_tower, call_once_and_copy
 from towers.api.describe import describe
+from towers.api.make_towers import call_for_each_tower, call_once_and_copy
 from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement
 from towers.api.request import checked_request
 from towers.api.train_ops import update_variables
@@ -18,10 +18,10 @@ from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.micro_batches import add_up_micro_batches
 from towers.reduce.replicas import check_no_replicas
 from towers.tower.batch_inputs import (VariablesBehindInputs, check_nothing_is_trained_behind,
-                                       looked_at, variables_behind)
-from towers.tower.metric_counters import join_counters
-from towers.tower.cut_inputs import Shards
+                                       checked_inputs, variables_behind)
 from towers.tower.build_context import BuildCollections, check_not_nested
+from towers.tower.cut_inputs import Shards
+from towers.tower.metric_counters import join_counters
 from towers.tower.objectives import map_shaped, naming_loss
 from towers.tower.outputs import ModelOutput, merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import checked_size, cut
@@ -169,7 +169,7 @@ def check_inputs(request, inputs):
             check_nothing_is_trained_behind(inputs.batches)
         inputs.check(request.devices)
         return
-    size, parts = looked_at(inputs).size, len(request.parts)
+    size, parts = checked_inputs(inputs).size, len(request.parts)
     if request.schedule is not None and size is not None and size < parts:
         raise InputError('%d examples are fewer than the %d micro-batches of %d tower%s: pass a '
                          'smaller micro_batches=.' % (

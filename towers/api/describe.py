@@ -10,7 +10,7 @@ from towers.graph.variable_access import metric_variables
 from towers.optimizers import describe_learning_rate, is_repeatable
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
 from towers.placement.numerics import describe_xla
-from towers.tower.losses import whole_batch_line
+from towers.tower.across_examples import whole_batch_line
 from towers.tower.objectives import all_pairs
 from towers.tower.ownership import OWN
 from towers.tower.stage_cuts import accumulation_line, stages_line
@@ -201,7 +201,7 @@ def _batch_norm(tower_set, before):
     in_sync = '' if request.batch_norm == 'shard' else (
         '%d in sync over the whole batch; ' % tower_set.recorded.in_sync)
     others = '' if not before else ', %d from before the towers %s' % (
-        before, 'run neither' if update_ops == 'none' else 'too')
+        before, 'do not run either' if update_ops == 'none' else 'too')
     if not any(tower.updates for tower in towers):
         return in_sync + 'no update ops' + others
     count = len(towers[0].updates)

@@ -46,7 +46,7 @@ def call_once_and_copy(request, batch, behind, scaled_losses):
     recorded = record(
         request, batch, 0, contextlib.nullcontext if of_model is None else (
             lambda: of_model.call(of_calls[0], request.placement)))
-    taken, slots = ([], []) if of_model is None else (of_model.fetches(), of_model.slots())
+    of_update, slots = ([], []) if of_model is None else (of_model.fetches(), of_model.slots())
     names_of_slots = {slot.op.name for slot in slots}  # which a Saver made there reads
     recorded = recorded._replace(variables=[
         each for each in recorded.variables if each.op.name not in names_of_slots])
@@ -54,14 +54,13 @@ def call_once_and_copy(request, batch, behind, scaled_losses):
     # out of the forward pass, before that is differentiated.
     cuts = put_on_devices(recorded, request, request.parts[0].device)
     roles = ownership(recorded, request, batch.sizes[0],
-                      trained_variables(request.objectives), taken,
+                      trained_variables(request.objectives), of_update,
                       make_replicas if request.placement.has_replicas else None)
-    taken = taken + roles.inline_updates.updates
+    taken = of_update + roles.inline_updates.updates
     losses = make_losses(recorded, request, 0)
     gradients = TowerGradients(request, batch, behind, scaled_losses, roles.trained)
     first = gradients.differentiate(recorded, losses, 0, scales[0], taken)
-    copies = copies_of(first, roles, request, batch, [weights, scales, of_calls],
-                       [] if of_model is None else of_model.fetches())
+    copies = copies_of(first, roles, request, batch, [weights, scales, of_calls], of_update)
     others = [tower for tower, _ in copies]
     # `ownership` turned some of tower 0's writes into updates; copies have none of these.
     towers = [first.tower._replace(

@@ -123,16 +123,8 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
         _check_losses(objectives.names, accumulate, numerics, cluster)
     _check_micro_batches(devices, objectives, memory, pipeline)
     placement = _checked_placement(variables, devices, objectives, earlier, cluster)
-    _check_together(objectives, placement.has_replicas, loss_scale, copies, pipeline, memory,
-                    numerics, global_step)
-    schedule = pipeline.schedule if pipeline.micro_batches > 1 else None
     name, parts = _named_parts(tf.get_default_graph(), devices, accumulate, copies)
-    if cluster is not None and objectives:
-        cluster.check_build(objectives[0].optimizer, placement.has_replicas, loss_scale is not None)
-    elif objectives:
-        check_alone([each.optimizer for each in objectives], placement.leaves_servers,
-                    tf.global_variables())
-    return Request(
+    request = Request(
         model_fn=model_fn, objectives=objectives, devices=devices, reduction=reduction,
         remainder=remainder, shares=tuple(each for each in shares for _ in range(accumulate)),
         global_step=global_step, regularization=regularization, update_ops=update_ops,
@@ -140,14 +132,20 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
         copies=copies, reuse=reuse if earlier is None else True, earlier=earlier,
         variable_scope=variable_scope, name=name,
         parts_before=0 if cluster is None else cluster.rank * len(parts), parts=parts,
-        accumulate=accumulate, schedule=schedule,
-        cutting=_cutting(pipeline.stages, placement, stages_of(devices[0]), schedule, accumulate,
-                         objectives),
+        accumulate=accumulate, schedule=pipeline.schedule if pipeline.micro_batches > 1 else None,
+        cutting=_cutting(pipeline, placement, len(stages_of(devices[0])), objectives),
         placement=placement, loss_scale=loss_scale,
-        no_batch_values=_no_batch_values(accumulate, cluster, batch_norm),
+        no_batch_values=_no_batch_values(accumulate, cluster),
         precision_text=None if numerics.precision == 'float32' else (
             "%s by TensorFlow's rewrite %s; the audit of a step says whether it acts" % (
                 numerics.precision, rewrite_field(numerics.precision, devices))))
+    _check_together(request)
+    if cluster is not None and objectives:
+        cluster.check_build(objectives[0].optimizer, placement.has_replicas, loss_scale is not None)
+    elif objectives:
+        check_alone([each.optimizer for each in objectives], placement.leaves_servers,
+                    tf.global_variables())
+    return request
 
 
 def check_model_fn(model_fn):
@@ -232,22 +230,22 @@ def _check_micro_batches(devices, objectives, memory, pipeline):
              name, count, len(devices), '' if len(devices) == 1 else 's', MOST_TOWERS))])
 
 
-def _check_together(objectives, has_replicas, loss_scale, copies, pipeline, memory, numerics,
-                    global_step):
+def _check_together(request):
     """Raises `InvalidArgumentError` for other options that contradict each other."""
-    minimizing = ', '.join(type(each.optimizer).__name__ for each in objectives
+    minimizing = ', '.join(type(each.optimizer).__name__ for each in request.objectives
                            if has_own_minimize(each.optimizer))
-    recompute = None if memory.recompute is None else '%.80r' % (memory.recompute,)
+    recompute = None if request.recompute is None else '%.80r' % (request.recompute,)
+    has_replicas, loss_scale = request.placement.has_replicas, request.loss_scale
     _raise_first([
-        (numerics.stateless_random and global_step is None,
+        (request.numerics.stateless_random and request.global_step is None,
          'stateless_random=True needs a global_step to draw by.'),
-        (recompute and not objectives,
+        (recompute and not request.objectives,
          'recompute=%s, and there is no optimizer: without a backward pass nothing is kept for '
          'it.' % recompute),
-        (recompute and numerics.xla,
-         'recompute=%s and xla=True: XLA decides by itself what it keeps. Pass one of the two.'
+        (recompute and request.numerics.xla,
+         'recompute=%s and xla=True: XLA chooses the results that it keeps. Pass one of the two.'
          % recompute),
-        (copies == 'reuse' and (has_replicas or pipeline.stages is not None),
+        (request.copies == 'reuse' and (has_replicas or request.cutting is not None),
          "copies='reuse' goes with neither VariablePlacement('replicated') nor stages=: pass "
          "copies='clone'."),
         (minimizing and (loss_scale is not None or has_replicas),
@@ -255,30 +253,29 @@ def _check_together(objectives, has_replicas, loss_scale, copies, pipeline, memo
          'gradients and their update would be done to other gradients, too. Put it into '
          'apply_gradients, or into transform_gradients.' % (
              minimizing, 'loss scale' if loss_scale is not None else
-             "replica of each variable (VariablePlacement('replicated'))"))])
+             "replica of each variable (VariablePlacement('replicated'))")),
+        (request.batch_norm == 'sync' and request.no_batch_values is not None,
+         "batch_norm='sync': %s." % request.no_batch_values)])
 
 
-def _cutting(stages, placement, devices, schedule, micro_batches, objectives):
+def _cutting(pipeline, placement, num_stages, objectives):
     """`Cutting` into stages; None where the model is not cut."""
-    if stages is None:
+    if pipeline.stages is None:
         return None
-    copies = [1] * len(devices) if schedule is None else [
-        kept_at_once(schedule, stage, len(devices), micro_batches)
-        for stage in range(len(devices))]
+    copies = [1] * num_stages if pipeline.micro_batches == 1 else [
+        kept_at_once(pipeline.schedule, stage, num_stages, pipeline.micro_batches)
+        for stage in range(num_stages)]
     slots = max([number_of_slots(each.optimizer) for each in objectives], default=None)
     return Cutting(copies, bool(objectives), slots if placement.by_stage else None)
 
 
-def _no_batch_values(accumulate, cluster, batch_norm):
+def _no_batch_values(accumulate, cluster):
     """Why the parts of a batch cannot exchange values in a build; or None."""
-    reason = None if cluster is None else (
-        'the batch is on several machines, which do not exchange it: build without cluster=')
     if accumulate > 1:
-        reason = ('a tower has %d micro-batches, which are not there at the same time: build '
-                  'without micro-batches (Memory, Pipeline)' % accumulate)
-    if batch_norm == 'sync' and reason is not None:
-        raise InvalidArgumentError("batch_norm='sync': %s." % reason)
-    return reason
+        return ('a tower has %d micro-batches, which are not there at the same time: build without '
+                'micro-batches (Memory, Pipeline)' % accumulate)
+    return None if cluster is None else (
+        'the batch is on several machines, which do not exchange it: build without cluster=')
 
 
 def _named_parts(graph, devices, accumulate, copies):

@@ -14,7 +14,7 @@ from towers.reduce.update import apply_update, checked_transform
 from towers.tower.closure_tensors import ClosureTensors
 from towers.tower.gradient_pairs import tensors_of
 from towers.tower.objectives import flat, map_shaped
-from towers.tower.optimizer_methods import Minimizing
+from towers.tower.optimizer_methods import OwnMinimize
 from towers.tower.ownership import EVERY
 from towers.tower.write_order import hold_back, hold_update, updates_that_write
 
@@ -52,7 +52,7 @@ def update_variables(tower_set, outputs, combined, machines, collections_before)
     of, of_towers = objectives.of, collections_before.new_updates()
     steps = _Steps(tower_set, outputs, combined, machines)
     with graph_walk.Recording(tf.get_default_graph()) as made:
-        gradients = [tower_set.gradients.made_by_optimizer(
+        gradients = [tower_set.gradients.pairs_of_optimizer(
             each, of(each, outputs.loss), of(each, combined).gradients) for each in objectives]
         of_optimizers = collections_before.new_updates()[len(of_towers):]
         of_losses = [_OfLoss(each, of(each, outputs.loss), of(each, combined), checked_transform(
@@ -137,7 +137,7 @@ def _applying(of_loss, copies):
     optimizer = of_loss.objective.optimizer
     if isinstance(optimizer, GradientsOfModel):
         return optimizer.of_all_towers(copies)
-    return Minimizing(optimizer, of_loss.loss) if has_own_minimize(optimizer) else optimizer
+    return OwnMinimize(optimizer, of_loss.loss) if has_own_minimize(optimizer) else optimizer
 
 
 def _riding(updates, losses, towers):

@@ -17,7 +17,7 @@ from towers.tower.gradient_pairs import tensors_of, times
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.losses import registered_losses
 from towers.tower.objectives import all_pairs, checked_variables, flat
-from towers.tower.optimizer_methods import Minimizing, minimized
+from towers.tower.optimizer_methods import OwnMinimize, minimized
 from towers.tower.outputs import call_model_fn, to_model_output
 from towers.tower.variables import without_numbers
 
@@ -151,7 +151,7 @@ def _applied_on_one_device(objective, loss, pairs, global_step, factor):
     if not has_own_minimize(optimizer):
         return optimizer.apply_gradients(pairs, global_step=global_step)
     if objective.transform_gradients is not None or factor != 1:  # which come in between
-        return Minimizing(optimizer, loss).apply_gradients(pairs, global_step)
+        return OwnMinimize(optimizer, loss).apply_gradients(pairs, global_step)
     return minimized(optimizer, loss, global_step, [variable for _, variable in pairs])
 
 

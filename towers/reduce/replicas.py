@@ -199,7 +199,7 @@ def _new_replicas(variable, names, devices):
         listed[:] = [each for each in listed if each is not replica]
         if replica.op.name != name:
             raise NameScopeError('the graph has another operation %r, which is to be the name of a '
-                                 'replica of variable %s: rename that one.'
+                                 'replica of variable %s: rename that operation.'
                                  % (name, variable.op.name))
         replicas.append(replica)
     return replicas

@@ -75,7 +75,7 @@ def free_initial_values(created, made, after):
 
 
 def _uncounted(applied, made, global_step, scaled_losses):
-    """(number to add to the step after an update, or None; whether the optimizer does not count)."""
+    """(number to add to the step, or None; whether the optimizer leaves it to its caller)."""
     dtype = global_step.dtype.base_dtype
     writing = {op.name for op in Writes(global_step.graph).to(global_step)}
     if not writing.isdisjoint(op.name for op in made):

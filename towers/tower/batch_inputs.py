@@ -24,7 +24,7 @@ Inputs = collections.namedtuple('Inputs', 'leaves size unknown')
 their first dimension, None if not static; the paths of leaves that do not say it."""
 
 
-def looked_at(inputs):
+def checked_inputs(inputs):
     """The `Inputs` of a nest, or `InputError` for a leaf that cannot be cut; makes no operation."""
     check_graph_mode('the result of split_batch')
     leaves, sizes, unknown = _leaves(inputs), {}, []
@@ -63,8 +63,7 @@ def tensors_of_leaves(leaves):
 
 def size_and_guards(inputs, tensors):
     """`(size, guards)`: the number of examples, an int or an int32 scalar; and a list of assertions
-    that all tensors, as `tensors_of_leaves` returns them, have it.
-    """
+    that all tensors, as `tensors_of_leaves` returns them, have it."""
     sizes = [(path, tf.cast(tensor.dense_shape[0], tf.int32) if isinstance(
         tensor, tf.SparseTensor) else tf.shape(tensor)[0])
              for tensor, (path, _) in zip(tensors, inputs.leaves) if path in inputs.unknown]
@@ -111,8 +110,7 @@ def _leaves(inputs):
 
 
 def _paths(nest, path):
-    """How each leaf is got out of a nest, in the order of `tf.nest.flatten`: `['x']`, `[0].labels`.
-    """
+    """The path of each leaf of a nest, in the order of `tf.nest.flatten`: `['x']`, `[0].labels`."""
     if isinstance(nest, tf.SparseTensorValue):  # which `tf.nest` would take apart
         raise InputError('inputs%s is a SparseTensorValue: pass tf.SparseTensor.from_value(…) of '
                          'it.' % path)
@@ -178,7 +176,7 @@ class VariablesBehindInputs(collections.namedtuple(
                 if leaf is not None]
 
     def gradients(self, of_shards: list, sizes: list, trained: list) -> typing.List[list]:
-        """`[[(gradient, variable)]]` of trained ones, as `combine` takes further gradients; or [].
+        """`[[(gradient, variable)]]` of trained variables, as `combine` takes them; or [].
 
         `of_shards` has each shard's gradients with respect to `shard_tensors`, None for an input
         that the loss does not depend on; padding behind the `sizes` gets no gradient.

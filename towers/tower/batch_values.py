@@ -23,7 +23,7 @@ from towers import compat
 from towers.errors import ModelFunctionError
 from towers.placement.variable_device import only_device
 from towers.tower.build_context import current_call
-from towers.tower.shards import if_any, weighted
+from towers.tower.shards import weighted, zero_if_empty
 
 _MARK, _GRADIENT = '_towers_batch_value', 'TowersBatchValue'
 
@@ -114,8 +114,7 @@ def _value(x, kind):
 
 def _mark(x, shape, number, role, known_shape=None):
     """A placeholder of this shape that passes on a tensor until `exchange` gives it another input,
-    of the `known_shape`.
-    """
+    of the `known_shape`."""
     compat.register_gradient(_GRADIENT, _backward)
     with x.graph.gradient_override_map({'PlaceholderWithDefault': _GRADIENT}):
         marked = tf.placeholder_with_default(x, shape, name='batch_' + role)
@@ -185,16 +184,17 @@ def _exchanged(role, values, weights, rows):
         with tf.control_dependencies(_has_examples(weights)):
             return [_of_any_size(tf.concat(values, 0))] * len(values)
     if role in ('sum', 'mean'):
-        counted = weighted if role == 'mean' else if_any
+        counted = weighted if role == 'mean' else zero_if_empty
         return [tf.add_n(list(map(counted, values, weights)))] * len(values)
     total = tf.add_n(values)
     if role == 'concat_gradient':
         return list(map(_of_any_size, tf.split(total, rows)))
-    return [(weighted if role == 'mean_gradient' else if_any)(total, weight) for weight in weights]
+    counted = weighted if role == 'mean_gradient' else zero_if_empty
+    return [counted(total, weight) for weight in weights]
 
 
 def _of_any_size(rows):
-    """Rows whose static number does not keep them from the place of others."""
+    """Rows of no static number, which can take the place of any other number of rows."""
     return tf.placeholder_with_default(rows, tf.TensorShape([None]).concatenate(rows.shape[1:]))
 
 

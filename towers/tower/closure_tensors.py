@@ -19,6 +19,7 @@ from towers.placement.variable_device import only_device
 from towers.tower.objectives import flat
 from towers.tower.optimizer_methods import computes_with
 from towers.tower.outputs import weighted_mean
+from towers.tower.tower import TowerSet
 
 
 class ClosureTensors:
@@ -30,7 +31,7 @@ class ClosureTensors:
       gradients: list of the tensors of the combined gradients, which the update takes anyway.
     """
 
-    def __init__(self, tower_set, losses, gradients):
+    def __init__(self, tower_set: TowerSet, losses: typing.Any, gradients: list):
         self._towers, self._recorded = tower_set.towers, tower_set.recorded
         self._request, self._weights = tower_set.request, tower_set.batch.weights
         self._losses, self._gradients, self._made = flat(losses), gradients, []

@@ -26,6 +26,8 @@ from towers.graph.variable_access import without_writes
 from towers.nonfinite import message_of_tower
 from towers.placement.tower_device import moved, overlaps
 from towers.tower.batch_values import is_batch_value
+from towers.tower.gradients import Differentiated
+from towers.tower.inline_updates import InlineUpdates
 from towers.tower.objectives import flat, map_shaped
 from towers.tower.stateless_random import give_seed_of_tower, key_of
 from towers.tower.tower import Substitution, Tower
@@ -43,7 +45,8 @@ class Copies:
     built in; devices, colocations and control inputs from outside are set after each import.
     """
 
-    def __init__(self, first, updates, parts_before, further=()):
+    def __init__(self, first: Differentiated, updates: InlineUpdates, parts_before: int,
+                 further: typing.Sequence):
         """`first` is `Differentiated`, the tower to be copied; `updates` are the `InlineUpdates`
         that copies do without or share; `further` tensors and operations are copied besides the
         tower's own."""
@@ -138,9 +141,9 @@ class Copies:
         """Whether all towers have an operation in common, that is more than its type, inputs and
         attributes: a table, a queue, an iterator, a placeholder."""
         if op.type.startswith(_MEETS_OTHERS):
-            raise CloneError('operation %s (%s), which the model function makes, meets others of '
-                             "its name: pass copies='reuse', which calls the model function for "
-                             'every tower.' % (op.name, op.type))
+            raise CloneError('operation %s (%s), which the model function makes, communicates with '
+                             "operations by a name: pass copies='reuse', which calls the model "
+                             'function for every tower.' % (op.name, op.type))
         is_from_shard = op.name in self._from_shard
         if not (op.type in PLACEHOLDERS or op.type.startswith(_WITHOUT_NAME)
                 or 'shared_name' in node.attr) or is_batch_value(op) or (
@@ -258,8 +261,7 @@ class _Copied:
         return frozenset(self._names[name] for name in names if name in self._names)
 
     def leaf(self, leaf):
-        """The copy of a tensor or operation; for a variable, as `tf.assign` returns, its operation.
-        """
+        """The copy of a tensor or operation; of a variable, as by `tf.assign`, its operation."""
         copy = self.operation(leaf.op.name if hasattr(leaf, 'op') else leaf.name)
         if isinstance(leaf, tf.Operation):
             return copy

@@ -13,7 +13,8 @@ from towers.arguments import check_count, check_instance
 from towers.errors import InputError
 from towers.placement.devices import check_one_stage, resolve_devices, short_name
 from towers.placement.variable_device import only_device
-from towers.tower.batch_inputs import looked_at, size_and_guards, static_shape, tensors_of_leaves
+from towers.tower.batch_inputs import (checked_inputs, size_and_guards, static_shape,
+                                       tensors_of_leaves)
 from towers.tower.shards import CutBatch, cut_batch, dense_shard, sparse_shard
 
 
@@ -49,37 +50,37 @@ class Shards:
         if len(self.batches) != len(devices):
             raise InputError('Shards has the inputs of %d towers, and there are %d devices: pass '
                              'one for each.' % (len(self.batches), len(devices)))
-        self._looks()
+        self._checked()
 
     def cut(self) -> CutBatch:
         """The `CutBatch` for a build; each shard is fed where the caller has made it."""
-        looks = self._looks()
-        is_even = self._are_equal or looks[0].size is not None and len(
-            {look.size for look in looks}) == 1
+        checked = self._checked()
+        is_even = self._are_equal or checked[0].size is not None and len(
+            {each.size for each in checked}) == 1
         with tf.name_scope('shards'):
-            inputs, sizes = zip(*[_whole(number, batch, look, is_even) for number, (batch, look)
-                                  in enumerate(zip(self.batches, looks))])
+            inputs, sizes = zip(*[_whole(number, batch, each, is_even) for number, (batch, each)
+                                  in enumerate(zip(self.batches, checked))])
             with tf.device(None), tf.device('/cpu:0'):
                 return cut_batch(list(inputs), list(sizes), sum(sizes), is_even)
 
-    def _looks(self):
+    def _checked(self):
         """The `Inputs` of each shard, of one structure, with the same types and shapes [n, …]."""
-        looks = [looked_at(batch) for batch in self.batches]
-        for number, look in enumerate(looks):
+        checked = [checked_inputs(batch) for batch in self.batches]
+        for number, each in enumerate(checked):
             try:
                 tf.nest.assert_same_structure(self.batches[0], self.batches[number])
             except (TypeError, ValueError) as error:
                 raise InputError('shard %d has another structure than shard 0: %s'
                                  % (number, str(error).split('\n', 1)[0])) from None
-            if look.size == 0:
+            if each.size == 0:
                 raise InputError('shard %d has no example: pass one for each tower at least.'
                                  % number)
-            for (path, leaf), (_, other) in zip(look.leaves, looks[0].leaves):
+            for (path, leaf), (_, other) in zip(each.leaves, checked[0].leaves):
                 if _kind(leaf) != _kind(other) or leaf is not None and not static_shape(
                         path, leaf)[1:].is_compatible_with(static_shape(path, other)[1:]):
                     raise InputError('%s of shard %d is %s, and of shard 0 %s: expected one type '
                                      'and shape [n, …].' % (path, number, leaf, other))
-        return looks
+        return checked
 
 
 def _kind(leaf):
@@ -87,13 +88,13 @@ def _kind(leaf):
         isinstance(leaf, tf.SparseTensor), tf.as_dtype(leaf.dtype).base_dtype)
 
 
-def _whole(number, batch, look, is_even):
+def _whole(number, batch, inputs, is_even):
     """(nest of tensors that can be fed, size) of a shard, on the devices of its tensors."""
     with tf.device(None), tf.device(lambda op: (
             op.inputs[0].device if len(op.inputs) else '') or '/cpu:0'):
-        tensors = tensors_of_leaves(look.leaves)
-        size, guards = size_and_guards(look, tensors)
-        if look.size is None:
+        tensors = tensors_of_leaves(inputs.leaves)
+        size, guards = size_and_guards(inputs, tensors)
+        if inputs.size is None:
             guards.append(tf.Assert(size > 0, [
                 'towers: shard %d of Shards has no example' % number]))
         with tf.control_dependencies(guards):

@@ -11,11 +11,13 @@ from towers.optimizers import has_own_compute_gradients, has_own_minimize
 from towers.placement.stages import keep_stacks_with_loops, place_backward
 from towers.placement.tower_device import TowerDevice, keep_with_tower
 from towers.recompute.rewrite import rewrite
+from towers.tower.batch_inputs import VariablesBehindInputs
 from towers.tower.gradient_pairs import tensors_of
 from towers.tower.losses import Losses
 from towers.tower.objectives import all_pairs
 from towers.tower.optimizer_methods import OwnComputeGradients, computed_pairs
 from towers.tower.outputs import fetches_of
+from towers.tower.shards import CutBatch
 from towers.tower.stateless_random import (check_draws_nothing, give_own_seeds,
                                            give_seeds_of_tower, make_stateless)
 from towers.tower.tower import Tower
@@ -45,7 +47,8 @@ class TowerGradients:
       behind: `VariablesBehindInputs`.
     """
 
-    def __init__(self, request, batch, behind, scaled_losses, trained):
+    def __init__(self, request: typing.Any, batch: CutBatch, behind: VariablesBehindInputs,
+                 scaled_losses: typing.Any, trained: dict):
         """`trained` is as of `Roles`."""
         self.scaled_losses, self.behind = scaled_losses, behind
         self._request, self._batch, self._trained = request, batch, trained
@@ -89,7 +92,7 @@ class TowerGradients:
             forward=frozenset(op.name for op in operations) - backward, backward=backward)
         return Differentiated(tower, operations, recomputed, keys)
 
-    def made_by_optimizer(self, objective: typing.Any, loss: tf.Tensor, combined: list) -> list:
+    def pairs_of_optimizer(self, objective: typing.Any, loss: tf.Tensor, combined: list) -> list:
         """The pairs that the objective's optimizer makes of the combined gradients. A variable
         without a gradient has a pair with None, since a program may go by their places."""
         if objective.name in self._own:
@@ -101,34 +104,31 @@ class TowerGradients:
     def _of_objective(self, number, objective, data_losses, scale):
         """The pairs of one objective, the gradients of tensors of the shard, and the operations
         that were made for both."""
-        data_loss = self._request.objectives.of(objective, data_losses)
+        request, scaled_losses, own = self._request, self.scaled_losses, self._own.get(
+            objective.name)
+        loss = data_loss = request.objectives.of(objective, data_losses)
         shard = self.behind.shard_tensors(self._batch.inputs[number])
         with graph_walk.Recording(tf.get_default_graph()) as backward:
-            pairs, of_shard = self._pairs(objective, data_loss, scale, shard)
+            if isinstance(scale, tf.Tensor):
+                loss = loss * tf.cast(scale, loss.dtype)
+            elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
+                loss = loss * scale
+            if scaled_losses is not None:
+                loss = scaled_losses.scaled(loss)
+            if own is not None:
+                loss = loss * tf.cast(own.factor, loss.dtype)
+            is_called_later = own is not None or has_own_minimize(objective.optimizer)
+            pairs = computed_pairs(_PLAIN if is_called_later else objective.optimizer, loss,
+                                   self._trained[objective.name])
+            of_shard = list(zip(tf.gradients(loss, list(shard)), shard)) if shard else []
             # With a scaled loss, a gradient that is not finite skips the step: see `reduce.update`.
-            if self._request.numerics.check_numerics and self.scaled_losses is None:
-                pairs = checked_gradients(pairs, data_loss, number, self._request.accumulate)
-        place_backward(backward.operations, data_loss, self._request.parts[number].device)
+            if scaled_losses is not None:
+                pairs, of_shard = map(scaled_losses.unscaled, (pairs, of_shard))
+            elif request.numerics.check_numerics:
+                pairs = checked_gradients(pairs, data_loss, number, request.accumulate)
+        place_backward(backward.operations, data_loss, request.parts[number].device)
         keep_stacks_with_loops(backward.operations)
         return pairs, [gradient for gradient, _ in of_shard], backward.operations
-
-    def _pairs(self, objective, data_loss, scale, shard):
-        own = self._own.get(objective.name)
-        if isinstance(scale, tf.Tensor):
-            data_loss = data_loss * tf.cast(scale, data_loss.dtype)
-        elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
-            data_loss = data_loss * scale
-        if self.scaled_losses is not None:
-            data_loss = self.scaled_losses.scaled(data_loss)
-        if own is not None:
-            data_loss = data_loss * tf.cast(own.factor, data_loss.dtype)
-        is_called_later = own is not None or has_own_minimize(objective.optimizer)
-        pairs = computed_pairs(_PLAIN if is_called_later else objective.optimizer, data_loss,
-                               self._trained[objective.name])
-        of_shard = list(zip(tf.gradients(data_loss, list(shard)), shard)) if shard else []
-        if self.scaled_losses is not None:
-            pairs, of_shard = map(self.scaled_losses.unscaled, (pairs, of_shard))
-        return pairs, of_shard
 
 
 def _give_seeds(request, forward, backward, fetches, number):

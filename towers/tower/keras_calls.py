@@ -65,8 +65,8 @@ class KerasCalls:
                       if not any(tensor.op.name in waiting for tensor in call.tensors))
 
     def updates(self) -> typing.List[tf.Operation]:
-        """Ops to run once a step for the calls: a list, each once; in Keras 3 those of seed
-        generators, too. Not updates of frozen layers, nor in branches, in loops, or behind a
+        """Ops to run once a step for the calls: a list, each once; in Keras 3 updates of
+        seed generators, too. Not updates of frozen layers, nor in branches, in loops, or behind a
         `keras.Input`, where they cannot run."""
         waiting = self._waiting_for_keras_input()
         return unique([op for _, op, frozen in self._updates

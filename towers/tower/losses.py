@@ -1,14 +1,10 @@
-"""The loss that a tower differentiates, and the plan's lines about it.
+"""The loss that a tower differentiates.
 
 It is the loss that the model function returns; with `regularization='add'` every registered loss
 that is not in it yet is added. A term that is the same in every tower, such as the L2 loss of the
 weights, counts once, since the towers' weights w_k add up to 1 (to N for `reduction='sum'`):
 
     loss of the build = sum_k w_k data_loss_k
-
-Where a loss divides by a number that is counted in the batch, takes a root of its mean, or
-multiplies examples with each other, the mean of the towers' losses is not the loss of the batch.
-The plan says where a graph shows such a loss; `check_towers` measures the difference.
 """
 
 import collections
@@ -18,13 +14,10 @@ import tensorflow.compat.v1 as tf
 from towers.errors import ModelFunctionError
 from towers.graph import graph_walk
 from towers.graph.graph_walk import is_computed_from
-from towers.graph.op_types import (CHOICES, PLACEHOLDERS, QUOTIENTS, READS, SAME_NUMBERS, SIZES,
-                                   SUMS, VARIABLE_OPS)
+from towers.graph.op_types import PLACEHOLDERS, READS, VARIABLE_OPS
 from towers.nonfinite import checked_loss
 from towers.placement.tower_device import TowerDevice, stages_of
 from towers.placement.variable_device import only_device
-from towers.tower.across_examples import mixed
-from towers.tower.batch_values import is_batch_value
 from towers.tower.objectives import flat, map_shaped, with_parts
 
 
@@ -131,70 +124,3 @@ def _described(num_inside, num_outside, adds):
     facts = [outside + ' added'] * bool(num_outside)
     facts += ["in the model's own loss"] * bool(num_inside)
     return ' and '.join(facts) + ', counted once' if facts else None
-
-
-_LINEAR = SAME_NUMBERS | SUMS | CHOICES | {'Neg', 'Mul'}
-_BENT = frozenset(['Sqrt', 'Rsqrt', 'Square', 'Pow', 'Log', 'Log1p', 'Exp', 'Reciprocal', 'Inv'])
-
-
-def whole_batch_line(recorded, reduction):
-    """The plan's line about a loss that is not the mean of the towers' losses: a text, or None."""
-    by_value = graph_walk.reachable_from(
-        recorded.sources, [op for op in recorded.operations if op.type not in SIZES
-                             and not is_batch_value(op)])
-    choices = [op for op in recorded.operations if op.name in by_value and _chooses(op)]
-    of_choices, found = graph_walk.reachable_from(choices, recorded.operations), []
-    for loss in flat(recorded.output.loss):
-        found += _in_scalars(loss, by_value)
-        if reduction == 'mean':
-            found += _sums(loss, by_value)
-        needed = graph_walk.ancestors([loss])
-        found += [('multiplies examples with each other', op.name) for op in recorded.operations
-                  if op.type == 'MatMul' and op.name in needed
-                  and all(tensor.op.name in by_value for tensor in op.inputs)]
-        if any(op.type == 'Mean' and op.name in of_choices & needed for op in recorded.operations):
-            found += [('chooses among the examples of the shard', op.name) for op in choices
-                      if op.name in needed]
-    if not found:
-        return None
-    more = '' if len(found) == 1 else ' and %d more' % (len(found) - 1)
-    return ('the loss %s (%s%s), and each tower has its shard alone: N towers are not one device; '
-            'see towers.batch_sum' % (found[0] + (more,)))
-
-
-def _chooses(op):
-    """Whether an operation takes the best examples, or examples by a mask (`tf.boolean_mask`)."""
-    return op.type == 'TopKV2' and op.inputs[0].shape.ndims == 1 or (
-        op.type in ('Gather', 'GatherV2')
-        and graph_walk.behind(op.inputs[1], SAME_NUMBERS).op.type == 'Where')
-
-
-def _sums(loss, by_value):
-    """`[(text, name of the operation)]` of sums over the examples that a loss has as they are."""
-    def is_sum(op):
-        return op.name in by_value and op.type == 'Sum' and (
-            mixed(op.inputs[0], by_value, ()) is None)
-    found = graph_walk.reached([loss.op], lambda op: [each.op for each in op.inputs] if (
-        (op.type in SUMS or op.type in SAME_NUMBERS) and not is_sum(op)) else ())
-    return [("adds up the examples of the shard, and the towers' mean is taken", op.name)
-            for op in found.values() if is_sum(op)]
-
-
-def _in_scalars(loss, by_value):
-    """`[(text, name of the operation)]` of a loss's arithmetic on scalars of all examples."""
-    stack, seen, found = [loss], set(), []
-    while stack:
-        op = stack.pop().op
-        if op.name in seen or op.name not in by_value:
-            continue
-        seen.add(op.name)
-        inputs = [tensor for tensor in op.inputs if tensor.shape.ndims == 0]
-        if op.type in QUOTIENTS:
-            if op.inputs[1].op.name in by_value and op.inputs[1].shape.ndims == 0:
-                found.append(('divides by a number that is counted in the shard', op.name))
-            stack.append(op.inputs[0])
-        elif op.type in _BENT and inputs:
-            found.append(('has a %s of a mean over the shard' % op.type, op.name))
-        elif op.type in _LINEAR:
-            stack.extend(inputs)
-    return found

@@ -1,15 +1,15 @@
 """Additions to counters of metrics, which all towers share: each adds its part, in its turn.
 
-`tf.metrics.mean(loss)` of a scalar adds the loss to one counter and 1 to another one, whatever the
-size of the batch: a shard of one example would count as much as one of ten. Where some
-counter of a metric gets the same constant from every tower, each tower's additions are weighted as
-losses are: with n_k of the batch's n examples on tower k,
+`tf.metrics.mean(loss)` of a scalar adds the loss to one counter and 1 to another, whatever the
+size of the batch: a shard of one example would count as much as a shard of ten. Where some counter
+of a metric gets the same constant from every tower, each tower's additions are weighted as losses
+are: with n_k of the batch's n examples on tower k,
 
     counter += sum_k (n_k / n) addition_k
 
 so that a batch adds the same to it as on one device, if the addition is a mean over the examples.
-A shard without an example, which holds a copy of another one's, adds nothing; where a metric writes
-its counters in another way, such a batch is refused when it comes.
+A shard without an example, which holds a copy of one, adds nothing; where a metric writes its
+counters in another way, such a batch is refused when it comes.
 
 A tower takes the counters of a metric when the tower before has updated them, since an update may
 depend on a counter's value (a running maximum, a covariance, a list that grows).
@@ -29,7 +29,7 @@ from towers.placement.variable_device import only_device
 from towers.tower.objectives import flat
 from towers.tower.outputs import metrics_by_kind
 from towers.tower.ownership import EVERY, METRIC
-from towers.tower.shards import if_any, weighted
+from towers.tower.shards import weighted, zero_if_empty
 
 
 def join_counters(towers, weights, roles):
@@ -56,7 +56,7 @@ def _leave_out_padding(towers, weights, variables, finder):
             continue
         for tower, weight in zip(towers, weights):
             if tower.has(op.name):
-                compat.replace_input(op, _added(op), if_any(op.inputs[_added(op)], weight))
+                compat.replace_input(op, _added(op), zero_if_empty(op.inputs[_added(op)], weight))
 
 
 def _weigh_additions(metrics, weights, counters, finder):
@@ -97,8 +97,7 @@ def _same_constant(of_towers):
 
 
 def _fail_without_example(update, op, weight):
-    """Has an update fail without an example, since its operation writes otherwise than by adding.
-    """
+    """Has the update of a metric fail without an example, since its operation adds nothing up."""
     if isinstance(weight, tf.Tensor):
         with tf.control_dependencies(None):
             compat.add_control_inputs(getattr(update, 'op', update), [tf.Assert(weight > 0, [
@@ -131,9 +130,9 @@ def _count_in_turn(towers, names, finder):
 
 
 def _counting(tower, counters, finder):
-    """How a tower counts: for each metric, update and loss `(operations, takes)`: those after which
-    its counters are updated; and `[(operation, position of an input, counter)]` where it gets a
-    counter, or its value, from outside."""
+    """How a tower counts: for each metric, update and loss `(operations, takes)`: operations after
+    which its counters are updated; and `[(operation, position of an input, counter)]` where it gets
+    a counter, or its value, from outside."""
     fetches = [update for _, update in metrics_by_kind(tower.metrics)[1]] + list(tower.updates) + (
         [] if tower.data_loss is None else flat(tower.data_loss))
     operations = graph_walk.step_operations(fetches)

@@ -38,7 +38,7 @@ class OwnComputeGradients:
       factor: float64 scalar, by which the towers multiply their losses: 1, or dL/dS after `pairs`.
     """
 
-    def __init__(self, optimizer, variables, request):
+    def __init__(self, optimizer: typing.Any, variables: list, request: typing.Any):
         self._optimizer, self._variables, self._request = optimizer, variables, request
         self._called = 'compute_gradients of ' + type(optimizer).__name__
         with tf.control_dependencies(None), only_device(request.placement.main):
@@ -81,16 +81,16 @@ class OwnComputeGradients:
 
     def _check_known(self, factor, surrogate, combined):
         """Refuses a factor of the value of the loss, where that is not known in time, or here."""
-        what = self._called + (' multiplies its loss by what depends on the value of the loss, '
-                               'which ')
+        text = self._called + (' multiplies its loss by a factor that depends on the value of the '
+                               'loss, which ')
         if not self._request.has_whole_batch and computes_with(
                 [factor], surrogate, tensors_of(combined)):
             raise GradientError(
-                what + "is of one worker's examples: let UPDATE_OPS write it to a variable, and "
+                text + "is of one worker's examples: let UPDATE_OPS write it to a variable, and "
                 'read the variable.')
         if self._request.accumulate > 1 and (
                 surrogate.op in graph_walk.step_operations([factor])):
-            raise GradientError(what + 'is known when the last micro-batch is done: train without '
+            raise GradientError(text + 'is known when the last micro-batch is done: train without '
                                 'accumulate= and micro_batches=.')
 
 
@@ -126,11 +126,14 @@ def minimized(optimizer, loss, global_step, var_list):
     return applied
 
 
-class Minimizing:
-    """Has `apply_gradients`, as an optimizer, which calls the optimizer's own `minimize`."""
+class OwnMinimize:
+    """An optimizer whose `apply_gradients` calls another optimizer's own `minimize`.
+
+    `loss` is the mean over the batch.
+    """
 
     def __init__(self, optimizer: typing.Any, loss: tf.Tensor):
-        self._optimizer, self._loss = optimizer, loss  # the mean loss over the batch
+        self._optimizer, self._loss = optimizer, loss
 
     def apply_gradients(self, pairs: list, global_step: typing.Optional[tf.Variable] = None) -> (
             tf.Operation):

@@ -130,8 +130,8 @@ def _check_recipe(writes, called):
     for op, names in writes:
         raise SharedVariableError(
             "copies='reuse', and %s writes variable %s (operation %s), which all towers have in "
-            'common: put the update into the collection UPDATE_OPS, where no example counts by '
-            "itself, or pass copies='clone'." % (called, names[0], op.name))
+            'common: put the update into the collection UPDATE_OPS, unless it counts or stores '
+            "examples, or pass copies='clone'." % (called, names[0], op.name))
 
 
 def _without(writes, names):

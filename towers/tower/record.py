@@ -89,13 +89,12 @@ def record(request, batch, number, around=contextlib.nullcontext):
 def put_on_devices(recorded, request, device):
     """Puts the recorded forward pass on the devices of its tower; cuts it into stages: `StageCuts`,
     or None where the model is not cut."""
-    cuts, operations, placement = None, recorded.operations, request.placement
+    cuts, operations = None, recorded.operations
     if request.cutting is not None and len(stages_of(device)) > 1:
         # Variables of an earlier build stay where its towers have them.
         movable = {variable.op.name for variable in recorded.created
-                   } if placement.by_stage else ()
-        cuts = cut_into_stages(operations, recorded.variables, recorded.owned, device, movable,
-                               request.cutting)
+                   } if request.placement.by_stage else ()
+        cuts = cut_into_stages(recorded, device, movable, request.cutting)
     if cuts is None or says_stages(operations):
         place_forward(operations, device)
     check_reads_in_loops(operations, [part.device for part in request.parts])

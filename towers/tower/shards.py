@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_choice, check_count
 from towers.errors import InputError, InvalidArgumentError
-from towers.tower.batch_inputs import looked_at, size_and_guards, tensors_of_leaves
+from towers.tower.batch_inputs import checked_inputs, size_and_guards, tensors_of_leaves
 
 REMAINDERS = ('error', 'weight', 'drop')
 """The treatment of a batch that the towers do not divide: an error; or shards differ by an example,
@@ -66,11 +66,11 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
 
 def cut(inputs, shares, remainder, called='towers'):
     """The `CutBatch` of `split_batch`, whose errors call the parts 'towers', or 'micro-batches'."""
-    look, pads = checked_size(inputs, shares, remainder, called), remainder == 'weight'
+    checked, pads = checked_size(inputs, shares, remainder, called), remainder == 'weight'
     with tf.name_scope('shards'), tf.device(None), tf.device('/cpu:0'):
-        tensors = tensors_of_leaves(look.leaves)
-        size, guards = size_and_guards(look, tensors)
-        if look.size is None:
+        tensors = tensors_of_leaves(checked.leaves)
+        size, guards = size_and_guards(checked, tensors)
+        if checked.size is None:
             guards += _size_assertions(size, shares, remainder, called)
         sizes, used = sizes_of_shards(size, shares, remainder)
         with tf.control_dependencies(guards):
@@ -98,11 +98,11 @@ def cut_batch(inputs, sizes, batch_size, is_even, shares=None, pads=False):
 
 def weighted(value, weight):
     """A value times the weight of its shard; 0 for a shard without an example, even of NaN."""
-    return if_any(value * (weight if isinstance(weight, float) else tf.cast(weight, value.dtype)),
-                  weight)
+    factor = weight if isinstance(weight, float) else tf.cast(weight, value.dtype)
+    return zero_if_empty(value * factor, weight)
 
 
-def if_any(value, weight):
+def zero_if_empty(value, weight):
     """The value of a shard that has an example, thus a weight; 0 for a shard without an example."""
     if isinstance(weight, float):
         return value if weight else tf.zeros_like(value)
@@ -126,8 +126,8 @@ def checked_shares(shares, count, called='shards'):
 def checked_size(inputs, shares, remainder, called):
     """The `Inputs` of a batch whose static size can be cut so; makes no operation."""
     check_choice('remainder', remainder, REMAINDERS)
-    look, unit = looked_at(inputs), sum(shares)
-    size, least = look.size, unit if remainder == 'drop' else 1
+    checked, unit = checked_inputs(inputs), sum(shares)
+    size, least = checked.size, unit if remainder == 'drop' else 1
     if size is not None and size < least:
         raise InputError('a batch of %d is too small for %s: pass a batch of at least %d.' % (
             size, _parts_text(shares, called), least))
@@ -137,7 +137,7 @@ def checked_size(inputs, shares, remainder, called):
             '(uneven shards, weighted by their size)%s.' % (
                 size, _parts_text(shares, called), unit * max(1, round(size / unit)),
                 " or remainder='drop' (leave %d out)" % (size % unit) if size > unit else ''))
-    return look
+    return checked
 
 
 def _parts_text(shares, called):
@@ -153,8 +153,8 @@ def _size_assertions(size, shares, remainder, called):
         'towers: a batch for %s needs at least %d examples and has' % (parts, at_least), size])]
     if remainder == 'error':
         assertions.append(tf.Assert(tf.equal(size % unit, 0), [
-            'towers: the batch does not divide among %s (remainder=weight would take it, and drop '
-            'one that has an example for each). Examples in it:' % parts, size]))
+            'towers: the batch does not divide among %s (remainder=weight takes it, remainder=drop '
+            'if it has an example for each). Its number of examples:' % parts, size]))
     return assertions
 
 

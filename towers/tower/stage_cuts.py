@@ -36,12 +36,12 @@ Fields:
 """
 
 
-def cut_into_stages(operations, variables, owned, device, movable, cutting):
-    """Puts the operations of a model function's call, in order, on a tower's devices: `StageCuts`;
-    `ModelFunctionError` where they are too few. `owned` are names of operations that are parts of
-    variables; `movable` names of variables that go to the stage that reads them first."""
-    stages = stages_of(device)
-    own = [op for op in operations if op.name not in owned]
+def cut_into_stages(recorded, device, movable, cutting):
+    """Puts the operations of a `Recorded` call, in order, on a tower's devices: `StageCuts`;
+    `ModelFunctionError` where they are too few. `movable` are names of variables that go to the
+    stage that reads them first."""
+    stages, operations, variables = stages_of(device), recorded.operations, recorded.variables
+    own = [op for op in operations if op.name not in recorded.owned]
     mine = [op for op in own if may_move(op, stages)]
     next_to_move = _next_to_move(own, mine)
     leaders, by_name = _leaders(variables), {each.op.name: each for each in variables}
@@ -112,7 +112,7 @@ def _leaders(variables):
 
 
 def _first_readers(operations, next_to_move, leaders):
-    """{operation's name: names of the variables, those kept with others aside, it reads first}."""
+    """{operation's name: names of the variables, but for companions of others, it reads first}."""
     found, seen = collections.defaultdict(list), set()
     for op in operations:
         moves = next_to_move[op.name] == op.name

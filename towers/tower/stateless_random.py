@@ -125,8 +125,7 @@ def make_initial_values_stateless(variables, graph_seed):
 
 
 def key_of(name, graph_seed, part):
-    """The first number of the seed of a tower's op: graph seed x 2^32 + crc32(name, part), int64.
-    """
+    """The first number of a seed of a tower's op, int64: graph seed x 2^32 + crc32(name, part)."""
     text = '%s part %d' % (name, part) if part else name
     number = (((graph_seed or 0) << 32) + zlib.crc32(text.encode())) % 2 ** 64
     return number - 2 ** 64 if number >= 2 ** 63 else number

@@ -17,7 +17,7 @@ from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.op_types import VARIABLE_OPS
-from towers.placement.variable_device import only_device
+from towers.placement.variable_device import Placement, only_device
 from towers.tower.losses import registered_losses
 
 DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variable')
@@ -49,7 +49,7 @@ class NewVariables:
       opened_scopes: see `BuiltTowers`.
     """
 
-    def __init__(self, placement, earlier=None):
+    def __init__(self, placement: Placement, earlier: typing.Any = None):
         self.created, self.direct, self.owned = [], [], set()
         self._placement = placement
         # Counters of tf.metrics are the earlier build's own: a new build counts anew.
