@@ -4,6 +4,7 @@ if (location.protocol === 'file:') {
   window.Worker = class extends EventTarget {
     constructor(url) {
       super();
+      const home = new URL(url, document.baseURI);  // some versions of the theme: relative
       this.frame = document.createElement('iframe');
       this.frame.hidden = true;
       document.body.appendChild(this.frame);
@@ -19,12 +20,12 @@ if (location.protocol === 'file:') {
       inside.importScripts = (...urls) => urls.reduce((before, each) => before.then(
         () => new Promise((done, failed) => {
           const script = inside.document.createElement('script');
-          script.src = new URL(each, url).href;
+          script.src = new URL(each, home).href;
           script.onload = done;
           script.onerror = failed;
           inside.document.body.appendChild(script);
         })), Promise.resolve());
-      this.ready = inside.importScripts(url);
+      this.ready = inside.importScripts(home);
     }
 
     postMessage(data) {
