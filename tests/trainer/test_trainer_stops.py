@@ -49,7 +49,7 @@ def test_signals_end_a_run_in_good_order(runner, tmp_path):
 @pytest.mark.slow
 def test_sigusr1_saves_and_the_run_goes_on_until_its_minutes_are_over(runner, tmp_path):
     folder = tmp_path / 'run'
-    run = under_way(runner, folder, ['--max_minutes=0.2'])
+    run = under_way(runner, folder, ['--max_minutes=0.1'])
     run.send(signal.SIGUSR1)
     wait_until(lambda: len(steps_saved(folder)) > 1)
     assert run.status() == 0 and run.stderr == ''
