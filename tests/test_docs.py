@@ -14,6 +14,7 @@ from absl.testing import flagsaver
 import pytest
 import tensorflow
 
+import forked_launcher
 import pages
 import towers
 import train_runs
@@ -42,16 +43,7 @@ def place(block):
 @pytest.fixture(scope='module')
 def run_program(runner, tmp_path_factory):
     """Function that runs a program in a process and a folder of its own; returns its output."""
-    def run(source):
-        folder = tmp_path_factory.mktemp('page')
-        path = folder / 'program.py'
-        path.write_bytes(source.encode())
-        # What comes before train.py here, and ends before it is run.
-        before = ('import os, runpy, sys\nos.chdir(%r)\nsys.argv = [%r]\n'
-                  'runpy.run_path(%r, run_name="__main__")\nsys.exit()' % (
-                      str(folder), str(path), str(path)))
-        return runner.run(folder / 'unused', [], before=before).stdout
-    return run
+    return lambda source: runner.source(source, tmp_path_factory.mktemp('page')).stdout
 
 
 @pytest.mark.parametrize('page', [
@@ -74,21 +66,28 @@ FILES = [block for page in pages.names() for block in pages.blocks(page, 'python
 
 @pytest.mark.slow
 @pytest.mark.parametrize('block', FILES, ids=place)
-def test_a_file_of_a_page_prints_what_stands_below_its_commands(block, tmp_path):
+def test_a_file_of_a_page_prints_what_stands_below_its_commands(block, runner, tmp_path):
     name = pages.own_name(block)
     (tmp_path / name).write_text('\n'.join(block.lines) + '\n')
     for number, (command, output) in enumerate(
             pair for each in pages.blocks(block.page, 'console') if each.line > block.line
             for pair in pages.commands(each) if re.search(r'\b%s[.:]' % name[:-3], pair[0])):
-        folder = tmp_path / ('run' if 'train.py' in command else str(number))  # a run goes on
-        folder.mkdir(exist_ok=True)
-        instead = {name: os.path.join('..', name), 'train.py': train_runs.TRAIN}
-        run = subprocess.run(
-            [sys.executable] + [instead.get(word, word) for word in shlex.split(command)[1:]],
-            cwd=str(folder), stdout=subprocess.PIPE, timeout=150, universal_newlines=True,
-            env=dict(os.environ, PYTHONPATH=os.pathsep.join([pages.ROOT, str(tmp_path)])))
-        assert run.returncode == 0, run.stdout
-        assert pages.is_printed(output, run.stdout.splitlines()), run.stdout
+        words, folder = shlex.split(command)[1:], tmp_path
+        if words[0] == 'train.py':  # in the folder of the file, as its runs go on
+            printed = runner.python([train_runs.TRAIN] + words[1:], folder).stdout
+        else:
+            folder /= str(number)
+            folder.mkdir()
+            words = [os.path.join('..', name) if word == name else word for word in words]
+            if number:  # the first one starts Python as from a shell
+                assert words[:2] == ['-m', 'towers.launch']
+                printed = runner.python([forked_launcher.__file__] + words[2:], folder).stdout
+            else:
+                printed = subprocess.run(
+                    [sys.executable] + words, cwd=str(folder), stdout=subprocess.PIPE, timeout=150,
+                    check=True, universal_newlines=True,
+                    env=dict(os.environ, PYTHONPATH=pages.ROOT)).stdout
+        assert pages.is_printed(output, printed.splitlines()), printed
 
 
 LOSSES = '''

@@ -80,10 +80,9 @@ def run(program, **environ):
 
 @pytest.mark.parametrize('setting', [
     pytest.param('', id='plain'),
-    pytest.param('tf.disable_v2_behavior()', id='disable_v2_behavior', marks=pytest.mark.slow),
-    pytest.param('tf.disable_eager_execution(); tf.add_to_collection("c", tf.constant(1.)); '
+    pytest.param('tf.disable_v2_behavior(); tf.add_to_collection("c", tf.constant(1.)); '
                  'tf.set_random_seed(3); logging.getLogger("absl").setLevel(7); '
-                 'tf.logging.set_verbosity(50)', id='graph and logging', marks=pytest.mark.slow)])
+                 'tf.logging.set_verbosity(50)', id='legacy program', marks=pytest.mark.slow)])
 def test_nothing_is_changed(setting):
     report = json.loads(run(PROGRAM.format(setting=setting)))
     assert report['changed'] == [] and report['others'] == []

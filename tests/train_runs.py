@@ -44,6 +44,21 @@ class Runner:
         assert run.status() == status, run.stdout + run.stderr
         return run
 
+    def python(self, argv, folder, **environment):
+        """The run of another program, `[path, argument, …]`, in a folder, to its good end."""
+        before = ('import os, runpy, sys\nos.chdir(%r)\nos.environ.update(%r)\nsys.argv = %r\n'
+                  'sys.path.insert(0, os.path.dirname(sys.argv[0]))\n'
+                  'runpy.run_path(sys.argv[0], run_name="__main__")\nsys.exit()' % (
+                      str(folder), environment, argv))  # before train.py, which never comes
+        return self.run(os.path.join(str(folder), 'unused'), [], before=before)
+
+    def source(self, text, folder, **environment):
+        """As `python`, of a program's text."""
+        path = os.path.join(str(folder), 'program.py')
+        with open(path, 'wb') as opened:
+            opened.write(text.encode())
+        return self.python([path], folder, **environment)
+
 
 class Run:
     """One run of train.py; its output goes to a folder of its own beside `folder`."""

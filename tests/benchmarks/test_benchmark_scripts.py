@@ -4,8 +4,6 @@ should, with next to nothing to do."""
 import importlib
 import os
 import pkgutil
-import subprocess
-import sys
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -28,13 +26,10 @@ def test_every_module_is_imported_without_running():
 
 
 @pytest.mark.slow
-def test_the_script_of_its_own():
-    done = subprocess.run(
-        [sys.executable, '-m', SCRIPT, '--workloads=digits', '--rounds=1', '--turn_seconds=0.001',
-         '--arms=float32'], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        universal_newlines=True, env=dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3'),
-        cwd=os.path.dirname(os.path.dirname(benchmarks.__file__)))
-    assert done.returncode == 0, done.stderr
+def test_the_script_of_its_own(runner, tmp_path):
+    path = os.path.join(os.path.dirname(benchmarks.__file__), SCRIPT.partition('.')[2] + '.py')
+    done = runner.python([path, '--workloads=digits', '--rounds=1', '--turn_seconds=0.001',
+                          '--arms=float32'], tmp_path)
     assert '\ndigits, batch ' in '\n' + done.stdout
 
 

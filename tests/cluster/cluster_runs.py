@@ -3,78 +3,84 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
 
 import pages
+import train_runs
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PATIENCE = 150
+# Before train.py, in its place: standard output and error are one.
+LAUNCHER = '''
+import os, sys
+os.dup2(1, 2)
+import forked_launcher
+sys.exit(forked_launcher.main(%r))
+'''
 
 
 class Launch:
     """A launch of train.py, or of another program; `with Launch(…) as launch`."""
 
-    def __init__(self, folder, launcher, flags, program='train.py'):
+    def __init__(self, runner, folder, launcher, flags, program=train_runs.TRAIN):
         """
         Args:
+          runner: of the fixture.
           folder: for the output.
           launcher: list of the launcher's options.
           flags: list of the program's flags.
           program: its path.
         """
-        number = 0
-        while os.path.exists('%s.%d.output' % (folder, number)):
-            number += 1
-        self.path = '%s.%d.output' % (folder, number)
-        # A program in another folder would else import what is installed.
-        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3', PYTHONPATH=ROOT)
-        with open(self.path, 'w') as output:
-            self.process = subprocess.Popen(
-                [sys.executable, '-m', 'towers.launch'] + launcher + ['--', program] + flags,
-                stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=environment)
+        self._run = runner.start(folder, [], before=LAUNCHER % (
+            launcher + ['--', program] + flags,))
 
     def __enter__(self):
         return self
 
     def __exit__(self, *unused):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        self._run.send(signal.SIGKILL)
+        self._run.status()
         deadline = time.time() + 10
         while any(is_running(pid) for pid in self.pids().values()):  # none is left behind
             assert time.time() < deadline, self.output
             time.sleep(0.05)
 
     @property
+    def has_ended(self):
+        return self._run.has_ended()
+
+    @property
     def output(self):
-        with open(self.path) as output:
-            return output.read()
+        return self._run.stdout
 
     def pids(self):
         """Dict from `'worker 0'` to the number of the newest process of that name."""
         return {name: int(pid) for name, pid in
                 re.findall(r'^\[launch\] (\w+ \d+) is process (\d+)$', self.output, re.M)}
 
-    def wait_for(self, text):
-        """Waits until the output has a text, or the launch ends."""
+    def since(self, start):
+        """The output from the start of that number on, of which the first is 1."""
+        return ''.join(self.output.split('[launch] worker 0 is ')[start:])
+
+    def wait_for(self, text, start=1):
+        """Waits until the output since a start has a text, or the launch ends."""
         deadline = time.time() + PATIENCE
-        while text not in self.output:
-            assert self.process.poll() is None and time.time() < deadline, self.output
+        while text not in self.since(start):
+            assert not self.has_ended and time.time() < deadline, self.output
             time.sleep(0.01)
 
     def send(self, name, number):
         os.kill(self.pids()[name], number)
 
+    def send_launcher(self, number):
+        self._run.send(number)
+
     def status(self):
         """Its exit status."""
-        try:
-            return self.process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(self.output)
+        wait_until(lambda: self.has_ended, PATIENCE, lambda: self.output)
+        return self._run.status()
 
 
 def own_program(folder, steps, pause=0., kind=None):
@@ -118,10 +124,10 @@ def weights_of_own_program(steps, workers=2):
     return weights
 
 
-def wait_until(condition, seconds=60):
+def wait_until(condition, seconds=60, says=str):
     deadline = time.time() + seconds
     while not condition():
-        assert time.time() < deadline
+        assert time.time() < deadline, says()
         time.sleep(0.02)
 
 

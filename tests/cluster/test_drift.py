@@ -64,7 +64,8 @@ def test_what_is_the_same_on_all_workers_may_be_computed_from_anything():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('from_step, found', [(None, None), (17, 21)])
-def test_two_processes_end_when_their_rates_differ_and_else_train_on(from_step, found, tmp_path):
+def test_two_processes_end_when_their_rates_differ_and_else_train_on(from_step, found, runner,
+                                                                     tmp_path):
     """The chief alone lowers the rate that it feeds; a checkpoint is saved at step 20."""
     path = own_program(str(tmp_path), 40)
     if found is not None:
@@ -74,7 +75,7 @@ def test_two_processes_end_when_their_rates_differ_and_else_train_on(from_step, 
         with open(path, 'w') as opened:
             opened.write(text.replace('rate: 0.5}', 'rate: 0.25 if cluster.is_chief and done >= %d '
                                       'else 0.5}' % from_step))
-    with Launch(str(tmp_path / 'launch'), ['--workers=2'], [], path) as launch:
+    with Launch(runner, str(tmp_path / 'launch'), ['--workers=2'], [], path) as launch:
         assert launch.status() == (0 if found is None else 1), launch.output
     newest = tf.train.latest_checkpoint(str(tmp_path / 'run'))
     if found is None:

@@ -2,12 +2,11 @@
 
 import json
 import signal
-import subprocess
 import sys
 
 import pytest
 
-from cluster_runs import ROOT, is_running, wait_until
+from cluster_runs import Launch, is_running, wait_until
 from towers import launch
 from towers.launch import Processes
 from towers.errors import ClusterError
@@ -105,19 +104,15 @@ def test_what_makes_no_sense_is_one_line(argv, expected, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGKILL])
-def test_signals_to_the_launcher(number, tmp_path):
-    code = ("import os, signal, sys, time\n"
-            "def end(number, frame): print('told', flush=True); sys.exit(0)\n"
-            "signal.signal(signal.SIGTERM, end)\n"
-            "print('pid', os.getpid(), flush=True)\ntime.sleep(600)")
-    with open(str(tmp_path / 'output'), 'w+') as output:
-        launcher = subprocess.Popen(
-            [sys.executable, '-m', 'towers.launch', '--workers=2', '--restarts=3', '--',
-             sys.executable, '-S', '-c', code], stdout=output, cwd=ROOT)
-        written = (tmp_path / 'output').read_text
-        wait_until(lambda: written().count('pid') == 2)
-        launcher.send_signal(number)
-        assert launcher.wait(60) == (143 if number == signal.SIGTERM else -9)
-    pids = [int(line.split()[-1]) for line in written().splitlines() if 'pid' in line]
-    wait_until(lambda: not any(is_running(pid) for pid in pids), 10)
-    assert written().count('told') == (2 if number == signal.SIGTERM else 0)
+def test_signals_to_the_launcher(number, runner, tmp_path):
+    program = tmp_path / 'program.py'
+    program.write_text("import os, signal, sys, time\n"
+                       "def end(number, frame): print('told', flush=True); sys.exit(0)\n"
+                       "signal.signal(signal.SIGTERM, end)\n"
+                       "print('pid', os.getpid(), flush=True)\ntime.sleep(600)\n")
+    with Launch(runner, tmp_path / 'launch', ['--workers=2', '--restarts=3'], [],
+                str(program)) as launch:
+        wait_until(lambda: launch.output.count('] pid') == 2)
+        launch.send_launcher(number)
+        assert launch.status() == (143 if number == signal.SIGTERM else -9)
+    assert launch.output.count('told') == (2 if number == signal.SIGTERM else 0)

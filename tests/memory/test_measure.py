@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -13,11 +12,11 @@ from towers.errors import MeasurementError, MissingPackageError
 from towers.memory import fit, measure
 from towers.memory.measure import MeasuredMemory
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 PROGRAM = '''
 import json, sys
-sys.path[:0] = [%r, %r]
+sys.path.insert(0, %r)
 import numpy as np, tensorflow.compat.v1 as tf
 tf.disable_v2_behavior(); tf.enable_resource_variables()
 import towers
@@ -50,13 +49,9 @@ print(json.dumps(results))
 
 
 @pytest.mark.slow
-def test_the_account_is_near_what_is_measured():
-    done = subprocess.run(
-        [sys.executable, '-c', PROGRAM % (ROOT, os.path.join(ROOT, 'tests'))],
-        env=dict(os.environ, TF_CPU_ALLOCATOR_USE_BFC='true'), stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE)
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
-    one, four, *others = json.loads(done.stdout.decode().splitlines()[-1])
+def test_the_account_is_near_what_is_measured(runner, tmp_path):
+    done = runner.source(PROGRAM % TESTS, tmp_path, TF_CPU_ALLOCATOR_USE_BFC='true')
+    one, four, *others = json.loads(done.stdout.splitlines()[-1])
     _, predicted, measured, text = one
     assert abs(predicted / measured - 1) < 0.35, text  # chunks of megabytes, of so few of them
     for _, predicted, measured, text in others:

@@ -1,9 +1,6 @@
 """The backward pass with recomputation: the same numbers, run once and later, of less memory."""
 
 import contextlib
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,7 +9,6 @@ import tensorflow.compat.v1 as tf
 import towers
 from sample_models import objective
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 X = np.random.RandomState(0).rand(8, 6, 6, 3).astype(np.float32)
 slow = pytest.mark.slow
 
@@ -157,18 +153,17 @@ def test_errors(options, text):
 PEAKS = """
 import tensorflow.compat.v1 as tf
 import numpy as np
-import sys
 import towers
 tf.disable_eager_execution()
 
 def deep(x):
-    for layer in range(int(sys.argv[1])):
+    for layer in range(depth):
         w = tf.get_variable('w%d' % layer, [32, 32], initializer=tf.random_normal_initializer(
             stddev=.1, seed=layer))
         x += tf.nn.relu(tf.matmul(x, w))
     return tf.reduce_mean(tf.square(x))
 
-for recompute in None, 'auto':
+for depth, recompute in (16, None), (16, 'auto'), (64, None), (64, 'auto'):
     with tf.Graph().as_default():
         built = towers.build_towers(deep, np.ones([4096, 32], np.float32),
                                     tf.train.GradientDescentOptimizer(1e-3), 1,
@@ -178,13 +173,11 @@ for recompute in None, 'auto':
 
 
 @pytest.mark.slow
-def test_memory_grows_as_the_root_of_the_depth():
-    def peaks(depth):
-        return [int(line) for line in subprocess.run(
-            [sys.executable, '-c', PEAKS, str(depth)], check=True, stdout=subprocess.PIPE,
-            env=dict(os.environ, TF_CPU_ALLOCATOR_USE_BFC='true', PYTHONPATH=ROOT)).stdout.split()]
+def test_memory_grows_as_the_root_of_the_depth(runner, tmp_path):
+    run = runner.source(PEAKS, tmp_path, TF_CPU_ALLOCATOR_USE_BFC='true')
+    peaks = [int(line) for line in run.stdout.split()]
+    shallow, deep_ = peaks[:2], peaks[2:]
     activation = 4096 * 32 * 4
-    shallow, deep_ = peaks(16), peaks(64)
     assert deep_[0] > 64 * 2 * activation * .9
     assert deep_[1] < .4 * deep_[0]
     # Four times as deep, twice as much (and the weights, and what an operation needs to run).
