@@ -16,7 +16,7 @@ from towers.errors import ClusterError
 from towers.graph.graph_walk import ancestors, reachable_from, step_operations
 from towers.graph.order import Frames, to_wait_for
 from towers.graph.variable_access import Writes, is_variable, read_from, variable_op
-from towers.optimizers import combiner_name, combiner_of
+from towers.optimizers import combiner_of, name_of
 from towers.placement.variable_device import only_device
 from towers.tower.gradient_pairs import rows_once, tensors_of
 
@@ -257,8 +257,8 @@ def check_build(cluster, optimizer, has_replicas, scales_loss):
             'the optimizer %s %s, and build_towers(cluster=…) combines gradients over the '
             'machines already: twice would give other numbers. Give build_towers the '
             'optimizer that it wraps.' % (
-                type(optimizer).__name__, 'is a ' + combiner_name(combiner) if combiner is optimizer
-                else 'has a %s in it' % combiner_name(combiner)))
+                type(optimizer).__name__, 'is a ' + name_of(combiner) if combiner is optimizer
+                else 'has a %s in it' % name_of(combiner)))
 
 
 def builds_of(built):
