@@ -180,7 +180,7 @@ def combiner_of(optimizer):
     return None
 
 
-def combiner_name(combiner):
+def name_of(combiner):
     """The class of a combiner as its users know it, such as `'horovod.DistributedOptimizer'`."""
     kind = _combining_class(combiner)
     return kind.__name__ if kind.__name__ in _CLASSES else '%s.%s' % (
@@ -197,7 +197,7 @@ def check_alone(optimizers=(), leaves_servers=True, variables=()):
     """Raises `ClusterError` for a program of TensorFlow's parameter servers without `cluster=`."""
     found = leaves_servers and re.search('/job:ps(/task:[0-9]+)?', ' '.join(
         [compat.devices_of_new_variables()] + [each.device for each in variables]))
-    names = [combiner_name(each) for each in map(combiner_of, optimizers) if each is not None]
+    names = [name_of(each) for each in map(combiner_of, optimizers) if each is not None]
     if found or 'SyncReplicasOptimizer' in names:
         raise ClusterError(
             'this program is one for parameter servers (%s), and without cluster= the towers would '

@@ -14,7 +14,7 @@ from towers.cluster.addresses import JOBS, parse_tf_config, split_address
 from towers.cluster.machines import BUILDS, Engine, Machines
 from towers.cluster.ring import BUFFER_MB, MOST_GATHERED, WIRES
 from towers.errors import ClusterError, InvalidArgumentError
-from towers.optimizers import combiner_name, combiner_of
+from towers.optimizers import combiner_of, name_of
 
 _ENGINES = {'ring': ring.ENGINE, 'ps': parameter_servers.ENGINE, 'horovod': horovod.ENGINE}
 KINDS = tuple(_ENGINES)
@@ -225,8 +225,8 @@ class Cluster(collections.namedtuple('Cluster', [
                 'the optimizer %s %s, and build_towers(cluster=…) combines gradients over the '
                 'machines already: twice would give other numbers. Give build_towers the '
                 'optimizer that it wraps.' % (
-                    type(optimizer).__name__, 'is a ' + combiner_name(combiner) if combiner is optimizer
-                    else 'has a %s in it' % combiner_name(combiner)))
+                    type(optimizer).__name__, 'is a ' + name_of(combiner) if combiner is optimizer
+                    else 'has a %s in it' % name_of(combiner)))
 
     def describe(self) -> str:
         """One line for the plan: `'ring of 3 workers, this is worker 0'`."""
