@@ -6,6 +6,7 @@ import collections
 import inspect
 import numbers
 import re
+import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -13,35 +14,36 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import ClusterError, InvalidArgumentError
 
+
 class GradientsOfModel(abc.ABC):
     """Stands in place of an optimizer where the model function calls its own: `OptimizerCalls`."""
 
     @abc.abstractmethod
-    def weights(self, batch):
+    def weights(self, batch: typing.Any) -> typing.Optional[list]:
         """The weights of the towers' losses, a list; None where these count as they are."""
 
     @abc.abstractmethod
-    def call(self, weight, placement):
+    def call(self, weight: typing.Any, placement: typing.Any) -> typing.ContextManager:
         """The context of the model function's call, whose loss has this weight."""
 
     @abc.abstractmethod
-    def fetches(self):
+    def fetches(self) -> list:
         """The tensors and operations of tower 0 that the update is made of: a list."""
 
     @abc.abstractmethod
-    def slots(self):
+    def slots(self) -> typing.List[tf.Variable]:
         """List of the variables that the model's optimizers have made."""
 
     @abc.abstractmethod
-    def optimizers(self):
+    def optimizers(self) -> list:
         """List of the model's optimizers."""
 
     @abc.abstractmethod
-    def compute_gradients(self, loss, var_list=None):
+    def compute_gradients(self, loss: tf.Tensor, var_list: typing.Any = None) -> list:
         """The `(gradient, variable)` pairs of tower 0's calls, weighted."""
 
     @abc.abstractmethod
-    def of_all_towers(self, copies):
+    def of_all_towers(self, copies: typing.List[typing.Callable]) -> typing.Any:
         """An object with `apply_gradients`, as an optimizer. `copies` are functions from a tensor
         of tower 0 to its copy, one for each further tower."""
 

@@ -51,7 +51,11 @@ class DeviceAccount(collections.namedtuple('DeviceAccount', 'device kinds moment
       tensors: list of `HeldTensor`: all tensors in memory then, the largest first.
     """
     __slots__ = ()
-    peak = property(lambda self: sum(self.kinds.values()), doc='Bytes at the worst moment.')
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the worst moment."""
+        return sum(self.kinds.values())
 
 
 class MemoryAccount(collections.namedtuple(
@@ -67,8 +71,11 @@ class MemoryAccount(collections.namedtuple(
         size of their largest input is counted.
     """
     __slots__ = ()
-    peak = property(lambda self: self.fullest().peak, doc='Bytes at the worst moment of the '
-                    'fullest GPU; without GPUs, of all CPUs together.')
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the worst moment of the fullest GPU; without GPUs, of all CPUs together."""
+        return self.fullest().peak
 
     def fullest(self) -> 'DeviceAccount':
         """The `DeviceAccount` of the fullest of the `pools`."""

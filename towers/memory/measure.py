@@ -29,7 +29,11 @@ class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments bat
       batch_size: examples of the step, None where it is not known.
     """
     __slots__ = ()
-    peak = property(lambda self: max(self.peaks.values()), doc='The largest of the peaks, an int.')
+
+    @property
+    def peak(self) -> int:
+        """The largest of the peaks."""
+        return max(self.peaks.values())
 
     def against(self, account: MemoryAccount) -> str:
         """A line with the peak of a `MemoryAccount`, the measured peak, and the error."""
