@@ -14,10 +14,10 @@ _UNSHOWN = re.compile('[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udff
 
 
 def shown(text):
-    """A text with what does not go onto a line of any terminal or file escaped.
+    """A text with all characters escaped that do not go onto one line of any terminal or file.
 
-    That is what moves a cursor or begins a line, as names of files and what files hold may do; and
-    a byte of a name that is no UTF-8, a lone surrogate to Python, as `\\xe9`.
+    These move a cursor or begin a line; names and contents of files may hold them. A byte of a name
+    that is no UTF-8, a lone surrogate to Python, is shown as `\\xe9`.
     """
     return _UNSHOWN.sub(_escaped, text)
 

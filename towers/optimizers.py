@@ -1,4 +1,4 @@
-"""Optimizers: their check, and what is known of them by their class: slots, the effect of a factor,
+"""Optimizers: their check, and facts known by their class: slots, the effect of a factor,
 methods of their own, and which of them combine gradients over machines themselves."""
 
 import abc

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import BadFileError, LogFileError
 
-# What a killed writer leaves: names that nobody can foresee, and put something in the place of.
+# Files that a killed writer leaves. Nobody can foresee their names, to put a link there first.
 UNFINISHED = re.compile(r'^\.unfinished-[0-9a-f]{16}$')
 
 SCALAR = (str, int, float, bool, type(None))

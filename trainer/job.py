@@ -200,7 +200,7 @@ def shares_of_towers():
 
 
 def parts_of_batch(num_towers):
-    """What a batch has to be a multiple of: towers by their --shares, times their micro-batches."""
+    """The number that must divide a batch: towers by their --shares, times their micro-batches."""
     return sum(checked_shares(shares_of_towers(), num_towers, 'towers')) * (
         FLAGS.accumulate * FLAGS.micro_batches)
 

@@ -144,8 +144,8 @@ def _parse(line):
 
 
 def _is_torn(line):
-    """Whether the end of a file, without a line feed, is what a kill left of a line; NULs are what
-    a loss of power did."""
+    """Whether the end of a file, without a line feed, is the part of a line that was written before
+    a kill; a loss of power leaves NULs."""
     line = line.rstrip(b'\0')
     return line.startswith(_BEGIN) or _BEGIN.startswith(line)
 

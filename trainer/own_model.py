@@ -40,7 +40,7 @@ class OwnModel:
         if not takes(self._function, None, None, 'train'):
             raise towers.InvalidArgumentError(
                 '--model=%s cannot be called with three arguments: expected a function of '
-                "(features, labels, mode), of which mode is 'train', 'eval' or 'infer'." % name)
+                "(features, labels, mode), where mode is 'train', 'eval' or 'infer'." % name)
         self.image_format = {}
         if dataset.num_classes is not None:
             height, width, channels = dataset.image_shape

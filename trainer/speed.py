@@ -82,14 +82,14 @@ def share_waited(begin, end):
 
 def timed_batch(iterator):
     """Reads the next batch of an iterator, and measures how long a step waits for it: returns
-    `(batch, waited)`, of which the second is a float64 scalar, the seconds."""
+    `(batch, waited)`; `waited` is a float64 scalar, the seconds."""
     asked = tf.timestamp(name='asked_for_input')
     with tf.control_dependencies([asked]):
         batch = iterator.get_next()
     parts = tf.nest.flatten(batch, expand_composites=True)
     with tf.control_dependencies(parts):
         there = tf.timestamp(name='input_is_there')
-    # The towers take what has passed the second time: else their work, which takes all threads,
+    # The towers take tensors that come after that: else their work, which takes all threads,
     # could begin before it.
     with tf.control_dependencies([there]):
         passed = [tf.identity(part) for part in parts]

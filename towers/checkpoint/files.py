@@ -255,7 +255,7 @@ def files_of(prefix):
 def read_state(directory):
     """Reads the state file: (`CheckpointState`, None), (None, what is wrong) or (None, None).
 
-    Not by `tf.train.get_checkpoint_state`, which waits for a pipe and logs what the file holds.
+    Not by `tf.train.get_checkpoint_state`, which waits for a pipe and logs the file's content.
     """
     path = os.path.join(directory, STATE_FILE)
     if not tf.io.gfile.exists(path):

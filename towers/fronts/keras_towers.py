@@ -13,7 +13,7 @@ from towers.tower.outputs import weighted_mean
 
 
 class KerasTowers:
-    """One Keras model in the towers of builds without an optimizer. It is no layer: Keras takes over
+    """One Keras model in the towers of builds without an optimizer. It is no layer: Keras takes up
     every layer that is an attribute of a layer, and would count the model twice.
 
     Attributes:
@@ -89,7 +89,7 @@ _ACTIVATIONS = {'Sigmoid': tf.sigmoid, 'Softmax': tf.nn.softmax}
 
 
 def _logits(output):
-    """What Keras' cross entropies take in place of an output [rows, …]; None for the output."""
+    """The logits that Keras' cross entropies take in place of an output [rows, …]; or None."""
     if not isinstance(output, tf.Tensor) or output.shape.ndims == 0:
         return None
     logits = compat.keras_logits(output)

@@ -38,7 +38,7 @@ Call = collections.namedtuple('Call', 'optimizer pairs waits_for stand_ins updat
 Fields:
   optimizer: the optimizer that is wrapped.
   pairs: list of `(gradient, variable)`, weighted: their sum over the towers is the gradient.
-  waits_for: an operation that waits for what the update waits for besides its gradients.
+  waits_for: an operation that waits for all that the update waits for besides its gradients.
   stand_ins: list of `(stand-in of the gradient, variable)`, without gradients of None.
   update: the operation that the optimizer returned.
   operations: names of the operations that the optimizer made.
@@ -278,7 +278,7 @@ _Applying = collections.namedtuple('_Applying', 'apply_gradients')
 
 
 def _stand_in(gradient, variable):
-    """What hands a gradient on to an update: of the first tower's rows, or of all towers' rows."""
+    """A tensor that hands a gradient on to an update: of the first tower, then of all towers."""
     if gradient is None:
         return None
     with only_device(variable.device or None):

@@ -1,7 +1,7 @@
-"""Edits of finished graphs: what operations are colocated with, and what functions they call.
+"""Edits of finished graphs: the colocation of operations, and the functions that they call.
 
-TensorFlow keeps the names of the operations that one is colocated with as `loc:@name` in an
-attribute; an operation that is colocated with none is in a group of its own. Functions are
+TensorFlow keeps the names of the operations that an operation is colocated with as `loc:@name` in
+an attribute; an operation that is colocated with none is in a group of its own. Functions are
 `Defun`s, loops and branches of control flow v2.
 """
 
@@ -71,7 +71,7 @@ class Library:
         return sorted(called & self._functions().keys()) if called else []
 
     def reached_from(self, nodes: typing.Iterable[tf.NodeDef]) -> dict:
-        """{name: `FunctionDef`} of what nodes call, themselves or through other functions."""
+        """{name: `FunctionDef`} of all that nodes call, themselves or through other functions."""
         found, stack = {}, [name for node in nodes for name in self.called_by(node)]
         while stack:
             name = stack.pop()
@@ -81,7 +81,7 @@ class Library:
         return found
 
     def gradients(self) -> list:
-        """The `GradientDef`s, which say what function is the gradient of another: a list."""
+        """The `GradientDef`s, which say which function is the gradient of another: a list."""
         self._functions()
         return self._gradients
 

@@ -105,7 +105,7 @@ def operation_named(graph: tf.Graph, name: str) -> typing.Optional[tf.Operation]
 
 
 def behind(tensor: tf.Tensor, types: typing.Container[str]) -> tf.Tensor:
-    """The tensor that operations of these types, which have one input that counts, hand on."""
+    """The tensor that a chain of operations of these types, each by its first input, hands on."""
     while tensor.op.type in types:
         tensor = tensor.op.inputs[0]
     return tensor

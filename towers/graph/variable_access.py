@@ -1,9 +1,10 @@
 """Which variable a tensor stands for, or has the value of, and which operations write a variable.
 
-The graph tells, and never names. A variable is an operation (`VariableV2`, `VarHandleOp`). What
-takes its output takes the variable itself, and may read or write it; what takes the output of a
-read takes its value. Where `tf.cond`, `tf.while_loop` and functions take a variable, it is followed
-to the operations inside. What is not known to leave a variable unchanged counts as writing it.
+The graph tells, and never names. A variable is an operation (`VariableV2`, `VarHandleOp`). An
+operation that takes its output takes the variable itself, and may read or write it; after a read,
+operations take its value. Where `tf.cond`, `tf.while_loop` and functions take a variable, it is
+followed to the operations inside. An operation that is not known to leave a variable unchanged
+counts as writing it.
 """
 
 import collections

@@ -75,7 +75,7 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     Raises:
       InvalidArgumentError: `run_metadata` has no partition graphs; `built` is something else.
     """
-    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if run_metadata is not None:
         check_instance('run_metadata', run_metadata, tf.RunMetadata, 'a tf.RunMetadata, or None')
     operations = step_operations(
@@ -97,7 +97,7 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
 
 
 def _of_variables(built, device_of):
-    """Yields what there is to say of variables, replicas and slots: pairs (_BROKEN or _NOTE, line),
+    """Yields the findings about variables, replicas and slots: pairs (_BROKEN or _NOTE, line),
     by the function `device_of` a variable."""
     by_name = {variable.op.name: variable for variable in built.variables}
     allowed = built.placement.devices()
@@ -133,7 +133,7 @@ def _of_slots(slots, by_name, device_of, owner_is):
 
 
 def _of_operations(built, operations):
-    """Yields what there is to say of the towers' operations off their devices."""
+    """Yields the findings about the towers' operations off their devices."""
     variables = {variable.op.name for variable in list(built.variables) + (
         [] if built.replicas is None else list(built.replicas.variables))}
     for tower in built.towers:
@@ -178,7 +178,7 @@ def _follows_input(op, tower):
 
 
 def _of_runtime(built, run_metadata):
-    """Yields what there is to say of the devices on which the runtime placed a step."""
+    """Yields the findings about the devices on which the runtime placed a step."""
     placed = {node.name: resolved(node.device) for graph in run_metadata.partition_graphs
               for node in graph.node}
     if not placed:

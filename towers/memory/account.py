@@ -27,12 +27,12 @@ KINDS = collections.OrderedDict([
     ('gradients', '#009E73'),  # of the parameters: the towers' and the combined ones
     ('backward', '#7fceb9'),  # other results of the backward pass
     ('updates', '#CC79A7'),  # new memory of variables whose old values are still being read
-    ('scratch', '#D55E00'),  # what a kernel takes for itself while it runs
+    ('scratch', '#D55E00'),  # memory that a kernel takes for itself while it runs
     ('copies', '#F0E442'),  # of tensors of another device
     ('allocator', '#999999')])  # handed out beyond what was asked for
 
 # TensorFlow's best-fit allocator cuts no chunk that is less than twice as large as the request:
-# what it hands out beyond requests was 1 to 6 % of a step, in five networks on TF 1.15 and 2.21.
+# the memory beyond requests was 1 to 6 % of a step, in five networks on TF 1.15 and 2.21.
 _HANDED_OUT_BEYOND = 0.05
 _LEAST_KEPT = 4096  # bytes; smaller constants are many, and take no memory to speak of
 
@@ -137,7 +137,7 @@ def memory_account(built: BuiltTowers,
       InvalidArgumentError: not what `build_towers` returned; a batch that does not divide among
         the towers; a batch of unknown size, and none given, or a sparse one.
     """
-    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if batch_size is not None:
         check_count('batch_size', batch_size)
         shard_sizes(built, batch_size)

@@ -59,7 +59,7 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[int] = None,
       OutOfMemoryError: not one example a tower, or a micro-batch, fits.
       InvalidArgumentError: `most` is less than one example a tower, or a micro-batch.
     """
-    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    check_instance('built', built, BuiltTowers, 'the result of build_towers')
     _check_counts(memory_limit=memory_limit, most=most)
     limit = memory_limit or device_limit(built.devices)
     count = sum(built.plan.shares)
@@ -248,7 +248,7 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
       OutOfMemoryError: in place of the `tf.errors.ResourceExhaustedError`, which is its cause.
       InvalidArgumentError: an argument of another kind.
     """
-    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if directory is not None:
         directory_name('directory', directory, 'the name of a directory, or None')
     _check_counts(memory_limit=memory_limit, batch_size=batch_size)

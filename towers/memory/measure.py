@@ -67,7 +67,7 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
       MeasurementError: TensorFlow's allocator on CPUs does not count here.
       InvalidArgumentError: not what `build_towers` returned; an argument of another kind.
     """
-    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    check_instance('built', built, BuiltTowers, 'the result of build_towers')
     check_feed(feed_dict)
     check_config(config)
     if session is not None and (isinstance(session, type) or not hasattr(session, 'run')):

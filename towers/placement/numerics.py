@@ -1,4 +1,4 @@
-"""What TensorFlow compiles a tower's operations to: half precision, and XLA; whether it did.
+"""Half precision and XLA for a tower's operations, and whether TensorFlow applied them.
 
 Half precision is a pass of grappler, which the session's config switches on: it casts what goes
 into convolutions and matrix products, and leaves variables, sums and losses in float32. Where it
@@ -20,7 +20,7 @@ from towers.graph.graph_walk import is_random
 from towers.placement.devices import is_gpu, resolve_devices
 
 PRECISIONS = ('float32', 'bf16', 'fp16')
-"""What `precision=` takes: 32-bit floats; bfloat16, on CPUs; float16, on GPUs."""
+"""Values of `precision=`: 32-bit floats; bfloat16, on CPUs; float16, on GPUs."""
 
 # (precision, on GPUs?) -> the field of `RewriterConfig` that does it. `auto_mixed_precision_cpu` is
 # left out: it only rounds, between products in float32, and on TF 2.15 and 2.21 it ends the process

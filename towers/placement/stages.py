@@ -1,4 +1,4 @@
-"""Stages: parts of one model on several devices of a tower; and what has to be with loops."""
+"""Stages: parts of one model on several devices of a tower; arrays and stacks of loops."""
 
 import contextlib
 import typing
@@ -170,8 +170,8 @@ _READS = frozenset(['TensorArrayReadV3', 'TensorArrayGatherV3', 'TensorArrayConc
 
 
 def keep_arrays_with_readers(operations, device):
-    """Puts what fills a TensorArray before a loop (v1), as `tf.map_fn` does, on the stage of the
-    loop, which reads it: TensorFlow colocates the filling with the first value that is written."""
+    """Puts operations that fill a TensorArray before a loop (v1), as `tf.map_fn` does, on the stage
+    of the loop, which reads it: TensorFlow colocates these with the first value that is written."""
     stages = list(stages_of(device))
     for op in operations if len(stages) > 1 else ():
         if op.type != 'TensorArrayV3':
@@ -212,7 +212,7 @@ def keep_stacks_with_loops(operations):
 
 
 def _users(handle):
-    """What passes an array or a stack into loops and branches, and what uses it: two lists."""
+    """Operations that pass an array or stack into loops and branches, and its users: two lists."""
     handed_on, users, tensors = [], [], [handle]
     while tensors:
         for op in tensors.pop().consumers():
