@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 _UNSHOWN = re.compile('[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]')
 
 
-def shown(text):
+def shown(text: str) -> str:
     """A text with all characters escaped that do not go onto one line of any terminal or file.
 
     These move a cursor or begin a line; names and contents of files may hold them. A byte of a name
@@ -155,7 +155,7 @@ def reason_of(error):
 _OF_INPUT = re.compile(r'\[\[(?:\{\{)?(?:node )?[^\s\]]*IteratorGetNext\w*(?![\w/])')
 
 
-def is_of_input(error):
+def is_of_input(error: Exception) -> bool:
     """Whether `session.run` raised this error since an iterator could not give its batch."""
     return isinstance(error, tf.errors.OpError) and not isinstance(
         error, tf.errors.ResourceExhaustedError) and _OF_INPUT.search(str(error)) is not None

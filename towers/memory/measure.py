@@ -198,7 +198,7 @@ def called_build(build, batch_size):
     return made[0], _checked_start('start of build(%d)' % batch_size, made[1])
 
 
-def is_out_of_memory(error):
+def is_out_of_memory(error: Exception) -> bool:
     """Whether a `ResourceExhaustedError` is about memory, and not, say, about a full disk."""
     return re.search('OOM|out of memory|allocat', str(error), re.IGNORECASE) is not None
 

@@ -156,7 +156,7 @@ def shard_sizes(built, batch_size):
     return sizes
 
 
-def shard_operations(built):
+def shard_operations(built) -> typing.List[tf.Operation]:
     """The operations that towers take their shards from: a list."""
     return [tensor.op for tower in built.towers for tensor in leaves_of(tower.inputs)]
 

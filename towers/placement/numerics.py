@@ -54,7 +54,7 @@ def use_precision(config: tf.ConfigProto, precision: str, devices: typing.Any) -
     return config
 
 
-def rewrite_field(precision, devices):
+def rewrite_field(precision: str, devices: typing.Sequence[str]) -> str:
     """The field of `RewriterConfig` that rewrites for these devices; raises `PrecisionError`."""
     gpus = {is_gpu(device) for device in devices}
     if len(gpus) > 1:
@@ -71,7 +71,7 @@ def rewrite_field(precision, devices):
     return field
 
 
-def converted_operations(run_metadata, precision):
+def converted_operations(run_metadata: tf.RunMetadata, precision: str) -> collections.Counter:
     """Counts by type of the operations that a step with partition graphs ran in that precision,
     casts to it included; oneDNN's `_MklMatMul` or grappler's `_FusedConv2D` counts as what it
     computes."""
@@ -83,7 +83,7 @@ def converted_operations(run_metadata, precision):
 
 
 @contextlib.contextmanager
-def compiled(enabled):
+def compiled(enabled: bool) -> typing.Iterator[None]:
     """A scope whose operations, and the gradients taken of them, XLA compiles, one tower a scope.
 
     This is `tf.xla.experimental.jit_scope`. The session-wide `global_jit_level` needs TF_XLA_FLAGS
@@ -100,7 +100,7 @@ def compiled(enabled):
         yield
 
 
-def describe_xla(devices):
+def describe_xla(devices: typing.Sequence[str]) -> str:
     """The plan's line about XLA for towers on these devices."""
     text = "each tower's forward and backward pass, but for random operations"
     if not all(is_gpu(device) for device in devices):
@@ -109,7 +109,7 @@ def describe_xla(devices):
     return text
 
 
-def clusters(run_metadata):
+def clusters(run_metadata: tf.RunMetadata) -> collections.Counter:
     """`Counter` of the clusters that XLA compiled for each device, such as `'/device:CPU:1'`.
 
     `run_metadata` is of a step with `tf.RunOptions(output_partition_graphs=True)`.

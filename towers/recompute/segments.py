@@ -86,7 +86,7 @@ def _computed_from_references(forward):
     return found
 
 
-def size_of(tensor):
+def size_of(tensor: tf.Tensor) -> int:
     """Bytes of a tensor; an unknown dimension counts as 16, a tensor of unknown rank as 2 kB."""
     if tensor.shape.ndims is None:
         return 2 * _SMALL
