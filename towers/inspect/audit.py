@@ -11,7 +11,7 @@ from towers.errors import AuditError, InvalidArgumentError
 from towers.graph.edit import beside
 from towers.graph.graph_walk import leaves_of, operation_named, step_operations
 from towers.placement.devices import is_gpu, short_name
-from towers.placement.numerics import clusters, converted_operations
+from towers.placement.numerics import converted_operations, xla_clusters
 from towers.placement.tower_device import operation_device, resolved, stages_of, was_chosen
 from towers.tower.objectives import flat
 from towers.tower.variables import owner_by_name
@@ -60,7 +60,7 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     """Checks variables, slots, operations and gradient operations against the plan.
 
     Args:
-      built: what `build_towers` returned.
+      built: the result of `build_towers`.
       run_metadata: None to read the graph alone; or the `tf.RunMetadata` of a step that was run
         with `tf.RunOptions(output_partition_graphs=True)`, to check where the runtime has placed
         operations.
@@ -201,7 +201,7 @@ def _of_runtime(built, run_metadata):
             if op is None or operation_device(op) not in stages_of(tower.device) or any(
                     tensor.dtype == tf.resource for tensor in op.inputs) or op.type == 'Enter':
                 continue
-            # Integers and strings have few kernels on a GPU; what computes floats has one.
+            # Integers and strings have few kernels on a GPU; operations on floats have one.
             floats = any(output.dtype.is_floating for output in op.outputs)
             (moved_away if floats or not is_gpu(tower.device) else without_kernel).append(
                 '%s to %s' % (name, _named(device)))
@@ -229,7 +229,7 @@ def _of_rewrites(built, run_metadata):
                 'built.devices)? bf16 on CPUs needs TF_ENABLE_ONEDNN_OPTS=1, fp16 a GPU of compute '
                 'capability 7.0' % (built.precision, built.precision))
     if built.xla:
-        found = clusters(run_metadata)
+        found = xla_clusters(run_metadata)
         yield _NOTE, 'XLA compiled %s' % (', '.join('%d clusters for %s' % (
             found[tower.device], short_name(tower.device)) for tower in built.towers))
         if not all(found[tower.device] for tower in built.towers):

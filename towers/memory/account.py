@@ -124,7 +124,7 @@ def memory_account(built: BuiltTowers,
     The account of a device is of the device's worst moment.
 
     Args:
-      built: what `build_towers` returned.
+      built: the result of `build_towers`.
       batch_size: examples of a step, over all towers: any size; None for that which the towers were
         built with. For another size than a static one, all that is computed from the batch is
         scaled but gradients of variables; a build at that size differs by some percent.
@@ -134,7 +134,7 @@ def memory_account(built: BuiltTowers,
       pipelines, functions that the graph calls, and of a loop all turns but one.
 
     Raises:
-      InvalidArgumentError: not what `build_towers` returned; a batch that does not divide among
+      InvalidArgumentError: not the result of `build_towers`; a batch that does not divide among
         the towers; a batch of unknown size, and none given, or a sparse one.
     """
     check_instance('built', built, BuiltTowers, 'the result of build_towers')

@@ -53,7 +53,7 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
     """Runs a few steps and says how much memory they took.
 
     Args:
-      built: what `build_towers` returned.
+      built: the result of `build_towers`.
       feed_dict: for `session.run`.
       session: a session whose variables are initialized; None: one is made, initialized and closed.
       start: operations that a session made here runs once after the initializers, such as the
@@ -65,7 +65,7 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
 
     Raises:
       MeasurementError: TensorFlow's allocator on CPUs does not count here.
-      InvalidArgumentError: not what `build_towers` returned; an argument of another kind.
+      InvalidArgumentError: not the result of `build_towers`; an argument of another kind.
     """
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     check_feed(feed_dict)

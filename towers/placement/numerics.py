@@ -109,7 +109,7 @@ def describe_xla(devices: typing.Sequence[str]) -> str:
     return text
 
 
-def clusters(run_metadata: tf.RunMetadata) -> collections.Counter:
+def xla_clusters(run_metadata: tf.RunMetadata) -> collections.Counter:
     """`Counter` of the clusters that XLA compiled for each device, such as `'/device:CPU:1'`.
 
     `run_metadata` is of a step with `tf.RunOptions(output_partition_graphs=True)`.
