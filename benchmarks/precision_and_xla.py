@@ -27,7 +27,7 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 
 from models import registry  # noqa: E402
 import towers  # noqa: E402
-from towers.placement.numerics import clusters, converted_operations  # noqa: E402
+from towers.placement.numerics import converted_operations, xla_clusters  # noqa: E402
 from towers.tower.stateless_random import make_initial_values_stateless  # noqa: E402
 
 FLAGS = flags.FLAGS
@@ -126,7 +126,7 @@ class Arm:
         self.step_seconds = time.perf_counter() - begin
         self.what_runs = 'as it is'
         if built.xla:
-            self.what_runs = '%d clusters' % sum(clusters(metadata).values())
+            self.what_runs = '%d clusters' % sum(xla_clusters(metadata).values())
         elif built.precision != 'float32':
             converted = converted_operations(metadata, built.precision).most_common(4)
             self.what_runs = ', '.join('%d %s' % (count, kind) for kind, count in converted)

@@ -18,6 +18,8 @@ The last batch of an epoch, whose examples do not fill it:
     'drop'    the last n mod B examples of each epoch's order are left out
 """
 
+import typing
+
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_choice
@@ -32,7 +34,7 @@ _TOGETHER = 16
 plain_python = tf.autograph.experimental.do_not_convert
 
 
-def epoch_order(num_examples, seed):
+def epoch_order(num_examples: int, seed: int) -> typing.Callable[[tf.Tensor], tf.Tensor]:
     """The function from an epoch, an int64 scalar, to its order: int64 [n], see above.
 
     Args:
@@ -56,7 +58,7 @@ class Epochs:
       length: examples that training is given in an epoch.
     """
 
-    def __init__(self, num_examples, batch_size, remainder='carry'):
+    def __init__(self, num_examples: int, batch_size: int, remainder: str = 'carry'):
         """
         Args:
           num_examples: n, at least 1.
@@ -75,12 +77,12 @@ class Epochs:
                     "remainder='drop' leaves nothing of %d examples in batches of %d: take smaller "
                     "batches, or another remainder." % (num_examples, batch_size))
 
-    def steps(self, begin, end):
+    def steps(self, begin: int, end: int) -> int:
         """Steps from one place of the stream until all examples before another were given; 0 where
         that is done already."""
         return max(0, -(-(end - begin) // self._batch))
 
-    def place_after(self, begin, steps):
+    def place_after(self, begin: int, steps: int) -> int:
         """The place in the stream after so many steps from `begin`, which may be any place."""
         return begin + steps * self._batch
 
@@ -120,7 +122,7 @@ class Epochs:
         return elements.batch(own_batch, drop_remainder=True)
 
 
-def read_together(elements, read):
+def read_together(elements: tf.data.Dataset, read: typing.Callable) -> tf.data.Dataset:
     """The elements that a function makes of several elements at once, see `Epochs.batches`."""
     return elements.batch(_TOGETHER).map(plain_python(read), tf.data.experimental.AUTOTUNE).apply(
         tf.data.experimental.unbatch())

@@ -11,6 +11,7 @@ of TensorFlow's parallel calls, which are as many as there are processors.
 
 import copy
 import hashlib
+import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -73,11 +74,11 @@ class ImageSet:
             np.searchsorted(good, np.arange(count)) % len(good)]
 
     @property
-    def num_examples(self):
+    def num_examples(self) -> typing.Dict[str, int]:
         """A dict from 'train' and 'test' to numbers of images."""
         return {split: len(numbers) for split, numbers in self.numbers.items()}
 
-    def with_images(self, images):
+    def with_images(self, images: typing.Dict[str, tuple]) -> 'ImageSet':
         """This data set with other images: a dict from a split to a source, and the numbers in it
         of the images."""
         other = copy.copy(self)
@@ -113,7 +114,7 @@ class ImageSet:
                 lambda epochs, places: (epochs, places) + self._read('train', places)
                 ).prefetch(_PREFETCHED)
 
-    def eval_batches(self, batch_size, image_size, channels=3):
+    def eval_batches(self, batch_size: int, image_size: int, channels: int = 3) -> tf.data.Dataset:
         """The test images once, in order: the central 87.5 % of each, scaled.
 
         Images that the list leaves out are missing. The last batch may be short.
@@ -134,20 +135,20 @@ class ImageSet:
             return examples.batch(batch_size, drop_remainder=len(numbers) % batch_size == 0
                                   ).prefetch(_PREFETCHED)
 
-    def names_digest(self, split):
+    def names_digest(self, split: str) -> str:
         """8 hexadecimal digits: others where the names of a split's files are others."""
         names = '\0'.join(self.sources[split].names())
         return hashlib.sha256(names.encode('utf-8', 'surrogateescape')).hexdigest()[:8]
 
-    def listed_name(self, split, number):
+    def listed_name(self, split: str, number: int) -> str:
         """The name of an example in a list of bad ones, such as `train/daisy/1.jpg`."""
         return shown('%s/%s' % (split, self.sources[split].name(number)))
 
-    def where(self, split, number):
+    def where(self, split: str, number: int) -> str:
         """File, and place in it, of an example."""
         return self.sources[split].where(number)
 
-    def look(self, split, number):
+    def look(self, split: str, number: int) -> tuple:
         """Reads and decodes one example: `((height, width), label)`.
 
         Args:

@@ -1,5 +1,7 @@
 """A network that learns to tell classes apart: its loss, its metrics, and its serving signature."""
 
+import typing
+
 import tensorflow.compat.v1 as tf
 
 import towers
@@ -49,7 +51,7 @@ class Classifier:
         if not aux_loss_weight and 'create_aux_logits' in network.options:
             self._options['create_aux_logits'] = False
 
-    def model_fn(self, mode):
+    def model_fn(self, mode: str) -> typing.Callable:
         """The model function of a mode, 'train', 'eval' or 'infer', which is called with a shard,
         `(images, labels)`."""
         def model_fn(images, labels):
@@ -72,7 +74,7 @@ class Classifier:
                 name: tf.reduce_mean(tf.cast(hit, tf.float64)) for name, hit in hits.items()})
         return model_fn
 
-    def serving(self):
+    def serving(self) -> typing.Tuple[dict, dict]:
         """Builds the model for a SavedModel: `(inputs, outputs)`, dicts of tensors."""
         size, channels = self.image_format['image_size'], self.image_format['channels']
         images = tf.placeholder(tf.float32, [None, size, size, channels], 'images')
@@ -85,7 +87,7 @@ class Classifier:
                                    **self._options)
 
 
-def cross_entropy(labels, logits, smoothing=0.):
+def cross_entropy(labels: tf.Tensor, logits: tf.Tensor, smoothing: float = 0.) -> tf.Tensor:
     """Mean softmax cross-entropy of a shard: [shard] and [shard, classes] to a scalar.
 
     With smoothing s of c classes, a label is 1 - s + s / c for its class, and s / c for the others.

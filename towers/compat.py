@@ -401,7 +401,7 @@ def computed_operation(op_type):
     """The public type of operation that a node of the runtime's graph computes.
 
     oneDNN computes products as `_MklMatMul` or `_MklNativeMatMul`, grappler joins a product, a bias
-    and an activation into `_FusedMatMul`: `'MatMul'` of each; None for what only moves tensors.
+    and an activation into `_FusedMatMul`: `'MatMul'` for each; None where it only moves tensors.
     """
     if op_type in _MOVES:
         return None
@@ -512,7 +512,7 @@ def control_flow_v1():
         yield
 
 
-# ---- Sessions, checkpoints, determinism, profiles -------------------------------------------------
+# ---- Sessions, checkpoints, determinism, profiles ------------------------------------------------
 
 def switch_off_graph_dialect(rewrites):
     """Leaves out the passes by which TensorFlow 2 translates a graph to MLIR and back, in the

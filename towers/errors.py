@@ -13,11 +13,11 @@ import tensorflow.compat.v1 as tf
 _UNSHOWN = re.compile('[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]')
 
 
-def shown(text):
-    """A text with what does not go onto a line of any terminal or file escaped.
+def shown(text: str) -> str:
+    """A text with all characters escaped that do not go onto one line of any terminal or file.
 
-    That is what moves a cursor or begins a line, as names of files and what files hold may do; and
-    a byte of a name that is no UTF-8, a lone surrogate to Python, as `\\xe9`.
+    These move a cursor or begin a line; names and contents of files may hold them. A byte of a name
+    that is no UTF-8, a lone surrogate to Python, is shown as `\\xe9`.
     """
     return _UNSHOWN.sub(_escaped, text)
 
@@ -155,7 +155,7 @@ def reason_of(error):
 _OF_INPUT = re.compile(r'\[\[(?:\{\{)?(?:node )?[^\s\]]*IteratorGetNext\w*(?![\w/])')
 
 
-def is_of_input(error):
+def is_of_input(error: Exception) -> bool:
     """Whether `session.run` raised this error since an iterator could not give its batch."""
     return isinstance(error, tf.errors.OpError) and not isinstance(
         error, tf.errors.ResourceExhaustedError) and _OF_INPUT.search(str(error)) is not None

@@ -11,7 +11,7 @@ _OF_TOWER = re.compile('(' + _MARK + r'\[[^]]* tower )\d+(?:, micro-batch \d+ of
 _FOUND = re.compile(_MARK + r'\[(.*?)\] : Tensor had (NaN|Inf|\S+)')
 
 
-def checked_loss(loss, part, micro_batches=1):
+def checked_loss(loss: tf.Tensor, part: int, micro_batches: int = 1) -> tf.Tensor:
     """The loss, by a `tf.debugging.check_numerics` that fails the step if it is not finite.
 
     Args:
@@ -45,7 +45,7 @@ def checked_gradients(gradients, loss, part, micro_batches=1):
         return [(checked(*pair), pair[1]) for pair in gradients]
 
 
-def message_of_tower(message, part):
+def message_of_tower(message: str, part: int) -> str:
     """The message of a check, or of its gradient's, for another part of the batch."""
     return _OF_TOWER.sub(lambda found: '%s%s]' % (
         found.group(1), _place(part, int(found.group(2) or 1))), message)

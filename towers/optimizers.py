@@ -93,14 +93,14 @@ _KNOWN = {
     'ProximalGradientDescentOptimizer': Known(0, None), 'RMSPropOptimizer': Known(2, 'ignored')}
 
 
-def number_of_slots(optimizer):
+def number_of_slots(optimizer: typing.Any) -> int:
     """How many slots an optimizer makes for a variable; 1 for one that is not known here."""
     known = [_KNOWN[kind.__name__] for kind in type(optimizer).__mro__ if kind.__name__ in _KNOWN]
     inner = compat.wrapped_optimizer(optimizer)
     return known[0].slots if known else 1 if inner is None else number_of_slots(inner)
 
 
-def describe_learning_rate(optimizer, added):
+def describe_learning_rate(optimizer: typing.Any, added: int) -> str:
     """The plan's line: the learning rate, and the effect of a sum of `added` towers' gradients."""
     rate = compat.optimizer_learning_rate(optimizer)
     if isinstance(rate, (numbers.Real, np.ndarray)):
@@ -121,7 +121,7 @@ def describe_learning_rate(optimizer, added):
     return '%s; applied to a sum of %d' % (text, added)
 
 
-def is_repeatable(optimizer):
+def is_repeatable(optimizer: typing.Any) -> bool:
     """Whether an optimizer does to a replica exactly what it does to its variable.
 
     TensorFlow's own go by the gradient and the slots of each variable alone; but for
@@ -132,7 +132,7 @@ def is_repeatable(optimizer):
         name in _KNOWN and name != 'AdagradDAOptimizer')
 
 
-def has_own_minimize(optimizer):
+def has_own_minimize(optimizer: typing.Any) -> bool:
     """Whether an optimizer's `minimize` is none of TensorFlow's, nor of `tf.contrib.opt`."""
     method = getattr(optimizer, 'minimize', None)
     function = getattr(method, '__func__', method)
@@ -143,7 +143,7 @@ def has_own_minimize(optimizer):
     return module.split('.')[0] not in ('tensorflow', 'tensorflow_core')
 
 
-def has_own_compute_gradients(optimizer):
+def has_own_compute_gradients(optimizer: typing.Any) -> bool:
     """Whether gradients are taken by a `compute_gradients` that is none of TensorFlow's: not by the
     model function's own optimizers, nor where a `minimize` of its own calls it."""
     if isinstance(optimizer, GradientsOfModel) or has_own_minimize(optimizer):
@@ -162,7 +162,7 @@ _CLASSES = frozenset(['SyncReplicasOptimizer', 'CrossShardOptimizer', 'ElasticAv
 """Names of TensorFlow's own, and those of contrib; subclasses count."""
 
 
-def combiner_of(optimizer):
+def combiner_of(optimizer: typing.Any) -> typing.Any:
     """The optimizer that combines gradients over machines: the given one, or one that it wraps,
     however deep; or None. `build_towers(cluster=…)` combines, too: numbers would be wrong.
 
@@ -180,7 +180,7 @@ def combiner_of(optimizer):
     return None
 
 
-def name_of(combiner):
+def name_of(combiner: typing.Any) -> str:
     """The class of a combiner as its users know it, such as `'horovod.DistributedOptimizer'`."""
     kind = _combining_class(combiner)
     return kind.__name__ if kind.__name__ in _CLASSES else '%s.%s' % (

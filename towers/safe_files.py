@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import BadFileError, LogFileError
 
-# What a killed writer leaves: names that nobody can foresee, and put something in the place of.
+# Files that a killed writer leaves. Nobody can foresee their names, to put a link there first.
 UNFINISHED = re.compile(r'^\.unfinished-[0-9a-f]{16}$')
 
 SCALAR = (str, int, float, bool, type(None))
@@ -76,7 +76,7 @@ def folder_written_whole(path):
         raise
 
 
-def unfinished_beside(path):
+def unfinished_beside(path: str) -> str:
     """A name in the folder of a path, see `UNFINISHED`."""
     return os.path.join(os.path.dirname(path), '.unfinished-' + secrets.token_hex(8))
 
@@ -113,7 +113,7 @@ def regular(path, flags):
     return opened
 
 
-def check_regular(path, mode):
+def check_regular(path: str, mode: int) -> None:
     """Raises `BadFileError` unless the `st_mode` of a path is that of a regular file."""
     if not stat.S_ISREG(mode):
         raise BadFileError('%s is %s, and a file belongs there: move it away, or give another '

@@ -36,7 +36,7 @@ def make_learning_rate(batch_size, num_towers, examples_per_epoch, last_example,
     if FLAGS.base_batch_size:
         if batch_size % FLAGS.base_batch_size:
             raise towers.InvalidArgumentError(
-                '--batch_size=%d is no multiple of --base_batch_size=%d: give one of which it is'
+                '--batch_size=%d is no multiple of --base_batch_size=%d: give a multiple'
                 % (batch_size, FLAGS.base_batch_size))
         times = batch_size // FLAGS.base_batch_size
     return towers.LearningRate(

@@ -2,6 +2,7 @@
 
 import math
 import os
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -29,7 +30,8 @@ class RunEvaluation:
       text: such as `'accuracy 0.98 at step 40: runs/digits/best/model.ckpt-40'`; or None.
     """
 
-    def __init__(self, evaluation, train_dir, global_step, metric='', stopped=None):
+    def __init__(self, evaluation: towers.Evaluation, train_dir: str, global_step: tf.Variable,
+                 metric: str = '', stopped: typing.Optional[typing.Callable[[], bool]] = None):
         """`metric` is that of --keep_best; `stopped` is a function that tells whether a signal has
         come, or None: machines, which stop together at a step, never give up."""
         self.metrics, self.check_examples = dict(evaluation.metrics), evaluation.check_examples
@@ -50,7 +52,7 @@ class RunEvaluation:
         former = tf.train.latest_checkpoint(os.path.dirname(self._path))
         self._saver.recover_last_checkpoints([former] if former else [])
 
-    def run(self, session):
+    def run(self, session: tf.Session) -> typing.Optional[dict]:
         """As of the `Evaluation`, and `SINCE_BEST`; None where it was given up."""
         try:
             results = self._evaluation.run(session, self._stopped)

@@ -5,6 +5,7 @@ import itertools
 import re
 import sys
 import traceback
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -45,12 +46,12 @@ def test_numbers(dataset):
 
 # ---- A pipeline of the user's own ---------------------------------------------------------------
 
-def is_own():
+def is_own() -> bool:
     """Whether --dataset names a function of the user's own, `module:function`."""
     return ':' in FLAGS.dataset
 
 
-def data_ended(when, at_once=False):
+def data_ended(when: str, at_once: bool = False) -> datasets.OwnDataError:
     """The `OwnDataError` of training data that ended before the run.
 
     Args:
@@ -63,7 +64,7 @@ def data_ended(when, at_once=False):
             'them, and add .repeat()' if at_once else 'Add .repeat()'))
 
 
-def own_failure(error):
+def own_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
     """The `OwnDataError` or `OwnModelError` for a `tf.errors.OpError` of a step, in the user's own
     pipeline or model; None for an error of another kind."""
     text = getattr(error, 'message', None) or str(error)
@@ -81,7 +82,7 @@ def own_failure(error):
     return failure
 
 
-def input_failure(error):
+def input_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
     """The `BadExampleError` for a `tf.errors.OpError` of a step, in the input of a data set of this
     program; None for an error of another kind."""
     if is_own() or not is_of_input(error):

@@ -46,9 +46,9 @@ GROUPS = collections.OrderedDict([
         ('mode', 'train', ['train', 'eval', 'predict', 'check_data', 'diagnose', 'memory'], ONCE,
          'train; eval or predict by the newest checkpoint; check_data lists bad examples; diagnose '
          'measures which side holds training back; memory shows where memory goes'),
-        ('model', 'digits', None, STATE, 'Network by name, of which an unknown one lists all; or '
+        ('model', 'digits', None, STATE, 'Name of a network (a wrong one lists all); or '
          'module:function, a model function (features, labels, mode)'),
-        ('dataset', 'digits', None, STATE, 'Data set by name, of which an unknown one lists all; '
+        ('dataset', 'digits', None, STATE, 'Name of a data set (a wrong one lists all); '
          'or module:function, a tf.data pipeline'),
         ('data_dir', '', None, ONCE, 'Folder of the data set, of those in files'),
         ('image_size', 0, (0, MOST_PIXELS), STATE, "Height and width in pixels, 0 for the "

@@ -157,7 +157,7 @@ class ProfileHook(tf.train.SessionRunHook):
         self._step, self._profiles = 0, False  # the coming step
 
     def begin(self):
-        """Makes what reads the step."""
+        """Makes the operation that reads the step."""
         self._timeline.begin()
 
     def after_create_session(self, session, coord):

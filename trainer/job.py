@@ -4,6 +4,7 @@ import collections
 import contextlib
 import math
 import os
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -56,7 +57,7 @@ class Job(collections.namedtuple('Job', [
     __slots__ = ()
 
 
-def make_setup(dataset):
+def make_setup(dataset: typing.Any) -> Setup:
     """The `Setup` of the flags; raises where the model does not go with the data."""
     if is_own_model():
         model = OwnModel(FLAGS.model, dataset, FLAGS.image_size or None)
@@ -79,7 +80,7 @@ Position = collections.namedtuple('Position', 'step examples')
 START = Position(0, 0)
 
 
-def find_position(cluster=None):
+def find_position(cluster: typing.Optional[towers.Cluster] = None) -> Position:
     """The `Position` of the run in --train_dir, from its newest checkpoint; `START` of a new run,
     and for --plan_only.
 
@@ -97,7 +98,7 @@ def find_position(cluster=None):
     return Position(*(counter_in(newest.prefix, name) for name in ('global_step', 'examples_seen')))
 
 
-def end_of_run(epochs, position):
+def end_of_run(epochs: Epochs, position: Position) -> typing.Tuple[int, int]:
     """The last step of the run, and the place in the stream of examples after it (two ints).
 
     Counted from `position`: the steps before it may have had another batch size, and the batches
@@ -111,7 +112,8 @@ def end_of_run(epochs, position):
     return train_steps, epochs.place_after(position.examples, max(0, train_steps - position.step))
 
 
-def build_job(setup, position=START, with_evaluation=True, cluster=None):
+def build_job(setup: Setup, position: Position = START, with_evaluation: bool = True,
+              cluster: typing.Optional[towers.Cluster] = None) -> Job:
     """Builds the `Job` of a `Setup` in the default graph, with the evaluation of the test set.
 
     Raises:
@@ -193,14 +195,14 @@ def _stages():
     return 'auto' if '+' in FLAGS.devices else None
 
 
-def shares_of_towers():
+def shares_of_towers() -> typing.Optional[list]:
     """--shares as whole numbers; None for equal parts."""
     return [int(share) if share.isdecimal() else share
             for share in filter(None, FLAGS.shares.split(','))] or None
 
 
-def parts_of_batch(num_towers):
-    """What a batch has to be a multiple of: towers by their --shares, times their micro-batches."""
+def parts_of_batch(num_towers: int) -> int:
+    """The number that must divide a batch: towers by their --shares, times their micro-batches."""
     return sum(checked_shares(shares_of_towers(), num_towers, 'towers')) * (
         FLAGS.accumulate * FLAGS.micro_batches)
 
@@ -229,7 +231,7 @@ def make_evaluation(setup, trained=None, mode='eval'):
         shares=shares_of_towers(), pipeline=towers.Pipeline(stages=_stages()))
 
 
-def show(built):
+def show(built: towers.BuiltTowers) -> None:
     """Prints the plan and the audit of towers; raises `AuditError` for a broken promise."""
     print(built.plan.with_line('session_config', describe_config(
         session_config(built), built.devices)), flush=True)

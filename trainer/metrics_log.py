@@ -28,7 +28,7 @@ class MetricsLog:
     digits that give it again.
     """
 
-    def __init__(self, path):
+    def __init__(self, path: str):
         self.path = path
         self._pending = None
         self._written = {'step': -1}
@@ -86,13 +86,13 @@ class MetricsLog:
             self.flush()
             self._pending = dict({'step': step}, **values)
 
-    def flush(self):
+    def flush(self) -> None:
         """Writes the line that is kept back. A kill cannot undo that, a loss of power can."""
         if self._pending is not None:
             self._append(_encode(self._pending))
             self._written, self._pending = self._pending, None
 
-    def sync(self):
+    def sync(self) -> None:
         """As `flush`, and waits until the disk has all of the file."""
         self.flush()
         if os.path.exists(self.path):
@@ -144,8 +144,8 @@ def _parse(line):
 
 
 def _is_torn(line):
-    """Whether the end of a file, without a line feed, is what a kill left of a line; NULs are what
-    a loss of power did."""
+    """Whether the end of a file, without a line feed, is the part of a line that was written before
+    a kill; a loss of power leaves NULs."""
     line = line.rstrip(b'\0')
     return line.startswith(_BEGIN) or _BEGIN.startswith(line)
 

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -19,7 +20,7 @@ _OF_STEPS = (tf.errors.InvalidArgumentError, tf.errors.UnknownError, tf.errors.N
              tf.errors.InternalError, tf.errors.UnimplementedError)
 
 
-def is_own_model():
+def is_own_model() -> bool:
     """Whether --model names a function of the user's own."""
     return ':' in FLAGS.model
 
@@ -40,7 +41,7 @@ class OwnModel:
         if not takes(self._function, None, None, 'train'):
             raise towers.InvalidArgumentError(
                 '--model=%s cannot be called with three arguments: expected a function of '
-                "(features, labels, mode), of which mode is 'train', 'eval' or 'infer'." % name)
+                "(features, labels, mode), where mode is 'train', 'eval' or 'infer'." % name)
         self.image_format = {}
         if dataset.num_classes is not None:
             height, width, channels = dataset.image_shape
@@ -55,7 +56,7 @@ class OwnModel:
                 '--image_size is of no use with --dataset=%s, which says of no num_classes, so '
                 'that its examples are no images.' % FLAGS.dataset)
 
-    def model_fn(self, mode):
+    def model_fn(self, mode: str) -> typing.Callable:
         """The model function of a mode, which is called with a shard: features, and labels where
         there are any."""
         def model_fn(features, labels=None):
@@ -70,7 +71,7 @@ class OwnModel:
             return towers.ModelOutput(predictions=[told, output.predictions])
         return model_fn
 
-    def serving(self):
+    def serving(self) -> typing.Tuple[dict, dict]:
         """Builds the model for a SavedModel: `(inputs, outputs)`, dicts of tensors by the names
         of features and predictions."""
         with tf.Graph().as_default():  # whose constants do not belong into the SavedModel
@@ -118,7 +119,7 @@ def rows(values):
     return values.to_list() if hasattr(values, 'to_list') else list(values)
 
 
-def step_failure(error):
+def step_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
     """The `OwnModelError` of a step that failed with a `tf.errors.OpError`; None where the model is
     not the reason."""
     if not is_own_model() or is_of_input(error) or not isinstance(error, _OF_STEPS):

@@ -3,6 +3,7 @@
 import collections
 import os
 import time
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -65,7 +66,7 @@ class ProgressHook(tf.train.SessionRunHook):
         self._is_first_session, self._logs, self._shows = True, False, False
 
     @property
-    def throughput(self):
+    def throughput(self) -> typing.Optional[Throughput]:
         """`Throughput` of all steps of the session after the second; None before the third."""
         begin, end = self._first_mark, self._clock.mark
         if rate(begin, end) is None:
@@ -125,13 +126,13 @@ class ProgressHook(tf.train.SessionRunHook):
         """Closes the bar; its last state stays on the screen."""
         self.close()
 
-    def close(self):
+    def close(self) -> None:
         """Ends the line of the bar, so that the text of an error begins on a line of its own."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
-    def write(self, text):
+    def write(self, text: str) -> None:
         """Writes lines, above the bar if there is one."""
         text = text.strip('\n') + '\n'
         if self._bar is not None:
@@ -227,7 +228,7 @@ def _can_show_bar(stream):
         return True
 
 
-def describe_time(seconds):
+def describe_time(seconds: float) -> str:
     """A number of seconds as text: `'0:34'`, `'1:02:03'` or `'3 d 04:05'`."""
     minutes, seconds = divmod(int(round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)

@@ -2,6 +2,7 @@
 
 import collections
 import time
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -26,18 +27,18 @@ class StepClock:
 
     _UNTIMED_RUNS = 2  # which build kernels and optimise the graph
 
-    def __init__(self, counts):
+    def __init__(self, counts: StepCounts):
         self._counts = counts
         self.step = self.examples = self._runs = 0
         self._latest = self._start = self._waited = self._away = self._away_since = 0.
 
-    def restart(self, session):
+    def restart(self, session: tf.Session) -> None:
         """Takes over the step of a session that was made anew, and begins to measure again."""
         self.read(session)
         self._runs = 0
         self._waited = self._away = self._away_since = 0.
 
-    def count(self, waited=0.):
+    def count(self, waited: float = 0.) -> None:
         """Counts a run that has just ended, and the seconds that it has waited for its input."""
         self.step += 1
         self.examples += self._counts.batch_size
@@ -50,23 +51,23 @@ class StepClock:
             self._start, self._away, self._waited = self._latest, 0., 0.
 
     @property
-    def mark(self):
+    def mark(self) -> typing.Optional[Mark]:
         """`Mark` at the end of the latest run; None until the end of the second one."""
         if self._runs < self._UNTIMED_RUNS:
             return None
         return Mark(self._latest - self._start - self._away, self.examples, self._waited)
 
-    def read(self, session):
+    def read(self, session: tf.Session) -> None:
         """Reads step and examples from a `tf.Session` without hooks, and corrects the counts."""
         self.step, self.examples = map(int, session.run(
             [self._counts.global_step, self._counts.examples]))
 
-    def away(self, seconds):
+    def away(self, seconds: float) -> None:
         """Leaves seconds since the latest run out of the marks: an evaluation, a checkpoint."""
         self._away_since += seconds
 
 
-def rate(begin, end):
+def rate(begin: typing.Optional[Mark], end: typing.Optional[Mark]) -> typing.Optional[float]:
     """Examples a second from one `Mark` to another; None if one is None, or nothing is between."""
     if begin is None or end is None or end.seconds <= begin.seconds:
         return None
@@ -82,14 +83,14 @@ def share_waited(begin, end):
 
 def timed_batch(iterator):
     """Reads the next batch of an iterator, and measures how long a step waits for it: returns
-    `(batch, waited)`, of which the second is a float64 scalar, the seconds."""
+    `(batch, waited)`; `waited` is a float64 scalar, the seconds."""
     asked = tf.timestamp(name='asked_for_input')
     with tf.control_dependencies([asked]):
         batch = iterator.get_next()
     parts = tf.nest.flatten(batch, expand_composites=True)
     with tf.control_dependencies(parts):
         there = tf.timestamp(name='input_is_there')
-    # The towers take what has passed the second time: else their work, which takes all threads,
+    # The towers take tensors that come after that: else their work, which takes all threads,
     # could begin before it.
     with tf.control_dependencies([there]):
         passed = [tf.identity(part) for part in parts]

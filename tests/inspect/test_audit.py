@@ -141,7 +141,7 @@ def test_the_runtime_moved_a_tower():
 def test_metadata_without_partition_graphs():
     built = towers.build_towers(two_layers, VECTORS, sgd(), 2)
     for arguments, text in (((built, tf.RunMetadata()), 'output_partition_graphs=True'),
-                            ((None,), 'what build_towers returned')):
+                            ((None,), 'the result of build_towers')):
         with pytest.raises(towers.InvalidArgumentError, match=text):
             towers.audit(*arguments)
 

@@ -14,8 +14,8 @@ from sample_models import (assert_equal_runs, l2_of_kernels, momentum, on_towers
                            SAMPLES, switched)
 from towers import compat
 from towers.errors import AuditError, PrecisionError
-from towers.placement.numerics import (clusters, converted_operations, describe_xla, rewrite_field,
-                                       use_precision)
+from towers.placement.numerics import (converted_operations, describe_xla, rewrite_field,
+                                       use_precision, xla_clusters)
 
 CPUS = ('/device:CPU:0', '/device:CPU:1')
 GPUS = ('/device:GPU:0', '/device:GPU:1')
@@ -131,7 +131,7 @@ def control_flow_v1(graph):
 def test_each_tower_has_clusters_of_its_own_with_both_passes():
     built, metadata = build(numerics=towers.Numerics(xla=True)), tf.RunMetadata()
     found = audit_of_a_step(built, towers.session_config(built.devices), metadata)
-    assert set(clusters(metadata)) == set(CPUS)
+    assert set(xla_clusters(metadata)) == set(CPUS)
     compiled = {op.name: op.type for op in tf.get_default_graph().get_operations()
                 if '_XlaCompile' in op.node_def.attr and op.get_attr('_XlaCompile')}
     scopes_of_all = set()
@@ -149,7 +149,7 @@ def test_each_tower_has_clusters_of_its_own_with_both_passes():
             'CPUs that was slower in every model measured' in ' '.join(str(built.plan).split()))
     assert describe_xla(['/device:GPU:0', '/device:GPU:1']) == (
         "each tower's forward and backward pass, but for random operations")
-    counts = clusters(metadata)
+    counts = xla_clusters(metadata)
     assert not found.broken
     assert 'XLA compiled %d clusters for /cpu:0, %d clusters for /cpu:1' % (
         counts['/device:CPU:0'], counts['/device:CPU:1']) in found.notes

@@ -165,7 +165,7 @@ def test_steps_on_data_of_any_structure_are_measured(started, mode):
 
 @pytest.mark.parametrize('name, text', [
     ('two', "--model=m:two cannot be called with three arguments: expected a function of "
-            "(features, labels, mode), of which mode is 'train', 'eval' or 'infer'."),
+            "(features, labels, mode), where mode is 'train', 'eval' or 'infer'."),
     ('number', "The module m has no function 'number', which --model=m:number names."),
     ('', '--model=m:: expected module:function, such as reviews:model for the function model of '
          'reviews.py.')])

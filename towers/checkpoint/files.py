@@ -124,7 +124,7 @@ def newest_named(directory, there):
     return (there[0] if there else None), None
 
 
-def describe_safe(directory):
+def describe_safe(directory: str) -> str:
     """A sentence for errors about writing: which checkpoint of a directory is whole."""
     try:
         newest = newest_checkpoint(directory, True) if tf.io.gfile.isdir(directory) else None
@@ -135,7 +135,7 @@ def describe_safe(directory):
     return 'Safe and whole is %s (step %s).' % (newest.prefix, newest.step)
 
 
-def damage(prefix):
+def damage(prefix: str) -> typing.Optional[str]:
     """Reads every tensor of a checkpoint, V1 or V2: None if all is well, else 'is damaged: …'."""
     try:
         reader = reader_of(prefix)
@@ -183,12 +183,12 @@ def counter_in(prefix, name):
     return int(value)
 
 
-def first_line(error):
+def first_line(error: Exception) -> str:
     """The text of a TF error in one line, without the op and the stack of its creation."""
     return reason_of(error).rstrip('.')
 
 
-def step_of(prefix):
+def step_of(prefix: str) -> typing.Optional[int]:
     """The step in a checkpoint's name, `…-500`, else its tensor `global_step`, else None."""
     match = _STEP.search(prefix)
     try:
@@ -197,7 +197,7 @@ def step_of(prefix):
         return None  # not there; or damaged, which is for `damage` to say
 
 
-def same_series(prefix, other):
+def same_series(prefix: str, other: str) -> bool:
     """Whether two prefixes differ in the step only."""
     return (_STEP.sub('', os.path.basename(prefix)) == _STEP.sub('', os.path.basename(other)))
 
@@ -232,7 +232,7 @@ def list_checkpoints(directory):
     return sorted(keys, key=keys.get)
 
 
-def names_in(directory):
+def names_in(directory: str) -> typing.List[str]:
     """Names in a directory, sorted; none if it is missing. Raises CheckpointError."""
     if not tf.io.gfile.exists(directory):
         return []
@@ -245,7 +245,7 @@ def names_in(directory):
             directory, first_line(error)))
 
 
-def files_of(prefix):
+def files_of(prefix: str) -> typing.List[str]:
     """Paths of the files of a checkpoint, in the order in which TF deletes them: data last."""
     paths = [prefix + '.meta', prefix + '.index', prefix]
     return [path for path in paths if tf.io.gfile.exists(path)] + sorted(
@@ -255,7 +255,7 @@ def files_of(prefix):
 def read_state(directory):
     """Reads the state file: (`CheckpointState`, None), (None, what is wrong) or (None, None).
 
-    Not by `tf.train.get_checkpoint_state`, which waits for a pipe and logs what the file holds.
+    Not by `tf.train.get_checkpoint_state`, which waits for a pipe and logs the file's content.
     """
     path = os.path.join(directory, STATE_FILE)
     if not tf.io.gfile.exists(path):
@@ -276,7 +276,7 @@ def read_state(directory):
     return state, None
 
 
-def newest_prefix(directory):
+def newest_prefix(directory: str) -> typing.Optional[str]:
     """The prefix of the newest checkpoint by the state file, itself not read; None if unknown."""
     return newest_named(directory, list_checkpoints(directory))[0]
 

@@ -77,14 +77,15 @@ class InitialValues:
       unused: sorted list of the names that are in the checkpoint only.
     """
 
-    def __init__(self, prefix, taken, left, unused, var_list):
+    def __init__(self, prefix: str, taken: typing.Iterable[str], left: typing.Iterable[tuple],
+                 unused: typing.Iterable[str], var_list: typing.Any):
         self.prefix = prefix
         self.taken = sorted(taken)
         self.left = sorted(left)
         self.unused = sorted(unused)
         self._saver = tf.train.Saver(var_list, name='init_from')
 
-    def restore(self, session):
+    def restore(self, session: tf.Session) -> None:
         """Gives the variables that are taken their values; run the initializers before."""
         self._saver.restore(session, self.prefix)
 

@@ -96,7 +96,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
 
     Args:
       cluster: `Cluster`, the one given to `build_towers`.
-      built: what `build_towers` returned.
+      built: the result of `build_towers`.
       config: `tf.ConfigProto`; None for `session_config` of the towers.
       start_timeout: seconds to wait for the others.
       dead_after: seconds of silence after which another worker, or a parameter server, is gone. The

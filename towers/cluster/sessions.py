@@ -21,7 +21,7 @@ from towers.run.stopping import StopOnSignalHook
 
 def check_built(built):
     """Raises for what is no build with a cluster."""
-    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if built.machines is None:
         raise ClusterError('built was made without a cluster: pass cluster= to build_towers, too.')
 

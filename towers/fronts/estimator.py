@@ -171,7 +171,7 @@ def _mergeable(spec):
 
 
 def _metrics(spec):
-    """The metrics of a spec, each as a `(value, update_op)` pair; a Keras metric has been called."""
+    """The metrics of a spec, each a `(value, update_op)` pair; a Keras metric has been called."""
     return {name: (metric.result(), tf.group(*metric.updates))
             if hasattr(metric, 'update_state') else metric
             for name, metric in (spec.eval_metric_ops or {}).items()}

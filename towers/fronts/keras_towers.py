@@ -1,16 +1,19 @@
 """A Keras model in towers: inputs cut, the model called on each device, outputs merged."""
 
+import typing
+
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.api.build import build_towers
+from towers.placement.devices import Devices
 from towers.placement.variable_device import only_device
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.outputs import weighted_mean
 
 
 class KerasTowers:
-    """One Keras model in the towers of builds without an optimizer. A plain object: Keras takes over
+    """One Keras model in the towers of builds without an optimizer. It is no layer: Keras takes up
     every layer that is an attribute of a layer, and would count the model twice.
 
     Attributes:
@@ -20,13 +23,13 @@ class KerasTowers:
       updates: `[(layer, op)]` of the first towers: batch norm's, and what else layers update.
     """
 
-    def __init__(self, model, devices):
+    def __init__(self, model: typing.Any, devices: Devices):
         self.model = model
         self.devices = devices
         self.builds = []
         self.updates = []
 
-    def on(self, inputs, masks, training):
+    def on(self, inputs: list, masks: list, training: typing.Any) -> tuple:
         """Calls the model in every tower on its part of the batch.
 
         Args:
@@ -86,7 +89,7 @@ _ACTIVATIONS = {'Sigmoid': tf.sigmoid, 'Softmax': tf.nn.softmax}
 
 
 def _logits(output):
-    """What Keras' cross entropies take in place of an output [rows, …]; None for the output."""
+    """The logits that Keras' cross entropies take in place of an output [rows, …]; or None."""
     if not isinstance(output, tf.Tensor) or output.shape.ndims == 0:
         return None
     logits = compat.keras_logits(output)

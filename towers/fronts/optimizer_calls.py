@@ -38,14 +38,14 @@ Call = collections.namedtuple('Call', 'optimizer pairs waits_for stand_ins updat
 Fields:
   optimizer: the optimizer that is wrapped.
   pairs: list of `(gradient, variable)`, weighted: their sum over the towers is the gradient.
-  waits_for: an operation that waits for what the update waits for besides its gradients.
+  waits_for: an operation that waits for all that the update waits for besides its gradients.
   stand_ins: list of `(stand-in of the gradient, variable)`, without gradients of None.
   update: the operation that the optimizer returned.
   operations: names of the operations that the optimizer made.
 """
 
 
-def calls_of(graph):
+def calls_of(graph: tf.Graph):
     """The `OptimizerCalls` of the towers that are being built in a graph, or None."""
     return _CALLS.get(graph)
 
@@ -59,7 +59,7 @@ class OptimizerCalls(GradientsOfModel):
         sum:   sum_k dL_k
     """
 
-    def __init__(self, graph, is_sum, trains):
+    def __init__(self, graph: tf.Graph, is_sum: bool, trains: bool):
         """
         Args:
           graph: the `tf.Graph` of the towers.
@@ -98,7 +98,7 @@ class OptimizerCalls(GradientsOfModel):
         self._operations = self._made()
         self._check_no_gathering()
 
-    def weighted(self, loss):
+    def weighted(self, loss: tf.Tensor) -> tf.Tensor:
         """A tower's loss, weighted: the sum over the towers is the loss of the batch."""
         if not self._trains or self._weight is None:
             return loss
@@ -107,7 +107,7 @@ class OptimizerCalls(GradientsOfModel):
         self._weighted.append(weight.op)
         return loss * weight
 
-    def applied(self, optimizer, pairs, **arguments):
+    def applied(self, optimizer, pairs: list, **arguments) -> tf.Operation:
         """A call of `apply_gradients`: the operation of the update."""
         pairs = [(gradient if gradient is None else tf.convert_to_tensor_or_indexed_slices(
             gradient, variable.dtype.base_dtype), variable) for gradient, variable in pairs]
@@ -131,7 +131,7 @@ class OptimizerCalls(GradientsOfModel):
             getattr(update, 'op', update), {op.name for op in made.operations}))
         return update
 
-    def check_spec(self, spec):
+    def check_spec(self, spec) -> None:
         """Checks the `EstimatorSpec` that the call of the model function returns.
 
         Raises:
@@ -278,7 +278,7 @@ _Applying = collections.namedtuple('_Applying', 'apply_gradients')
 
 
 def _stand_in(gradient, variable):
-    """What hands a gradient on to an update: of the first tower's rows, or of all towers' rows."""
+    """A tensor that hands a gradient on to an update: of the first tower, then of all towers."""
     if gradient is None:
         return None
     with only_device(variable.device or None):

@@ -1,9 +1,11 @@
-"""Edits of finished graphs: what operations are colocated with, and what functions they call.
+"""Edits of finished graphs: the colocation of operations, and the functions that they call.
 
-TensorFlow keeps the names of the operations that one is colocated with as `loc:@name` in an
-attribute; an operation that is colocated with none is in a group of its own. Functions are
+TensorFlow keeps the names of the operations that an operation is colocated with as `loc:@name` in
+an attribute; an operation that is colocated with none is in a group of its own. Functions are
 `Defun`s, loops and branches of control flow v2.
 """
+
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -12,33 +14,33 @@ from towers import compat
 _PREFIX = 'loc:@'
 
 
-def group_of(op):
+def group_of(op: tf.Operation) -> typing.List[str]:
     """The names of the operations that `op` is colocated with, or else its own: a list."""
     return [group.decode()[len(_PREFIX):] for group in op.colocation_groups()]
 
 
-def names_beside(op):
+def names_beside(op: tf.Operation) -> typing.List[str]:
     """The names of the other operations that `op` is colocated with: a list."""
     return [name for name in group_of(op) if name != op.name]
 
 
-def beside(op):
+def beside(op: tf.Operation) -> typing.List[tf.Operation]:
     """The other operations that `op` is colocated with: a list."""
     return [op.graph.get_operation_by_name(name) for name in names_beside(op)]
 
 
-def is_free(op):
+def is_free(op: tf.Operation) -> bool:
     """Whether an operation is colocated with no other one."""
     return not names_beside(op)
 
 
-def colocate(op, names):
+def colocate(op: tf.Operation, names: typing.Iterable[str]) -> None:
     """Colocates a finished operation with those of these names, and with no others."""
     groups = [(_PREFIX + name).encode() for name in names]
     compat.set_attribute(op, '_class', tf.AttrValue(list=tf.AttrValue.ListValue(s=groups)))
 
 
-def group_in_node(node):
+def group_in_node(node: tf.NodeDef) -> typing.List[str]:
     """The names that a `NodeDef` says; an empty list where it says none."""
     if '_class' not in node.attr:
         return []
@@ -46,7 +48,7 @@ def group_in_node(node):
             if group.startswith(_PREFIX.encode())]
 
 
-def producer(text):
+def producer(text: str) -> str:
     """The operation that an input of a `NodeDef` comes from: of 'a:1' and of '^a' it is a."""
     return text.lstrip('^').split(':')[0]
 
@@ -56,20 +58,20 @@ def producer(text):
 class Library:
     """The functions that a graph has when one is first asked for, and those that are added here."""
 
-    def __init__(self, graph):
+    def __init__(self, graph: tf.Graph):
         self._graph, self._known, self._gradients = graph, None, []
 
-    def function(self, name):
+    def function(self, name: str) -> typing.Any:
         """The `FunctionDef` of that name, or None."""
         return self._functions().get(name)
 
-    def called_by(self, node):
+    def called_by(self, node: tf.NodeDef) -> typing.List[str]:
         """The names of the functions that a `NodeDef` may call: a sorted list."""
         called = functions_of(node)
         return sorted(called & self._functions().keys()) if called else []
 
-    def reached_from(self, nodes):
-        """{name: `FunctionDef`} of what nodes call, themselves or through other functions."""
+    def reached_from(self, nodes: typing.Iterable[tf.NodeDef]) -> dict:
+        """{name: `FunctionDef`} of all that nodes call, themselves or through other functions."""
         found, stack = {}, [name for node in nodes for name in self.called_by(node)]
         while stack:
             name = stack.pop()
@@ -78,12 +80,12 @@ class Library:
                 stack += [each for node in found[name].node_def for each in self.called_by(node)]
         return found
 
-    def gradients(self):
-        """The `GradientDef`s, which say what function is the gradient of another: a list."""
+    def gradients(self) -> list:
+        """The `GradientDef`s, which say which function is the gradient of another: a list."""
         self._functions()
         return self._gradients
 
-    def add(self, functions):
+    def add(self, functions: list) -> None:
         """Adds a list of `FunctionDef`s to the graph."""
         definition = tf.GraphDef()
         definition.versions.CopyFrom(self._graph.graph_def_versions)
@@ -100,7 +102,7 @@ class Library:
         return self._known
 
 
-def functions_of(node):
+def functions_of(node: tf.NodeDef) -> typing.Set[str]:
     """Names of functions that a `NodeDef` may call: those in its attributes; or the type of the
     operation, where TF knows no such type."""
     names = set() if hasattr(tf.raw_ops, node.op) else {node.op}
@@ -129,7 +131,7 @@ def copied_functions(functions, suffix, change):
     return copies, names
 
 
-def rename_functions(node, names):
+def rename_functions(node: tf.NodeDef, names: typing.Dict[str, str]) -> None:
     """Makes a `NodeDef` call other functions; `names` is a dict from old to new ones."""
     node.op = names.get(node.op, node.op)
     for value in node.attr.values():
@@ -137,7 +139,7 @@ def rename_functions(node, names):
             each.name = names.get(each.name, each.name)
 
 
-def call_others(op, names):
+def call_others(op: tf.Operation, names: typing.Dict[str, str]) -> None:
     """Makes a finished operation call other functions, which its attributes name."""
     node = op.node_def
     rename_functions(node, names)

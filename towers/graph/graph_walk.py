@@ -1,6 +1,8 @@
 """Questions about a finished graph: which operations were made, what depends on what; and nests of
 tensors, inputs and outputs."""
 
+import typing
+
 import tensorflow.compat.v1 as tf
 
 from towers import compat
@@ -10,14 +12,14 @@ from towers.graph.op_types import CONTROL_FLOW, LEAD_IN, VARIABLE_OPS
 class Recording:
     """The operations that a block of code adds to a graph, in the order in which they were made."""
 
-    def __init__(self, graph):
+    def __init__(self, graph: tf.Graph):
         self._graph, self.operations = graph, []
 
     def __enter__(self):
         self._start = len(self._graph.get_operations())
         return self
 
-    def so_far(self):
+    def so_far(self) -> typing.List[tf.Operation]:
         """The operations that were made since the block began."""
         return self._graph.get_operations()[self._start:]
 
@@ -40,7 +42,7 @@ def reached(starts, following):
     return found
 
 
-def reachable_from(sources, operations, control=False):
+def reachable_from(sources, operations, control=False) -> typing.Set[str]:
     """The names of the sources, and of those operations that depend on any of them: a set.
 
     The operations are in any order: TF 1's `tf.cond` makes the operation that brings in a tensor
@@ -54,31 +56,31 @@ def reachable_from(sources, operations, control=False):
     return set(reached(sources, lambda op: takers.get(op.name, ())))
 
 
-def ancestors(tensors, ends=()):
+def ancestors(tensors: typing.Iterable, ends: typing.Container[str] = ()) -> typing.Set[str]:
     """The names of the operations that compute some tensors: a set. The inputs of operations of the
     types `ends` do not count."""
     return set(reached([tensor.op for tensor in tensors], lambda op: () if op.type in ends else [
         tensor.op for tensor in op.inputs]))
 
 
-def is_random(op):
+def is_random(op: tf.Operation) -> bool:
     """Whether an operation draws random numbers, hence differs from tower to tower."""
     return (op.type in _RANDOM or op.type.startswith(_RANDOM_PREFIXES)
             or op.type.endswith('CandidateSampler'))
 
 
-def has_seed(node):
+def has_seed(node: tf.NodeDef) -> bool:
     """Whether a node draws random numbers by a seed of its own (0, 0 stands for none)."""
     return 'seed' in node.attr and 'seed2' in node.attr and bool(
         node.attr['seed'].i or node.attr['seed2'].i)
 
 
-def is_control_flow(op):
+def is_control_flow(op: tf.Operation) -> bool:
     """Whether an operation is in, enters or leaves a loop or a branch of control flow v1."""
     return compat.in_control_flow(op) or op.type in CONTROL_FLOW
 
 
-def seed_position(op):
+def seed_position(op: tf.Operation) -> typing.Optional[int]:
     """Which input of a stateless random operation is its seed; None for any other operation."""
     if not op.type.startswith('Stateless'):
         return None
@@ -94,7 +96,7 @@ _RANDOM_PREFIXES = ('Random', 'StatefulRandom', 'StatefulUniform', 'StatefulStan
                     'StatefulTruncatedNormal', 'SampleDistortedBoundingBox')
 
 
-def operation_named(graph, name):
+def operation_named(graph: tf.Graph, name: str) -> typing.Optional[tf.Operation]:
     """The operation of that name, or None."""
     try:
         return graph.get_operation_by_name(name)
@@ -102,19 +104,19 @@ def operation_named(graph, name):
         return None
 
 
-def behind(tensor, types):
-    """The tensor that operations of these types, which have one input that counts, hand on."""
+def behind(tensor: tf.Tensor, types: typing.Container[str]) -> tf.Tensor:
+    """The tensor that a chain of operations of these types, each by its first input, hands on."""
     while tensor.op.type in types:
         tensor = tensor.op.inputs[0]
     return tensor
 
 
-def inputs_of(op):
+def inputs_of(op: tf.Operation) -> typing.List[tf.Operation]:
     """The operations that an operation waits for, by data and by control edges: a list."""
     return [tensor.op for tensor in op.inputs] + list(op.control_inputs)
 
 
-def step_operations(fetches, ends=()):
+def step_operations(fetches, ends=()) -> typing.List[tf.Operation]:
     """All operations that a run of some tensors and operations executes, by data and by control
     edges: a list in no order, without what only the operations of the names `ends` wait for."""
     return list(reached([getattr(fetch, 'op', fetch) for fetch in fetches],
@@ -126,7 +128,7 @@ def step_operations(fetches, ends=()):
 _READS = LEAD_IN | {'ReadVariableOp'}
 
 
-def is_computed_from(tensors, part):
+def is_computed_from(tensors: typing.Iterable, part: tf.Tensor) -> bool:
     """Whether any of `tensors` is computed from `part`, or from a tensor that computes the same:
     Keras makes the loss of a weight anew each time that a program asks for a layer's losses."""
     known = ancestors(tensors)
@@ -163,18 +165,18 @@ def _attributes(op):
 
 # ---- nests of tensors, and the memory that they take ---------------------------------------------
 
-def leaves_of(nest):
+def leaves_of(nest: typing.Any) -> list:
     """The tensors of a nest of inputs, those of sparse ones by themselves: a list."""
     return [leaf for leaf in tf.nest.flatten(nest, expand_composites=True) if leaf is not None]
 
 
-def fetches_in(nest):
+def fetches_in(nest: typing.Any) -> list:
     """The tensors, variables and operations of a nest, without its numbers: a list."""
     return [leaf for leaf in tf.nest.flatten(nest, expand_composites=True)
             if isinstance(getattr(leaf, 'op', leaf), tf.Operation)]
 
 
-def map_leaves(function, nest):
+def map_leaves(function: typing.Callable, nest: typing.Any) -> typing.Any:
     """`tf.nest.map_structure` that takes sparse tensors apart, and variables not."""
     def on_leaf(leaf):
         if leaf is None or isinstance(leaf, (tf.Tensor, tf.Operation) + compat.VARIABLE_TYPES):
@@ -187,6 +189,6 @@ def map_leaves(function, nest):
     return tf.nest.map_structure(on_leaf, nest)
 
 
-def bytes_of(value):
+def bytes_of(value: typing.Union[tf.Tensor, tf.Variable]) -> int:
     """The size of a tensor or a variable; 0 where its shape is not known."""
     return (value.get_shape().num_elements() or 0) * value.dtype.base_dtype.size

@@ -6,6 +6,7 @@ none of TensorFlow's Python objects for them.
 """
 
 import collections
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -74,21 +75,21 @@ def to_wait_for(op, finder):
 class Precedence:
     """Which of some operations, the sources, each operation waits for, while edges are added."""
 
-    def __init__(self, sources):
+    def __init__(self, sources: typing.Sequence[tf.Operation]):
         self._bit = {op.name: 1 << number for number, op in enumerate(sources)}
         self._before = dict(self._bit)  # name of an operation -> bits of the sources before it
         self._added = {}
         self._spread(sources)
 
-    def waits_for(self, op, source):
+    def waits_for(self, op: tf.Operation, source: tf.Operation) -> bool:
         """Whether an operation is the source, or waits for it."""
         return bool(self._before.get(op.name, 0) & self._bit[source.name])
 
-    def waits(self, op):
+    def waits(self, op: tf.Operation) -> bool:
         """Whether an operation waits for any of the sources."""
         return op.name in self._before
 
-    def add(self, op, before):
+    def add(self, op: tf.Operation, before: tf.Operation) -> None:
         """Notes that `op` is to wait for the operation `before`."""
         self._added.setdefault(before.name, []).append(op)
         self._spread([before])
@@ -110,7 +111,7 @@ class Precedence:
 class Frames:
     """The loops and branches around each of some operations."""
 
-    def __init__(self, operations):
+    def __init__(self, operations: typing.Sequence[tf.Operation]):
         """`operations` hold the `Enter`s and `Switch`es of each loop and branch that they are in.
         """
         self._around, self._leaves, self._takers = {}, {}, {}
@@ -122,16 +123,16 @@ class Frames:
         for op in in_order(operations, names_before):
             self._note(op)
 
-    def is_outside(self, op):
+    def is_outside(self, op: tf.Operation) -> bool:
         """Whether an operation may wait for one in no loop or branch. One within a loop, which runs
         in each turn, may not; one that leads into a loop, or is within a branch, may."""
         return _LOOP not in self._around.get(op.name, ())
 
-    def always_runs(self, op):
+    def always_runs(self, op: tf.Operation) -> bool:
         """Whether an operation is in no loop or branch: it runs once; others may wait for it."""
         return not self._leaves.get(op.name) and op.type not in ('Switch', 'RefSwitch')
 
-    def ends(self, op):
+    def ends(self, op: tf.Operation) -> typing.List[tf.Operation]:
         """The operations to wait for instead of `op`: itself, where it always runs, else those by
         which its results leave all loops and branches, which run whichever branch is taken, and
         when a loop has ended. The list is empty if nothing outside depends on `op`."""
@@ -153,7 +154,7 @@ class Frames:
         self._leaves[op.name] = leaves
 
 
-def left_branches(op):
+def left_branches(op: tf.Operation) -> tf.Operation:
     """An operation that always runs: after `op` if its branch (v1) is taken, at once if not.
     Outside of branches it is `op`."""
     branches = compat.branches_around(op)
@@ -207,6 +208,6 @@ def in_order(operations, awaited):
                 ready.append(taker)
 
 
-def names_before(op):
+def names_before(op: tf.Operation) -> typing.Set[str]:
     """Names of the operations that an operation waits for, without the back edges of a loop."""
     return {other.name for other in inputs_of(op) if other.type not in BACK}

@@ -1,12 +1,14 @@
 """Which variable a tensor stands for, or has the value of, and which operations write a variable.
 
-The graph tells, and never names. A variable is an operation (`VariableV2`, `VarHandleOp`). What
-takes its output takes the variable itself, and may read or write it; what takes the output of a
-read takes its value. Where `tf.cond`, `tf.while_loop` and functions take a variable, it is followed
-to the operations inside. What is not known to leave a variable unchanged counts as writing it.
+The graph tells, and never names. A variable is an operation (`VariableV2`, `VarHandleOp`). An
+operation that takes its output takes the variable itself, and may read or write it; after a read,
+operations take its value. Where `tf.cond`, `tf.while_loop` and functions take a variable, it is
+followed to the operations inside. An operation that is not known to leave a variable unchanged
+counts as writing it.
 """
 
 import collections
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -21,7 +23,7 @@ _READ = frozenset(['ReadVariableOp', 'ConcatV2', 'Concat'])
 REFERENCE_VARIABLES = frozenset(['Variable', 'VariableV2', 'TemporaryVariable'])
 
 
-def variable_op(tensor):
+def variable_op(tensor: tf.Tensor) -> typing.Optional[tf.Operation]:
     """The operation of the variable whose handle or reference a tensor is; else None."""
     seen = set()
     while tensor.op.name not in seen:
@@ -35,7 +37,7 @@ def variable_op(tensor):
     return None
 
 
-def read_from(tensor):
+def read_from(tensor: tf.Tensor) -> typing.List[tf.Operation]:
     """The operations of the variables whose values a tensor consists of: passed on, cached, or
     joined from parts, but not computed. An empty list if there is none."""
     found = reached([tensor.op], lambda op: [each.op for each in op.inputs] if (
@@ -43,7 +45,7 @@ def read_from(tensor):
     return [op for op in found.values() if op.type in VARIABLE_OPS]
 
 
-def variables_read(operations, owned=(), others=()):
+def variables_read(operations, owned=(), others=()) -> typing.List[tf.Variable]:
     """The variables, of the collections and `others`, that any of some operations takes, itself or
     by its value: a list. Operations `owned` do not count, since they belong to the variables
     (initial values, reads)."""
@@ -60,18 +62,18 @@ def variables_read(operations, owned=(), others=()):
     return [variable for name, variable in known.items() if name in names]
 
 
-def is_variable(tensor):
+def is_variable(tensor: tf.Tensor) -> bool:
     """Whether a tensor may be a variable itself: its type is a resource or a reference."""
     return tensor.dtype == tf.resource or tensor.dtype != tensor.dtype.base_dtype
 
 
-def metric_variables():
+def metric_variables() -> typing.Dict[str, tf.Variable]:
     """{name: variable} of the counters of metrics, which all towers share."""
     return {variable.op.name: variable
             for variable in tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)}
 
 
-def initializers():
+def initializers() -> typing.Set[str]:
     """The names of the operations that give the graph's variables their initial values: a set."""
     return {compat.initializer_of(variable).name
             for variable in tf.global_variables() + tf.local_variables()
@@ -92,11 +94,11 @@ class Writes:
     writing, whether or not a step runs the write.
     """
 
-    def __init__(self, graph):
+    def __init__(self, graph: tf.Graph):
         self._library = Library(graph)
         self._known = {}
 
-    def of(self, op):
+    def of(self, op: tf.Operation) -> typing.List[str]:
         """The names of the operations of the variables that one operation may write."""
         if op.type in _LEAVE:
             return []
@@ -120,11 +122,11 @@ class Writes:
             found.append(source.name)
         return found
 
-    def to(self, variable):
+    def to(self, variable: tf.Variable) -> typing.List[tf.Operation]:
         """The operations that may write a `tf.Variable`, its initializer among them: a list."""
         return [op for op in self.takers(variable.op) if variable.op.name in self.of(op)]
 
-    def takers(self, variable, memory=False):
+    def takers(self, variable: tf.Operation, memory: bool = False) -> list:
         """The operations that take a variable itself, but for those that hand it on: a list.
 
         With `memory`, all that is computed from a reference variable counts, too: its value is its
@@ -145,11 +147,11 @@ class Writes:
                     variable.name not in self.of(op)) else [])
         return found
 
-    def within_function(self, op):
+    def within_function(self, op: tf.Operation) -> bool:
         """Whether an operation writes through a function that it calls."""
         return bool(self._library.called_by(op.node_def))
 
-    def functions(self, op):
+    def functions(self, op: tf.Operation) -> list:
         """The `FunctionDef`s of the functions that an operation calls."""
         return list(map(self._library.function, self._library.called_by(op.node_def)))
 

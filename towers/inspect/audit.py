@@ -11,7 +11,7 @@ from towers.errors import AuditError, InvalidArgumentError
 from towers.graph.edit import beside
 from towers.graph.graph_walk import leaves_of, operation_named, step_operations
 from towers.placement.devices import is_gpu, short_name
-from towers.placement.numerics import clusters, converted_operations
+from towers.placement.numerics import converted_operations, xla_clusters
 from towers.placement.tower_device import operation_device, resolved, stages_of, was_chosen
 from towers.tower.objectives import flat
 from towers.tower.variables import owner_by_name
@@ -60,7 +60,7 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     """Checks variables, slots, operations and gradient operations against the plan.
 
     Args:
-      built: what `build_towers` returned.
+      built: the result of `build_towers`.
       run_metadata: None to read the graph alone; or the `tf.RunMetadata` of a step that was run
         with `tf.RunOptions(output_partition_graphs=True)`, to check where the runtime has placed
         operations.
@@ -75,7 +75,7 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     Raises:
       InvalidArgumentError: `run_metadata` has no partition graphs; `built` is something else.
     """
-    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if run_metadata is not None:
         check_instance('run_metadata', run_metadata, tf.RunMetadata, 'a tf.RunMetadata, or None')
     operations = step_operations(
@@ -97,7 +97,7 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
 
 
 def _of_variables(built, device_of):
-    """Yields what there is to say of variables, replicas and slots: pairs (_BROKEN or _NOTE, line),
+    """Yields the findings about variables, replicas and slots: pairs (_BROKEN or _NOTE, line),
     by the function `device_of` a variable."""
     by_name = {variable.op.name: variable for variable in built.variables}
     allowed = built.placement.devices()
@@ -133,7 +133,7 @@ def _of_slots(slots, by_name, device_of, owner_is):
 
 
 def _of_operations(built, operations):
-    """Yields what there is to say of the towers' operations off their devices."""
+    """Yields the findings about the towers' operations off their devices."""
     variables = {variable.op.name for variable in list(built.variables) + (
         [] if built.replicas is None else list(built.replicas.variables))}
     for tower in built.towers:
@@ -178,7 +178,7 @@ def _follows_input(op, tower):
 
 
 def _of_runtime(built, run_metadata):
-    """Yields what there is to say of the devices on which the runtime placed a step."""
+    """Yields the findings about the devices on which the runtime placed a step."""
     placed = {node.name: resolved(node.device) for graph in run_metadata.partition_graphs
               for node in graph.node}
     if not placed:
@@ -201,7 +201,7 @@ def _of_runtime(built, run_metadata):
             if op is None or operation_device(op) not in stages_of(tower.device) or any(
                     tensor.dtype == tf.resource for tensor in op.inputs) or op.type == 'Enter':
                 continue
-            # Integers and strings have few kernels on a GPU; what computes floats has one.
+            # Integers and strings have few kernels on a GPU; operations on floats have one.
             floats = any(output.dtype.is_floating for output in op.outputs)
             (moved_away if floats or not is_gpu(tower.device) else without_kernel).append(
                 '%s to %s' % (name, _named(device)))
@@ -229,7 +229,7 @@ def _of_rewrites(built, run_metadata):
                 'built.devices)? bf16 on CPUs needs TF_ENABLE_ONEDNN_OPTS=1, fp16 a GPU of compute '
                 'capability 7.0' % (built.precision, built.precision))
     if built.xla:
-        found = clusters(run_metadata)
+        found = xla_clusters(run_metadata)
         yield _NOTE, 'XLA compiled %s' % (', '.join('%d clusters for %s' % (
             found[tower.device], short_name(tower.device)) for tower in built.towers))
         if not all(found[tower.device] for tower in built.towers):

@@ -102,7 +102,7 @@ def report_on(one, many, traits, tolerance, sum_of_losses, parts, same_shards, *
 
 
 def _not_compared(one, many, noise, same_shards):
-    """The variables that are left out of the comparison, as `LeftOut`s by name: those whose gradient
+    """The variables left out of the comparison, as `LeftOut`s by name: those whose gradient
     is noise; where the batch repeats one shard, moving variances."""
     found = {name: _NO_GRADIENT for name in set(one['gradient']) & set(many['gradient'])
              if noise and _largest(one['gradient'][name]) <= noise

@@ -137,7 +137,7 @@ def _pairs_on_one_device(objective, loss, factor):
     optimizer = tf.train.GradientDescentOptimizer(1.) if has_own_minimize(
         objective.optimizer) else objective.optimizer  # which calls its compute_gradients itself
     pairs = list(optimizer.compute_gradients(loss, var_list=trainable))
-    if factor != 1:  # of what an optimizer's own method makes of the mean, too
+    if factor != 1:  # also where the optimizer's own method has changed the gradients of the mean
         pairs = [(None if gradient is None else times(gradient, factor), variable)
                  for gradient, variable in pairs]
     if objective.transform_gradients is not None:
@@ -156,8 +156,8 @@ def _applied_on_one_device(objective, loss, pairs, global_step, factor):
 
 
 def _registering_tensors(getter, *args, **kwargs):
-    """A custom getter that makes TF 2 register a tensor for a regularizer, as TF 1 does: what TF 2
-    registers makes new operations at each use, and no loss has these in it."""
+    """A custom getter that makes TF 2 register a tensor for a regularizer, as TF 1 does: TF 2
+    registers a function, which makes new operations at each use, and no loss has these in it."""
     variable = getter(*args, **kwargs)
     registered_losses()
     return variable

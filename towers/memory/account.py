@@ -27,12 +27,12 @@ KINDS = collections.OrderedDict([
     ('gradients', '#009E73'),  # of the parameters: the towers' and the combined ones
     ('backward', '#7fceb9'),  # other results of the backward pass
     ('updates', '#CC79A7'),  # new memory of variables whose old values are still being read
-    ('scratch', '#D55E00'),  # what a kernel takes for itself while it runs
+    ('scratch', '#D55E00'),  # memory that a kernel takes for itself while it runs
     ('copies', '#F0E442'),  # of tensors of another device
     ('allocator', '#999999')])  # handed out beyond what was asked for
 
 # TensorFlow's best-fit allocator cuts no chunk that is less than twice as large as the request:
-# what it hands out beyond requests was 1 to 6 % of a step, in five networks on TF 1.15 and 2.21.
+# the memory beyond requests was 1 to 6 % of a step, in five networks on TF 1.15 and 2.21.
 _HANDED_OUT_BEYOND = 0.05
 _LEAST_KEPT = 4096  # bytes; smaller constants are many, and take no memory to speak of
 
@@ -51,7 +51,11 @@ class DeviceAccount(collections.namedtuple('DeviceAccount', 'device kinds moment
       tensors: list of `HeldTensor`: all tensors in memory then, the largest first.
     """
     __slots__ = ()
-    peak = property(lambda self: sum(self.kinds.values()), doc='Bytes at the worst moment.')
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the worst moment."""
+        return sum(self.kinds.values())
 
 
 class MemoryAccount(collections.namedtuple(
@@ -67,8 +71,11 @@ class MemoryAccount(collections.namedtuple(
         size of their largest input is counted.
     """
     __slots__ = ()
-    peak = property(lambda self: self.fullest().peak, doc='Bytes at the worst moment of the '
-                    'fullest GPU; without GPUs, of all CPUs together.')
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the worst moment of the fullest GPU; without GPUs, of all CPUs together."""
+        return self.fullest().peak
 
     def fullest(self) -> 'DeviceAccount':
         """The `DeviceAccount` of the fullest of the `pools`."""
@@ -117,7 +124,7 @@ def memory_account(built: BuiltTowers,
     The account of a device is of the device's worst moment.
 
     Args:
-      built: what `build_towers` returned.
+      built: the result of `build_towers`.
       batch_size: examples of a step, over all towers: any size; None for that which the towers were
         built with. For another size than a static one, all that is computed from the batch is
         scaled but gradients of variables; a build at that size differs by some percent.
@@ -127,10 +134,10 @@ def memory_account(built: BuiltTowers,
       pipelines, functions that the graph calls, and of a loop all turns but one.
 
     Raises:
-      InvalidArgumentError: not what `build_towers` returned; a batch that does not divide among
+      InvalidArgumentError: not the result of `build_towers`; a batch that does not divide among
         the towers; a batch of unknown size, and none given, or a sparse one.
     """
-    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if batch_size is not None:
         check_count('batch_size', batch_size)
         shard_sizes(built, batch_size)

@@ -47,7 +47,7 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[int] = None,
     """The largest batch that fits by the account: nothing is run.
 
     Args:
-      built: what `build_towers` returned, at any batch size.
+      built: the result of `build_towers`, at any batch size.
       memory_limit: bytes that a step may take of each memory (of a GPU's, or of the one memory that
         all CPUs of the process share); None: all that the devices have.
       most: the largest batch to consider (the size of the data set, say), or None.
@@ -59,7 +59,7 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[int] = None,
       OutOfMemoryError: not one example a tower, or a micro-batch, fits.
       InvalidArgumentError: `most` is less than one example a tower, or a micro-batch.
     """
-    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    check_instance('built', built, BuiltTowers, 'the result of build_towers')
     _check_counts(memory_limit=memory_limit, most=most)
     limit = memory_limit or device_limit(built.devices)
     count = sum(built.plan.shares)
@@ -95,7 +95,7 @@ def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Opti
 
     Args:
       build: called as `build(batch_size)`, under a graph of its own; returns `(built, start)`:
-        what `build_towers` returned for real input, and a list of operations to be run once after
+        the result of `build_towers` for real input, and a list of operations to be run once after
         the variables are initialized (the initializer of the input's iterator).
       first: batch size to build for the account: any that divides among the towers.
       memory_limit: see `largest_batch`.
@@ -239,7 +239,7 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
     ...     session.run(built.train_op)
 
     Args:
-      built: what `build_towers` returned.
+      built: the result of `build_towers`.
       directory: of the run's checkpoints, or None.
       memory_limit: bytes of each memory; None: all that the devices have.
       batch_size: examples of the step, needed where the batch has no static size.
@@ -248,7 +248,7 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
       OutOfMemoryError: in place of the `tf.errors.ResourceExhaustedError`, which is its cause.
       InvalidArgumentError: an argument of another kind.
     """
-    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if directory is not None:
         directory_name('directory', directory, 'the name of a directory, or None')
     _check_counts(memory_limit=memory_limit, batch_size=batch_size)

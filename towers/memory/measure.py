@@ -29,7 +29,11 @@ class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments bat
       batch_size: examples of the step, None where it is not known.
     """
     __slots__ = ()
-    peak = property(lambda self: max(self.peaks.values()), doc='The largest of the peaks, an int.')
+
+    @property
+    def peak(self) -> int:
+        """The largest of the peaks."""
+        return max(self.peaks.values())
 
     def against(self, account: MemoryAccount) -> str:
         """A line with the peak of a `MemoryAccount`, the measured peak, and the error."""
@@ -49,7 +53,7 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
     """Runs a few steps and says how much memory they took.
 
     Args:
-      built: what `build_towers` returned.
+      built: the result of `build_towers`.
       feed_dict: for `session.run`.
       session: a session whose variables are initialized; None: one is made, initialized and closed.
       start: operations that a session made here runs once after the initializers, such as the
@@ -61,9 +65,9 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
 
     Raises:
       MeasurementError: TensorFlow's allocator on CPUs does not count here.
-      InvalidArgumentError: not what `build_towers` returned; an argument of another kind.
+      InvalidArgumentError: not the result of `build_towers`; an argument of another kind.
     """
-    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    check_instance('built', built, BuiltTowers, 'the result of build_towers')
     check_feed(feed_dict)
     check_config(config)
     if session is not None and (isinstance(session, type) or not hasattr(session, 'run')):
@@ -194,7 +198,7 @@ def called_build(build, batch_size):
     return made[0], _checked_start('start of build(%d)' % batch_size, made[1])
 
 
-def is_out_of_memory(error):
+def is_out_of_memory(error: Exception) -> bool:
     """Whether a `ResourceExhaustedError` is about memory, and not, say, about a full disk."""
     return re.search('OOM|out of memory|allocat', str(error), re.IGNORECASE) is not None
 

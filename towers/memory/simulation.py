@@ -138,7 +138,7 @@ class Buffer:
         self.owners = [(since, node, output)]
         self.since, self.until, self.references = since, None, 0
 
-    def owner(self, event):
+    def owner(self, event: int) -> tuple:
         """`(Node, output)`: the output, or the variable, that the buffer holds at an event."""
         if self.variable is not None:
             return self.variable, 0
@@ -176,7 +176,7 @@ class Run:
                     _variable_bytes(node), node.device, node, what='variable', variable=node)
         self._run(nodes)
 
-    def alive(self, event, device=None):
+    def alive(self, event: int, device=None) -> list:
         """The buffers of a device (None: of all) that are there right after an event."""
         return [buffer for buffer in self.buffers
                 if buffer.since <= event and (buffer.until is None or buffer.until > event)

@@ -5,6 +5,8 @@ with the size written into the operations that the shards come from, and TensorF
 shapes anew. Where they were built with another size, what is computed from the batch is scaled.
 """
 
+import typing
+
 import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
@@ -34,7 +36,7 @@ class Node:
     __slots__ = ('name', 'type', 'device', 'op', 'inputs', 'controls', 'sizes', 'shapes', 'folded',
                  'number')
 
-    def __init__(self, op, number):
+    def __init__(self, op: tf.Operation, number: int):
         self.op, self.name, self.type, self.number = op, op.name, op.type, number
         self.device = op.device or '/device:CPU:0'
         self.inputs, self.controls, self.sizes, self.shapes = [], [], [], []
@@ -51,7 +53,7 @@ class StepGraph:
         input is counted, which is a bound for operations that select a part of an input.
     """
 
-    def __init__(self, fetches, elements_of=None):
+    def __init__(self, fetches: list, elements_of: typing.Optional[typing.Callable] = None):
         """
         Args:
           fetches: operations or tensors of one graph.
@@ -154,7 +156,7 @@ def shard_sizes(built, batch_size):
     return sizes
 
 
-def shard_operations(built):
+def shard_operations(built) -> typing.List[tf.Operation]:
     """The operations that towers take their shards from: a list."""
     return [tensor.op for tower in built.towers for tensor in leaves_of(tower.inputs)]
 

@@ -27,7 +27,7 @@ def visible_gpus() -> typing.Tuple[str, ...]:
 class Devices(tuple):
     """The devices of the towers, and whether they are known to be there (`checked`)."""
 
-    def __new__(cls, names, checked):
+    def __new__(cls, names: typing.Iterable[str], checked: bool):
         devices = super(Devices, cls).__new__(cls, names)
         devices.checked = checked
         return devices
@@ -105,7 +105,7 @@ def _devices_of_tower(entry):
     return names[0] if len(names) == 1 else StagedDevices(names)
 
 
-def canonical_device(name):
+def canonical_device(name: str) -> str:
     """`'/gpu:1'` as `'/device:GPU:1'`, the spelling of `op.device`; raises `DeviceError`."""
     try:
         spec = tf.DeviceSpec.from_string(name.strip())
@@ -120,7 +120,7 @@ def canonical_device(name):
     return spec.to_string()
 
 
-def check_variable_device(name, devices):
+def check_variable_device(name: str, devices: typing.Sequence[str]) -> None:
     """Raises `DeviceError` for a device that a session of the towers on `devices` will not have."""
     _check_exists(name, visible_gpus())
     spec = tf.DeviceSpec.from_string(name)
@@ -132,7 +132,7 @@ def check_variable_device(name, devices):
             "device_count={'CPU': %d}." % (short_name(name), count - 1, spec.device_index + 1))
 
 
-def check_one_stage(call, devices):
+def check_one_stage(call: str, devices: typing.Sequence[str]) -> None:
     """Raises `DeviceError` for towers of several devices, in a call that has no stages."""
     for device in devices:
         if len(stages_of(device)) > 1:
@@ -142,18 +142,18 @@ def check_one_stage(call, devices):
                 'takes such devices.' % (call, short_name(device), len(stages_of(device))))
 
 
-def short_name(device):
+def short_name(device: str) -> str:
     """`'/device:GPU:1'` as `'/gpu:1'`, for people; of several devices `'/gpu:0+/gpu:1'`."""
     device = '+'.join(stages_of(device))
     return device.replace('/device:GPU:', '/gpu:').replace('/device:CPU:', '/cpu:')
 
 
-def is_gpu(device):
+def is_gpu(device: str) -> bool:
     """Whether a canonical device name is a GPU's."""
     return tf.DeviceSpec.from_string(device).device_type == 'GPU'
 
 
-def default_variable_device(devices):
+def default_variable_device(devices: typing.Sequence[str]) -> str:
     """The device of variables unless the caller says: the CPU, which several GPUs reach; or the GPU
     when there is just one, which saves each variable's transfer."""
     if len(devices) == 1:
@@ -224,7 +224,7 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
     return config
 
 
-def describe_config(config, devices):
+def describe_config(config: tf.ConfigProto, devices: typing.Sequence[str]) -> str:
     """The threads of a session's config, and its GPU memory where there are GPUs, in one line."""
     def threads(count):
         return str(count) if count else "TensorFlow's choice of"
@@ -239,7 +239,7 @@ def describe_config(config, devices):
     return '; '.join(parts)
 
 
-def config_of_towers(graph=None):
+def config_of_towers(graph: typing.Optional[tf.Graph] = None) -> typing.Optional[tf.ConfigProto]:
     """As `session_config` for the devices that a graph names; None where that is `/cpu:0` alone."""
     operations = (graph or tf.get_default_graph()).get_operations()
     specs = map(tf.DeviceSpec.from_string, {op.device for op in operations} - {''})
@@ -248,7 +248,7 @@ def config_of_towers(graph=None):
     return None if names in ([], ['/device:CPU:0']) else session_config(names)
 
 
-def needs_config(devices):
+def needs_config(devices: typing.Sequence[str]) -> bool:
     """Whether a session without `session_config` lacks some of these devices: virtual CPUs."""
     return any(name.startswith('/device:CPU:') and name != '/device:CPU:0'
                for name in all_devices(devices))

@@ -1,4 +1,4 @@
-"""What TensorFlow compiles a tower's operations to: half precision, and XLA; whether it did.
+"""Half precision and XLA for a tower's operations, and whether TensorFlow applied them.
 
 Half precision is a pass of grappler, which the session's config switches on: it casts what goes
 into convolutions and matrix products, and leaves variables, sums and losses in float32. Where it
@@ -20,7 +20,7 @@ from towers.graph.graph_walk import is_random
 from towers.placement.devices import is_gpu, resolve_devices
 
 PRECISIONS = ('float32', 'bf16', 'fp16')
-"""What `precision=` takes: 32-bit floats; bfloat16, on CPUs; float16, on GPUs."""
+"""Values of `precision=`: 32-bit floats; bfloat16, on CPUs; float16, on GPUs."""
 
 # (precision, on GPUs?) -> the field of `RewriterConfig` that does it. `auto_mixed_precision_cpu` is
 # left out: it only rounds, between products in float32, and on TF 2.15 and 2.21 it ends the process
@@ -54,7 +54,7 @@ def use_precision(config: tf.ConfigProto, precision: str, devices: typing.Any) -
     return config
 
 
-def rewrite_field(precision, devices):
+def rewrite_field(precision: str, devices: typing.Sequence[str]) -> str:
     """The field of `RewriterConfig` that rewrites for these devices; raises `PrecisionError`."""
     gpus = {is_gpu(device) for device in devices}
     if len(gpus) > 1:
@@ -71,7 +71,7 @@ def rewrite_field(precision, devices):
     return field
 
 
-def converted_operations(run_metadata, precision):
+def converted_operations(run_metadata: tf.RunMetadata, precision: str) -> collections.Counter:
     """Counts by type of the operations that a step with partition graphs ran in that precision,
     casts to it included; oneDNN's `_MklMatMul` or grappler's `_FusedConv2D` counts as what it
     computes."""
@@ -83,7 +83,7 @@ def converted_operations(run_metadata, precision):
 
 
 @contextlib.contextmanager
-def compiled(enabled):
+def compiled(enabled: bool) -> typing.Iterator[None]:
     """A scope whose operations, and the gradients taken of them, XLA compiles, one tower a scope.
 
     This is `tf.xla.experimental.jit_scope`. The session-wide `global_jit_level` needs TF_XLA_FLAGS
@@ -100,7 +100,7 @@ def compiled(enabled):
         yield
 
 
-def describe_xla(devices):
+def describe_xla(devices: typing.Sequence[str]) -> str:
     """The plan's line about XLA for towers on these devices."""
     text = "each tower's forward and backward pass, but for random operations"
     if not all(is_gpu(device) for device in devices):
@@ -109,7 +109,7 @@ def describe_xla(devices):
     return text
 
 
-def clusters(run_metadata):
+def xla_clusters(run_metadata: tf.RunMetadata) -> collections.Counter:
     """`Counter` of the clusters that XLA compiled for each device, such as `'/device:CPU:1'`.
 
     `run_metadata` is of a step with `tf.RunOptions(output_partition_graphs=True)`.

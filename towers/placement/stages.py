@@ -1,4 +1,4 @@
-"""Stages: parts of one model on several devices of a tower; and what has to be with loops."""
+"""Stages: parts of one model on several devices of a tower; arrays and stacks of loops."""
 
 import contextlib
 import typing
@@ -49,13 +49,13 @@ def stage(number: int) -> typing.Iterator[None]:
         yield
 
 
-def says_stages(operations):
+def says_stages(operations: typing.Iterable[tf.Operation]) -> bool:
     """Whether any of these operations was made within a `stage` of the model's own."""
     return any(isinstance(scope, StageDevice) for op in operations
                for scope in compat.device_scopes(op))
 
 
-def place_forward(operations, device):
+def place_forward(operations: typing.Iterable[tf.Operation], device: str) -> None:
     """Puts each operation outside of stages on the last stage among its inputs."""
     stages = stages_of(device)
     if len(stages) == 1:
@@ -72,14 +72,14 @@ def place_forward(operations, device):
             placed[op.name] = max(known, key=stages.index)
 
 
-def may_move(op, stages):
+def may_move(op: tf.Operation, stages: typing.Sequence[str]) -> bool:
     """Whether an operation is on the first device because of the tower's scope alone."""
     scopes = compat.device_scopes(op)
     return (op.device == stages[0] and bool(scopes) and isinstance(scopes[0], TowerDevice)
             and not isinstance(scopes[0], StageDevice) and is_free(op))
 
 
-def move(op, device, library):
+def move(op: tf.Operation, device: str, library: Library) -> None:
     """Puts an operation on a stage's device; raises `ModelFunctionError` if it calls a function."""
     if op.device != device:
         for name, function in library.reached_from([op.node_def]).items():
@@ -105,7 +105,7 @@ def _stages_of_loops(graph, backward, stages):
     return found
 
 
-def check_stages(operations, device):
+def check_stages(operations: typing.Iterable[tf.Operation], device: str) -> None:
     """Raises `ModelFunctionError` if a stage takes a tensor of a later one.
 
     What was made outside of the model, such as the tower's part of the batch, is of no stage.
@@ -170,8 +170,8 @@ _READS = frozenset(['TensorArrayReadV3', 'TensorArrayGatherV3', 'TensorArrayConc
 
 
 def keep_arrays_with_readers(operations, device):
-    """Puts what fills a TensorArray before a loop (v1), as `tf.map_fn` does, on the stage of the
-    loop, which reads it: TensorFlow colocates the filling with the first value that is written."""
+    """Puts operations that fill a TensorArray before a loop (v1), as `tf.map_fn` does, on the stage
+    of the loop, which reads it: TensorFlow colocates these with the first value that is written."""
     stages = list(stages_of(device))
     for op in operations if len(stages) > 1 else ():
         if op.type != 'TensorArrayV3':
@@ -189,7 +189,7 @@ def keep_arrays_with_readers(operations, device):
                 compat.set_device(user, readers[0].device)
 
 
-def keep_stacks_with_loops(operations):
+def keep_stacks_with_loops(operations: typing.Iterable[tf.Operation]) -> None:
     """Puts the stacks of variables' values on the device of the operations that push and pop.
 
     TensorFlow colocates a stack, and its size, with the value that it keeps, such as a variable's.
@@ -212,7 +212,7 @@ def keep_stacks_with_loops(operations):
 
 
 def _users(handle):
-    """What passes an array or a stack into loops and branches, and what uses it: two lists."""
+    """Operations that pass an array or stack into loops and branches, and its users: two lists."""
     handed_on, users, tensors = [], [], [handle]
     while tensors:
         for op in tensors.pop().consumers():

@@ -5,6 +5,8 @@ TensorFlow keeps with each operation the device scopes that it was made under, a
 tower is a `TowerDevice`.
 """
 
+import typing
+
 import tensorflow.compat.v1 as tf
 
 from towers import compat
@@ -17,7 +19,7 @@ from towers.graph.variable_access import variable_op
 class StagedDevices(str):
     """The devices of one tower: the name of the first one, and all names in `stages`."""
 
-    def __new__(cls, stages):
+    def __new__(cls, stages: typing.Sequence[str]):
         devices = super().__new__(cls, stages[0])
         devices.stages = tuple(str(name) for name in stages)
         return devices
@@ -26,12 +28,12 @@ class StagedDevices(str):
         return repr('+'.join(self.stages))
 
 
-def stages_of(device):
+def stages_of(device: str) -> typing.Tuple[str, ...]:
     """The devices of a tower, one a stage, as a tuple; one device for a tower without stages."""
     return getattr(device, 'stages', (str(device),))
 
 
-def all_devices(devices):
+def all_devices(devices: typing.Iterable[str]) -> typing.Tuple[str, ...]:
     """The devices of all towers, each once, in order."""
     return tuple(dict.fromkeys(name for device in devices for name in stages_of(device)))
 
@@ -39,7 +41,7 @@ def all_devices(devices):
 class TowerDevice(str):
     """The name of a tower's device, for `tf.device`, with all its `stages`."""
 
-    def __new__(cls, device, stages=None):
+    def __new__(cls, device: str, stages: typing.Optional[typing.Tuple[str, ...]] = None):
         name = super().__new__(cls, device)
         name.stages = stages or stages_of(device)
         return name
@@ -52,7 +54,7 @@ class StageDevice(TowerDevice):
     """A `TowerDevice` around one stage of the model."""
 
 
-def follows_tower(op):
+def follows_tower(op: tf.Operation) -> typing.Optional[bool]:
     """Whether an operation would be on another device in another tower; False for one colocated
     with others. None where it cannot be told: under a device function, or under
     `tf.device(other_op.device)`."""
@@ -71,12 +73,12 @@ def follows_tower(op):
     return False
 
 
-def device_like(op):
+def device_like(op: tf.Operation) -> str:
     """An argument for `tf.device` that puts operations on the device of `op`, in any tower."""
     return TowerDevice(op.device) if follows_tower(op) else op.device
 
 
-def keep_with_tower(operations, own, device):
+def keep_with_tower(operations, own: typing.Container[str], device: str) -> None:
     """Keeps gradient operations on their tower.
 
     Some (of a gather) are colocated with a variable on another device, or with what TensorFlow
@@ -96,13 +98,13 @@ def keep_with_tower(operations, own, device):
             compat.set_device(op, (kept or inside)[0].device or stages_of(device)[0])
 
 
-def current_tower_device(graph):
+def current_tower_device(graph: tf.Graph) -> typing.Optional[TowerDevice]:
     """The `TowerDevice` of the innermost such scope that is open; None outside of towers."""
     return next((scope for scope in compat.current_device_scopes(graph)
                  if isinstance(scope, TowerDevice)), None)
 
 
-def moved(device, source, target):
+def moved(device: str, source: str, target: str) -> str:
     """A device with `target` in place of tower device `source`, stage by stage.
 
     >>> moved('/job:a/device:CPU:0', '/device:CPU:0', '/device:GPU:1')
@@ -118,7 +120,7 @@ def moved(device, source, target):
         for field in ('job', 'replica', 'task', 'device_type', 'device_index')}).to_string()
 
 
-def overlaps(device, tower_device):
+def overlaps(device: str, tower_device: str) -> bool:
     """Whether a device may be that of a tower: same type and number."""
     one = tf.DeviceSpec.from_string(device)
     return any((one.device_type, one.device_index) == (other.device_type, other.device_index)
@@ -139,7 +141,7 @@ def check_reads_in_loops(operations, devices):
                     'or read it before the loop.' % (op.name, variable.name))
 
 
-def operation_device(op):
+def operation_device(op: tf.Operation) -> str:
     """The canonical device that an operation asks for; of one that asks for none, where the runtime
     has to put it: with the resource that it reads, what it is colocated with, or what takes it."""
     stack, seen = [op], set()
@@ -156,7 +158,7 @@ def operation_device(op):
     return ''
 
 
-def resolved(device):
+def resolved(device: str) -> str:
     """`'/job:localhost/replica:0/task:0/device:CPU:0'` as `'/device:CPU:0'`, '' as ''."""
     if not device:
         return ''

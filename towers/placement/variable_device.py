@@ -1,6 +1,7 @@
 """Where the shared variables live."""
 
 import contextlib
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -28,7 +29,9 @@ class Placement:
       is_earlier_builds: whether an earlier build's variables are shared, where it has put them.
     """
 
-    def __init__(self, device, devices, trains=True, alone=False, earlier=None):
+    def __init__(self, device: typing.Optional[str], devices: typing.Sequence[str],
+                 trains: bool = True, alone: bool = False,
+                 earlier: typing.Optional['Placement'] = None):
         """
         Args:
           device: as of `VariablePlacement`.
@@ -55,7 +58,7 @@ class Placement:
                 "VariablePlacement('replicated') goes with towers of one device each, and these "
                 "have %s: use 'stage', or None for the CPU." % short_name(devices[0]))
 
-    def describe(self):
+    def describe(self) -> str:
         """`'/cpu:0'`, or how variables are spread."""
         if self._earlier is not None:
             return self._earlier.describe()
@@ -67,7 +70,7 @@ class Placement:
             return 'every tower (%d replicas)' % len(self._devices)
         return short_name(self.of_weights)
 
-    def scope(self, trainable=True):
+    def scope(self, trainable: bool = True) -> typing.ContextManager:
         """The device scope in which to create a variable; then `note` it."""
         if self.leaves_servers:
             check_alone()
@@ -79,12 +82,12 @@ class Placement:
             return only_device(min(self._used, key=self._used.get))
         return only_device(self.main)
 
-    def note(self, variable):
+    def note(self, variable: tf.Variable) -> None:
         """Counts the bytes of a new variable where it is: with another one, if it is colocated."""
         if self._used is not None and variable.device in self._used:
             self._used[variable.device] += bytes_of(variable)
 
-    def devices(self):
+    def devices(self) -> typing.Tuple[str, ...]:
         """The devices that variables may be on: a tuple."""
         if self._earlier is not None:
             return tuple(dict.fromkeys((self.main,) + self._earlier.devices()))
@@ -94,13 +97,13 @@ class Placement:
             return tuple(dict.fromkeys((self.main,) + stages_of(self._devices[0])))
         return (self.main,) if self._used is None else tuple(self._used)
 
-    def scope_of(self, variable):
+    def scope_of(self, variable: tf.Variable) -> typing.ContextManager:
         """The device scope for the sum of a variable's gradients and for its slots."""
         return only_device(variable.device or self.main)
 
 
 @contextlib.contextmanager
-def only_device(device):
+def only_device(device: typing.Optional[str]) -> typing.Iterator[None]:
     """A device scope that takes nothing over from the scopes around it."""
     with tf.device(None), tf.device(device):
         yield

@@ -3,7 +3,7 @@
 The operations of each segment of the forward pass are made a second time, from the kept tensors,
 and the backward pass takes the recomputed tensors. Recomputed operations wait for the gradient that
 comes into their segment: so they run when their results are wanted, and TensorFlow cannot merge
-them with the original operations. What draws random numbers, writes or counts runs once.
+them with the original operations. Operations that draw random numbers, write or count run once.
 """
 
 import collections
@@ -107,7 +107,8 @@ class _Order:
 
 
 def _rewrite(scope, operations, kept, takers, order, root, stages):
-    """Recomputes what the backward pass takes of a segment, and gives it that; counts them."""
+    """Recomputes the tensors of a segment that the backward pass takes, and gives it these; returns
+    the number of recomputed operations."""
     wanted = collections.OrderedDict(
         (tensor.name, tensor) for op in operations for tensor in op.outputs
         if tensor.name in takers and tensor.name not in kept)

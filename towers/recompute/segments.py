@@ -19,7 +19,7 @@ from towers.graph.edit import functions_of
 from towers.graph.op_types import RESHAPES
 from towers.graph.variable_access import REFERENCE_VARIABLES
 
-# Python, which may draw or count whatever its caller says of state.
+# Calls of Python, which may draw or count even where their type is not stateful.
 _PYTHON = frozenset(['PyFunc', 'PyFuncStateless', 'EagerPyFunc'])
 # Bytes; tensors up to this size (shapes, counts, scalars) are kept where nobody says what to keep.
 _SMALL = 1024
@@ -72,8 +72,8 @@ def repeatable_operations(forward, taken, keeps_small):
 
 
 def _computed_from_references(forward):
-    """Names of what is computed from reference variables, whose memory may hold another value when
-    it is read again; raises for trained ones, made before the towers on TF 1."""
+    """Names of operations computed from reference variables, whose memory may hold another value
+    when it is read again; raises for trained ones, made before the towers on TF 1."""
     names, operations = {op.name for op in forward}, forward[0].graph.get_operations()
     sources = [op for op in operations if op.type in REFERENCE_VARIABLES]
     found = graph_walk.reachable_from(sources, operations) if sources else set()
@@ -86,7 +86,7 @@ def _computed_from_references(forward):
     return found
 
 
-def size_of(tensor):
+def size_of(tensor: tf.Tensor) -> int:
     """Bytes of a tensor; an unknown dimension counts as 16, a tensor of unknown rank as 2 kB."""
     if tensor.shape.ndims is None:
         return 2 * _SMALL
@@ -154,9 +154,9 @@ def _cuts_at(crossing, weight, largest):
 def segments(operations, cuts, stages):
     """The segments to recompute, all but the last one; and the names of the tensors that are kept.
 
-    What goes from stage to stage of a tower is kept, so that no stage sends an activation again.
+    Tensors that go from stage to stage are kept, so that no stage sends an activation again.
     """
-    there = None  # what the model has put on another device stays with what was made before it
+    there = None  # operations that the model has put on a device of no stage open no segment
     for place, op in enumerate(operations):
         if op.device in stages and cuts:
             if there not in (None, op.device):

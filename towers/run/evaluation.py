@@ -32,13 +32,12 @@ class Evaluation:
 
     Attributes:
       built: the `BuiltTowers` of the evaluation.
-      metrics: dict from names of metrics, and `'loss'`, to scalar tensors of one batch; of a pair
-        to its value.
+      metrics: dict from names of metrics, and `'loss'`, to scalars, of one batch or a pair's value.
     """
 
     def __init__(self, model_fn: typing.Callable, dataset: typing.Any,
                  devices: typing.Union[None, int, str, typing.Sequence] = None,
-                 trained: typing.Any = None, *,
+                 trained: typing.Optional[BuiltTowers] = None, *,
                  variables: typing.Optional[VariablePlacement] = None,
                  copies: str = 'clone', precision: str = 'float32', regularization: str = 'none',
                  pipeline: typing.Optional[Pipeline] = None,
@@ -63,7 +62,7 @@ class Evaluation:
         numerics = Numerics(precision)
         check_graph_mode('an Evaluation')
         if trained is not None:
-            check_instance('trained', trained, BuiltTowers, 'what build_towers returned')
+            check_instance('trained', trained, BuiltTowers, 'the result of build_towers')
             check_same_graph('trained', trained)
             numerics = Numerics(trained.precision)
             if devices is None:

@@ -46,7 +46,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
 
     @property
     def stopping_signal(self) -> typing.Optional[int]:
-        """As `received`; of several machines that of the worker which got it."""
+        """As `received`; of a `StopTogetherHook`, the signal that any worker received."""
         return self.received
 
     def after_create_session(self, session, coord):

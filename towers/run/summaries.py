@@ -40,7 +40,7 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None,
         number.
     """
     if isinstance(built, type) or not hasattr(built, 'train_op'):
-        raise InvalidArgumentError('built=%.80r: expected what build_towers returned.' % (built,))
+        raise InvalidArgumentError('built=%.80r: expected the result of build_towers.' % (built,))
     if built.train_op is None:
         raise InvalidArgumentError('these towers were built without an optimizer: there is no '
                                    'training to make summaries of.')

@@ -64,7 +64,7 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
         `check(newest, missing, dropped)` before the directory is changed: with what
         `newest_checkpoint` returned, and what the checkpoint lacks of the graph's variables, and
         the graph of the checkpoint's, each a text or None. It returns lines to show, or raises.
-      built: what `build_towers` returned, for the advice when a step runs out of memory; or None.
+      built: the result of `build_towers`, for the advice when a step runs out of memory; or None.
       memory_limit: bytes that a device has, for the same advice; None: what the device reports.
       member: `Member`, if this process is the chief of a cluster; or None.
       say: called with each line about what was found in the directory.
