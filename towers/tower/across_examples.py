@@ -9,10 +9,12 @@ multiplies examples with each other, the mean of the towers' losses is not the l
 The plan says where a graph shows such a loss; `check_towers` measures the difference.
 """
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.graph.op_types import (CHOICES, QUOTIENTS, SAME_NUMBERS, SIZES, SUMS,
+from towers.graph.graph_walk import is_random
+from towers.graph.op_types import (CHOICES, CONTROL_FLOW, QUOTIENTS, SAME_NUMBERS, SIZES, SUMS,
                                    is_fused_batch_norm)
 from towers.tower.batch_values import is_batch_value
 from towers.tower.objectives import flat
@@ -24,6 +26,9 @@ _COUNTS = frozenset(['Bincount', 'DenseBincount', 'Unique', 'UniqueV2', 'UniqueW
 _DATA_FIRST = frozenset(['Reshape', 'BroadcastTo', 'Tile', 'Slice', 'StridedSlice', 'Pad', 'PadV2',
                          'MirrorPad', 'ExpandDims', 'Squeeze', 'Transpose'])
 """Types whose further inputs say places and sizes."""
+_ELEMENTWISE = SUMS | QUOTIENTS | CHOICES | {
+    'Mul', 'Maximum', 'Minimum', 'SquaredDifference', 'Pow', 'FloorDiv', 'FloorMod', 'Mod',
+    'Greater', 'GreaterEqual', 'Less', 'LessEqual', 'Equal', 'NotEqual', 'LogicalAnd', 'LogicalOr'}
 _WITHOUT_VALUES = frozenset(['Range', 'ZerosLike', 'OnesLike', 'BroadcastGradientArgs'])
 
 
@@ -83,14 +88,101 @@ def _counts_examples(op, examples):
         each.op.name in examples for each in op.inputs)
 
 
+# ---- the dimension of the examples ---------------------------------------------------------------
+
+class ExampleAxes:
+    """Which dimension of each tensor of a forward pass has the examples, followed from the inputs.
+
+    Attributes:
+      axes: dict from names of tensors to dimensions; None of one that is computed over the examples.
+      statistics: list of the tensors computed over the examples by which examples are computed,
+        such as the mean that a batch norm subtracts.
+      unclear: name of an operation that reshapes a shard of one example, whose dimension cannot be
+        told from others of size 1; or None.
+      chosen: names of tensors of chosen examples (`tf.boolean_mask`), of which each tower may have
+        another number.
+    """
+
+    def __init__(self, sources, operations):
+        """`sources` are tensors whose first dimension has the examples."""
+        self.axes, self.unclear, self.chosen = {each.name: 0 for each in sources}, None, set()
+        met, known, has_branches = {}, None, any(op.type in CONTROL_FLOW for op in operations)
+        while known is None or has_branches and known != len(self.axes):
+            known = len(self.axes)  # tf.cond makes a Switch after what takes its output
+            for op in operations:
+                inputs = [each for each in op.inputs if each.name in self.axes]
+                if not (inputs or is_random(op)) or op.type in SIZES or is_batch_value(op):
+                    continue
+                by_example = [each for each in inputs if self.axes[each.name] is not None]
+                axis = 0 if not inputs else None
+                if by_example and op.outputs:
+                    axis = self._axis(op, by_example[0])
+                    met.update((each.name, each) for each in inputs if each not in by_example)
+                names = [output.name for output in op.outputs]
+                self.axes.update(dict.fromkeys(names, axis))
+                if axis is not None and not op.type.startswith('Scatter') and (
+                        _chooses(op) or any(each.name in self.chosen for each in by_example)):
+                    self.chosen.update(names)
+        self.statistics = list(graph_walk.reached(met.values(), lambda tensor: [
+            each for each in tensor.op.inputs if self.axes.get(each.name, 0) is None]).values())
+
+    def _axis(self, op, tensor):
+        """The dimension of an operation's results that has the examples of its input `tensor`."""
+        axis, before, after = self.axes[tensor.name], tensor.shape, op.outputs[0].shape
+        if op.type in _REDUCTIONS:
+            axes = tf.get_static_value(op.inputs[1])
+            if axes is None or before.ndims is None:
+                return None
+            axes = {int(each) % before.ndims for each in np.ravel(axes)}
+            if axis in axes:
+                return None
+            return axis if after.ndims == before.ndims else axis - sum(
+                each < axis for each in axes)
+        if op.type in ('Transpose', 'ConjugateTranspose'):
+            order = tf.get_static_value(op.inputs[1])
+            return axis if order is None else list(order).index(axis)
+        if None not in (before.ndims, after.ndims) and (
+                op.type in ('Reshape', 'ExpandDims', 'Squeeze')
+                or op.type == 'StridedSlice' and after.ndims != before.ndims):
+            return self._reshaped(op, before.as_list(), after.as_list(), axis)
+        if op.type == 'Pack':
+            return axis + (op.get_attr('axis') % after.ndims <= axis)
+        if op.type == 'MatMul':
+            return (0 if axis == int(op.get_attr('transpose_a')) else None) if (
+                tensor is op.inputs[0]) else (1 if axis != int(not op.get_attr('transpose_b'))
+                                              else None)
+        if op.type in _ELEMENTWISE and None not in (before.ndims, after.ndims):
+            return axis + after.ndims - before.ndims
+        return axis if after.ndims is None or axis < after.ndims else None
+
+    def _reshaped(self, op, before, after, axis):
+        """The dimension that has the examples of dimension `axis`, alone or with others."""
+        if before == after:
+            return axis
+        if None in before[:axis]:
+            return axis if len(before) == len(after) else 0
+        place, size, found = int(np.prod(before[:axis])), 1, []
+        for number, length in enumerate(after):
+            if length is None or size <= place < size * length or (
+                    size == place and before[axis] == length == 1):
+                found.append(number)
+            if length is None or size * length > place:
+                break
+            size *= length
+        if before[axis] == 1 and [after[number] for number in found].count(1) > 1:
+            self.unclear = op.name
+        return found[0] if found else None
+
+
 # ---- losses that are not the mean of the towers' losses -----------------------------------------
 
 _LINEAR = SAME_NUMBERS | SUMS | CHOICES | {'Neg', 'Mul'}
 _BENT = frozenset(['Sqrt', 'Rsqrt', 'Square', 'Pow', 'Log', 'Log1p', 'Exp', 'Reciprocal', 'Inv'])
 
 
-def whole_batch_line(recorded, reduction):
-    """The plan's line about a loss that is not the mean of the towers' losses: a text, or None."""
+def whole_batch_line(recorded, reduction, of_batch_norm):
+    """The plan's line about a loss that is not the mean of the towers' losses: a text, or None; for
+    operations `of_batch_norm` see `mixed`."""
     by_value = graph_walk.reachable_from(
         recorded.sources, [op for op in recorded.operations if op.type not in SIZES
                              and not is_batch_value(op)])
@@ -107,6 +199,11 @@ def whole_batch_line(recorded, reduction):
         if any(op.type == 'Mean' and op.name in of_choices & needed for op in recorded.operations):
             found += [('chooses among the examples of the shard', op.name) for op in choices
                       if op.name in needed]
+    found += [('compares examples with a statistic of the shard', tensor.op.name)
+              for tensor in ExampleAxes([leaf for op in recorded.sources for leaf in op.outputs],
+                                        recorded.operations).statistics
+              if tensor.op.type in ('Mean', 'Sum') and tensor.dtype.is_floating
+              and tensor.op.name not in of_batch_norm]
     if not found:
         return None
     more = '' if len(found) == 1 else ' and %d more' % (len(found) - 1)
@@ -116,7 +213,8 @@ def whole_batch_line(recorded, reduction):
 
 def _chooses(op):
     """Whether an operation takes the best examples, or examples by a mask (`tf.boolean_mask`)."""
-    return op.type == 'TopKV2' and op.inputs[0].shape.ndims == 1 or (
+    return op.type == 'DynamicPartition' or (
+        op.type == 'TopKV2' and op.inputs[0].shape.ndims == 1) or (
         op.type in ('Gather', 'GatherV2')
         and graph_walk.behind(op.inputs[1], SAME_NUMBERS).op.type == 'Where')
 

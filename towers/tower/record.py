@@ -62,7 +62,7 @@ def record(request, batch, number, around=contextlib.nullcontext):
                 record_keras_calls() as keras, compiled(request.numerics.xla), around(), \
                 call_of_model_fn(graph, made_variables, parts, request.no_batch_values):
             returned = _call(request.model_fn, inputs, batch.batch_size if parts > 1 else None)
-            in_sync, instead = synchronize(made.so_far(), graph) if (
+            in_sync, instead = synchronize(made.so_far(), leaves_of(inputs), graph) if (
                 request.batch_norm == 'sync' and parts > 1) else (0, {})
         output = to_model_output(returned, bool(request.objectives), request.objectives.names)
         if instead:

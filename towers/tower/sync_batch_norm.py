@@ -1,9 +1,10 @@
 """`batch_norm='sync'`: batch norms normalize by the statistics of the whole batch.
 
 The recorded forward pass is rewritten before it is differentiated. A batch norm takes the mean over
-the examples of its shard, and the mean of the squared distance from it; each of these two becomes
-its mean over all towers (`batch_mean`). All readers of the statistics, moving averages included,
-then read the batch's. TensorFlow's fused kernel does both in one operation, which is taken apart:
+the examples of its shard, and the mean of the squared distance from it. Each mean over the examples
+by which examples are computed becomes its mean over all towers (`batch_mean`), in whatever form the
+batch norm is written. All readers of the statistics, moving averages included, then read the
+batch's. A norm of each example by itself stays. TensorFlow's fused kernel does both in one operation, which is taken apart:
 
     mean = E[x]    variance = E[(x - mean)^2]    y = (x - mean) / sqrt(variance + epsilon) g + b
 
@@ -15,25 +16,69 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ModelFunctionError
-from towers.graph.graph_walk import behind
+from towers.graph.graph_walk import behind, reached
 from towers.graph.edit import Library, producer
 from towers.graph.op_types import BRANCHES_V2, SAME_NUMBERS, is_fused_batch_norm
+from towers.tower.across_examples import ExampleAxes
 from towers.tower.batch_values import batch_mean, batch_sum
 
+_SQUARES = ('SquaredDifference', 'Square')
 
-def synchronize(operations, graph):
+
+def synchronize(operations, inputs, graph):
     """Rewrites batch norms in training mode: `(how many, {name of a tensor: its stand-in})`."""
     _check_functions(operations, graph)
-    moments, instead = _moments(operations), {}
-    fused = [op for op in operations if is_fused_batch_norm(op.type) and op.get_attr('is_training')]
-    _check_gradients([variance.op for _, variance in moments] + fused, operations)
-    for mean, variance in moments:
-        for tensor in (mean, variance):
-            instead[tensor.name] = _of_whole_batch(tensor)
+    examples, instead = ExampleAxes(inputs, operations), {}
+    over_examples = [each for each in examples.statistics if any(
+        examples.axes.get(given.name) is not None for given in each.op.inputs)]
+    means = [each for each in over_examples if each.op.type == 'Mean']
+    # Where the channels are the examples, the kernel normalizes each of them by itself.
+    fused = [op for op in operations if is_fused_batch_norm(op.type) and op.get_attr('is_training')
+             and op.get_attr('data_format').decode().find('C') != examples.axes.get(
+                 op.inputs[0].name, -1)]
+    _check_statistics(examples, over_examples, means, fused)
+    _check_gradients([mean.op for mean in means] + fused, operations)
+    roots = _roots(means, examples.axes)
+    for mean in means:
+        instead[mean.name] = _of_whole_batch(mean)
     for op in fused:
         with compat.within_branch(op):
             instead.update(_take_apart(op))
-    return len(moments) + len(fused), instead
+    return len(fused) + len(roots or means), instead
+
+
+def _check_statistics(examples, over_examples, means, fused):
+    """Refuses statistics of a shard whose mean over the towers is not the batch's."""
+    if examples.unclear is not None and (means or fused):
+        raise ModelFunctionError(
+            "batch_norm='sync', and a shard has one example, whose dimension cannot be told after "
+            '%s: pass a batch of unknown size, such as tf.placeholder(tf.float32, [None, …]).'
+            % examples.unclear)
+    for op in [mean.op for mean in means] + fused:
+        if op.inputs[0].name in examples.chosen:
+            raise ModelFunctionError(
+                "batch_norm='sync', and %s is a statistic of chosen examples (tf.boolean_mask), of "
+                'which each tower has another number: divide the towers.batch_sum of their sum by '
+                "that of their number, or pass batch_norm='shard'." % op.name)
+    for statistic in over_examples:
+        if statistic not in means and _roots([statistic], examples.axes):
+            raise ModelFunctionError(
+                "batch_norm='sync', and %s (%s) normalizes the examples by a statistic of the shard "
+                'that is no mean: take it by tf.reduce_mean, or over all towers (towers.batch_sum), '
+                "or pass batch_norm='shard'." % (statistic.op.name, statistic.op.type))
+
+
+def _roots(statistics, axes):
+    """Names of the roots that are computed from statistics, the examples left out."""
+    found = reached([each.op for each in statistics], lambda op: [
+        taker for output in op.outputs for taker in output.consumers()
+        if taker.outputs and axes.get(taker.outputs[0].name, 0) is None])
+    return {op.name for op in found.values() if _is_root(op)}
+
+
+def _is_root(op):
+    power = tf.get_static_value(op.inputs[1]) if op.type == 'Pow' else None
+    return op.type in ('Rsqrt', 'Sqrt') or op.type == 'Pow' and (power is None or power < 1)
 
 
 def statistics_of(operations):
@@ -81,7 +126,7 @@ def _moments(operations):
     """
     found = []
     for op in operations:
-        if op.type != 'Mean' or op.inputs[0].op.type not in ('SquaredDifference', 'Square'):
+        if op.type != 'Mean' or op.inputs[0].op.type not in _SQUARES:
             continue
         inner = op.inputs[0].op
         if inner.type == 'Square':
@@ -104,7 +149,7 @@ def _is_normalized_by(variance):
     while stack:
         tensor, steps = stack.pop()
         for op in tensor.consumers():
-            if op.type in ('Rsqrt', 'Sqrt', 'Pow'):
+            if _is_root(op):
                 return True
             if op.name not in seen and steps < 8 and (
                     op.type in SAME_NUMBERS | BRANCHES_V2 or op.type in (
