@@ -14,7 +14,6 @@ from towers.tower.across_examples import whole_batch_line
 from towers.tower.objectives import all_pairs
 from towers.tower.ownership import OWN
 from towers.tower.stage_cuts import accumulation_line, stages_line
-from towers.tower.sync_batch_norm import statistics_of
 from towers.tower.write_order import updates_that_write
 
 
@@ -133,8 +132,8 @@ def _of_training(tower_set, update):
         ('recomputation', _recomputation(tower_set.recomputed, request.recompute)),
         ('learning rate', _learning_rates(request)),
         ('loss scale', request.loss_scale and request.loss_scale.describe()),
-        ('whole batch', whole_batch_line(tower_set.recorded, request.reduction, statistics_of(
-            tower_set.recorded.operations)) if len(tower_set.towers) > 1 else None)]
+        ('whole batch', whole_batch_line(tower_set.recorded, request)
+         if len(tower_set.towers) > 1 else None)]
 
 
 def _together(request):

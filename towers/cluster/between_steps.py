@@ -21,8 +21,7 @@ class _AfterSteps(tf.train.SessionRunHook):
     """Does something after the same steps of a session on all workers: `after_step(session, n)`."""
 
     def __init__(self, cluster, built, connection):
-        self._cluster, self._built, self._connection = cluster, built, connection
-        self._steps = 0
+        self._cluster, self._built, self._connection, self._steps = cluster, built, connection, 0
 
     def after_create_session(self, session, coord):
         """Steps are counted within a session."""

@@ -94,8 +94,7 @@ class Cluster(collections.namedtuple('Cluster', [
         return cls(*values)
 
     @classmethod
-    def from_tf_config(cls, kind: typing.Optional[str] = None,
-                       environment: typing.Optional[typing.Mapping[str, str]] = None,
+    def from_tf_config(cls, kind: typing.Optional[str] = None, environment: typing.Any = None,
                        **fields: typing.Any) -> 'Cluster':
         """The `Cluster` of the environment's `TF_CONFIG`, as TF's users write it.
 

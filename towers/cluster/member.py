@@ -60,13 +60,11 @@ class Member:
 
     def session_creator(self, creator: tf.train.SessionCreator,
                         scaffold: tf.train.Scaffold) -> tf.train.SessionCreator:
-        """The `session_creator` for one `tf.train.MonitoredSession` in this cluster, from one for
-        `target` and `config`, and its scaffold. `ClusterError` for a second session with
-        parameter servers."""
+        """The creator of one `tf.train.MonitoredSession` in this cluster, from one for `target` and
+        `config`, and its scaffold. `ClusterError` for a second one with parameter servers."""
         return self._begin.creator(creator, scaffold)
 
-    def session(self, hooks: typing.Sequence[tf.train.SessionRunHook] = ()
-                ) -> tf.train.MonitoredSession:
+    def session(self, hooks: typing.Sequence = ()) -> tf.train.MonitoredSession:
         """A `tf.train.MonitoredSession` that saves nothing; its variables begin with worker 0's
         values. `hooks` come after `self.hooks`."""
         scaffold, initialises = tf.train.Scaffold(), self.is_chief or not self.cluster.is_served

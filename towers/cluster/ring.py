@@ -84,15 +84,14 @@ def buffers_of(pairs, most):
     buffers, open_ones = [], {}  # dtype -> (the buffer to be filled, bytes in it)
     for gradient, variable in reversed(pairs):
         dtype, size = gradient.dtype.base_dtype, bytes_of(variable)
-        if size > most or not variable.get_shape().is_fully_defined():
-            buffers.append([(gradient, variable)])
-            continue
-        buffer, used = open_ones.get(dtype, (None, 0))
-        if buffer is None or used + size > most:
+        is_alone = size > most or not variable.get_shape().is_fully_defined()
+        buffer, used = ([], 0) if is_alone else open_ones.get(dtype, ([], 0))
+        if used + size > most:
             buffer, used = [], 0
-            buffers.append(buffer)
+        buffers += [] if buffer else [buffer]
         buffer.append((gradient, variable))
-        open_ones[dtype] = (buffer, used + size)
+        if not is_alone:
+            open_ones[dtype] = (buffer, used + size)
     return buffers
 
 
@@ -204,9 +203,8 @@ class Collectives:
         gathered = tf.raw_ops.CollectiveGather(
             input=tf.bitcast(pairs, tf.int32), shape=shape, **self._next())
         gathered.set_shape(shape)
-        total = 0.
-        for each in tf.unstack(tf.bitcast(gathered, self._wire)):
-            total += tf.cast(each, tf.float32)
+        total = sum(tf.cast(each, tf.float32) for each in tf.unstack(
+            tf.bitcast(gathered, self._wire)))
         total = tf.reshape(tf.reshape(total, [-1])[:count], tensor.shape)
         return tf.cast(total / self.num_workers if mean else total, tensor.dtype), gathered
 

@@ -26,9 +26,6 @@ _COUNTS = frozenset(['Bincount', 'DenseBincount', 'Unique', 'UniqueV2', 'UniqueW
 _DATA_FIRST = frozenset(['Reshape', 'BroadcastTo', 'Tile', 'Slice', 'StridedSlice', 'Pad', 'PadV2',
                          'MirrorPad', 'ExpandDims', 'Squeeze', 'Transpose'])
 """Types whose further inputs say places and sizes."""
-_ELEMENTWISE = SUMS | QUOTIENTS | CHOICES | {
-    'Mul', 'Maximum', 'Minimum', 'SquaredDifference', 'Pow', 'FloorDiv', 'FloorMod', 'Mod',
-    'Greater', 'GreaterEqual', 'Less', 'LessEqual', 'Equal', 'NotEqual', 'LogicalAnd', 'LogicalOr'}
 _WITHOUT_VALUES = frozenset(['Range', 'ZerosLike', 'OnesLike', 'BroadcastGradientArgs'])
 
 
@@ -94,13 +91,10 @@ class ExampleAxes:
     """Which dimension of each tensor of a forward pass has the examples, followed from the inputs.
 
     Attributes:
-      axes: dict from names of tensors to dimensions; None of one that is computed over the examples.
-      statistics: list of the tensors computed over the examples by which examples are computed,
-        such as the mean that a batch norm subtracts.
-      unclear: name of an operation that reshapes a shard of one example, whose dimension cannot be
-        told from others of size 1; or None.
-      chosen: names of tensors of chosen examples (`tf.boolean_mask`), of which each tower may have
-        another number.
+      axes: dict from names of tensors to dimensions, or to None of a value over the examples.
+      statistics: list of the values over the examples by which examples are computed, as by a mean.
+      unclear: name of an operation that hides the dimension of a single example; or None.
+      chosen: names of tensors of chosen examples (`tf.boolean_mask`), a number of a tower's own.
     """
 
     def __init__(self, sources, operations):
@@ -116,8 +110,8 @@ class ExampleAxes:
                 by_example = [each for each in inputs if self.axes[each.name] is not None]
                 axis = 0 if not inputs else None
                 if by_example and op.outputs:
-                    axis = self._axis(op, by_example[0])
-                    met.update((each.name, each) for each in inputs if each not in by_example)
+                    axis = self._axis(op, max(by_example, key=lambda each: each.shape.ndims or 0))
+                    met.update((each.name, each) for each in inputs if self.axes[each.name] is None)
                 names = [output.name for output in op.outputs]
                 self.axes.update(dict.fromkeys(names, axis))
                 if axis is not None and not op.type.startswith('Scatter') and (
@@ -134,10 +128,8 @@ class ExampleAxes:
             if axes is None or before.ndims is None:
                 return None
             axes = {int(each) % before.ndims for each in np.ravel(axes)}
-            if axis in axes:
-                return None
-            return axis if after.ndims == before.ndims else axis - sum(
-                each < axis for each in axes)
+            gone = 0 if after.ndims == before.ndims else sum(each < axis for each in axes)
+            return None if axis in axes else axis - gone
         if op.type in ('Transpose', 'ConjugateTranspose'):
             order = tf.get_static_value(op.inputs[1])
             return axis if order is None else list(order).index(axis)
@@ -145,13 +137,14 @@ class ExampleAxes:
                 op.type in ('Reshape', 'ExpandDims', 'Squeeze')
                 or op.type == 'StridedSlice' and after.ndims != before.ndims):
             return self._reshaped(op, before.as_list(), after.as_list(), axis)
-        if op.type == 'Pack':
+        if op.type == 'Pack' and after.ndims is not None:
             return axis + (op.get_attr('axis') % after.ndims <= axis)
         if op.type == 'MatMul':
-            return (0 if axis == int(op.get_attr('transpose_a')) else None) if (
-                tensor is op.inputs[0]) else (1 if axis != int(not op.get_attr('transpose_b'))
-                                              else None)
-        if op.type in _ELEMENTWISE and None not in (before.ndims, after.ndims):
+            is_first = tensor.name == op.inputs[0].name
+            kept = op.get_attr('transpose_a') if is_first else not op.get_attr('transpose_b')
+            return None if axis != kept else int(not is_first)
+        if 'Gather' not in op.type and None not in (before.ndims, after.ndims) and any(
+                each.shape.ndims == after.ndims for each in op.inputs):  # which may broadcast
             return axis + after.ndims - before.ndims
         return axis if after.ndims is None or axis < after.ndims else None
 
@@ -173,6 +166,25 @@ class ExampleAxes:
             self.unclear = op.name
         return found[0] if found else None
 
+    def roots(self, statistics):
+        """Names of the roots that are computed from statistics, the examples left out: a set."""
+        found = graph_walk.reached([each.op for each in statistics], lambda op: [
+            taker for output in op.outputs for taker in output.consumers()
+            if taker.outputs and self.axes.get(taker.outputs[0].name, 0) is None])
+        return {op.name for op in found.values() if op.type in ('Rsqrt', 'Sqrt')
+                or op.type == 'Pow' and (tf.get_static_value(op.inputs[1]) or 0) < 1}
+
+    def of_batch_norms(self):
+        """Names of the operations that compute the means and variances of batch norms, but for
+        those of one kernel: a set."""
+        names = set()
+        for each in self.statistics:
+            squares = each.op.inputs[0].op if each.op.type == 'Mean' else each.op
+            squares = squares.inputs[0].op if squares.type == 'Square' else squares
+            if squares.type in ('SquaredDifference', 'Sub') and self.roots([each]):
+                names |= {each.op.name, graph_walk.behind(squares.inputs[1], SAME_NUMBERS).op.name}
+        return names
+
 
 # ---- losses that are not the mean of the towers' losses -----------------------------------------
 
@@ -180,9 +192,8 @@ _LINEAR = SAME_NUMBERS | SUMS | CHOICES | {'Neg', 'Mul'}
 _BENT = frozenset(['Sqrt', 'Rsqrt', 'Square', 'Pow', 'Log', 'Log1p', 'Exp', 'Reciprocal', 'Inv'])
 
 
-def whole_batch_line(recorded, reduction, of_batch_norm):
-    """The plan's line about a loss that is not the mean of the towers' losses: a text, or None; for
-    operations `of_batch_norm` see `mixed`."""
+def whole_batch_line(recorded, request):
+    """The plan's line about a loss that is not the mean of the towers' losses: a text, or None."""
     by_value = graph_walk.reachable_from(
         recorded.sources, [op for op in recorded.operations if op.type not in SIZES
                              and not is_batch_value(op)])
@@ -190,7 +201,7 @@ def whole_batch_line(recorded, reduction, of_batch_norm):
     of_choices, found = graph_walk.reachable_from(choices, recorded.operations), []
     for loss in flat(recorded.output.loss):
         found += _in_scalars(loss, by_value)
-        if reduction == 'mean':
+        if request.reduction == 'mean':
             found += _sums(loss, by_value)
         needed = graph_walk.ancestors([loss])
         found += [('multiplies examples with each other', op.name) for op in recorded.operations
@@ -199,11 +210,11 @@ def whole_batch_line(recorded, reduction, of_batch_norm):
         if any(op.type == 'Mean' and op.name in of_choices & needed for op in recorded.operations):
             found += [('chooses among the examples of the shard', op.name) for op in choices
                       if op.name in needed]
-    found += [('compares examples with a statistic of the shard', tensor.op.name)
-              for tensor in ExampleAxes([leaf for op in recorded.sources for leaf in op.outputs],
-                                        recorded.operations).statistics
-              if tensor.op.type in ('Mean', 'Sum') and tensor.dtype.is_floating
-              and tensor.op.name not in of_batch_norm]
+    told = recorded.axes.of_batch_norms()
+    found += [('compares examples with a statistic of the shard', each.op.name)
+              for each in recorded.axes.statistics if each.dtype.is_floating
+              and each.op.type in ('Sum', 'Mean' if request.batch_norm == 'shard' else 'Sum')
+              and each.op.name not in told]
     if not found:
         return None
     more = '' if len(found) == 1 else ' and %d more' % (len(found) - 1)

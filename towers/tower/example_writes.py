@@ -20,7 +20,6 @@ from towers.graph.op_types import (ADDS, BRANCHES_V2, CHOICES, QUOTIENTS, READS,
                                    SETS, SUMS, is_fused_batch_norm)
 from towers.graph.variable_access import Writes, read_from
 from towers.tower.across_examples import is_added_up, mixed
-from towers.tower.sync_batch_norm import statistics_of
 
 _LINEAR = SAME_NUMBERS | SUMS | CHOICES | {'Neg'}
 
@@ -50,7 +49,7 @@ def _check(op, name, forward, others, has_rows_inside):
     `others` are the machines that make the same step: `'servers'` have the variables, `'copies'`
     have one on each worker."""
     reason, is_of_rows = None, 'Scatter' in op.type
-    across = mixed(op.inputs[2], forward.examples, statistics_of(forward.operations)) if (
+    across = mixed(op.inputs[2], forward.examples, forward.axes.of_batch_norms()) if (
         is_of_rows) else None
     if others == 'servers' or others and is_of_rows:  # a count is a worker's own
         reason = 'other machines would not get the rows: train on one machine'
@@ -147,14 +146,14 @@ class _Forward:
     """A recorded forward pass: its values that depend on the examples, or on variables.
 
     Attributes:
-      operations, examples: as `operations` and `from_shard` of `Recorded`.
+      axes, examples: as `axes` and `from_shard` of `Recorded`.
       size: of the shard: an int, or a tensor.
     """
 
     def __init__(self, recorded, names, size, finder):
         """`names` are the names of the variables that are looked for."""
-        operations = self.operations = recorded.operations
-        self.examples, self.size, self._finder = recorded.from_shard, size, finder
+        operations, self.size, self._finder = recorded.operations, size, finder
+        self.examples, self.axes = recorded.from_shard, recorded.axes
         self._bits = {name: 1 << number for number, name in enumerate(sorted(names))}
         self._found = dict(self._bits)  # name of an operation -> bits of the variables
         made, grows = {op.name for op in operations}, True

@@ -1,10 +1,9 @@
 """`batch_norm='sync'`: batch norms normalize by the statistics of the whole batch.
 
 The recorded forward pass is rewritten before it is differentiated. A batch norm takes the mean over
-the examples of its shard, and the mean of the squared distance from it. Each mean over the examples
-by which examples are computed becomes its mean over all towers (`batch_mean`), in whatever form the
-batch norm is written. All readers of the statistics, moving averages included, then read the
-batch's. A norm of each example by itself stays. TensorFlow's fused kernel does both in one operation, which is taken apart:
+the examples of its shard, and that of the squared distance from it. Each mean over the examples by
+which examples are computed becomes its mean over all towers (`batch_mean`), and all that reads it,
+moving averages included, reads the batch's. Norms of each example stay. The fused kernel becomes
 
     mean = E[x]    variance = E[(x - mean)^2]    y = (x - mean) / sqrt(variance + epsilon) g + b
 
@@ -16,19 +15,14 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ModelFunctionError
-from towers.graph.graph_walk import behind, reached
 from towers.graph.edit import Library, producer
-from towers.graph.op_types import BRANCHES_V2, SAME_NUMBERS, is_fused_batch_norm
-from towers.tower.across_examples import ExampleAxes
+from towers.graph.op_types import is_fused_batch_norm
 from towers.tower.batch_values import batch_mean, batch_sum
 
-_SQUARES = ('SquaredDifference', 'Square')
 
-
-def synchronize(operations, inputs, graph):
+def synchronize(operations, examples, graph):
     """Rewrites batch norms in training mode: `(how many, {name of a tensor: its stand-in})`."""
     _check_functions(operations, graph)
-    examples, instead = ExampleAxes(inputs, operations), {}
     over_examples = [each for each in examples.statistics if any(
         examples.axes.get(given.name) is not None for given in each.op.inputs)]
     means = [each for each in over_examples if each.op.type == 'Mean']
@@ -38,9 +32,8 @@ def synchronize(operations, inputs, graph):
                  op.inputs[0].name, -1)]
     _check_statistics(examples, over_examples, means, fused)
     _check_gradients([mean.op for mean in means] + fused, operations)
-    roots = _roots(means, examples.axes)
-    for mean in means:
-        instead[mean.name] = _of_whole_batch(mean)
+    roots = examples.roots(means)
+    instead = {mean.name: _of_whole_batch(mean) for mean in means}
     for op in fused:
         with compat.within_branch(op):
             instead.update(_take_apart(op))
@@ -49,41 +42,21 @@ def synchronize(operations, inputs, graph):
 
 def _check_statistics(examples, over_examples, means, fused):
     """Refuses statistics of a shard whose mean over the towers is not the batch's."""
-    if examples.unclear is not None and (means or fused):
-        raise ModelFunctionError(
-            "batch_norm='sync', and a shard has one example, whose dimension cannot be told after "
-            '%s: pass a batch of unknown size, such as tf.placeholder(tf.float32, [None, …]).'
-            % examples.unclear)
-    for op in [mean.op for mean in means] + fused:
+    used = [mean.op for mean in means] + fused
+    why = used and examples.unclear and (
+        "the dimension of a shard's one example is unknown after %s: pass a batch of unknown "
+        'size, [None, …]' % examples.unclear)
+    for op in used:
         if op.inputs[0].name in examples.chosen:
-            raise ModelFunctionError(
-                "batch_norm='sync', and %s is a statistic of chosen examples (tf.boolean_mask), of "
-                'which each tower has another number: divide the towers.batch_sum of their sum by '
-                "that of their number, or pass batch_norm='shard'." % op.name)
-    for statistic in over_examples:
-        if statistic not in means and _roots([statistic], examples.axes):
-            raise ModelFunctionError(
-                "batch_norm='sync', and %s (%s) normalizes the examples by a statistic of the shard "
-                'that is no mean: take it by tf.reduce_mean, or over all towers (towers.batch_sum), '
-                "or pass batch_norm='shard'." % (statistic.op.name, statistic.op.type))
-
-
-def _roots(statistics, axes):
-    """Names of the roots that are computed from statistics, the examples left out."""
-    found = reached([each.op for each in statistics], lambda op: [
-        taker for output in op.outputs for taker in output.consumers()
-        if taker.outputs and axes.get(taker.outputs[0].name, 0) is None])
-    return {op.name for op in found.values() if _is_root(op)}
-
-
-def _is_root(op):
-    power = tf.get_static_value(op.inputs[1]) if op.type == 'Pow' else None
-    return op.type in ('Rsqrt', 'Sqrt') or op.type == 'Pow' and (power is None or power < 1)
-
-
-def statistics_of(operations):
-    """Names of the operations that compute the statistics of batch norms of single operations."""
-    return {tensor.op.name for pair in _moments(operations) for tensor in pair}
+            why = ('%s is a statistic of chosen examples (tf.boolean_mask): divide the batch_sum '
+                   'of their sum by that of their number' % op.name)
+    for each in over_examples:
+        if each.op.type != 'Mean' and examples.roots([each]):
+            why = ('%s (%s) normalizes the examples by a statistic of the shard that is no mean: '
+                   'take it by tf.reduce_mean, or over all towers (towers.batch_sum)' % (
+                       each.op.name, each.op.type))
+    if why:
+        raise ModelFunctionError("batch_norm='sync', and %s; or pass batch_norm='shard'." % why)
 
 
 def _check_functions(operations, graph):
@@ -117,46 +90,6 @@ def _check_gradients(batch_norms, operations):
                 "batch_norm='sync', and the model function takes a gradient through batch norm %s "
                 "(tf.gradients inside): leave that batch norm out, or pass batch_norm='shard'."
                 % op.name)
-
-
-def _moments(operations):
-    """`[(mean, variance)]` of the batch norms that are made of single operations.
-
-    The variance is the mean of the squared rest over the same dimensions, and goes into a root.
-    """
-    found = []
-    for op in operations:
-        if op.type != 'Mean' or op.inputs[0].op.type not in _SQUARES:
-            continue
-        inner = op.inputs[0].op
-        if inner.type == 'Square':
-            inner = inner.inputs[0].op
-            if inner.type != 'Sub':
-                continue
-        mean = behind(inner.inputs[1], SAME_NUMBERS)
-        axes = [tf.get_static_value(each.inputs[1]) for each in (op, mean.op)
-                if each.type == 'Mean']
-        axes = [list(np.ravel(each)) for each in axes if each is not None]
-        if len(axes) == 2 and 0 in axes[0] and axes[0] == axes[1] and (
-                _is_normalized_by(op.outputs[0])):
-            found.append((mean, op.outputs[0]))
-    return found
-
-
-def _is_normalized_by(variance):
-    """Whether a tensor goes into a root, in a few steps of arithmetic."""
-    stack, seen = [(variance, 0)], set()
-    while stack:
-        tensor, steps = stack.pop()
-        for op in tensor.consumers():
-            if _is_root(op):
-                return True
-            if op.name not in seen and steps < 8 and (
-                    op.type in SAME_NUMBERS | BRANCHES_V2 or op.type in (
-                        'Add', 'AddV2', 'Switch', 'Merge', 'Select', 'SelectV2', 'Maximum')):
-                seen.add(op.name)
-                stack += [(output, steps + 1) for output in op.outputs]
-    return False
 
 
 def _of_whole_batch(statistic):
