@@ -14,8 +14,8 @@ import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
 from towers.graph.graph_walk import is_random
-from towers.graph.op_types import (CHOICES, CONTROL_FLOW, QUOTIENTS, SAME_NUMBERS, SIZES, SUMS,
-                                   is_fused_batch_norm)
+from towers.graph.op_types import (CHOICES, CONTROL_FLOW, CONTROL_FLOW_V2, QUOTIENTS,
+                                   SAME_NUMBERS, SIZES, SUMS, is_fused_batch_norm)
 from towers.tower.batch_values import is_batch_value
 from towers.tower.objectives import flat
 
@@ -26,6 +26,12 @@ _COUNTS = frozenset(['Bincount', 'DenseBincount', 'Unique', 'UniqueV2', 'UniqueW
 _DATA_FIRST = frozenset(['Reshape', 'BroadcastTo', 'Tile', 'Slice', 'StridedSlice', 'Pad', 'PadV2',
                          'MirrorPad', 'ExpandDims', 'Squeeze', 'Transpose'])
 """Types whose further inputs say places and sizes."""
+_OF_ARRAYS = dict(
+    [('TensorArray%sV3' % name, step) for name, step in (
+        ('Scatter', -1), ('Split', 0), ('Write', 0), ('Read', 0), ('Gather', 1), ('Concat', 0))]
+    + [('TensorList' + name, step) for name, step in (
+        ('FromTensor', -1), ('SetItem', 0), ('GetItem', 0), ('Stack', 1))])
+"""What arrays of tensors add to the dimension that has the examples."""
 _WITHOUT_VALUES = frozenset(['Range', 'ZerosLike', 'OnesLike', 'BroadcastGradientArgs'])
 
 
@@ -108,21 +114,24 @@ class ExampleAxes:
                 if not (inputs or is_random(op)) or op.type in SIZES or is_batch_value(op):
                     continue
                 by_example = [each for each in inputs if self.axes[each.name] is not None]
-                axis = 0 if not inputs else None
-                if by_example and op.outputs:
-                    axis = self._axis(op, max(by_example, key=lambda each: each.shape.ndims or 0))
+                if by_example:
                     met.update((each.name, each) for each in inputs if self.axes[each.name] is None)
-                names = [output.name for output in op.outputs]
-                self.axes.update(dict.fromkeys(names, axis))
-                if axis is not None and not op.type.startswith('Scatter') and (
+                for output in op.outputs:
+                    self.axes[output.name] = self._axis(op, output, inputs, by_example) if (
+                        by_example) else 0 if not inputs else None
+                if by_example and not op.type.startswith('Scatter') and (
                         _chooses(op) or any(each.name in self.chosen for each in by_example)):
-                    self.chosen.update(names)
+                    self.chosen.update(output.name for output in op.outputs)
         self.statistics = list(graph_walk.reached(met.values(), lambda tensor: [
             each for each in tensor.op.inputs if self.axes.get(each.name, 0) is None]).values())
 
-    def _axis(self, op, tensor):
-        """The dimension of an operation's results that has the examples of its input `tensor`."""
-        axis, before, after = self.axes[tensor.name], tensor.shape, op.outputs[0].shape
+    def _axis(self, op, output, inputs, by_example):
+        """The dimension of a result that has the examples of the inputs `by_example`."""
+        if op.type in CONTROL_FLOW_V2 or op.type.endswith('PartitionedCall'):
+            return next((self.axes[each.name] for each in inputs
+                         if each.shape.ndims and each.shape == output.shape), 0)
+        tensor = max(by_example, key=lambda each: each.shape.ndims or 0)
+        axis, before, after = self.axes[tensor.name], tensor.shape, output.shape
         if op.type in _REDUCTIONS:
             axes = tf.get_static_value(op.inputs[1])
             if axes is None or before.ndims is None:
@@ -130,23 +139,27 @@ class ExampleAxes:
             axes = {int(each) % before.ndims for each in np.ravel(axes)}
             gone = 0 if after.ndims == before.ndims else sum(each < axis for each in axes)
             return None if axis in axes else axis - gone
+        if op.type in CONTROL_FLOW or op.type in _OF_ARRAYS:
+            return max(0, axis + _OF_ARRAYS.get(op.type, 0))
+        if None in (before.ndims, after.ndims):
+            return axis
         if op.type in ('Transpose', 'ConjugateTranspose'):
             order = tf.get_static_value(op.inputs[1])
             return axis if order is None else list(order).index(axis)
-        if None not in (before.ndims, after.ndims) and (
-                op.type in ('Reshape', 'ExpandDims', 'Squeeze')
-                or op.type == 'StridedSlice' and after.ndims != before.ndims):
+        if op.type in ('Reshape', 'ExpandDims', 'Squeeze'):
             return self._reshaped(op, before.as_list(), after.as_list(), axis)
-        if op.type == 'Pack' and after.ndims is not None:
-            return axis + (op.get_attr('axis') % after.ndims <= axis)
+        if op.type == 'StridedSlice':
+            return _sliced(op, before.ndims, axis)
+        if op.type in ('Pack', 'Unpack'):
+            ahead = op.get_attr('axis') % max(before.ndims, after.ndims)
+            return axis + (ahead <= axis) if op.type == 'Pack' else max(0, axis - (ahead < axis))
         if op.type == 'MatMul':
             is_first = tensor.name == op.inputs[0].name
             kept = op.get_attr('transpose_a') if is_first else not op.get_attr('transpose_b')
             return None if axis != kept else int(not is_first)
-        if 'Gather' not in op.type and None not in (before.ndims, after.ndims) and any(
-                each.shape.ndims == after.ndims for each in op.inputs):  # which may broadcast
-            return axis + after.ndims - before.ndims
-        return axis if after.ndims is None or axis < after.ndims else None
+        if 'Gather' not in op.type and any(each.shape.ndims == after.ndims for each in op.inputs):
+            return axis + after.ndims - before.ndims  # it may broadcast
+        return axis if axis < after.ndims else 0 if after.ndims else None
 
     def _reshaped(self, op, before, after, axis):
         """The dimension that has the examples of dimension `axis`, alone or with others."""
@@ -184,6 +197,23 @@ class ExampleAxes:
             if squares.type in ('SquaredDifference', 'Sub') and self.roots([each]):
                 names |= {each.op.name, graph_walk.behind(squares.inputs[1], SAME_NUMBERS).op.name}
         return names
+
+
+def _sliced(op, rank, axis):
+    """The dimension that has the examples of dimension `axis` after a slice, such as x[:, None]."""
+    count, place, result = op.inputs[1].shape.num_elements() or 0, 0, 0
+    new, rest, gone = [op.get_attr(name) for name in (
+        'new_axis_mask', 'ellipsis_mask', 'shrink_axis_mask')]
+    for number in range(count):
+        bit = 1 << number
+        covered = 0 if new & bit else 1
+        if rest & bit:
+            covered = rank - sum(not (new | rest) >> each & 1 for each in range(count))
+        if place <= axis < place + covered:
+            return result + axis - place
+        place += covered
+        result += 1 if new & bit else 0 if gone & bit else covered
+    return result + axis - place
 
 
 # ---- losses that are not the mean of the towers' losses -----------------------------------------

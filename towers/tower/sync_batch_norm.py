@@ -51,10 +51,9 @@ def _check_statistics(examples, over_examples, means, fused):
             why = ('%s is a statistic of chosen examples (tf.boolean_mask): divide the batch_sum '
                    'of their sum by that of their number' % op.name)
     for each in over_examples:
-        if each.op.type != 'Mean' and examples.roots([each]):
-            why = ('%s (%s) normalizes the examples by a statistic of the shard that is no mean: '
-                   'take it by tf.reduce_mean, or over all towers (towers.batch_sum)' % (
-                       each.op.name, each.op.type))
+        if each.op.type == 'Sum' and examples.roots([each]):
+            why = ('%s normalizes the examples by a sum over the shard: take tf.reduce_mean, or '
+                   'towers.batch_sum' % each.op.name)
     if why:
         raise ModelFunctionError("batch_norm='sync', and %s; or pass batch_norm='shard'." % why)
 
