@@ -26,38 +26,34 @@ _COUNTS = frozenset(['Bincount', 'DenseBincount', 'Unique', 'UniqueV2', 'UniqueW
 _DATA_FIRST = frozenset(['Reshape', 'BroadcastTo', 'Tile', 'Slice', 'StridedSlice', 'Pad', 'PadV2',
                          'MirrorPad', 'ExpandDims', 'Squeeze', 'Transpose'])
 """Types whose further inputs say places and sizes."""
-_OF_ARRAYS = dict(
-    [('TensorArray%sV3' % name, step) for name, step in (
-        ('Scatter', -1), ('Split', 0), ('Write', 0), ('Read', 0), ('Gather', 1), ('Concat', 0))]
-    + [('TensorList' + name, step) for name, step in (
-        ('FromTensor', -1), ('SetItem', 0), ('GetItem', 0), ('Stack', 1))])
-"""What arrays of tensors add to the dimension that has the examples."""
+_OF_ARRAYS = {'TensorArrayScatterV3': -1, 'TensorListFromTensor': -1, 'TensorArrayGatherV3': 1,
+              'TensorListStack': 1}  # what they add to the dimension that has the examples
 _WITHOUT_VALUES = frozenset(['Range', 'ZerosLike', 'OnesLike', 'BroadcastGradientArgs'])
 
 
-def is_added_up(tensor, examples):
+def is_added_up(tensor, examples, axes):
     """Whether a statistic adds up examples, which estimates nothing of the batch, as a mean does. A
     sum that is divided by a value computed from the examples is a mean."""
     def look(op):
-        if op.type in _ESTIMATES and _is_over_examples(op) or is_fused_batch_norm(op.type):
+        if op.type in _ESTIMATES and axes.is_over(op) or is_fused_batch_norm(op.type):
             return ()
         divisors = [each for each in op.inputs if each.op.type in ('Reciprocal', 'Inv')]
         if op.type in QUOTIENTS:
             divisors = op.inputs[1:]
         if any(each.op.name in examples for each in divisors):
             return ()
-        return None if op.type in ('Sum', 'Prod') and _is_over_examples(op) or (
+        return None if op.type in ('Sum', 'Prod') and axes.is_over(op) or (
             _counts_examples(op, examples)) else op.inputs
     return _first(tensor, examples, look) is not None
 
 
-def mixed(tensor, examples, of_batch_norm):
+def mixed(tensor, examples, axes, of_batch_norm=()):
     """The operation by which a value of one example depends on the others; or None. By the
     operations `of_batch_norm`, its statistics, examples may depend on each other."""
     def look(op):
         if op.name in of_batch_norm or op.type in _WITHOUT_VALUES:
             return ()
-        if op.type in _REDUCTIONS and _is_over_examples(op) or op.type in SIZES or (
+        if op.type in _REDUCTIONS and axes.is_over(op) or op.type in SIZES or (
                 _counts_examples(op, examples)):
             return None
         if op.type == 'Fill':
@@ -75,15 +71,6 @@ def _first(tensor, examples, look):
         return op.name in examples and not is_batch_value(op)
     found = graph_walk.reached(filter(counts, [tensor.op]), inputs)
     return next((op for op in found.values() if look(op) is None), None)
-
-
-def _is_over_examples(op):
-    """Whether a reduction is over the first dimension, as far as is known."""
-    axes, rank = tf.get_static_value(op.inputs[1]), op.inputs[0].shape.ndims
-    if axes is None:
-        return True
-    axes = [int(axis) for axis in axes.reshape([-1])]
-    return 0 in axes or any(axis < 0 and rank in (None, -axis) for axis in axes)
 
 
 def _counts_examples(op, examples):
@@ -125,6 +112,10 @@ class ExampleAxes:
         self.statistics = list(graph_walk.reached(met.values(), lambda tensor: [
             each for each in tensor.op.inputs if self.axes.get(each.name, 0) is None]).values())
 
+    def is_over(self, op):
+        """Whether an operation goes over the examples, as far as is known."""
+        return self.axes.get(op.outputs[0].name) is None
+
     def _axis(self, op, output, inputs, by_example):
         """The dimension of a result that has the examples of the inputs `by_example`."""
         if op.type in CONTROL_FLOW_V2 or op.type.endswith('PartitionedCall'):
@@ -139,7 +130,7 @@ class ExampleAxes:
             axes = {int(each) % before.ndims for each in np.ravel(axes)}
             gone = 0 if after.ndims == before.ndims else sum(each < axis for each in axes)
             return None if axis in axes else axis - gone
-        if op.type in CONTROL_FLOW or op.type in _OF_ARRAYS:
+        if op.type in CONTROL_FLOW or op.type.startswith(('TensorArray', 'TensorList')):
             return max(0, axis + _OF_ARRAYS.get(op.type, 0))
         if None in (before.ndims, after.ndims):
             return axis
@@ -188,8 +179,7 @@ class ExampleAxes:
                 or op.type == 'Pow' and (tf.get_static_value(op.inputs[1]) or 0) < 1}
 
     def of_batch_norms(self):
-        """Names of the operations that compute the means and variances of batch norms, but for
-        those of one kernel: a set."""
+        """Names of the operations of means and variances of batch norms, but for those in kernels."""
         names = set()
         for each in self.statistics:
             squares = each.op.inputs[0].op if each.op.type == 'Mean' else each.op
@@ -202,8 +192,7 @@ class ExampleAxes:
 def _sliced(op, rank, axis):
     """The dimension that has the examples of dimension `axis` after a slice, such as x[:, None]."""
     count, place, result = op.inputs[1].shape.num_elements() or 0, 0, 0
-    new, rest, gone = [op.get_attr(name) for name in (
-        'new_axis_mask', 'ellipsis_mask', 'shrink_axis_mask')]
+    new, rest, gone = map(op.get_attr, ('new_axis_mask', 'ellipsis_mask', 'shrink_axis_mask'))
     for number in range(count):
         bit = 1 << number
         covered = 0 if new & bit else 1
@@ -224,15 +213,14 @@ _BENT = frozenset(['Sqrt', 'Rsqrt', 'Square', 'Pow', 'Log', 'Log1p', 'Exp', 'Rec
 
 def whole_batch_line(recorded, request):
     """The plan's line about a loss that is not the mean of the towers' losses: a text, or None."""
-    by_value = graph_walk.reachable_from(
-        recorded.sources, [op for op in recorded.operations if op.type not in SIZES
-                             and not is_batch_value(op)])
+    by_value = graph_walk.reachable_from(recorded.sources, [
+        op for op in recorded.operations if op.type not in SIZES and not is_batch_value(op)])
     choices = [op for op in recorded.operations if op.name in by_value and _chooses(op)]
     of_choices, found = graph_walk.reachable_from(choices, recorded.operations), []
     for loss in flat(recorded.output.loss):
         found += _in_scalars(loss, by_value)
         if request.reduction == 'mean':
-            found += _sums(loss, by_value)
+            found += _sums(loss, by_value, recorded.axes)
         needed = graph_walk.ancestors([loss])
         found += [('multiplies examples with each other', op.name) for op in recorded.operations
                   if op.type == 'MatMul' and op.name in needed
@@ -260,11 +248,11 @@ def _chooses(op):
         and graph_walk.behind(op.inputs[1], SAME_NUMBERS).op.type == 'Where')
 
 
-def _sums(loss, by_value):
+def _sums(loss, by_value, axes):
     """`[(text, name of the operation)]` of sums over the examples that a loss has as they are."""
     def is_sum(op):
         return op.name in by_value and op.type == 'Sum' and (
-            mixed(op.inputs[0], by_value, ()) is None)
+            mixed(op.inputs[0], by_value, axes) is None)
     found = graph_walk.reached([loss.op], lambda op: [each.op for each in op.inputs] if (
         (op.type in SUMS or op.type in SAME_NUMBERS) and not is_sum(op)) else ())
     return [("adds up the examples of the shard, and the towers' mean is taken", op.name)

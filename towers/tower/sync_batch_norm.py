@@ -30,26 +30,33 @@ def synchronize(operations, examples, graph):
     fused = [op for op in operations if is_fused_batch_norm(op.type) and op.get_attr('is_training')
              and op.get_attr('data_format').decode().find('C') != examples.axes.get(
                  op.inputs[0].name, -1)]
-    _check_statistics(examples, over_examples, means, fused)
-    _check_gradients([mean.op for mean in means] + fused, operations)
-    roots = examples.roots(means)
-    instead = {mean.name: _of_whole_batch(mean) for mean in means}
+    _check_statistics(examples, over_examples, [mean.op for mean in means] + fused, operations)
+    roots, instead = examples.roots(means), {}
+    for mean in means:
+        readers = list(mean.consumers())
+        with compat.within_branch(mean.op), tf.name_scope('sync_batch_norm/'):
+            whole = instead[mean.name] = batch_mean(mean)
+        compat.replace_tensor(mean, whole, readers)
     for op in fused:
         with compat.within_branch(op):
             instead.update(_take_apart(op))
     return len(fused) + len(roots or means), instead
 
 
-def _check_statistics(examples, over_examples, means, fused):
-    """Refuses statistics of a shard whose mean over the towers is not the batch's."""
-    used = [mean.op for mean in means] + fused
+def _check_statistics(examples, over_examples, used, operations):
+    """Refuses statistics of a shard whose mean over the towers is not the batch's, and gradients
+    that are there already, which use the shard's."""
     why = used and examples.unclear and (
         "the dimension of a shard's one example is unknown after %s: pass a batch of unknown "
         'size, [None, …]' % examples.unclear)
+    gradients = [op.name for op in operations if '_grad/' in op.name]
     for op in used:
         if op.inputs[0].name in examples.chosen:
             why = ('%s is a statistic of chosen examples (tf.boolean_mask): divide the batch_sum '
                    'of their sum by that of their number' % op.name)
+        if any('/%s_grad/' % op.name in name for name in gradients):
+            why = ('the model function takes a gradient through batch norm %s (tf.gradients '
+                   'inside): leave that batch norm out' % op.name)
     for each in over_examples:
         if each.op.type == 'Sum' and examples.roots([each]):
             why = ('%s normalizes the examples by a sum over the shard: take tf.reduce_mean, or '
@@ -59,8 +66,7 @@ def _check_statistics(examples, over_examples, means, fused):
 
 
 def _check_functions(operations, graph):
-    functions = Library(graph).reached_from([op.node_def for op in operations])
-    for name, function in functions.items():
+    for name, function in Library(graph).reached_from([op.node_def for op in operations]).items():
         nodes = {node.name: node for node in function.node_def}
         for node in function.node_def:
             if is_fused_batch_norm(node.op) and node.attr['is_training'].b or (
@@ -78,26 +84,6 @@ def _is_variance(node, nodes):
     return squares is not None and squares.op == 'SquaredDifference' and (
         axes is None or axes.op != 'Const' or
         0 in np.ravel(tf.make_ndarray(axes.attr['value'].tensor)))
-
-
-def _check_gradients(batch_norms, operations):
-    """Refuses gradients that are there already: they use the shard's statistics."""
-    gradients = [op.name for op in operations if '_grad/' in op.name]
-    for op in batch_norms:
-        if any('/%s_grad/' % op.name in name for name in gradients):
-            raise ModelFunctionError(
-                "batch_norm='sync', and the model function takes a gradient through batch norm %s "
-                "(tf.gradients inside): leave that batch norm out, or pass batch_norm='shard'."
-                % op.name)
-
-
-def _of_whole_batch(statistic):
-    """Has all that reads a statistic of the shard read the batch's, which is returned."""
-    readers = list(statistic.consumers())
-    with compat.within_branch(statistic.op), tf.name_scope('sync_batch_norm/'):
-        whole = batch_mean(statistic)
-    compat.replace_tensor(statistic, whole, readers)
-    return whole
 
 
 def _take_apart(op):
