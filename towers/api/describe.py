@@ -111,10 +111,9 @@ def _cluster(cluster, batch_size, num_towers):
     if not cluster.synchronous or cluster.has_local_steps:
         batch = 'those of one worker, and its batch, in each update'
     elif isinstance(batch_size, int):
-        count = cluster.workers_a_step
-        batch = ('%d examples here a step' % batch_size if cluster.uneven else
-                 'batch %s%d = %d x %d' % ('' if count == cluster.num_workers else 'of at least ',
-                                           batch_size * count, count, batch_size))
+        count = cluster.num_workers
+        batch = '%d examples here a step' % batch_size if cluster.uneven else (
+            'batch %d = %d x %d' % (batch_size * count, count, batch_size))
     return '%s; %d towers in all, %s' % (
         cluster.describe(), num_towers * cluster.num_workers, batch)
 
@@ -132,7 +131,7 @@ def _of_training(tower_set, update):
         ('recomputation', _recomputation(tower_set.recomputed, request.recompute)),
         ('learning rate', _learning_rates(request)),
         ('loss scale', request.loss_scale and request.loss_scale.describe()),
-        ('whole batch', whole_batch_line(tower_set.recorded, request)
+        ('whole batch', whole_batch_line(tower_set.recorded, request.reduction)
          if len(tower_set.towers) > 1 else None)]
 
 

@@ -20,6 +20,7 @@ from towers.graph.op_types import (ADDS, BRANCHES_V2, CHOICES, QUOTIENTS, READS,
                                    SETS, SUMS, is_fused_batch_norm)
 from towers.graph.variable_access import Writes, read_from
 from towers.tower.across_examples import is_added_up, mixed
+from towers.tower.sync_batch_norm import statistics_of
 
 _LINEAR = SAME_NUMBERS | SUMS | CHOICES | {'Neg'}
 
@@ -49,13 +50,13 @@ def _check(op, name, forward, others, has_rows_inside):
     `others` are the machines that make the same step: `'servers'` have the variables, `'copies'`
     have one on each worker."""
     reason, is_of_rows = None, 'Scatter' in op.type
-    across = mixed(op.inputs[2], forward.examples, forward.axes, forward.axes.of_batch_norms()) if (
+    across = mixed(op.inputs[2], forward.examples, statistics_of(forward.operations)) if (
         is_of_rows) else None
     if others == 'servers' or others and is_of_rows:  # a count is a worker's own
         reason = 'other machines would not get the rows: train on one machine'
     elif has_rows_inside or compat.in_control_flow(op):
         reason = 'the operation is in a branch, a loop or a function: write outside of it'
-    elif is_of_rows and forward.depends(op.inputs[1]):
+    elif is_of_rows and forward.depends_on_any(op.inputs[1]):
         reason = ('the place of its rows is computed from a variable that the step writes, too, so '
                   'that all towers write the same rows: compute it from the examples')
     elif across is not None:
@@ -146,14 +147,14 @@ class _Forward:
     """A recorded forward pass: its values that depend on the examples, or on variables.
 
     Attributes:
-      axes, examples: as `axes` and `from_shard` of `Recorded`.
+      operations, examples: as `operations` and `from_shard` of `Recorded`.
       size: of the shard: an int, or a tensor.
     """
 
     def __init__(self, recorded, names, size, finder):
         """`names` are the names of the variables that are looked for."""
-        operations, self.size, self._finder = recorded.operations, size, finder
-        self.examples, self.axes = recorded.from_shard, recorded.axes
+        operations = self.operations = recorded.operations
+        self.examples, self.size, self._finder = recorded.from_shard, size, finder
         self._bits = {name: 1 << number for number, name in enumerate(sorted(names))}
         self._found = dict(self._bits)  # name of an operation -> bits of the variables
         made, grows = {op.name for op in operations}, True
@@ -172,10 +173,13 @@ class _Forward:
         """Whether a tensor is the number of the examples, where that is static."""
         return isinstance(self.size, int) and _static(tensor) == self.size
 
-    def depends(self, tensor, name=None):
-        """Whether a tensor is computed from the value of a variable; None: of any."""
-        found = self._found.get(tensor.op.name, 0)
-        return bool(found if name is None else found & self._bits[name])
+    def depends(self, tensor, name):
+        """Whether a tensor is computed from the value of a variable."""
+        return bool(self._found.get(tensor.op.name, 0) & self._bits[name])
+
+    def depends_on_any(self, tensor):
+        """Whether it is computed from the value of any of the variables."""
+        return bool(self._found.get(tensor.op.name, 0))
 
     def chosen(self, tensor):
         """The tensors that branches of control flow v2 hand on; None if a branch computes its own.
@@ -248,7 +252,7 @@ def _is_affine(tensor, name, forward, of_means):
         elif op.type in QUOTIENTS or op.type == 'Mul':
             stack.extend(each for each in op.inputs if forward.depends(each, name)
                          or each.op.name in forward.examples)
-        elif of_means and op.type != 'Mean' and not is_fused_batch_norm(op.type) or forward.depends(
-                tensor, name) or is_added_up(tensor, forward.examples, forward.axes):
+        elif of_means and op.type != 'Mean' and not is_fused_batch_norm(op.type) or (
+                forward.depends(tensor, name)) or is_added_up(tensor, forward.examples):
             return False
     return True

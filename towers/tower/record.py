@@ -17,7 +17,6 @@ from towers.placement.numerics import compiled
 from towers.tower.batch_values import is_batch_value
 from towers.tower.keras_calls import record_keras_calls, unique
 from towers.tower.losses import registered_losses
-from towers.tower.across_examples import ExampleAxes
 from towers.tower.build_context import BuildCollections, call_of_model_fn, without
 from towers.tower.outputs import call_model_fn, to_model_output
 from towers.tower.stage_cuts import cut_into_stages
@@ -28,7 +27,7 @@ from towers.tower.variables import NewVariables
 class Recorded(collections.namedtuple('Recorded', [
         'output', 'operations', 'sources', 'from_shard', 'created', 'direct', 'owned', 'variables',
         'updates', 'registered', 'registered_before', 'keras_losses', 'keras_states',
-        'opened_scopes', 'in_sync', 'axes'])):
+        'opened_scopes', 'in_sync'])):
     """A call of the model function.
 
     Attributes:
@@ -45,7 +44,6 @@ class Recorded(collections.namedtuple('Recorded', [
       keras_losses: `(of weights, of activations)`: the losses of the Keras layers that were called.
       keras_states: the variables that Keras layers call their state.
       in_sync: how many batch norms have the statistics of the whole batch.
-      axes: `ExampleAxes` of the operations as the model function made them.
     """
     __slots__ = ()
 
@@ -64,8 +62,7 @@ def record(request, batch, number, around=contextlib.nullcontext):
                 record_keras_calls() as keras, compiled(request.numerics.xla), around(), \
                 call_of_model_fn(graph, made_variables, parts, request.no_batch_values):
             returned = _call(request.model_fn, inputs, batch.batch_size if parts > 1 else None)
-            axes = ExampleAxes(leaves_of(inputs), made.so_far())
-            in_sync, instead = synchronize(made.so_far(), axes, graph) if (
+            in_sync, instead = synchronize(made.so_far(), leaves_of(inputs), graph) if (
                 request.batch_norm == 'sync' and parts > 1) else (0, {})
         output = to_model_output(returned, bool(request.objectives), request.objectives.names)
         if instead:
@@ -86,8 +83,7 @@ def record(request, batch, number, around=contextlib.nullcontext):
         updates=unique(before.new_updates() + keras_updates + list(output.updates or ())),
         registered=without(registered_losses(), registered_before),
         registered_before=registered_before, keras_losses=keras_losses,
-        keras_states=keras.states(), opened_scopes=made_variables.opened_scopes, in_sync=in_sync,
-        axes=axes)
+        keras_states=keras.states(), opened_scopes=made_variables.opened_scopes, in_sync=in_sync)
 
 
 def put_on_devices(recorded, request, device):
