@@ -103,3 +103,12 @@ def test_stacks_of_resource_variables_of_another_device(model_fn, make, options)
     with switched('control_flow_v2', False):
         report = towers.check_towers(model_fn, make(6), devices=['/cpu:1', '/cpu:2'], **options)
     assert report.equal and report.worst.relative < 1e-9, report
+
+
+def test_a_loop_over_the_images_of_a_shard_runs_on_its_tower():
+    """Its array is filled from the shard, on the CPU; an operation in it is colocated with a read."""
+    def model_fn(images):
+        images = tf.map_fn(tf.image.per_image_standardization, images)
+        return tf.reduce_mean((images * tf.get_variable('w', [3]) - 1.) ** 2)
+    images = np.random.RandomState(0).rand(4, 8, 8, 3).astype(np.float32)
+    assert towers.check_towers(model_fn, (images,)).equal

@@ -170,10 +170,10 @@ _READS = frozenset(['TensorArrayReadV3', 'TensorArrayGatherV3', 'TensorArrayConc
 
 
 def keep_arrays_with_readers(operations, device):
-    """Puts operations that fill a TensorArray before a loop (v1), as `tf.map_fn` does, on the stage
+    """Puts operations that fill a TensorArray before a loop (v1), as `tf.map_fn` does, on the device
     of the loop, which reads it: TensorFlow colocates these with the first value that is written."""
     stages = list(stages_of(device))
-    for op in operations if len(stages) > 1 else ():
+    for op in operations:
         if op.type != 'TensorArrayV3':
             continue
         _, users = _users(op.outputs[0])
