@@ -106,7 +106,7 @@ def test_stacks_of_resource_variables_of_another_device(model_fn, make, options)
 
 
 def test_a_loop_over_the_images_of_a_shard_runs_on_its_tower():
-    """Its array is filled from the shard, on the CPU; an operation in it is colocated with a read."""
+    """Its array is filled from the shard, on the CPU; an operation is colocated with a read."""
     def model_fn(images):
         images = tf.map_fn(tf.image.per_image_standardization, images)
         return tf.reduce_mean((images * tf.get_variable('w', [3]) - 1.) ** 2)
