@@ -21,7 +21,9 @@ import time
 from towers.cluster.addresses import free_ports
 from towers.errors import ClusterError
 
-_TOLD = tuple(128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# How a program ends that one of them ends, with a handler and without.
+_TOLD = tuple(128 + number for number in _SIGNALS) + tuple(-number for number in _SIGNALS)
 _NEVER = float('inf')
 
 
@@ -175,9 +177,7 @@ class Processes:
         return [process for process in self._processes if process.poll() is None]
 
     def _send(self, number):
-        # A server ends after the workers, which need it to save.
-        running = self._running()
-        for process in [each for each in running if not each.serves] or running:
+        for process in self._running():  # a server ends after the workers, see `serve`
             process.send(number)
 
     def _show(self):
@@ -208,7 +208,7 @@ def main(argv):
     """Runs a launch to its end; returns the exit status."""
     options, command = parse(argv)
     processes = Processes(command, options.workers, options.ps, options.restarts, options.grace)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in _SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, lambda received, frame: processes.signal(received))
     try:

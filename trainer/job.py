@@ -156,9 +156,8 @@ def build_job(setup: Setup, position: Position = START, with_evaluation: bool = 
         weights = averages.instead_of_weights()
     make_initial_values_stateless(built.variables, FLAGS.seed)
     with tf.control_dependencies([train_op]), tf.device('/cpu:0'):
-        examples = setup.batch_size
-        train_op = tf.assign_add(examples_seen, (
-            examples if built.machines is None else built.machines.counted(examples))).op
+        examples = examples_a_step(cluster, setup.batch_size) if built.updates_here else 0
+        train_op = tf.assign_add(examples_seen, examples).op
     evaluation = None
     if with_evaluation:
         with weights:

@@ -216,9 +216,18 @@ def momentum(rate, nesterov=False):
 @pytest.mark.parametrize('one, other, fields, text', [
     (by_moment(.25), by_moment(.125), {}, 'its update is computed by Const float32 0.125'),
     (momentum(.9), momentum(.8), ASYNCHRONOUS, 'its update is computed by Const float32 0.8'),
+    (momentum(.9), momentum(.8), SERVED, 'its update is computed by Const float32 0.8'),
     (momentum(.9), momentum(.9, True), ASYNCHRONOUS, 'use_nesterov=b: true')])
 def test_another_update_is_named(one, other, fields, text):
     assert text in why_apart(dict(optimizer=one), dict(optimizer=other), **fields)
+
+
+@pytest.mark.parametrize('fields', [{}, dict(uneven=True)])
+def test_the_update_of_a_worker_of_servers_is_that_of_the_chief(fields):
+    """Though the chief's takes the servers' sums, and the worker's, which is not run, its own."""
+    same = dict(model_fn=of_variables('wa', sparse='a'), transform=lambda pairs: list(zip(
+        tf.clip_by_global_norm([each for each, _ in pairs], 1.)[0], [each for _, each in pairs])))
+    assert why_apart({}, {}, optimizer=momentum(.9), **same, **dict(SERVED, **fields)) is None
 
 
 def test_another_transformation_of_the_sums_is_named():

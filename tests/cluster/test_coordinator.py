@@ -47,7 +47,7 @@ class Member:
         try:
             self.connection.meet(deadline)
         except ClusterError:
-            if rank == 0:
+            if rank == 0 and self.connection.lost is None:
                 self.coordinator.close()
                 raise self.coordinator.missing()
             raise
@@ -146,19 +146,26 @@ def test_who_waits_for_a_step_is_told_for_whom(monkeypatch):
     step.join(PATIENCE)
 
 
-def test_a_worker_that_trains_something_else_is_refused_by_name():
-    workers, expected = addresses(2), 'its every is 3, and that of worker 0 2'
+def test_a_worker_that_trains_something_else_is_refused_by_name_on_all_workers():
+    """Worker 2 trains the same, and waits; nobody waits until the time is over."""
+    workers, is_here = addresses(3), threading.Event()
 
     def work(rank):
-        if rank == 0:
-            return Member(workers, 0).said
-        with pytest.raises(ClusterError) as refused:
-            Member(workers, 1, dict(SAME, values={'kind of cluster': 'ring', 'every': 3}))
-        Member(workers, 1)  # the right one, for which worker 0 has waited
-        return str(refused.value)
-    said, text = together(work, 2)
-    assert 'does not take worker 1 (' in text and expected in text
-    assert len(said) == 1 and said[0].startswith('refused        worker 1') and expected in said[0]
+        said = []
+        signature = SAME if rank != 1 else dict(
+            SAME, values={'kind of cluster': 'ring', 'every': 3})
+        if rank == 1:
+            assert is_here.wait(PATIENCE)
+        elif rank == 2:
+            threading.Timer(0.5, is_here.set).start()
+        with pytest.raises(ClusterError, match=r'does not take worker 1 \(.* in: its every is 3, '
+                                               'and that of worker 0 2'):
+            Member(workers, rank, signature, said=said)
+        return said
+    started = time.monotonic()
+    [line], *others = together(work, 3)
+    assert line == 'refused        worker 1: its every is 3, and that of worker 0 2'
+    assert others == [[], []] and time.monotonic() - started < PATIENCE / 2.
 
 
 def alone(rank, workers, seconds=0.6):

@@ -57,10 +57,13 @@ def test_gradients_are_weighted_by_examples(uneven, reduction, given, operations
     assert [variable for _, variable in combined] == [v, rows]
     assert asked == [('sum', NUMBERS)] * uneven + operations
     with tf.Session() as session:
+        with pytest.raises(tf.errors.FailedPreconditionError, match='session_begun'):
+            session.run(combined[0][0])  # worker 0's values are not here
+        machines.begin_session(session)
         dense, sparse = session.run([gradient for gradient, _ in combined])
     assert dense.tolist() == [given, given]
     assert sparse.values.tolist() == [given] and sparse.indices.tolist() == [1]
-    assert machines.counted(3) == 6 and machines.same_examples == (None if uneven else 3)
+    assert machines.same_examples == (None if uneven else 3)
     assert machines.updates_here
 
 
@@ -74,10 +77,12 @@ def test_each_row_is_sent_once_and_those_of_all_are_added(asked, monkeypatch):
         return tf.IndexedSlices(tf.concat([slices.values, [10., 20.]], 0),
                                 tf.concat([slices.indices, [1, 0]], 0))
     monkeypatch.setattr(sys.modules['horovod.tensorflow'], 'allreduce', allreduce)
-    [(gradient, _)] = towers.Cluster('horovod').combine([(
+    machines = towers.Cluster('horovod').combine([(
         tf.IndexedSlices(tf.constant([1., 2., 4.]), tf.constant([1, 0, 1])), rows)], None, 3,
-        'sum').gradients
+        'sum')
+    [(gradient, _)] = machines.gradients
     with tf.Session() as session:
+        machines.begin_session(session)
         own, together = session.run([sent[0], gradient])
     assert (own.indices.tolist(), own.values.tolist()) == ([1, 0], [5., 2.])
     assert (together.indices.tolist(), together.values.tolist()) == ([1, 0], [15., 22.])
@@ -95,6 +100,7 @@ def test_the_step_without_data_raises_after_all_reductions(asked, monkeypatch):
     [ended] = machines.gates
     assert gradient.op in step_operations([ended])
     with tf.Session() as session:
+        machines.begin_session(session)
         assert session.run(combined, {active: 1.}) == 2.
         for fetched in (combined, ended):
             with pytest.raises(tf.errors.OutOfRangeError):

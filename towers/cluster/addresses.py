@@ -1,7 +1,9 @@
 """Addresses of a cluster's processes: `TF_CONFIG`, ports that are free, and tasks that answer."""
 
 import contextlib
+import errno
 import json
+import os
 import random
 import re
 import socket
@@ -14,6 +16,7 @@ from towers.errors import ClusterError
 FIRST, AGAIN = 5., 30.  # seconds to the first line about a wait, and from one line to the next
 _PAUSE = 0.2  # seconds between two tries
 _PATIENCE = 2.  # seconds for an answer
+REFUSED = os.strerror(errno.ECONNREFUSED)  # nobody listens at the port
 
 JOBS = ('chief', 'worker', 'ps', 'evaluator')
 _FORM = '{"cluster": {"worker": ["host:port"]}, "task": {"type": "worker", "index": 0}}'

@@ -12,7 +12,7 @@ _MOST = 1 << 26  # numbers of a variable that are looked at: fewer than 2 GB, as
 _SIZE = 1 << 52  # how many checksums there are
 
 
-def refreshes(built):
+def replica_refreshes(built):
     """List of the operations that give towers' replicas what the variables are now."""
     return [each.replicas.refresh() for each in builds_of(built) if each.replicas is not None]
 
@@ -103,7 +103,7 @@ class AveragingHook(_AfterSteps):
                 with tf.control_dependencies([last]):  # a copy of one variable at a time
                     mean, last = ring.reduce_gradient(variable.read_value(), True, last)
                 written.append(tf.assign(variable, mean).op)
-        self._operations = [tf.group(*written)] + refreshes(self._built)
+        self._operations = [tf.group(*written)] + replica_refreshes(self._built)
 
     def after_step(self, session, steps):
         """Averages if it is time, as it is at the end."""

@@ -19,7 +19,7 @@ SILENT = 'there is no sign of life from it for %.0f seconds'
 MOST_OF_WORKER_0 = 64 << 20  # bytes of a message with its signature, a line for each operation
 _MOST_BYTES = 64 << 10  # of a message of anyone else
 _KEYS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'signature': dict, 'session': int,
-         'number': int, 'is_last': bool, 'checks': bool, 'in_step': bool}
+         'signal': int, 'is_last': bool, 'checks': bool, 'in_step': bool}
 _TYPES = ('hello alive begin left done failed '  # of workers; and of worker 0:
           'compare welcome refused waiting go over differs gone lost end').split()
 _MOST_NUMBER, _LONGEST = 1 << 53, 8000
@@ -41,7 +41,10 @@ class Lines:
             message = dict(message, why=shown(message['why'])[:_LONGEST])
         with self._sends, contextlib.suppress(OSError):
             self.socket.settimeout(10.)
-            self.socket.sendall(json.dumps(message).encode('utf-8') + b'\n')
+            try:
+                self.socket.sendall(json.dumps(message).encode('utf-8') + b'\n')
+            except OSError:  # after a part of a line nothing else makes sense
+                self.socket.shutdown(socket.SHUT_RDWR)
 
     def take(self):
         """List of the messages that have arrived. `OSError` if the other side has closed the
@@ -120,7 +123,7 @@ class Connection:
         self._lines, self._say, self._on_lost = Lines(connected, MOST_OF_WORKER_0), say, on_lost
         self._hello = {'type': 'hello', 'rank': cluster.rank, 'digest': digest_of(signature)}
         self._session, self._answer = 0, None
-        self._is_member = self._in_step = self._ended = False
+        self._is_member = self._in_step = self._all_ended = False
         self._begin_steps()
         self._heard, self._closed = time.monotonic(), threading.Event()
         self._changed = threading.Condition()
@@ -137,14 +140,14 @@ class Connection:
         if self._is_member:
             return
         self.close()
-        _, why = self.lost or (0, 'it waits for other workers, or is frozen, and start_timeout is '
-                               'over')
+        rank, why = self.lost or (0, 'it waits for other workers, or is frozen, and start_timeout '
+                                  'is over')
         raise ClusterError('%s does not take %s in: %s.' % (
-            self._cluster.who(0), self._cluster.who(self._cluster.rank), why.rstrip('.')))
+            self._cluster.who(0), self._cluster.who(rank or self._cluster.rank), why.rstrip('.')))
 
     def _begin_steps(self):
         self.steps_made, self.stopped_by, self.is_over, self.checks = 0, None, False, False
-        self.signal, self.wants_check, self._has_failed = 0, False, False
+        self.signal, self.wants_check, self._step_failed = 0, False, False
 
     def begin_session(self, value=()):
         """Waits until the sessions of all workers begin; compares a value as `differing`."""
@@ -171,25 +174,25 @@ class Connection:
                 raise ClusterError('the workers begin steps of other builds, or of other sessions: '
                                    'make the same steps in the same order on all workers.')
             self.checks, self.wants_check = answer.get('checks', False), False
-        self.builds, self._in_step, self._has_failed = builds, True, True
+        self.builds, self._in_step, self._step_failed = builds, True, True
         try:
             yield
-            self.steps_made, self._has_failed = self.steps_made + 1, False
+            self.steps_made, self._step_failed = self.steps_made + 1, False
         finally:
             self._in_step = False
 
     def leave(self):
         """Says that this session makes no more steps; not after one that has failed here, such as
         by the end of this worker's data: the others may be in it."""
-        if not self._has_failed and not self.is_over:
+        if not self._step_failed and not self.is_over:
             self.is_over = True
-            self._lines.send({'type': 'left', 'session': self._session, 'number': self.signal})
+            self._lines.send({'type': 'left', 'session': self._session, 'signal': self.signal})
 
     def _ask(self, what, **fields):
         """Worker 0's answer to what this worker is about to begin."""
         with self._changed:
             self._answer = None
-        self._lines.send(dict(fields, type='begin', session=self._session, number=self.signal,
+        self._lines.send(dict(fields, type='begin', session=self._session, signal=self.signal,
                               digest=digest_of([self._session, what])))
         with self._changed:
             self._changed.wait_for(lambda: self._answer is not None or self.lost is not None)
@@ -204,17 +207,18 @@ class Connection:
         if self.lost is None:
             return None
         rank, why = self.lost
-        return WorkerLostError(
-            '%s is lost: %s. The others cannot go on without it: start all workers again, and they '
-            'go on from the last checkpoint.' % (self._cluster.who(rank), why.rstrip('.')))
+        then = ('The others have given it up' if rank == self._cluster.rank else
+                'The others cannot go on without it: start all workers again, and they go on from '
+                'the last checkpoint')
+        return WorkerLostError('%s is lost: %s. %s.' % (
+            self._cluster.who(rank), why.rstrip('.'), then))
 
     def finish(self):
         """Says that this worker has ended in good order, and waits until all have; asynchronous
         workers other than the chief do not wait."""
         self._lines.send({'type': 'done'})
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self.lost is not None)
-        self.close()
+            self._changed.wait_for(lambda: self._all_ended or self.lost is not None)
 
     def fail(self, why):
         """Says why this worker ends before the others."""
@@ -229,7 +233,7 @@ class Connection:
 
     def _run(self):
         pause, beat_at = self.dead_after / BEATS, 0.
-        while not (self._closed.is_set() or self._ended or self.lost is not None):
+        while not (self._closed.is_set() or self._all_ended or self.lost is not None):
             now = time.monotonic()
             if self._is_member and now >= beat_at:
                 beat_at = now + pause
@@ -266,13 +270,13 @@ class Connection:
             if kind in ('go', 'over', 'differs'):
                 self._answer = message
                 self.is_over = self.is_over or kind == 'over' or message.get('is_last', False)
-                if 'number' in message:
-                    self.stopped_by = (rank, message['number'])
-            self._ended = self._ended or kind == 'end'
+                if 'signal' in message:
+                    self.stopped_by = (rank, message['signal'])
+            self._all_ended = self._all_ended or kind == 'end'
             self._changed.notify_all()
 
     def _lose(self, rank, why):
-        if self.lost is not None or self._ended:
+        if self.lost is not None or self._all_ended:
             return
         with self._changed:
             self.lost = (rank, why)

@@ -53,11 +53,15 @@ class _Worker:
         elif kind == 'begin':
             self.begin_to_wait()
             self.session, self.begins = message.get('session', 0), message.get('digest', '')
-            self.checks, self.signal = message.get('checks', False), message.get('number', 0)
+            self.checks, self.signal = message.get('checks', False), message.get('signal', 0)
         elif kind == 'left':
-            self.left, self.signal = message.get('session', 0), message.get('number', 0)
-        elif kind == 'done':  # or lost to asynchronous others
-            self.done, self.in_step = self.heard, False
+            self.left, self.signal = message.get('session', 0), message.get('signal', 0)
+        elif kind == 'done':
+            self.retire()
+
+    def retire(self):
+        """It makes no more steps, or is lost to others that go on without it."""
+        self.done, self.in_step = time.monotonic(), False
 
     def answer(self, message):
         """Answers `begin`."""
@@ -76,6 +80,7 @@ class Coordinator:
         self._dead_after, self._beat = dead_after, dead_after / BEATS
         self._workers = [_Worker(rank) for rank in range(cluster.num_workers)]
         self._is_complete, self._is_lost, self._beat_at = False, False, 0.
+        self._began = self._lasted = 0.  # when all began something last, and the time before that
         own, self.own_end = socket.socketpair()
         self._own = Lines(own)
         self._connections = [self._own]
@@ -142,6 +147,7 @@ class Coordinator:
     def _judge(self, lines, message):
         """Answers a message of one that is no member yet."""
         rank, why, count = message.get('rank'), message.get('why'), len(self._workers)
+        has_signature, differs = message.get('digest') == self._digest, False
         if message['type'] != 'hello' or rank is None:
             lines.close()
             return
@@ -150,14 +156,19 @@ class Coordinator:
         elif self._workers[rank].lines is not None:
             why = ('worker %d is here already: two processes have the same place in the cluster'
                    % rank)
-        elif not why and message.get('digest') != self._digest:
+        elif why:
+            differs = has_signature  # this one's, with which it has compared its own
+        elif not has_signature:
             # The worker finds the difference: no stranger makes worker 0 read much.
             lines.send({'type': 'compare', 'signature': self._signature})
             return
         if why:
             self._say('refused        worker %d: %s' % (rank, why))
-            lines.send({'type': 'refused', 'why': why})
+            refused = {'type': 'refused', 'rank': rank, 'why': why}
+            lines.send(refused)
             lines.close()
+            if differs:  # these programs cannot train together
+                self._send_all(refused)
             return
         self._workers[rank] = _Worker(rank, lines)
         if all(each.lines is not None for each in self._workers):
@@ -179,7 +190,7 @@ class Coordinator:
         together, chief = self._cluster.synchronous, self._workers[0]
         if all(each.done is not None for each in self._workers):
             self._send_all({'type': 'end'})
-        stop = next(({'rank': each.rank, 'number': each.signal} for each in
+        stop = next(({'rank': each.rank, 'signal': each.signal} for each in
                      self._workers[:None if together else 1] if each.signal), {})
         waiting = [each for each in self._workers if each.begins is not None]
         if not together:
@@ -198,20 +209,22 @@ class Coordinator:
             other = next((each.rank for each in waiting if each.begins != chief.begins), None)
             answer = {'type': 'differs', 'rank': other} if other is not None else dict(
                 stop, type='go', checks=any(each.checks for each in waiting), is_last=bool(stop))
+            now = time.monotonic()
+            self._began, self._lasted = now, now - self._began if self._began else 0.
             for worker in waiting:
                 worker.answer(answer)
 
     def _lose(self, worker, why):
         if self._is_lost or worker.done is not None and not self._cluster.synchronous:
             return
-        if worker.rank and not self._cluster.synchronous:
-            self._send_all({'type': 'gone', 'rank': worker.rank, 'why': why})
-            self._take(worker, {'type': 'done'})
+        goes_on = worker.rank and not self._cluster.synchronous
+        self._send_all({'type': 'gone' if goes_on else 'lost', 'rank': worker.rank, 'why': why},
+                       worker)
+        if goes_on:
+            worker.retire()
+            self._let_begin()
             return
         self._is_lost = True
-        for other in self._workers:
-            if other is not worker and other.lines is not None:
-                other.lines.send({'type': 'lost', 'rank': worker.rank, 'why': why})
         if worker.done is not None:
             worker.lines.send({'type': 'end'})  # it need not wait for the end of all
 
@@ -219,10 +232,10 @@ class Coordinator:
         """Tells who waits for whom, shows that worker 0 is alive, and looks for silence."""
         now = time.monotonic()
         for worker in self._workers:
-            waited = self._waited_for(worker, now) if now >= worker.tell_at else []
-            if waited:
+            why = self._why_waits(worker, now) if now >= worker.tell_at else ''
+            if why:
                 worker.tell_at = now + AGAIN
-                worker.lines.send({'type': 'waiting', 'why': 'for ' + self._named(waited)})
+                worker.lines.send({'type': 'waiting', 'why': why})
         if not self._is_complete or self._is_lost:
             return
         if now >= self._beat_at:
@@ -237,25 +250,33 @@ class Coordinator:
             if was_frozen:
                 worker.heard = now
             if worker.done is None and now - worker.heard > self._dead_after:
-                self._lose(worker, SILENT % self._dead_after)
+                why = SILENT % self._dead_after
+                worker.lines.send({'type': 'lost', 'rank': worker.rank, 'why': why})  # if it thaws
+                self._lose(worker, why)
 
-    def _waited_for(self, worker, now):
-        """List of those that a worker waits for."""
-        silence = max(FIRST, 1.5 * self._beat)
+    def _why_waits(self, worker, now):
+        """What a worker waits for, in words; '' if for nothing."""
+        silence, waited = max(FIRST, 1.5 * self._beat), []
         if worker.lines is None:
-            return []
+            return ''
         if not self._is_complete:
-            return [each for each in self._workers if each.lines is None]
-        if not self._cluster.synchronous:
-            return [] if worker.begins is None else self._workers[:1]
-        if worker.begins is not None:
-            return [each for each in self._workers if each.begins is None]
-        return [each for each in self._workers if each.done is None and now - each.heard > silence]
+            waited = [each for each in self._workers if each.lines is None]
+        elif not self._cluster.synchronous:
+            waited = [] if worker.begins is None else self._workers[:1]
+        elif worker.begins is not None:
+            waited = [each for each in self._workers if each.begins is None]
+        else:
+            waited = [each for each in self._workers
+                      if each.done is None and now - each.heard > silence]
+            if not waited and worker.in_step and now - self._began > FIRST + 2. * self._lasted:
+                return ('for the end of a step that all have begun %.0f s ago: it is a long one, '
+                        'or some worker has no input' % (now - self._began))
+        return 'for ' + self._named(waited) if waited else ''
 
     def _named(self, workers):
         return ', '.join(self._cluster.who(worker.rank) for worker in workers)
 
-    def _send_all(self, message):
+    def _send_all(self, message, but=None):
         for worker in reversed(self._workers):  # worker 0 may end by it
-            if worker.lines is not None:
+            if worker.lines is not None and worker is not but:
                 worker.lines.send(message)

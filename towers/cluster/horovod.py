@@ -37,7 +37,8 @@ def combine(cluster, gradients, shares):
                                   name='towers_numbers')[0]
             weight, average = shares.weight(total), False
     operation, combined = hvd.Average if average else hvd.Sum, []
-    for gradient, variable in gradients:
+    check, begin = worker_step.session_begun()
+    for gradient, variable in worker_step.after(check, gradients):
         with only_device(variable.device or None), tf.name_scope(
                 '%ssums/%s/' % (_SCOPE, variable.op.name)):
             gradient = map_values(tf.identity, gradient if average else times(gradient, weight))
@@ -47,10 +48,10 @@ def combine(cluster, gradients, shares):
                 if isinstance(gradient, tf.IndexedSlices) else
                 hvd.allreduce(gradient, op=operation), variable))
     if cluster.active is None:
-        return Combined(combined, [])
+        return Combined(combined, [], begin)
     with tf.control_dependencies(tensors_of(combined)):  # which the other workers wait for
         ended = worker_step.raise_at_end(total <= 0.)
-    return Combined(worker_step.after(ended, combined), [ended])
+    return Combined(worker_step.after(ended, combined), [ended], begin)
 
 
 def broadcast(unused_cluster, variables):

@@ -72,8 +72,7 @@ class Machines:
     And of the step, when it is made:
 
       redirect: function to call when the graph is complete, see `tower.write_order`.
-      written: dict from names of variables to the operations by which the update of each worker
-        writes them; empty where the chief alone makes it.
+      written: dict from names of variables to the operations by which the update writes them.
       model: names of the operations of the model that the update waits for.
       state: list of the variables that worker 0 gives to the others in each step.
     """
@@ -95,6 +94,10 @@ class Machines:
             self.names_of_sums = frozenset(
                 getattr(each, 'values', each).op.name for each, _ in self.gradients)
 
+    def note(self, built):
+        """Records the complete build in its graph, for `builds_of`."""
+        tf.add_to_collection(BUILDS, built)
+
     def step(self, update, before, replicated, redirect):
         """The operation of a step, with the operation `update` where this worker makes it.
 
@@ -103,27 +106,14 @@ class Machines:
           replicated: names of the variables of which this worker's towers have replicas.
         """
         self.redirect = redirect or (lambda: None)
-        if self._cluster.served_rank is None:
-            self.model = frozenset(op.name for op in step_operations(before))
-            known = {variable.op.name for variable in tf.global_variables() + [
-                variable for _, variable in self.gradients]}
-            self.written = _writes_of(Writes(update.graph), known, [
-                op for op in step_operations([update]) if op.name not in self.model])
+        self.model = frozenset(op.name for op in step_operations(before))
+        known = {variable.op.name for variable in tf.global_variables() + [
+            variable for _, variable in self.gradients]}
+        self.written = _writes_of(Writes(update.graph), known, [
+            op for op in step_operations([update]) if op.name not in self.model])
         if self._cluster.has_copies and self._cluster.workers_a_step > 1:
-            update, self.state = _share_state(self, update, before, replicated)
+            update, self.state = _share_state(self._cluster, self, update, before, replicated)
         return self._step(update)
-
-    def broadcast(self, variables):
-        """The operation by which all workers get these variables of worker 0."""
-        return self._cluster.engine.broadcast(self._cluster, variables)
-
-    def counted(self, examples):
-        """The number of examples that this worker adds to the count of all workers in a step."""
-        return examples * self._cluster.workers_a_step if self.updates_here else 0
-
-    def note(self, built):
-        """Records the complete build in its graph, for `builds_of`."""
-        tf.add_to_collection(BUILDS, built)
 
 
 def _of_this_worker(cluster, gradients, unused_shares):
@@ -147,7 +137,7 @@ def _writes_of(finder, names, operations):
     return writes
 
 
-def _share_state(machines, update, before, replicated):
+def _share_state(cluster, machines, update, before, replicated):
     """Gives worker 0's state to the other workers, where the model writes it and training reads it:
     `(operation of the step, list of the variables that worker 0 gives to the others in it)`.
 
@@ -177,7 +167,7 @@ def _share_state(machines, update, before, replicated):
     with only_device('/cpu:0'), tf.name_scope('shared_state'):
         for name in sorted(writes):
             with tf.control_dependencies(waits_for):
-                waits_for = [machines.broadcast([known[name]])]
+                waits_for = [cluster.engine.broadcast(cluster, [known[name]])]
     for op in of_update:
         if any(_held(tensor) in writes for tensor in op.inputs):
             compat.add_control_inputs(op, waits_for)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 import threading
@@ -14,8 +15,8 @@ from towers.api.built import BuiltTowers
 from towers.arguments import (check_config, check_function, check_instance, check_number,
                               check_say)
 from towers.cluster import server_placement, worker_step
-from towers.cluster.addresses import (FIRST, connect, free_ports, listen, silent_servers,
-                                      wait_until)
+from towers.cluster.addresses import (FIRST, REFUSED, connect, free_ports, listen,
+                                      silent_servers, wait_until, why_silent)
 from towers.cluster.between_steps import AskForCheck, AveragingHook, DriftHook
 from towers.cluster.cluster import Cluster
 from towers.cluster.connection import Connection
@@ -50,7 +51,7 @@ class Member:
                  connection: Connection):
         self.cluster, self.is_chief, self._connection = cluster, cluster.is_chief, connection
         self.target, self.config = target, config
-        self._begin = BeginHook(cluster, built, target, config, connection, self.lost)
+        self._begin = BeginHook(cluster, built, target, config, connection, self.lost_error)
         self.hooks, self.listeners = [self._begin], []
         if cluster.has_local_steps:
             self.hooks.append(AveragingHook(cluster, built, connection))
@@ -73,7 +74,7 @@ class Member:
         return tf.train.MonitoredSession(self.session_creator(creator, scaffold),
                                          self.hooks + list(hooks))
 
-    def lost(self) -> WorkerLostError:
+    def lost_error(self) -> WorkerLostError:
         """A `WorkerLostError` that names the process whose end broke the session; waits up to
         `dead_after` for the name."""
         silent = silent_servers(self.cluster)
@@ -120,9 +121,9 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     if on_lost is not None:
         check_function('on_lost', on_lost, 1, 'a function of a WorkerLostError, or None')
     config = cluster.session_config(config or session_config(built.devices))
-    ended, own = threading.Event(), _described(cluster, built, settings)
-    lose = on_lost or (lambda error: _end_process(error, ended))
-    with _met(cluster, own, start_timeout, dead_after, say, lose) as connection:
+    has_ended, own = threading.Event(), _described(cluster, built, settings)
+    lose = on_lost or (lambda error: _end_process(error, has_ended))
+    with _meeting(cluster, own, start_timeout, dead_after, say, lose) as connection:
         try:
             target = start_server(cluster, config).target if cluster.has_addresses else ''
             for each in builds_of(built):
@@ -134,14 +135,15 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
             if isinstance(error, tf.errors.OpError):
                 reason = explained(error) or worker_step.explained(error) or connection.error(
                     dead_after + 1. if _may_be_a_peers(error) else 0.)
-            ended.set()
+            has_ended.set()
             said = reason or error
             connection.fail('%s: %s' % (type(said).__name__, reason_of(said)))
             if reason is not None:
                 raise reason from None
             raise
         connection.finish()
-        ended.set()
+        has_ended.set()  # the process ends by itself from here on
+        connection.close()
         lost = connection.error()
         if lost is not None:
             raise lost
@@ -159,7 +161,7 @@ def _described(cluster, built, settings):
 
 
 @contextlib.contextmanager
-def _met(cluster, own, start_timeout, dead_after, say, lose):
+def _meeting(cluster, own, start_timeout, dead_after, say, lose):
     """The `Connection` of a worker that has met the others; on worker 0 they meet here."""
     deadline = time.monotonic() + start_timeout
     if cluster.has_addresses and not cluster.is_chief:
@@ -177,7 +179,7 @@ def _met(cluster, own, start_timeout, dead_after, say, lose):
         try:
             connection.meet(deadline)
         except ClusterError:
-            if listener is None:
+            if listener is None or connection.lost is not None:
                 raise
             raise coordinator.missing() from None
         yield connection
@@ -195,16 +197,17 @@ def _address(cluster):
 
 @contextlib.contextmanager
 def _servers_watched(cluster, dead_after, say, lose):
-    """A context in which a thread says which server does not work; `lose` after `dead_after`."""
+    """A context in which a thread says which server does not work; `lose` after `dead_after`, or at
+    the second look if nobody listens at its port: its process has ended."""
     stop, pause = threading.Event(), min(FIRST, dead_after) / 2.
 
     def watch():
         since = None
-        while not stop.wait(pause):
+        while not stop.wait(pause if since is None else pause / 5.):
             silent, now = silent_servers(cluster), time.monotonic()
             if silent and since is None:
                 say('waiting        ' + silent)
-            elif silent and now - since > dead_after - 2. * pause:
+            elif silent and (REFUSED in silent or now - since > dead_after - 2. * pause):
                 lose(WorkerLostError('%s. %s.' % (silent, _AGAIN)))
                 return
             since = (since or now) if silent else None
@@ -217,7 +220,10 @@ def _servers_watched(cluster, dead_after, say, lose):
 
 
 def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
-    """Runs a parameter server in this process. It never returns: a signal ends the process.
+    """Runs a parameter server in this process. It never returns.
+
+    SIGTERM or SIGINT ends the process, with status 143 or 130, when no worker is at work any more:
+    they may have got the signal, too, and save what the server holds. A second one ends it at once.
 
     Args:
       cluster: `Cluster`, whose job is `'ps'` in this process.
@@ -232,9 +238,19 @@ def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
         raise ClusterError('this process is %s, no parameter server: build towers in it.'
                            % cluster.name)
     listen(cluster.ps[cluster.rank]).close()
+    received = []
+    with contextlib.suppress(ValueError):  # Python has signal handlers in the main thread only
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda got, frame: received.append(got))
     server = start_server(cluster, cluster.session_config(tf.ConfigProto()))
     say('serving        %s; %s' % (cluster.who(cluster.rank, 'ps'), cluster.warning()))
-    server.join()
+    while not received:
+        time.sleep(0.2)
+    say('told to stop   serves until no worker is at work; a second signal ends it at once')
+    while len(received) < 2 and not all(why_silent(each, FIRST) for each in cluster.workers):
+        time.sleep(0.2)
+    sys.stdout.flush()
+    os._exit(128 + received[0])  # the end of `server` would wait for its sessions
 
 
 def start_server(cluster, config):

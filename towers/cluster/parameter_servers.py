@@ -40,7 +40,11 @@ def combine(cluster, gradients, shares):
         sums = _sums(gradients, shares, cluster, rounds.own)
         step = functools.partial(_step, cluster, rounds, [each.push for each in sums])
         if not cluster.is_chief:
-            return Combined(gradients, [], lambda session: session.run(rounds.take_up), step)
+            # Of the types of a server's sums: the update, which is compared, is of the same operations.
+            own = rows_once([(tf.IndexedSlices(
+                each.values, tf.cast(each.indices, tf.int64), each.dense_shape) if isinstance(
+                    each, tf.IndexedSlices) else each, variable) for each, variable in gradients])
+            return Combined(own, [], lambda session: session.run(rounds.take_up), step)
         begin = rounds.beginning([each.accumulator for each in sums])
         gradients, gates = _for_update(gradients, [each.total for each in sums], shares, cluster,
                                        rounds)
@@ -155,7 +159,11 @@ def _sum(part, shape, name, device, after, count, own_round):
         with tf.control_dependencies(after):
             push = add(part, local_step=own_round)
         with tf.control_dependencies([push]):
-            return _Sum(accumulator, push, without_gradient(_take(accumulator, count), part))
+            total = _take(accumulator, count)
+            if is_sparse:
+                total.indices.set_shape([None])
+                total.values.set_shape(tf.TensorShape([None]).concatenate(part.values.shape[1:]))
+            return _Sum(accumulator, push, without_gradient(total, part))
 
 
 def _take(accumulator, count):

@@ -45,8 +45,7 @@ def combine(cluster, gradients, shares):
     ring, (first, begin) = Collectives(cluster), worker_step.session_begun()
     with only_device('/cpu:0'), tf.name_scope('ring'):
         if shares.are_weighted:  # known when the batch is, before the backward pass
-            with tf.control_dependencies([first]):
-                first = ring.reduce(tf.reshape(shares.own_examples(), [1]))
+            first = ring.reduce(tf.reshape(shares.own_examples(), [1]), first)
             total = first[0]
         weight = shares.weight(total) if shares.are_weighted else shares.constant
         # Dense and sparse gradients form two chains, each in the same order on all workers.
@@ -103,8 +102,7 @@ def _add_rows(ring, gradients, weight, last):
         return {}, last
     found = [tf.unique(slices.indices) for slices, _, _ in sparse]
     sizes = [tf.size(indices) for indices, _ in found]
-    with tf.control_dependencies([last]):
-        counts = ring.gather(tf.stack(sizes)[tf.newaxis])
+    counts = ring.gather(tf.stack(sizes)[tf.newaxis], last)
     most = tf.unstack(tf.maximum(tf.reduce_max(counts, 0), 1), len(sparse))
     indices, last = _gathered(ring, [tf.cast(each, tf.int64) for each, _ in found], most, counts)
     by_type, rows = {}, {}
@@ -136,8 +134,7 @@ def _gathered(ring, tensors, most, last):
     """
     padded = [tf.pad(each, [[0, count - tf.shape(each)[0]]] + [[0, 0]] * (each.shape.ndims - 1))
               for each, count in zip(tensors, most)]
-    with tf.control_dependencies([last]):
-        received = ring.gather(tf.concat([tf.reshape(each, [-1]) for each in padded], 0))
+    received = ring.gather(tf.concat([tf.reshape(each, [-1]) for each in padded], 0), last)
     parts = tf.split(tf.reshape(received, [ring.num_workers, -1]),
                      tf.stack([tf.size(each) for each in padded]), 1, num=len(padded))
     return [tf.reshape(part, [-1] + each.shape.as_list()[1:])
@@ -155,7 +152,11 @@ def _row_shape(slices, variable):
 
 
 class Collectives:
-    """Makes the collective operations of one worker, with keys that count on within a graph."""
+    """Makes the collective operations of one worker, with keys that count on within a graph.
+
+    A message waits for the one before it (`last`) by an edge of its own: TensorFlow drops those of
+    its inputs with the operations that it simplifies.
+    """
 
     def __init__(self, cluster):
         self.rank, self.num_workers = cluster.rank, cluster.num_workers
@@ -166,11 +167,12 @@ class Collectives:
                 and op.get_attr('group_key') == _GROUP]
         self._key = max(keys or [0])
 
-    def reduce(self, tensor, mean=False):
+    def reduce(self, tensor, last, mean=False):
         """The sum, or the mean, of the workers' tensors of one shape."""
-        reduced = tf.raw_ops.CollectiveReduce(
-            input=tensor, merge_op='Add', final_op='Div' if mean else 'Id',
-            subdiv_offsets=[0, 0] if bytes_of(tensor) >= _HALVED else [0], **self._next())
+        with tf.control_dependencies([last]):
+            reduced = tf.raw_ops.CollectiveReduce(
+                input=tensor, merge_op='Add', final_op='Div' if mean else 'Id',
+                subdiv_offsets=[0, 0] if bytes_of(tensor) >= _HALVED else [0], **self._next())
         reduced.set_shape(tensor.shape)
         return reduced
 
@@ -186,33 +188,34 @@ class Collectives:
             pieces = tf.split(tf.reshape(tensor, [-1]), [
                 count * (turn + 1) // turns - count * turn // turns for turn in range(turns)])
         for piece in pieces:
-            with tf.control_dependencies([last]):
-                if self._wire is not None and piece.shape.is_fully_defined():
-                    piece, last = self._reduce_16(piece, mean)
-                else:
-                    piece = last = self.reduce(piece, mean)
+            if self._wire is not None and piece.shape.is_fully_defined():
+                piece, last = self._reduce_16(piece, last, mean)
+            else:
+                piece = last = self.reduce(piece, last, mean)
             reduced.append(piece)
         total = reduced[0] if turns < 2 else tf.reshape(tf.concat(reduced, 0), tensor.shape)
         return tf.cast(total, dtype), last
 
-    def _reduce_16(self, tensor, mean):
+    def _reduce_16(self, tensor, last, mean):
         """As `reduce`, with the message; 16-bit numbers travel in pairs, by their bits."""
         count, own = tensor.shape.num_elements(), tf.cast(tf.reshape(tensor, [-1]), self._wire)
         pairs = tf.reshape(tf.pad(own, [[0, count % 2]]), [1, -1, 2])
         shape = [self.num_workers, pairs.shape[1]]
-        gathered = tf.raw_ops.CollectiveGather(
-            input=tf.bitcast(pairs, tf.int32), shape=shape, **self._next())
+        pairs = tf.bitcast(pairs, tf.int32)
+        with tf.control_dependencies([last]):
+            gathered = tf.raw_ops.CollectiveGather(input=pairs, shape=shape, **self._next())
         gathered.set_shape(shape)
         total = sum(tf.cast(each, tf.float32) for each in tf.unstack(
             tf.bitcast(gathered, self._wire)))
         total = tf.reshape(tf.reshape(total, [-1])[:count], tensor.shape)
         return tf.cast(total / self.num_workers if mean else total, tensor.dtype), gathered
 
-    def gather(self, rows):
+    def gather(self, rows, last):
         """The workers' tensors `rows` [n, …], of one n in a step, one after the other: [W n, …]."""
         if compat.GATHERS_ANY_ROWS:
-            return tf.raw_ops.CollectiveGather(
-                input=rows, shape=[None] + rows.shape.as_list()[1:], **self._next())
+            with tf.control_dependencies([last]):
+                return tf.raw_ops.CollectiveGather(
+                    input=rows, shape=[None] + rows.shape.as_list()[1:], **self._next())
         # On 1.15 that kernel takes the first step's number of rows for ever. So each worker's rows
         # stand among zeros here, and are summed up.
         dtype, count = rows.dtype, tf.shape(rows)[0]
@@ -220,7 +223,7 @@ class Collectives:
             rows = tf.cast(rows, tf.float64)
         padding = [[count * self.rank, count * (self.num_workers - 1 - self.rank)]] + (
             [[0, 0]] * (rows.shape.ndims - 1))
-        return tf.cast(self.reduce(tf.pad(rows, padding)), dtype)
+        return tf.cast(self.reduce(tf.pad(rows, padding), last), dtype)
 
     def broadcast(self, variables):
         """An operation that gives variables, the same on all workers, their values on worker 0."""

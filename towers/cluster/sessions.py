@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
 from towers.arguments import check_instance
-from towers.cluster.between_steps import refreshes
+from towers.cluster.between_steps import replica_refreshes
 from towers.cluster.cluster import Cluster
 from towers.cluster.machines import builds_of, shared_variables
 from towers.cluster.server_placement import spread
@@ -73,7 +73,8 @@ class BeginHook(tf.train.SessionRunHook):
         if self._cluster.has_copies:
             variables = shared_variables(self._built)
             self._names = [variable.op.name for variable in variables]
-            self._operations = [self._built.machines.broadcast(variables)] + refreshes(self._built)
+            self._operations = [self._cluster.engine.broadcast(self._cluster, variables)] + (
+                replica_refreshes(self._built))
 
     def after_create_session(self, session, coord):
         """Waits for the sessions of all workers, and lets steps be made. Raises for a session that

@@ -69,7 +69,7 @@ def _of_build(cluster, built):
         'state': {variable.op.name: 'sent' for variable in machines.state},
         'shapes': [None if each.shape.ndims is None else each.shape.as_list() for each in inputs],
         'loss': _lines_of_loss(built, inputs) if compares else [],
-        'update': _lines_of_update(machines) if compares and machines.written else []}
+        'update': _lines_of_update(machines) if compares else []}
 
 
 def difference(own, other):
