@@ -336,10 +336,19 @@ def wrapped_optimizer(optimizer):
     return getattr(optimizer, '_optimizer', None) or getattr(optimizer, '_opt', None)
 
 
-# The dtypes that the kernel of `CollectiveReduce` on CPUs takes.
-COLLECTIVE_DTYPES = (tf.float32, tf.float64) + ((tf.float16,) if TF_VERSION >= (2, 0) else ())
 # Whether `CollectiveGather` takes a number of rows that differs from step to step.
 GATHERS_ANY_ROWS = TF_VERSION >= (2, 0)
+
+
+def among_zeros(rows, rank, num_workers):
+    """The rows of one of some workers among zeros for those of the others, of a type that
+    `CollectiveReduce` takes. Their sum is what `CollectiveGather` gives, which on 1.15 takes the
+    first step's number of rows for ever."""
+    if rows.dtype not in (tf.float32, tf.float64):
+        rows = tf.cast(rows, tf.float64)
+    count = tf.shape(rows)[0]
+    return tf.pad(rows, [[count * rank, count * (num_workers - 1 - rank)]] + (
+        [[0, 0]] * (rows.shape.ndims - 1)))
 
 
 # ---- Operations ---------------------------------------------------------------------------------

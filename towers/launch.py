@@ -22,8 +22,7 @@ from towers.cluster.addresses import free_ports
 from towers.errors import ClusterError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# How a program ends that one of them ends, with a handler and without.
-_TOLD = tuple(128 + number for number in _SIGNALS) + tuple(-number for number in _SIGNALS)
+_TOLD = [128 + number for number in _SIGNALS] + [-number for number in _SIGNALS]
 _NEVER = float('inf')
 
 
@@ -93,8 +92,7 @@ class Processes:
     def __init__(self, command, workers, ps=0, restarts=0, grace=30.,
                  write=functools.partial(print, flush=True)):
         """`command` is a list of strings, the numbers are those of the options, and `write` is
-        called with each line of output. Nothing is started again when a process has ended with the
-        status of a signal (143, 130, 129), since it was told to."""
+        called with each line of output."""
         self._command, self._workers, self._ps = command, workers, ps
         self._restarts, self._grace, self._write = restarts, grace, write
         self._lines, self._signals = queue.Queue(), collections.deque()
@@ -106,8 +104,7 @@ class Processes:
 
     def run(self):
         """Starts all, and waits for the end of all. Returns 0, or the status of the process that
-        failed first, after the last start: 128 plus the number of a signal that ended it, or that
-        was passed on."""
+        failed first: 128 plus the number of a signal that ended it, or that was passed on."""
         try:
             for number in range(1, self._restarts + 2):
                 self._start()

@@ -1,5 +1,7 @@
 """The part of a process in a training: it trains and saves, is a worker, serves, or evaluates."""
 
+import signal
+
 import tensorflow.compat.v1 as tf
 
 import towers
@@ -55,8 +57,8 @@ def _finish(job, hooks, ended, cluster):
     stopped_by, newest = hooks.signals.stopping_signal, newest_prefix(train_dir())
     if stopped_by is None and hooks.tested.failure is None:
         report(hooks.progress.throughput, hooks.evaluation.latest, job.setup)
-    if cluster is not None and hooks.signals.reason() is not None:
-        print('stopped: %s' % hooks.signals.reason())
+    if cluster is not None:
+        _say_stopped(hooks.signals)
     failure = ended or hooks.tested.failure
     is_short = step_of(newest) < job.counts.last_step
     if stopped_by is None and failure is None and is_short:
@@ -74,6 +76,14 @@ def _finish(job, hooks, ended, cluster):
         if FLAGS.export_dir:
             export(job.setup.model)
     return status_of_signal(stopped_by)
+
+
+def _say_stopped(hook):
+    """Says which worker got a signal, by its `StopTogetherHook`."""
+    rank, number = hook.stopped_by
+    if number is not None:
+        print('stopped: worker %d was told to stop (%s)' % (rank, signal.Signals(number).name),
+              flush=True)
 
 
 def run_steps(job, session):
@@ -148,6 +158,5 @@ def work(cluster, job):
     finally:
         signals.restore()
     print('%s ended' % cluster.name, flush=True)
-    if signals.reason() is not None:
-        print('stopped: %s' % signals.reason(), flush=True)
+    _say_stopped(signals)
     return status_of_signal(signals.stopping_signal)

@@ -79,10 +79,8 @@ _ADDRESS = re.compile(r'(\[[^\s/\[\]]+\]|[^\s/:\[\]]+):([0-9]{1,5})')
 
 
 def free_ports(count: int) -> list:
-    """Numbers of ports of this machine that nobody uses at the moment.
-
-    They are all different, and of a range that the system gives to no outgoing connection: else one
-    that some process opens before the ports are bound could take one of them.
+    """Different numbers of ports that nobody uses, of a range that the system gives to no outgoing
+    connection.
 
     Raises:
       ClusterError: there are not so many ports.
@@ -127,8 +125,7 @@ def listen(address):
 
 
 # HTTP/2, which gRPC speaks: the preface, an empty frame of settings, and the type of the answer's.
-_HTTP2 = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\x04\0\0\0\0\0'
-_SETTINGS = b'\x04'
+_HTTP2, _SETTINGS = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\x04\0\0\0\0\0', b'\x04'
 _MOST_LOOKS = 16  # at servers at a time: that of a machine that is off takes seconds
 
 

@@ -70,8 +70,8 @@ class DriftHook(_AfterSteps):
         raise ClusterError(
             'after step %d the variable %r of worker %d is not that of worker 0: each worker '
             'makes the update itself. Compute it from gradients, variables and the global step '
-            '(noise by tf.random.stateless_normal(shape, seed=[1, global_step])), write what else '
-            'it needs by UPDATE_OPS, and write the same on every worker between steps.' % (
+            '(noise by tf.random.stateless_normal(shape, seed=[1, global_step])), and write the '
+            'same on every worker between steps.' % (
                 steps if counted is None else session.run(counted), name, worker))
 
 
@@ -89,9 +89,8 @@ class AskForCheck(tf.train.CheckpointSaverListener):
 class AveragingHook(_AfterSteps):
     """Local steps: each worker updates its own weights by its own gradients. After every K steps of
     a session, and at its end, v <- (v_0 + … + v_{W-1}) / W over the W workers, of weights,
-    optimizer state and moving averages alike (local SGD: Stich, "Local SGD Converges Fast and
-    Communicates Little", 2019; RETURNN has K = 100).
-    """
+    optimizer state and moving averages alike (Stich, "Local SGD Converges Fast and Communicates
+    Little", 2019)."""
 
     def begin(self):
         """Makes the operations, when all variables are there."""

@@ -32,17 +32,14 @@ class Cluster(collections.namedtuple('Cluster', [
         sum:   N sum_w (n_w / n) g_w          with N = W * N_w towers in all
 
     Attributes:
-      kind: `'ring'` (TensorFlow's ring all-reduce: every worker holds the weights), `'ps'`
-        (TensorFlow's parameter servers hold them), `'horovod'`.
+      kind: `'ring'` (TensorFlow's ring all-reduce), `'ps'` (its parameter servers), `'horovod'`.
       workers: tuple of `'host:port'`, the chief first; with Horovod a None for each worker.
       ps: tuple of `'host:port'`; empty but for `'ps'`.
       job: `'worker'`, `'ps'` or `'evaluator'`: the job of this process.
-      rank: the number of this process in its job. 0 unless it is given: each process of several
-        has to give its own, or to be made by `from_tf_config`, which refuses to guess.
+      rank: the number of this process in its job; `from_tf_config` refuses to guess it.
       synchronous: for `'ps'`: whether a step waits for the gradients of all workers.
-      uneven: whether workers may have batches of different size. A batch without a static size
-        counts as uneven; static sizes that differ are refused at the start unless this is True,
-        of asynchronous workers, too.
+      uneven: whether workers may have batches of different static size, which are refused at the
+        start else, of asynchronous workers, too. A batch without a static size counts as uneven.
       active: float scalar tensor of this process, 1 or 0: with 0 its batch counts as empty; see
         `until_all_end`. None: always 1. Not with asynchronous workers.
       wire: for a ring of 2 or 3 workers: `'float16'` or `'bfloat16'`, in which dense gradients
@@ -50,8 +47,7 @@ class Cluster(collections.namedtuple('Cluster', [
       buffer_mb: for `'ring'`: the size of the buffers in which gradients travel together, a number
         of MiB. A buffer is sent when all of its gradients are there.
       every: for `'ring'`: 1, or K: each worker makes K steps on its own weights by its own
-        gradients, then all take the mean of their weights and optimizer state.
-        With K > 1 a step is no longer one device's on all examples.
+        gradients, then all take the mean: no longer one device's steps on all examples.
       compare: `'program'`: workers whose loss or update is computed by other operations than
         worker 0's are refused. `'variables'`, for programs that mean to differ: only the variables,
         gradients and settings have to be alike.
@@ -81,8 +77,11 @@ class Cluster(collections.namedtuple('Cluster', [
         check_count('every', every)
         place = _ENGINES[kind].place
         if place is not None:
-            count, rank = place()
-            workers = (None,) * count
+            count, own = place()
+            if tuple(workers) not in ((), (None,) * count) or rank not in (0, own):
+                raise InvalidArgumentError('kind=%r, workers=%.80r, rank=%.80r: its launcher says '
+                                           'both. Leave them out.' % (kind, workers, rank))
+            workers, rank = (None,) * count, own
         self = super(Cluster, cls).__new__(
             cls, kind, tuple(workers), tuple(ps), job, rank, synchronous, uneven, active, wire,
             buffer_mb, every, compare)
@@ -101,7 +100,7 @@ class Cluster(collections.namedtuple('Cluster', [
             {"cluster": {"chief": ["a:2222"], "worker": ["b:2222"], "ps": ["c:2222"]},
              "task": {"type": "worker", "index": 0}}
 
-        The chief, if one is named, is worker 0 here. `master` is the older word for it.
+        The chief, or `master`, is worker 0.
 
         Args:
           kind: see the class; None: `'ps'` where there are parameter servers, else `'ring'`.

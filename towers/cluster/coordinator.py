@@ -11,7 +11,7 @@ with `begin`, and `go` says to all that this step is the last one. A worker that
 all.
 
 Asynchronous workers wait for worker 0's session, and for no step. They are told `over` when worker
-0 has left; one that is done ends by itself; one that is lost is named, and the others train on.
+0 has left; one that is lost is named, and the others train on.
 """
 
 import socket
@@ -22,9 +22,7 @@ from towers.cluster.addresses import AGAIN, FIRST
 from towers.cluster.connection import BEATS, CUT, SILENT, Lines, digest_of, readable
 from towers.errors import ClusterError
 
-_LINGER = 0.5  # seconds
-_ENDED_EARLY = ('it has ended its training, perhaps for lack of data, and others have not: see '
-                'until_all_end')
+_ENDED_EARLY = 'it has ended its training, perhaps for lack of data, others not: see until_all_end'
 
 
 class _Worker:
@@ -80,7 +78,7 @@ class Coordinator:
         self._dead_after, self._beat = dead_after, dead_after / BEATS
         self._workers = [_Worker(rank) for rank in range(cluster.num_workers)]
         self._is_complete, self._is_lost, self._beat_at = False, False, 0.
-        self._began = self._lasted = 0.  # when all began something last, and the time before that
+        self._began = self._lasted = 0.  # when all began something last; how long the last one took
         own, self.own_end = socket.socketpair()
         self._own = Lines(own)
         self._connections = [self._own]
@@ -105,7 +103,7 @@ class Coordinator:
         while self._connections and time.monotonic() < until:
             looked_at = time.monotonic()
             if not self._own.is_open:
-                until = min(until, looked_at + _LINGER)
+                until = min(until, looked_at + 0.5)
             by_socket = {each.socket: each for each in self._connections}
             for ready in readable(list(by_socket) + (
                     [] if self._is_complete else [self._listener]), pause):
@@ -167,7 +165,7 @@ class Coordinator:
             refused = {'type': 'refused', 'rank': rank, 'why': why}
             lines.send(refused)
             lines.close()
-            if differs:  # these programs cannot train together
+            if differs:  # no run begins
                 self._send_all(refused)
             return
         self._workers[rank] = _Worker(rank, lines)

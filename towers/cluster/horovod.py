@@ -5,9 +5,10 @@ import tensorflow.compat.v1 as tf
 
 from towers.cluster import worker_step
 from towers.cluster.machines import Combined, Engine
-from towers.errors import MissingPackageError
+from towers.cluster.ring import sent_as
+from towers.errors import ClusterError, MissingPackageError, reason_of
 from towers.placement.variable_device import only_device
-from towers.tower.gradient_pairs import each_row_once, map_values, tensors_of, times
+from towers.tower.gradient_pairs import cast, each_row_once, map_values, tensors_of, times
 
 _SCOPE = 'towers_shared/'
 """At the root of the graph: Horovod brings together by name, and callers' scopes may differ."""
@@ -41,12 +42,16 @@ def combine(cluster, gradients, shares):
     for gradient, variable in worker_step.after(check, gradients):
         with only_device(variable.device or None), tf.name_scope(
                 '%ssums/%s/' % (_SCOPE, variable.op.name)):
-            gradient = map_values(tf.identity, gradient if average else times(gradient, weight))
+            dtype = gradient.dtype.base_dtype
+            sent = tf.float64 if dtype == tf.float64 else tf.float32  # as in a ring
+            gradient = map_values(tf.identity, cast(
+                gradient if average else times(gradient, weight), sent))
             # Horovod gathers rows and adds none: each is sent once, and those of all are added.
-            combined.append((
+            total_of_all = (
                 each_row_once(hvd.allreduce(each_row_once(gradient), op=operation))
                 if isinstance(gradient, tf.IndexedSlices) else
-                hvd.allreduce(gradient, op=operation), variable))
+                hvd.allreduce(gradient, op=operation))
+            combined.append((cast(total_of_all, dtype), variable))
     if cluster.active is None:
         return Combined(combined, [], begin)
     with tf.control_dependencies(tensors_of(combined)):  # which the other workers wait for
@@ -59,8 +64,9 @@ def broadcast(unused_cluster, variables):
     done = []
     for variable in variables:
         with only_device('/cpu:0'), tf.name_scope('%sstate/%s/' % (_SCOPE, variable.op.name)):
-            done.append(tf.assign(variable, _load().broadcast(
-                variable.read_value(), 0, name='of_rank_0')).op)
+            value = _load().broadcast(
+                tf.cast(variable.read_value(), sent_as(variable)), 0, name='of_rank_0')
+            done.append(tf.assign(variable, tf.cast(value, variable.dtype.base_dtype)).op)
     return tf.group(*done)
 
 
@@ -71,8 +77,12 @@ def gathered_lines(text):
     with tf.Graph().as_default(), tf.device('/cpu:0'):
         fetches = [hvd.allgather(tf.constant(np.array([data.size], np.int64)), name='towers_sizes'),
                    hvd.allgather(tf.constant(data), name='towers_texts')]
-        with tf.Session(config=tf.ConfigProto(device_count={'GPU': 0})) as session:
-            sizes, together = session.run(fetches)
+        try:
+            with tf.Session(config=tf.ConfigProto(device_count={'GPU': 0})) as session:
+                sizes, together = session.run(fetches)
+        except tf.errors.OpError as error:
+            raise ClusterError('Horovod lost a process before all had joined; see what that one '
+                               'says: %s' % reason_of(error)) from None
     ends = np.cumsum(sizes)
     return [together[end - size:end].tobytes().decode('utf-8') for size, end in zip(sizes, ends)]
 

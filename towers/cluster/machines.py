@@ -36,8 +36,7 @@ Fields:
   broadcast: function of a `Cluster` and variables that makes the operation by which all workers get
     those of worker 0; None where servers have them.
   configure: function of a `Cluster` and a `tf.ConfigProto`, to which it adds what sessions need.
-  place: where a launcher starts the workers, and they have no addresses: function that gives
-    `(number of workers, rank of this one)`; else None.
+  place: None where workers have addresses; else function that gives `(their number, this rank)`.
   gathered: and function that gives the texts of all workers, by rank, from that of this one.
 """
 
@@ -58,14 +57,12 @@ class Machines:
       own: list of `(gradient, variable)` of this machine's towers.
       gradients: such a list, for the update; in a ring and by Horovod the same on every worker bit
         for bit. They cannot be differentiated, for an optimizer of second order.
-      names_of_sums: of the operations of `gradients`, where all workers make one step together;
-        else empty.
+      names_of_sums: of the operations of `gradients`, if all workers make one step; else empty.
       gates: list of operations that every write of a step waits for: on the chief of parameter
         servers the arrival of all gradients, until which the other workers read the variables; with
         `active` the proof that a worker has data.
       same_examples: this machine's number of examples, if all need the same number; else None.
-      updates_here: whether this worker makes the update; of synchronous parameter servers the chief
-        alone does.
+      updates_here: whether this worker makes the update; with `served_rank` the chief alone does.
       begin_session: function by which a session lets its steps be made.
       connection: `Connection` of this worker while it is a member; else None.
 
@@ -141,11 +138,10 @@ def _share_state(cluster, machines, update, before, replicated):
     """Gives worker 0's state to the other workers, where the model writes it and training reads it:
     `(operation of the step, list of the variables that worker 0 gives to the others in it)`.
 
-    A codebook, centers of classes, a learning rate that falls with the loss: every worker has a
-    copy, and writes it from its own batch. So, in each step, worker 0's value goes to the others
-    after all of the model's writes, and before the update, whose own reads wait for it. State that
-    training only writes, such as moving averages, needs no message: worker 0 saves its own. Nor
-    does what the update writes: all write the same.
+    A codebook, centers of classes, a learning rate that falls with the loss: every worker writes
+    its copy from its own batch. So worker 0's value goes to the others after all of the model's
+    writes, and before the update, whose reads wait for it. State that training only writes, such as
+    moving averages, needs no message, nor does what the update writes.
     """
     finder, step, model = Writes(tf.get_default_graph()), step_operations([update]), machines.model
     sums, own = tensors_of(machines.gradients), machines.own
@@ -186,8 +182,8 @@ def _check_trained(writes, trained, replicated, gradients):
         if name in replicated:
             raise ClusterError(
                 "VariablePlacement('replicated'), and the model writes the trained variable %r "
-                "(%r): the replicas would get this worker's value, and not worker 0's. Use another "
-                'placement.' % (name, writes[name][0].name))
+                '(%r), on each worker for itself. Use another placement.' % (
+                    name, writes[name][0].name))
         for op in writes[name]:
             if op.name in forward:
                 raise ClusterError(
@@ -214,10 +210,9 @@ def _check_reads(writes, model, of_update, own):
             for name in writes.keys() & set(taken):
                 raise ClusterError(
                     'variable %r is written by the model of each worker and read by %r, for the '
-                    'update of the weights, at a time that cannot be told: each worker might take '
-                    "its own value, and not worker 0's. Give the optimizer the variable itself "
-                    '(use_resource=True), or read it in transform_gradients by read_value().' % (
-                        name, op.name))
+                    'update of the weights, at a time that cannot be told. Give the optimizer the '
+                    'variable itself (use_resource=True), or read it in transform_gradients by '
+                    'read_value().' % (name, op.name))
 
 
 def builds_of(built):

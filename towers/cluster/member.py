@@ -39,10 +39,7 @@ class Member:
 
     Attributes:
       cluster, is_chief: the `Cluster`, and whether this is the worker that saves.
-      target, config: what sessions connect to, and their `tf.ConfigProto`. Those that run a step
-        are made by `session`, or by `towers.training_session`; in a ring also by
-        `tf.train.MonitoredTrainingSession(member.target, member.is_chief, hooks=member.hooks + …,
-        config=member.config)`.
+      target, config: what sessions connect to, and their `tf.ConfigProto`, see docs/clusters.md.
       hooks: hooks that every session of training needs, before all others.
       listeners: `tf.train.CheckpointSaverListener`s for a hook that saves, of the chief.
     """
@@ -97,8 +94,8 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
       cluster: `Cluster`, the one given to `build_towers`.
       built: the result of `build_towers`.
       config: `tf.ConfigProto`; None for `session_config` of the towers.
-      start_timeout: seconds to wait for the others.
-      dead_after: seconds of silence after which another worker, or a parameter server, is gone. The
+      start_timeout: seconds to wait for servers, then for workers; Horovod waits until all come.
+      dead_after: seconds of silence after which another worker, or a parameter server, is lost. The
         process is then ended with a message that names it, and exit status 1, unless it ends by
         itself within 5 seconds. Asynchronous workers go on without one that is not the chief.
       settings: dict of what else has to be the same on all workers, from names to numbers or
@@ -135,7 +132,8 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
             if isinstance(error, tf.errors.OpError):
                 reason = explained(error) or worker_step.explained(error) or connection.error(
                     dead_after + 1. if _may_be_a_peers(error) else 0.)
-            has_ended.set()
+            if cluster.has_addresses or connection.lost is None:
+                has_ended.set()  # else Horovod may wait for the lost one when the process ends
             said = reason or error
             connection.fail('%s: %s' % (type(said).__name__, reason_of(said)))
             if reason is not None:
@@ -163,11 +161,11 @@ def _described(cluster, built, settings):
 @contextlib.contextmanager
 def _meeting(cluster, own, start_timeout, dead_after, say, lose):
     """The `Connection` of a worker that has met the others; on worker 0 they meet here."""
-    deadline = time.monotonic() + start_timeout
     if cluster.has_addresses and not cluster.is_chief:
         listen(cluster.workers[cluster.rank]).close()  # TensorFlow's server needs the port
-    wait_until(lambda: (None, silent_servers(cluster)), deadline, say)
-    address, listener = _address(cluster)
+    wait_until(lambda: (None, silent_servers(cluster)), time.monotonic() + start_timeout, say)
+    address, listener = _address(cluster, say)
+    deadline = time.monotonic() + start_timeout
     with contextlib.ExitStack() as stack:
         if listener is None:
             connected = connect(address, cluster.who(0), deadline, say)
@@ -185,11 +183,12 @@ def _meeting(cluster, own, start_timeout, dead_after, say, lose):
         yield connection
 
 
-def _address(cluster):
+def _address(cluster, say):
     """Where worker 0 listens until all are there; and on worker 0 its listener, else None."""
     address = cluster.workers[0]
     if not cluster.has_addresses:
         host = os.environ.get('HOROVOD_HOSTNAME') or socket.gethostname()
+        say('waiting        until all processes of %s call join' % cluster.engine.name)
         [address, *_] = cluster.engine.gathered(
             '%s:%d' % (host, free_ports(1)[0]) if cluster.is_chief else '')
     return address, listen(address) if cluster.is_chief else None
@@ -242,7 +241,7 @@ def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
     with contextlib.suppress(ValueError):  # Python has signal handlers in the main thread only
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda got, frame: received.append(got))
-    server = start_server(cluster, cluster.session_config(tf.ConfigProto()))
+    server = start_server(cluster, cluster.session_config(tf.ConfigProto()))  # while it is held
     say('serving        %s; %s' % (cluster.who(cluster.rank, 'ps'), cluster.warning()))
     while not received:
         time.sleep(0.2)
@@ -250,7 +249,7 @@ def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
     while len(received) < 2 and not all(why_silent(each, FIRST) for each in cluster.workers):
         time.sleep(0.2)
     sys.stdout.flush()
-    os._exit(128 + received[0])  # the end of `server` would wait for its sessions
+    os._exit(128 + received[0])  # the end of the server would wait for its sessions
 
 
 def start_server(cluster, config):

@@ -1,10 +1,9 @@
 """Synchronous and asynchronous training on TensorFlow's parameter servers.
 
 Synchronous training: each worker adds its gradient to TensorFlow's accumulators on the servers. The
-chief takes the accumulators' sums when all gradients have come, makes the one update, and gives
-every other worker a token, for which the worker waits before its step ends. Other than in
-`tf.train.SyncReplicasOptimizer`, a worker adds exactly one gradient a step, gradients are clipped
-once, over all workers, sparse ones are weighted like dense ones, and batches may be uneven.
+chief takes the sums when all gradients have come, makes the one update, and gives every other
+worker a token, for which it waits before its step ends. Other than in `SyncReplicasOptimizer`, a
+worker adds exactly one gradient a step, and gradients are clipped once, over all workers.
 
 The number of a round grows with the time of day, so that what another run has left on the servers
 is older, and is dropped. A token is the number of the round; its negative at the end of all data.
@@ -23,8 +22,7 @@ from towers.cluster.server_placement import device_of_server, tasks_by_size
 from towers.cluster.worker_step import COLLECTIONS, without_gradient
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
-from towers.tower.gradient_pairs import (each_row_once, map_values, rows_once, tensors_of,
-                                         times)
+from towers.tower.gradient_pairs import cast, each_row_once, rows_once, tensors_of, times
 
 _FIRST_SERVER = device_of_server(0)
 
@@ -40,7 +38,7 @@ def combine(cluster, gradients, shares):
         sums = _sums(gradients, shares, cluster, rounds.own)
         step = functools.partial(_step, cluster, rounds, [each.push for each in sums])
         if not cluster.is_chief:
-            # Of the types of a server's sums: the update, which is compared, is of the same operations.
+            # Of the types of a server's sums: the update is compared, and has the same operations.
             own = rows_once([(tf.IndexedSlices(
                 each.values, tf.cast(each.indices, tf.int64), each.dense_shape) if isinstance(
                     each, tf.IndexedSlices) else each, variable) for each, variable in gradients])
@@ -139,7 +137,7 @@ def _sums(gradients, shares, cluster, own_round):
         if dtype in (tf.float16, tf.bfloat16):  # times examples may overflow; and no accumulator's
             dtype = tf.float32
         with only_device('/cpu:0'):
-            gradient = times(_cast(gradient, dtype), factor)
+            gradient = times(cast(gradient, dtype), factor)
             if isinstance(gradient, tf.IndexedSlices):
                 gradient = each_row_once(gradient)
         name, shape = variable.op.name, variable.get_shape()
@@ -184,7 +182,7 @@ def _for_update(gradients, sums, shares, cluster, rounds):
         sums = [times(each, of_all) for each in sums]
     # An accumulator adds up equal rows of two workers only where both send them in ascending order.
     with only_device('/cpu:0'):
-        sums = rows_once([(_cast(each, gradient.dtype.base_dtype), variable)
+        sums = rows_once([(cast(each, gradient.dtype.base_dtype), variable)
                           for each, (gradient, variable) in zip(sums, gradients)])
     if cluster.active is None:
         return sums, gates
@@ -195,10 +193,6 @@ def _for_update(gradients, sums, shares, cluster, rounds):
     with tf.control_dependencies([told]):
         ended = worker_step.raise_at_end(is_over)
     return worker_step.after(ended, sums), [ended]
-
-
-def _cast(gradient, dtype):
-    return map_values(lambda values: tf.cast(values, dtype), gradient)
 
 
 def _configure(cluster, config):

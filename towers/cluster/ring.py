@@ -6,9 +6,8 @@ buffers, filled in the reverse order of the variables, as a backward pass comput
 are sent while it goes on. With `Cluster(wire=…)` they travel as 16-bit numbers: every worker
 gathers those of all, and adds them up in float32, in one order, so that the sums are the same bits.
 
-Sparse gradients are sent as rows. A message costs half a millisecond, and a model may have dozens
-of embeddings. So the numbers of rows of all gradients travel together, then all indices, and then
-the rows of each type. A worker with fewer rows fills up with rows that are cut off again.
+Sparse gradients are sent as rows: the numbers of rows of all gradients together, then all indices,
+then the rows of each type. A worker with fewer rows fills up with rows that are cut off again.
 """
 
 import tensorflow.compat.v1 as tf
@@ -29,6 +28,7 @@ MOST_GATHERED = 3
 _GROUP = 7919  # no group that a program's own collectives are likely to use
 _HALVED = 1 << 20  # bytes from which one half of a tensor is added up while the other is sent
 
+_ADDED_UP = (tf.float32, tf.float64)  # a sum of float16 overflows where the mean does not
 _SENT = (  # types that every version sends, and what each of them holds without loss
     (tf.float32, (tf.float32, tf.float16, tf.bfloat16)), (tf.float64, (tf.float64,)),
     (tf.int32, (tf.int32, tf.bool, tf.uint8, tf.int8, tf.int16, tf.uint16)),
@@ -37,11 +37,6 @@ _SENT = (  # types that every version sends, and what each of them holds without
 
 def combine(cluster, gradients, shares):
     """The `Combined` of a machine's gradients over the workers of a ring."""
-    for gradient, variable in gradients:
-        if gradient.dtype.is_complex:
-            raise ClusterError(
-                'the gradient of %r is of type %s, which a ring cannot add up: use a real variable '
-                'for each part.' % (variable.op.name, gradient.dtype.base_dtype.name))
     ring, (first, begin) = Collectives(cluster), worker_step.session_begun()
     with only_device('/cpu:0'), tf.name_scope('ring'):
         if shares.are_weighted:  # known when the batch is, before the backward pass
@@ -108,7 +103,7 @@ def _add_rows(ring, gradients, weight, last):
     by_type, rows = {}, {}
     for place, (slices, _, _) in enumerate(sparse):
         dtype = slices.values.dtype.base_dtype
-        by_type.setdefault(dtype if dtype in compat.COLLECTIVE_DTYPES else tf.float32,
+        by_type.setdefault(dtype if dtype in _ADDED_UP else tf.float32,
                            []).append(place)
     for dtype, places in sorted(by_type.items(), key=lambda item: item[0].name):
         own = [tf.cast(tf.reshape(tf.math.unsorted_segment_sum(
@@ -127,11 +122,8 @@ def _add_rows(ring, gradients, weight, last):
 
 
 def _gathered(ring, tensors, most, last):
-    """Tensors [n, …] of one type of all W workers, in one message, which waits for `last`; `most`
-    has the largest n of each tensor on any worker.
-
-    Returns `(list of tensors [W * most, …], the message)`; each worker's rows come first.
-    """
+    """`(list of tensors [W * most, …], the message)`: tensors [n, …] of one type of all W workers,
+    each worker's rows first, in one message, which waits for `last`; `most` is the largest n."""
     padded = [tf.pad(each, [[0, count - tf.shape(each)[0]]] + [[0, 0]] * (each.shape.ndims - 1))
               for each, count in zip(tensors, most)]
     received = ring.gather(tf.concat([tf.reshape(each, [-1]) for each in padded], 0), last)
@@ -149,6 +141,18 @@ def _row_shape(slices, variable):
         raise ClusterError('the sparse gradient of %r has rows of unknown shape, which cannot be '
                            'sent: give the variable a static shape.' % variable.op.name)
     return shape.as_list()
+
+
+def sent_as(variable):
+    """The type that a variable has on its way from worker 0, without loss; or `ClusterError`."""
+    dtype, shape = variable.dtype.base_dtype, variable.get_shape()
+    sent = next((sent for sent, dtypes in _SENT if dtype in dtypes), None)
+    if sent is None or not shape.is_fully_defined():
+        raise ClusterError(
+            'variable %r is %s of shape %s, which worker 0 cannot send to the others: make it a '
+            'local variable, or one of a number type and a static shape.' % (
+                variable.op.name, dtype.name, shape))
+    return sent
 
 
 class Collectives:
@@ -178,10 +182,9 @@ class Collectives:
 
     def reduce_gradient(self, gradient, mean, last):
         """`(sum or mean of the workers' dense gradients of one static shape, the last message)`. A
-        tensor of 64 MB takes twice as long in one piece: a large one is sent in several, of which
-        the first waits for `last`."""
+        large one is sent in several pieces: in one, 64 MB take twice as long."""
         dtype = gradient.dtype.base_dtype
-        tensor = gradient if dtype in compat.COLLECTIVE_DTYPES else tf.cast(gradient, tf.float32)
+        tensor = gradient if dtype in _ADDED_UP else tf.cast(gradient, tf.float32)
         turns, pieces, reduced = -(-bytes_of(tensor) // self.buffer_bytes), [tensor], []
         if turns > 1:
             count = tensor.shape.num_elements()
@@ -216,26 +219,14 @@ class Collectives:
             with tf.control_dependencies([last]):
                 return tf.raw_ops.CollectiveGather(
                     input=rows, shape=[None] + rows.shape.as_list()[1:], **self._next())
-        # On 1.15 that kernel takes the first step's number of rows for ever. So each worker's rows
-        # stand among zeros here, and are summed up.
-        dtype, count = rows.dtype, tf.shape(rows)[0]
-        if dtype not in compat.COLLECTIVE_DTYPES:
-            rows = tf.cast(rows, tf.float64)
-        padding = [[count * self.rank, count * (self.num_workers - 1 - self.rank)]] + (
-            [[0, 0]] * (rows.shape.ndims - 1))
-        return tf.cast(self.reduce(tf.pad(rows, padding), last), dtype)
+        return tf.cast(self.reduce(
+            compat.among_zeros(rows, self.rank, self.num_workers), last), rows.dtype)
 
     def broadcast(self, variables):
         """An operation that gives variables, the same on all workers, their values on worker 0."""
         last, done = [], []
         for variable in sorted(variables, key=lambda each: each.op.name):
-            dtype, shape = variable.dtype.base_dtype, variable.get_shape()
-            sent = next((sent for sent, dtypes in _SENT if dtype in dtypes), None)
-            if sent is None or not shape.is_fully_defined():
-                raise ClusterError(
-                    'variable %r is %s of shape %s, which a ring cannot send to the other workers: '
-                    'make it a local variable, or one of a number type and a static shape.' % (
-                        variable.op.name, dtype.name, shape))
+            dtype, shape, sent = variable.dtype.base_dtype, variable.get_shape(), sent_as(variable)
             with only_device('/cpu:0'), tf.name_scope('broadcast'):
                 with tf.control_dependencies(last):
                     value = tf.raw_ops.CollectiveBcastSend(

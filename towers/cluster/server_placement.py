@@ -12,13 +12,9 @@ from towers import compat
 from towers.errors import ClusterError
 from towers.graph.edit import group_of
 from towers.graph.graph_walk import behind, bytes_of, step_operations
-from towers.graph.op_types import LEAD_IN, RESHAPES, VARIABLE_OPS
+from towers.graph.op_types import CALLS, LEAD_IN, RESHAPES, VARIABLE_OPS
 from towers.graph.order import Precedence
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
-
-# These take the handles of variables that the functions use which they call.
-_CALLS = ('If', 'StatelessIf', 'While', 'StatelessWhile', 'Case', 'StatelessCase',
-          'PartitionedCall', 'StatefulPartitionedCall')
 
 
 def spread(cluster, built, scaffold):
@@ -50,11 +46,11 @@ def check_writes(graph, built):
 def read_after_writes(graph, variables, train_op=None):
     """Gives what waits for a write of a reference variable the value from after that write.
 
-    On one machine it sees the variable's memory. Between a server and a worker the value is sent at
-    the start of the step: moving averages that take the global step after the train op would get
-    the one before it. Here such an operation gets a read of its own, on the server, which waits for
-    all else that the operation waits for; `ClusterError` in a loop or branch (v1), or through a
-    reshape. `train_op`, or None, counts as a write of all variables: it waits for the chief's.
+    Between a server and a worker the value is sent at the start of the step: moving averages that
+    take the global step after the train op would get the one before it. Here such an operation gets
+    a read of its own, on the server, which waits for all else that the operation waits for;
+    `ClusterError` in a loop or branch (v1), or through a reshape. `train_op`, or None, counts as a
+    write of all variables: it waits for the chief's.
     """
     names = {variable.op.name for variable in variables if variable.op.type in REFERENCE_VARIABLES}
     finder, operations, writes = Writes(graph), graph.get_operations(), {}
@@ -87,8 +83,7 @@ def read_after_writes(graph, variables, train_op=None):
 
 
 def spread_over_servers(cluster, graph, first=()):
-    """Gives a job and a task to each operation of a graph whose device names none; returns as
-    `servers_of_variables`."""
+    """Gives a task to each operation without one; returns what `servers_of_variables` does."""
     tasks = servers_of_variables(cluster, graph, first)
     # Name of an operation -> its server: variables, accumulators and token queues here; in the loop
     # also what takes a variable, or is colocated with one (the operations of initial values are).
@@ -98,7 +93,7 @@ def spread_over_servers(cluster, graph, first=()):
         device = tf.DeviceSpec.from_string(op.device or '')
         if device.job is not None:
             continue
-        around = [op.name] + ([] if op.type in _CALLS else _taken(op) + group_of(op))
+        around = [op.name] + ([] if op.type in CALLS else _taken(op) + group_of(op))
         known = [servers[name] for name in around if name in servers]
         if known:
             servers[op.name] = known[0]
@@ -114,9 +109,8 @@ def device_of_server(task):
 
 
 def servers_of_variables(cluster, graph, first=()):
-    """Deals the global variables of a graph out over the parameter servers, those in `first` before
-    all others, a slot with its weight, in whatever order they were made. Returns a dict from names
-    of variables to numbers of servers."""
+    """{name: number of the server} of the global variables of a graph, in whatever order they were
+    made: those in `first` are dealt out before all others, a slot with its weight."""
     variables = {variable.op.name: variable for variable in
                  list(first) + graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)}
 
@@ -130,9 +124,8 @@ def servers_of_variables(cluster, graph, first=()):
 
 
 def tasks_by_size(sizes, count, first=()):
-    """Deals variables out over servers: each goes to the one that has the fewest bytes so far, the
-    largest first, those of the names `first` before all others. Returns a dict from names to
-    servers, which depends on names and sizes alone."""
+    """{name: number of the server}: each goes to the one that has the fewest bytes so far, the
+    largest first, those of the names `first` before all others."""
     used, tasks = [0] * count, {}
     for name in sorted(sizes, key=lambda each: (each not in first, -sizes[each], each)):
         tasks[name] = used.index(min(used))

@@ -1,7 +1,6 @@
 """Sessions of a cluster's workers: how one begins, which calls are its steps, and how all stop."""
 
 import contextlib
-import signal
 import types
 import typing
 
@@ -27,11 +26,7 @@ def check_built(built):
 
 
 class BeginHook(tf.train.SessionRunHook):
-    """Begins a session on all workers together, and lets its steps be made.
-
-    `tf.train.MonitoredTrainingSession` lets a worker that is not the chief wait for the chief's
-    initializers. In a ring nobody runs such a worker's: `begin` does.
-    """
+    """Begins a session on all workers together, and lets its steps be made."""
 
     def __init__(self, cluster, built, target, config, connection, lost):
         self._cluster, self._built, self._connection = cluster, built, connection
@@ -67,7 +62,8 @@ class BeginHook(tf.train.SessionRunHook):
                 'on the parameter servers when the graph is complete. %s, and not by '
                 'tf.train.MonitoredTrainingSession.' % HOW_TO_BEGIN)
         if not by_member and self._cluster.has_addresses and not self._cluster.is_chief:
-            # They live in the server of this process, for the session to come.
+            # MonitoredTrainingSession waits for the chief's initializers; in a ring each worker's
+            # variables live in its own server, for the session to come.
             with tf.Session(self._target, config=self._config) as session:
                 session.run([variable.initializer for variable in tf.global_variables()])
         if self._cluster.has_copies:
@@ -130,8 +126,7 @@ def _begin_together(session, builds, connection):
 
 def _steps_of(fetched, builds):
     """List of the numbers of the builds whose train op some fetches run. `ClusterError` for sums of
-    all workers' gradients without their step: the others would wait, or take them for those of
-    their next step."""
+    all workers' gradients without their step, which the others do not make."""
     graph = builds[0].train_op.graph
     elements = [graph.as_graph_element(each) for each in fetched]
     names = {op.name for op in step_operations([getattr(each, 'op', each) for each in elements])}
@@ -139,31 +134,26 @@ def _steps_of(fetched, builds):
     if any(not names.isdisjoint(built.machines.names_of_sums) for built in left_out):
         raise ClusterError(
             "session.run takes built.gradients, the sums of all workers' gradients, without the "
-            'step: fetch them with built.train_op. Beside a hook that fetches them in every call, '
-            'look at other things by session.run_step_fn(lambda step_context: '
-            'step_context.session.run(…)).')
+            'step: fetch them with built.train_op.')
     return [place for place, built in enumerate(builds) if built not in left_out]
 
 
 class StopTogetherHook(StopOnSignalHook):
     """`StopOnSignalHook` for a cluster: the first signal to any worker makes all stop, and save.
 
-    Without it a worker that stops leaves the others waiting for it in their next step. Use it on
-    all workers, among the hooks that come last. Then all stop when one does, whatever the reason;
-    of asynchronous workers all when the chief does, and another one alone. The end of a worker's
-    data is no such stop, see `until_all_end`.
+    Use it on all workers, among the hooks that come last. Then all stop when one does, whatever the
+    reason; of asynchronous workers all when the chief does, and another one alone. The end of a
+    worker's data is no such stop, see `until_all_end`.
 
-    A worker that would begin one more step gets `tf.errors.OutOfRangeError`, for
-    `tf.train.MonitoredSession` the end of the training. `received` is None in a worker that stops
-    because another one does.
+    A worker that would begin one more step gets `tf.errors.OutOfRangeError`, for MonitoredSession
+    the end of the training. `received` is None in a worker that stops because another one does.
     """
 
     def __init__(self, cluster: typing.Any, built: typing.Any, stream: typing.Any = None):
         """
         Args:
           cluster: `Cluster`.
-          built: `BuiltTowers`. Of several builds in one graph, which all workers step in the same
-            order, the last: all stop after its step, and a worker ends its loop between two rounds.
+          built: `BuiltTowers`; of several in one graph the one after whose step all stop.
           stream: as for `StopOnSignalHook`.
 
         Raises:
@@ -197,12 +187,6 @@ class StopTogetherHook(StopOnSignalHook):
     def status(self) -> int:
         """The exit status that says so: 128 plus that number; 0 without a signal."""
         return 0 if self.stopping_signal is None else 128 + self.stopping_signal
-
-    def reason(self) -> typing.Optional[str]:
-        """Who was told to stop, in words: `'worker 1 was told to stop (SIGTERM)'`; or None."""
-        rank, number = self.stopped_by
-        return None if number is None else 'worker %d was told to stop (%s)' % (
-            rank, signal.Signals(number).name)
 
     def begin(self):
         """A session begins; `ClusterError` if not within `join`."""

@@ -1,9 +1,8 @@
 """A worker's part in a step: the weight of its gradient, and gates: no step is made before its
 session has begun, nor when all data have ended.
 
-In a plain `tf.Session` nobody would give the workers the values of worker 0, or put the variables
-on the servers: each would train by itself, without a word. So a step reads a variable that has no
-value but from the hooks that begin a session, and is in no collection of TensorFlow's.
+In a plain `tf.Session` each worker would train by itself, without a word. So a step reads a
+variable that has no value but from the hooks that begin a session, and is in no collection.
 
 A worker whose data have ended gives no gradient. The step in which no worker has data raises, and
 changes nothing.
@@ -64,9 +63,8 @@ def explained(error):
         return InputError('%s %s, on this worker: give each worker some in every step. One whose '
                           'data end early goes on by until_all_end(dataset).' % few.groups())
     return InputError(
-        'the data set that this worker gave to until_all_end has no batch: expected one at least, '
-        'to compute with weight 0 when its data have ended. Share out examples by dataset.shard('
-        'cluster.num_workers, cluster.rank), or leave the last part of a batch in.'
+        'the data set that this worker gave to until_all_end has no batch: expected one at least. '
+        'Share out examples by dataset.shard(cluster.num_workers, cluster.rank).'
     ) if _EMPTY in str(error) else None
 
 
@@ -114,11 +112,11 @@ def until_all_end(dataset: typing.Any) -> Feed:
         built = towers.build_towers(model_fn, feed.inputs, optimizer, cluster=cluster)
 
     A worker whose data has ended computes its first batch again, of which no gradient is left
-    (sparse ones have no row), and leaves out its updates that ride on the train op (`UPDATE_OPS`).
-    The step in which no worker has data raises `tf.errors.OutOfRangeError` on all of them, as the
-    end of the data does, and changes nothing. Writes of the forward pass itself are made in both.
+    (sparse ones have no row), and leaves out its `UPDATE_OPS`. The step in which no worker has data
+    raises `tf.errors.OutOfRangeError` on all of them, as the end of the data does, and changes
+    nothing. Writes of the forward pass itself are made in both.
 
-    Use it on all workers, or on none; asynchronous workers end each with its own data.
+    Use it on all workers, or on none.
 
     Args:
       dataset: a `tf.data.Dataset` of batches, this worker's; at least one.
@@ -154,8 +152,7 @@ class Shares:
 
     Attributes:
       same_examples: n_w where it has to be the same on all workers, else None.
-      are_weighted: whether it is None: the weights differ from step to step.
-      constant: else the weight of all, a float: 1 / W for the mean, 1 for the sum.
+      are_weighted: whether it is None; else `constant` is the weight, 1 / W for the mean or 1.
       loss: of this machine's batch, which reads the weights before any machine changes them.
     """
 

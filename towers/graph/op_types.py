@@ -33,6 +33,10 @@ def is_fused_batch_norm(kind):
 # Operations whose result follows from the shape of the input alone.
 SIZES = frozenset(['Shape', 'ShapeN', 'Size', 'Rank'])
 
+# Operations that take the handles of variables which the functions use that they call.
+CALLS = ('If', 'StatelessIf', 'While', 'StatelessWhile', 'Case', 'StatelessCase', 'PartitionedCall',
+         'StatefulPartitionedCall')
+
 # Operations that take a variable itself: they read it, set it, add to it, or to rows of it.
 READS = frozenset(['ReadVariableOp', 'ResourceGather', 'ResourceGatherNd'])
 SETS = frozenset(['Assign', 'AssignVariableOp'])

@@ -246,7 +246,7 @@ def _locked(directory, lock_file):
             '%s is in use by %s. Two runs in one directory would overwrite and delete each '
             "other's checkpoints; nothing was written. Wait for that run, end it, or give this "
             'one another directory.' % (directory, shown(holder) or 'another process, which has '
-                                        'not said yet which one it is'))
+                                        'not said yet which one it is')) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise

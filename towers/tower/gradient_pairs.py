@@ -41,6 +41,11 @@ def times(gradient, factor):
         tf.cast(factor, values.dtype) if isinstance(factor, tf.Tensor) else factor), gradient)
 
 
+def cast(gradient, dtype):
+    """A gradient, dense or sparse, as one of another dtype."""
+    return map_values(lambda values: tf.cast(values, dtype), gradient)
+
+
 def may_be_gradient_of(gradient, variable):
     """Whether a gradient is None, or one of the graph, the dtype and the shape of a variable."""
     if gradient is None:
