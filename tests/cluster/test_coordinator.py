@@ -125,6 +125,7 @@ def test_asynchronous_workers_wait_for_the_chiefs_session_and_go_on_without_one_
     wait_until(lambda: of_all[0].said and of_all[1].said, PATIENCE)
     assert of_all[0].said == of_all[1].said == [
         'gone           worker 2, and the others train on without it: it has ended: a reason']
+    assert of_all[2].said == []
     together(lambda rank: early.finish(), 1)  # it does not wait for the others
     for _ in range(3):
         make_step(other)
@@ -132,6 +133,38 @@ def test_asynchronous_workers_wait_for_the_chiefs_session_and_go_on_without_one_
     wait_until(lambda: other.is_over, PATIENCE)
     together(lambda rank: of_all[rank].connection.finish(), 2)
     assert not of_all[0].losses and not of_all[1].losses
+
+
+def test_an_asynchronous_worker_that_was_frozen_is_told_that_it_is_given_up():
+    """And ends by itself: the others would not count it, nor tell it of their end."""
+    workers = addresses(3)
+    cluster = Cluster('ps', workers, ['127.0.0.1:1'], synchronous=False)
+    of_all = together(lambda rank: Member(workers, rank, cluster=cluster), 3)
+    connection = of_all[1].connection
+
+    def is_given_up():
+        of_all[0].coordinator._workers[1].heard -= 1000.
+        return connection.lost is not None
+    wait_until(is_given_up, PATIENCE)
+    error = connection.error()
+    assert re.match(r'worker 1 \(.*\) is lost: there is no sign of life from it for 600 seconds. '
+                    'The others have given it up.', str(error))
+    wait_until(lambda: of_all[2].said, PATIENCE)
+    assert of_all[2].said[0].startswith('gone           worker 1, and the others train on')
+    assert not of_all[2].losses and len(of_all[1].losses) == 1 and not of_all[1].said
+
+
+def test_a_step_that_does_not_end_is_said_by_all_who_are_in_it(monkeypatch):
+    monkeypatch.setattr(coordinator_module, 'FIRST', 0.1)
+    of_all = members(2, dead_after=1.)
+
+    def work(rank):
+        of_all[rank].connection.begin_session()
+        with of_all[rank].connection.step([0]):
+            wait_until(lambda: any(re.match(
+                r'waiting        for the end of a step that all have begun \d+ s ago: it is a long '
+                'one, or some worker has no input$', line) for line in of_all[rank].said), PATIENCE)
+    together(work, 2)
 
 
 def test_who_waits_for_a_step_is_told_for_whom(monkeypatch):

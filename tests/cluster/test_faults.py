@@ -73,7 +73,8 @@ def test_a_ring_goes_on_exactly_after_a_worker_is_frozen_killed_and_told_to_stop
 def test_with_servers_what_is_killed_is_named_and_all_end_as_an_unbroken_run(runner, tmp_path):
     """Bit for bit: of two workers, the order in which gradients are added up is no matter."""
     folder, unbroken = str(tmp_path / 'run'), str(tmp_path / 'unbroken')
-    launcher, flags = ['--workers=2', '--ps=1'], FLAGS + ['--cluster=ps']
+    launcher, flags = ['--workers=2', '--ps=1'], FLAGS + [
+        '--cluster=ps', '--config={"augment_shift": 1, "dead_after": 60}']  # nothing waits for it
     with Launch(runner, folder, launcher + ['--restarts=2'],
                 flags + ['--train_dir=' + folder]) as launch, Launch(
                     runner, unbroken, launcher, flags + ['--train_dir=' + unbroken]) as other:
@@ -82,7 +83,8 @@ def test_with_servers_what_is_killed_is_named_and_all_end_as_an_unbroken_run(run
             launch.send(name, signal.SIGKILL)
             launch.wait_for(AGAIN % (name + ' was killed by SIGKILL', place + 1))
         assert launch.status() == 0, launch.output
-        assert re.search(r'ps 0 \(127.0.0.1:\d+\) does not answer', launch.output), launch.output
+        assert re.search(r'ps 0 \(127.0.0.1:\d+\) does not answer: Connection refused. The run '
+                         'cannot go on', launch.output), launch.output
         assert is_lost(1, 'its process has ended', launch), launch.output
         assert launch.output.count('[launch] worker 0 is process') == 3
         assert other.status() == 0, other.output
@@ -104,6 +106,22 @@ def test_a_frozen_parameter_server_is_named_and_ends_the_run(runner, tmp_path):
     for text in ('waiting        %s', '%s.* start all again, and it goes on from the last'):
         assert re.search(text % r'ps 1 \(127.0.0.1:\d+\) takes connections and says nothing',
                          launch.output), launch.output
+
+
+@pytest.mark.slow
+def test_a_server_that_gets_a_signal_serves_until_the_workers_have_saved(runner, tmp_path):
+    folder = str(tmp_path / 'run')
+    with Launch(runner, folder, ['--workers=2', '--ps=1'], FLAGS + [
+            '--cluster=ps', '--train_steps=100000', '--train_dir=' + folder]) as launch:
+        launch.wait_for('step 20/')
+        launch.send('ps 0', signal.SIGTERM)
+        launch.wait_for('[ps 0] told to stop')
+        seen = int(re.findall(r'step (\d+)/', launch.output)[-1])
+        launch.wait_for('step %d/' % (seen + 30))
+        launch.send('worker 1', signal.SIGTERM)
+        assert launch.status() == 143, launch.output
+    assert train_runs.newest(folder) >= seen + 30
+    assert 'lost' not in launch.output and 'Error' not in launch.output, launch.output
 
 
 @pytest.mark.slow

@@ -107,6 +107,23 @@ def test_the_step_without_data_raises_after_all_reductions(asked, monkeypatch):
                 session.run(fetched, {active: 0.})
 
 
+def test_what_horovod_says_itself_is_refused(asked):
+    for given in (dict(rank=1), dict(workers=['a:1', 'b:2'])):
+        with pytest.raises(towers.errors.InvalidArgumentError, match='its launcher says both'):
+            towers.Cluster('horovod', **given)
+    assert towers.Cluster('horovod')._replace(uneven=True).workers == (None, None)
+
+
+def test_a_mean_of_float16_is_that_of_float32(asked):
+    """Two gradients of 40,000 have a sum that float16 has not."""
+    cluster, v = towers.Cluster('horovod'), tf.get_variable('v', [2], tf.float16)
+    machines = cluster.combine([(tf.constant([4e4, 4e4], tf.float16), v)], None, 3, 'mean')
+    [(combined, _)] = machines.gradients
+    [reduced] = [op for op in tf.get_default_graph().get_operations()
+                 if op.type == 'Cast' and op.outputs[0].dtype == tf.float16]
+    assert reduced.inputs[0].dtype == tf.float32 and combined.dtype == tf.float16
+
+
 def test_the_session_sees_the_gpu_of_its_rank(asked):
     config = towers.Cluster('horovod').session_config(tf.ConfigProto())
     assert config.gpu_options.visible_device_list == '1'

@@ -67,10 +67,12 @@ FAILS_ONCE = ("path = %r\n"
 
 
 @pytest.mark.slow
-def test_none_is_started_again_when_one_was_told_to_stop():
-    assert run("time.sleep(.6 - .6 * me[1])\nsys.exit(143)", restarts=3) == (143, [
-        '[launch] worker 1 ended with status 143, since the run was told to stop: the others are '
-        'ended'])
+@pytest.mark.parametrize('ends, how', [
+    ('sys.exit(143)', 'ended with status 143'),
+    ('os.kill(os.getpid(), signal.SIGTERM)', 'was killed by SIGTERM')])
+def test_none_is_started_again_when_one_was_told_to_stop(ends, how):
+    assert run("time.sleep(.6 - .6 * me[1])\n" + ends, restarts=3) == (143, [
+        '[launch] worker 1 %s, since the run was told to stop: the others are ended' % how])
 
 
 def test_all_are_started_again_when_one_fails(tmp_path):

@@ -14,7 +14,6 @@ from towers.arguments import check_cases, check_count
 from towers.errors import ClusterError
 
 FIRST, AGAIN = 5., 30.  # seconds to the first line about a wait, and from one line to the next
-_PAUSE = 0.2  # seconds between two tries
 _PATIENCE = 2.  # seconds for an answer
 REFUSED = os.strerror(errno.ECONNREFUSED)  # nobody listens at the port
 
@@ -189,4 +188,4 @@ def wait_until(attempt, deadline, say):
         if now > say_at:
             say_at = now + AGAIN
             say('waiting        %s, start_timeout is %.3g s' % (why, timeout))
-        time.sleep(_PAUSE)
+        time.sleep(0.2)

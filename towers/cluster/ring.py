@@ -27,7 +27,6 @@ MOST_GATHERED = 3
 
 _GROUP = 7919  # no group that a program's own collectives are likely to use
 _HALVED = 1 << 20  # bytes from which one half of a tensor is added up while the other is sent
-
 _ADDED_UP = (tf.float32, tf.float64)  # a sum of float16 overflows where the mean does not
 _SENT = (  # types that every version sends, and what each of them holds without loss
     (tf.float32, (tf.float32, tf.float16, tf.bfloat16)), (tf.float64, (tf.float64,)),
@@ -37,6 +36,8 @@ _SENT = (  # types that every version sends, and what each of them holds without
 
 def combine(cluster, gradients, shares):
     """The `Combined` of a machine's gradients over the workers of a ring."""
+    for _, variable in gradients:
+        sent_as(variable)  # no complex gradient is added up
     ring, (first, begin) = Collectives(cluster), worker_step.session_begun()
     with only_device('/cpu:0'), tf.name_scope('ring'):
         if shares.are_weighted:  # known when the batch is, before the backward pass
@@ -91,7 +92,7 @@ def buffers_of(pairs, most):
 
 def _add_rows(ring, gradients, weight, last):
     """Adds up the sparse ones; as `_add_dense`. The sums are `IndexedSlices` with each row once."""
-    sparse = [(gradient, variable, _row_shape(gradient, variable)) for gradient, variable in
+    sparse = [(gradient, variable, variable.get_shape()[1:].as_list()) for gradient, variable in
               gradients if isinstance(gradient, tf.IndexedSlices)]
     if not sparse:
         return {}, last
@@ -131,16 +132,6 @@ def _gathered(ring, tensors, most, last):
                      tf.stack([tf.size(each) for each in padded]), 1, num=len(padded))
     return [tf.reshape(part, [-1] + each.shape.as_list()[1:])
             for part, each in zip(parts, tensors)], received
-
-
-def _row_shape(slices, variable):
-    """The static shape of a row, a list."""
-    shape = slices.values.shape[1:] if slices.values.shape.ndims else tf.TensorShape(None)
-    shape = shape.merge_with(variable.get_shape()[1:])
-    if not shape.is_fully_defined():
-        raise ClusterError('the sparse gradient of %r has rows of unknown shape, which cannot be '
-                           'sent: give the variable a static shape.' % variable.op.name)
-    return shape.as_list()
 
 
 def sent_as(variable):
