@@ -9,6 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from towers.arguments import safe_say
 
 # ---- the public functions, each with arguments that are right ------------------------------------
 
@@ -354,3 +355,12 @@ def _eager_error(call):
     thread.start()
     thread.join()
     return found[0]
+
+
+def test_lines_that_nobody_reads_are_no_error():
+    def say(line):
+        raise {'closed': ValueError, 'full': OSError}[line]
+    for line in ('closed', 'full'):
+        safe_say(say)(line)
+    with pytest.raises(KeyError):
+        safe_say(say)('other')

@@ -1,6 +1,7 @@
 """Checks of arguments that several calls share."""
 
 import collections
+import contextlib
 import inspect
 import numbers
 import os
@@ -63,6 +64,14 @@ def check_say(say, optional=False):
     if say is not None or not optional:
         check_function('say', say, 1, 'a function of one text, such as print'
                        + (', or None' if optional else ''))
+
+
+def safe_say(say):
+    """A function like `say` that never raises: nobody may read, or the disk may be full."""
+    def safely(line):
+        with contextlib.suppress(OSError, ValueError):
+            say(line)
+    return safely
 
 
 def check_config(config):

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -124,7 +125,8 @@ def test_asynchronous_workers_wait_for_the_chiefs_session_and_go_on_without_one_
     lost.fail('a reason')
     wait_until(lambda: of_all[0].said and of_all[1].said, PATIENCE)
     assert of_all[0].said == of_all[1].said == [
-        'gone           worker 2, and the others train on without it: it has ended: a reason']
+        'gone           worker 2 (%s), and the others train on without it: it has ended: a reason'
+        % workers[2]]
     assert of_all[2].said == []
     together(lambda rank: early.finish(), 1)  # it does not wait for the others
     for _ in range(3):
@@ -148,10 +150,24 @@ def test_an_asynchronous_worker_that_was_frozen_is_told_that_it_is_given_up():
     wait_until(is_given_up, PATIENCE)
     error = connection.error()
     assert re.match(r'worker 1 \(.*\) is lost: there is no sign of life from it for 600 seconds. '
-                    'The others have given it up.', str(error))
+                    'Start all again', str(error))
     wait_until(lambda: of_all[2].said, PATIENCE)
-    assert of_all[2].said[0].startswith('gone           worker 1, and the others train on')
+    assert re.match(r'gone           worker 1 \(.*\), and the others train on', of_all[2].said[0])
     assert not of_all[2].losses and len(of_all[1].losses) == 1 and not of_all[1].said
+
+
+def test_a_worker_that_has_ended_is_told_for_whom_it_waits(monkeypatch):
+    monkeypatch.setattr(coordinator_module, 'FIRST', 0.1)
+    of_all = members(2)
+    ends = threading.Thread(target=of_all[1].connection.finish, daemon=True)
+    ends.start()
+    wait_until(lambda: of_all[1].said, PATIENCE)
+    assert of_all[1].said[0].startswith('waiting        for worker 0 (127.0.0.1:')
+    of_all[0].connection.finish()
+    ends.join(PATIENCE)
+    of_all[1].connection.close()
+    with pytest.raises(ClusterError, match='the worker has left the cluster'):
+        of_all[1].connection.begin_session()
 
 
 def test_a_step_that_does_not_end_is_said_by_all_who_are_in_it(monkeypatch):
@@ -197,7 +213,7 @@ def test_a_worker_that_trains_something_else_is_refused_by_name_on_all_workers()
         return said
     started = time.monotonic()
     [line], *others = together(work, 3)
-    assert line == 'refused        worker 1: its every is 3, and that of worker 0 2'
+    assert line == 'refused        worker 1 (%s): its every is 3, and that of worker 0 2' % workers[1]
     assert others == [[], []] and time.monotonic() - started < PATIENCE / 2.
 
 
@@ -284,6 +300,12 @@ def test_a_port_in_use_is_a_message():
         taken.listen(1)
         with pytest.raises(ClusterError, match='Address already in use'):
             listen('127.0.0.1:%d' % taken.getsockname()[1])
+
+
+def test_settings_may_be_numbers_of_numpy():
+    workers = addresses(2)
+    together(lambda rank: Member(workers, rank, dict(SAME, settings={
+        'rate': np.float32(.5), 'steps': np.int64(3)})), 2)
 
 
 def test_what_workers_may_differ_by_is_found_by_the_worker():

@@ -83,8 +83,8 @@ def test_with_servers_what_is_killed_is_named_and_all_end_as_an_unbroken_run(run
             launch.send(name, signal.SIGKILL)
             launch.wait_for(AGAIN % (name + ' was killed by SIGKILL', place + 1))
         assert launch.status() == 0, launch.output
-        assert re.search(r'ps 0 \(127.0.0.1:\d+\) does not answer: Connection refused. The run '
-                         'cannot go on', launch.output), launch.output
+        assert re.search(r'ps 0 \(127.0.0.1:\d+\) does not answer: Connection refused. Start '
+                         'all again', launch.output), launch.output
         assert is_lost(1, 'its process has ended', launch), launch.output
         assert launch.output.count('[launch] worker 0 is process') == 3
         assert other.status() == 0, other.output
@@ -103,7 +103,7 @@ def test_a_frozen_parameter_server_is_named_and_ends_the_run(runner, tmp_path):
         launch.wait_for('ended with status 1')
         launch.send('ps 1', signal.SIGCONT)
         assert launch.status() == 1, launch.output
-    for text in ('waiting        %s', '%s.* start all again, and it goes on from the last'):
+    for text in ('waiting        %s', '%s.* Start all again, and the run goes on from the last'):
         assert re.search(text % r'ps 1 \(127.0.0.1:\d+\) takes connections and says nothing',
                          launch.output), launch.output
 

@@ -113,6 +113,31 @@ def test_local_steps_are_each_workers_own_until_all_take_the_mean():
                                        sorted([weights[rank], slots[rank]]), 1e-14)
 
 
+@pytest.mark.parametrize('batches', [5, 7, pytest.param(8, marks=pytest.mark.slow)])
+def test_local_steps_end_on_all_workers_when_the_data_of_one_end(batches):
+    """In a step that the other makes: before a mean, and in place of one. Worker 1 alone ends."""
+    workers = addresses(2)
+
+    def work(rank):
+        with tf.Graph().as_default():
+            cluster = towers.Cluster('ring', workers, rank=rank, every=4)
+            data = tf.data.Dataset.from_tensors([.25]).repeat(batches if rank else None)
+            built = towers.build_towers(
+                lambda x: tf.reduce_mean(x) * tf.get_variable('w', [], initializer=(
+                    tf.zeros_initializer())), tf.data.make_one_shot_iterator(data).get_next(),
+                tf.train.GradientDescentOptimizer(1.), 1, 'mean',
+                cluster=cluster)
+            with towers.join(cluster, built) as member:
+                with member.session() as session:
+                    while not session.should_stop():
+                        session.run(built.train_op)
+                with tf.Session(member.target, config=member.config) as session:
+                    return session.run(built.variables)
+    (one,), (other,) = together(work, 2)
+    # Worker 0 has made one step more, of which each gets a half.
+    assert one == other == -.25 * (batches + .5)
+
+
 @pytest.mark.parametrize('wire', [None, 'float16'])
 def test_each_reduction_waits_for_the_one_before(wire):
     """Else one worker might wait in one of them for a worker that waits in another, or end its

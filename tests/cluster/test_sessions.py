@@ -222,8 +222,8 @@ def test_a_session_that_is_lost_is_not_made_again(make):
         def after_run(self, run_context, run_values):
             raise tf.errors.AbortedError(None, None, 'the server is gone')
     with tf.Graph().as_default(), pytest.raises(
-            towers.WorkerLostError, match='TensorFlow lost the session of worker 0 of 1. .* start '
-            'all again, and it goes on from the last checkpoint'):
+            towers.WorkerLostError, match='TensorFlow lost the session of worker 0 of 1. Start '
+            'all again, and the run goes on from the last checkpoint'):
         built = halving(cluster)
         with towers.join(cluster, built, dead_after=.5) as joined, joined.session(
                 [Lose()]) as session:

@@ -141,15 +141,9 @@ def why_silent(address, timeout=_PATIENCE):
     except socket.timeout:
         return 'takes connections and says nothing: its process is frozen, or its machine is off'
     except OSError as error:
-        return _does_not_answer(error)
+        return 'does not answer: %s' % (error.strerror or error)
     return '' if received[3:4] == _SETTINGS else (
         "is no server of TensorFlow's: another program uses the port, or the address is wrong")
-
-
-def _does_not_answer(error):
-    return 'does not answer: %s' % (
-        'the name of its host is not known here' if isinstance(error, socket.gaierror) else
-        error.strerror or error)
 
 
 def silent_servers(cluster):
@@ -169,7 +163,7 @@ def connect(address, who, deadline, say):
         try:
             return socket.create_connection(place, timeout=_PATIENCE), ''
         except OSError as error:
-            return None, '%s %s' % (who, _does_not_answer(error))
+            return None, '%s does not answer: %s' % (who, error.strerror or error)
     return wait_until(attempt, deadline, say)
 
 

@@ -25,7 +25,7 @@ class _AfterSteps(tf.train.SessionRunHook):
 
     def after_create_session(self, session, coord):
         """Steps are counted within a session."""
-        self._steps = 0
+        self._steps = self._averaged = 0
 
     def after_run(self, run_context, run_values):
         """A call was made: a step, or a look by one worker alone."""
@@ -43,8 +43,9 @@ class DriftHook(_AfterSteps):
         """Makes the operations, when all variables are there."""
         builds = builds_of(self._built)
         trained = {variable.op.name for each in builds for _, variable in each.gradients}
-        names = {name for each in builds for name in each.machines.written}
-        names |= {variable.op.name for each in builds for variable in each.machines.state}
+        names = set(trained)
+        for each in builds if self._cluster.compare == 'program' else ():  # others have other slots
+            names.update(each.machines.written, [one.op.name for one in each.machines.state])
         variables = sorted(
             (each for each in shared_variables(self._built) if each.op.name in names),
             key=lambda each: each.op.name not in trained)
@@ -68,11 +69,11 @@ class DriftHook(_AfterSteps):
             (each, self._connection.differing(each)) for each in sums) if worker is not None)
         counted = self._built.global_step
         raise ClusterError(
-            'after step %d the variable %r of worker %d is not that of worker 0: each worker '
+            'after step %d the variable %r of %s is not that of worker 0: each worker '
             'makes the update itself. Compute it from gradients, variables and the global step '
             '(noise by tf.random.stateless_normal(shape, seed=[1, global_step])), and write the '
             'same on every worker between steps.' % (
-                steps if counted is None else session.run(counted), name, worker))
+                steps if counted is None else session.run(counted), name, self._cluster.who(worker)))
 
 
 class AskForCheck(tf.train.CheckpointSaverListener):
@@ -112,9 +113,10 @@ class AveragingHook(_AfterSteps):
     def end(self, session):
         """Averages the steps since the last time: the last checkpoint has the mean."""
         self._connection.leave()  # the others may wait for one more step
-        if self._connection.steps_made % self._cluster.every:
+        if self._connection.steps_begun != self._averaged:  # all have begun it, one may have failed
             self._average(session)
 
     def _average(self, session):
+        self._averaged = self._connection.steps_begun
         for operation in self._operations:
             session.run(operation)

@@ -11,10 +11,12 @@ import time
 
 import tensorflow.compat.v1 as tf
 
+from towers.cluster.addresses import FIRST
 from towers.cluster.signature import difference
 from towers.errors import ClusterError, WorkerLostError, shown
 
 CUT = 'its process has ended, or its machine cut the connection'
+START_AGAIN = 'Start all again, and the run goes on from the last checkpoint'
 SILENT = 'there is no sign of life from it for %.0f seconds'
 MOST_OF_WORKER_0 = 64 << 20  # bytes of a message with its signature, a line for each operation
 _MOST_BYTES = 64 << 10  # of a message of anyone else
@@ -22,8 +24,12 @@ _KEYS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'signature': dict,
          'signal': int, 'is_last': bool, 'checks': bool, 'in_step': bool}
 _TYPES = ('hello alive begin left done failed '  # of workers; and of worker 0:
           'compare welcome refused waiting go over differs gone lost end').split()
-_MOST_NUMBER, _LONGEST = 1 << 53, 8000
-BEATS = 5  # messages that each side sends within `dead_after`
+_MOST_NUMBER, _LONGEST = 1 << 53, 4000
+
+
+def pause_of(dead_after):
+    """Seconds from one sign of life to the next, of each side."""
+    return min(dead_after / 5., FIRST)
 
 
 class Lines:
@@ -33,7 +39,7 @@ class Lines:
         self.socket, self.is_open, self._most = connection, True, most
         if connection.family in (socket.AF_INET, socket.AF_INET6):  # or an answer takes 40 ms
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._received, self._sends = b'', threading.Lock()
+        self._received, self._sends = bytearray(), threading.Lock()
 
     def send(self, message):
         """Sends a dict. Who reads finds out that a connection is broken."""
@@ -42,7 +48,7 @@ class Lines:
         with self._sends, contextlib.suppress(OSError):
             self.socket.settimeout(10.)
             try:
-                self.socket.sendall(json.dumps(message).encode('utf-8') + b'\n')
+                self.socket.sendall(_json(message) + b'\n')
             except OSError:  # after a part of a line nothing else makes sense
                 self.socket.shutdown(socket.SHUT_RDWR)
 
@@ -53,11 +59,12 @@ class Lines:
         data = self.socket.recv(1 << 16)
         if not data:
             raise ConnectionError('closed')
-        lines = (self._received + data).split(b'\n')
-        self._received = lines.pop()
-        if any(len(line) > self._most for line in lines + [self._received]):
+        self._received += data
+        *lines, rest = self._received.split(b'\n') if b'\n' in data else [self._received]
+        self._received = rest
+        if any(len(line) > self._most for line in lines + [rest]):
             raise ClusterError('a message of more than %d bytes' % self._most)
-        return [_parsed(line) for line in lines]
+        return [_parsed(bytes(line)) for line in lines]
 
     def close(self):
         """Closes it."""
@@ -75,7 +82,11 @@ def readable(sockets, seconds):
 
 def digest_of(value):
     """The SHA-256 of a value of JSON's types."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode('utf-8')).hexdigest()
+    return hashlib.sha256(_json(value)).hexdigest()
+
+
+def _json(value):
+    return json.dumps(value, sort_keys=True, default=str).encode('utf-8')  # numpy's numbers as texts
 
 
 def _parsed(line):
@@ -111,7 +122,7 @@ class Connection:
       signal: the number of a signal that this worker got: all stop after the step that they begin
         next; else 0.
       wants_check: whether this worker has all compare their weights after that step.
-      steps_made: how many steps this session has made.
+      steps_begun, steps_made: how many steps this session has begun, and made.
       builds: list of the numbers of the builds of the newest one.
     """
 
@@ -134,20 +145,23 @@ class Connection:
         """Tells worker 0 who this worker is; waits until all are there and train the same.
         `ClusterError` if this worker is refused, or not all are there at the deadline."""
         self._lines.send(self._hello)
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_member or self.lost is not None,
-                                   max(0., deadline - time.monotonic()))
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_member or self.lost is not None,
+                                       max(0., deadline - time.monotonic()))
+        finally:
+            if not self._is_member:
+                self.close()
         if self._is_member:
             return
-        self.close()
         rank, why = self.lost or (0, 'it waits for other workers, or is frozen, and start_timeout '
                                   'is over')
         raise ClusterError('%s does not take %s in: %s.' % (
             self._cluster.who(0), self._cluster.who(rank or self._cluster.rank), why.rstrip('.')))
 
     def _begin_steps(self):
-        self.steps_made, self.stopped_by, self.is_over, self.checks = 0, None, False, False
-        self.signal, self.wants_check, self._step_failed = 0, False, False
+        self.steps_begun, self.steps_made, self.stopped_by, self.signal = 0, 0, None, 0
+        self.is_over = self.checks = self.wants_check = self._step_failed = False
 
     def begin_session(self, value=()):
         """Waits until the sessions of all workers begin; compares a value as `differing`."""
@@ -156,8 +170,8 @@ class Connection:
         return self.differing(value)
 
     def differing(self, value):
-        """The rank of the first worker whose value, of JSON's types, is not that of worker 0; None
-        where all have the same, or a worker has left. All compare at the same place."""
+        """The rank of the first worker whose value is not that of worker 0; None where all have the
+        same, or a worker has left. All compare at the same place."""
         answer = self._ask(['value', value])
         return answer.get('rank', 0) if answer['type'] == 'differs' else None
 
@@ -175,6 +189,7 @@ class Connection:
                                    'make the same steps in the same order on all workers.')
             self.checks, self.wants_check = answer.get('checks', False), False
         self.builds, self._in_step, self._step_failed = builds, True, True
+        self.steps_begun += 1
         try:
             yield
             self.steps_made, self._step_failed = self.steps_made + 1, False
@@ -183,8 +198,8 @@ class Connection:
 
     def leave(self):
         """Says that this session makes no more steps; not after one that has failed here, such as
-        by the end of this worker's data: the others may be in it."""
-        if not self._step_failed and not self.is_over:
+        by the end of this worker's data: the others may be in it, but for local steps."""
+        if not self.is_over and (self._cluster.has_local_steps or not self._step_failed):
             self.is_over = True
             self._lines.send({'type': 'left', 'session': self._session, 'signal': self.signal})
 
@@ -195,9 +210,11 @@ class Connection:
         self._lines.send(dict(fields, type='begin', session=self._session, signal=self.signal,
                               digest=digest_of([self._session, what])))
         with self._changed:
-            self._changed.wait_for(lambda: self._answer is not None or self.lost is not None)
+            self._changed.wait_for(lambda: self._answer is not None or self.lost is not None
+                                   or not self._lines.is_open)
         if self._answer is None:
-            raise self.error()
+            raise self.error() or ClusterError('the worker has left the cluster: make sessions and '
+                                               'steps within towers.join.')
         return self._answer
 
     def error(self, seconds=0.):
@@ -207,11 +224,8 @@ class Connection:
         if self.lost is None:
             return None
         rank, why = self.lost
-        then = ('The others have given it up' if rank == self._cluster.rank else
-                'The others cannot go on without it: start all workers again, and they go on from '
-                'the last checkpoint')
         return WorkerLostError('%s is lost: %s. %s.' % (
-            self._cluster.who(rank), why.rstrip('.'), then))
+            self._cluster.who(rank), why.rstrip('.'), START_AGAIN))
 
     def finish(self):
         """Says that this worker has ended in good order, and waits until all have; asynchronous
@@ -232,7 +246,7 @@ class Connection:
         self._lines.close()
 
     def _run(self):
-        pause, beat_at = self.dead_after / BEATS, 0.
+        pause, beat_at = pause_of(self.dead_after), 0.
         while not (self._closed.is_set() or self._all_ended or self.lost is not None):
             now = time.monotonic()
             if self._is_member and now >= beat_at:
@@ -251,6 +265,7 @@ class Connection:
             if time.monotonic() - now > self.dead_after / 2.:
                 self._heard = time.monotonic()  # this process was frozen itself
             if self._is_member and time.monotonic() - self._heard > self.dead_after:
+                self._lines.send({'type': 'failed', 'why': 'worker 0 was silent'})  # if it thaws
                 self._lose(0, SILENT % self.dead_after)
 
     def _take(self, message):
@@ -261,8 +276,8 @@ class Connection:
         elif kind == 'waiting':
             self._say('waiting        %s' % why)
         elif kind == 'gone':
-            self._say('gone           worker %d, and the others train on without it: %s' % (
-                rank, why))
+            self._say('gone           %s, and the others train on without it: %s' % (
+                self._cluster.who(rank), why))
         elif kind in ('refused', 'lost'):
             self._lose(rank, why)
         with self._changed:

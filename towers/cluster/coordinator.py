@@ -19,7 +19,7 @@ import threading
 import time
 
 from towers.cluster.addresses import AGAIN, FIRST
-from towers.cluster.connection import BEATS, CUT, SILENT, Lines, digest_of, readable
+from towers.cluster.connection import CUT, SILENT, Lines, digest_of, pause_of, readable
 from towers.errors import ClusterError
 
 _ENDED_EARLY = 'it has ended its training, perhaps for lack of data, others not: see until_all_end'
@@ -59,7 +59,8 @@ class _Worker:
 
     def retire(self):
         """It makes no more steps, or is lost to others that go on without it."""
-        self.done, self.in_step = time.monotonic(), False
+        self.begin_to_wait()
+        self.done, self.in_step = self.heard, False
 
     def answer(self, message):
         """Answers `begin`."""
@@ -71,11 +72,10 @@ class Coordinator:
     """A thread of worker 0 that answers all workers; worker 0 itself by the socket `own_end`."""
 
     def __init__(self, cluster, signature, listener, dead_after, say):
-        """`signature` is that of worker 0; `listener` is closed when all workers are there; the
-        others as for `join`."""
+        """`signature` is worker 0's; `listener` is closed when all are there; see also `join`."""
         self._cluster, self._listener, self._say = cluster, listener, say
         self._signature, self._digest = signature, digest_of(signature)
-        self._dead_after, self._beat = dead_after, dead_after / BEATS
+        self._dead_after, self._beat = dead_after, pause_of(dead_after)
         self._workers = [_Worker(rank) for rank in range(cluster.num_workers)]
         self._is_complete, self._is_lost, self._beat_at = False, False, 0.
         self._began = self._lasted = 0.  # when all began something last; how long the last one took
@@ -89,8 +89,8 @@ class Coordinator:
         """`ClusterError` about the workers that have not come."""
         return ClusterError(
             '%s did not join within start_timeout: start each one, correct the address, see why '
-            'it was refused, or give a longer one.' % self._named(
-                each for each in self._workers[1:] if each.lines is None))
+            'it was refused, or give a longer one.' % (self._named(
+                each for each in self._workers[1:] if each.lines is None) or 'the last worker'))
 
     def close(self):
         """Ends the thread when worker 0 has closed `own_end`, and all are told what it said."""
@@ -161,7 +161,8 @@ class Coordinator:
             lines.send({'type': 'compare', 'signature': self._signature})
             return
         if why:
-            self._say('refused        worker %d: %s' % (rank, why))
+            self._say('refused        %s: %s' % (
+                self._cluster.who(rank) if rank < count else 'worker %d' % rank, why))
             refused = {'type': 'refused', 'rank': rank, 'why': why}
             lines.send(refused)
             lines.close()
@@ -259,14 +260,17 @@ class Coordinator:
             return ''
         if not self._is_complete:
             waited = [each for each in self._workers if each.lines is None]
+        elif worker.done is not None:
+            waited = [each for each in self._workers if each.done is None]
         elif not self._cluster.synchronous:
             waited = [] if worker.begins is None else self._workers[:1]
         elif worker.begins is not None:
             waited = [each for each in self._workers if each.begins is None]
         else:
-            waited = [each for each in self._workers
-                      if each.done is None and now - each.heard > silence]
-            if not waited and worker.in_step and now - self._began > FIRST + 2. * self._lasted:
+            waited = [each for each in self._workers if (
+                now - each.heard > silence if each.done is None else worker.in_step)]
+            if not waited and worker.in_step and now - self._began > FIRST + min(
+                    2. * self._lasted, AGAIN):
                 return ('for the end of a step that all have begun %.0f s ago: it is a long one, '
                         'or some worker has no input' % (now - self._began))
         return 'for ' + self._named(waited) if waited else ''

@@ -29,8 +29,7 @@ def _load():
 
 
 def combine(cluster, gradients, shares):
-    """The `Combined` of a machine's gradients by Horovod's all-reduce, each by the name of its
-    variable, and not of an operation that each worker may have others of."""
+    """The `Combined` of a machine's gradients by Horovod's all-reduce, by the variables' names."""
     hvd, weight, average = _load(), shares.constant, shares.is_mean
     if shares.are_weighted:
         with only_device('/cpu:0'), tf.name_scope(_SCOPE):  # before the backward pass

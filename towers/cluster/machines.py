@@ -42,12 +42,8 @@ Fields:
 
 Combined = collections.namedtuple('Combined', 'gradients gates begin_session step', defaults=(
     lambda session: None, lambda update: update))
-Combined.__doc__ = """What becomes of a machine's gradients.
-
-Fields:
-  gradients, gates, begin_session: see `Machines`.
-  step: function from the update to the operation of a step.
-"""
+Combined.__doc__ = """What becomes of a machine's gradients: `gradients`, `gates` and `begin_session`
+as in `Machines`; `step` is a function from the update to the operation of a step."""
 
 
 class Machines:
@@ -55,8 +51,7 @@ class Machines:
 
     Attributes:
       own: list of `(gradient, variable)` of this machine's towers.
-      gradients: such a list, for the update; in a ring and by Horovod the same on every worker bit
-        for bit. They cannot be differentiated, for an optimizer of second order.
+      gradients: such a list, for the update; in a ring and by Horovod the same bits on every worker.
       names_of_sums: of the operations of `gradients`, if all workers make one step; else empty.
       gates: list of operations that every write of a step waits for: on the chief of parameter
         servers the arrival of all gradients, until which the other workers read the variables; with

@@ -13,13 +13,13 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
 from towers.arguments import (check_config, check_function, check_instance, check_number,
-                              check_say)
+                              check_say, safe_say)
 from towers.cluster import server_placement, worker_step
 from towers.cluster.addresses import (FIRST, REFUSED, connect, free_ports, listen,
                                       silent_servers, wait_until, why_silent)
 from towers.cluster.between_steps import AskForCheck, AveragingHook, DriftHook
 from towers.cluster.cluster import Cluster
-from towers.cluster.connection import Connection
+from towers.cluster.connection import START_AGAIN, Connection
 from towers.cluster.coordinator import Coordinator
 from towers.cluster.machines import builds_of
 from towers.cluster.sessions import BeginHook, check_built
@@ -31,7 +31,6 @@ from towers.placement.devices import session_config
 START_TIMEOUT = 120.
 DEAD_AFTER = 30.
 _TIME_TO_SAY = 5.  # seconds in which the main thread may end by itself when a worker is lost
-_AGAIN = 'The run cannot go on without it: start all again, and it goes on from the last checkpoint'
 
 
 class Member:
@@ -74,10 +73,8 @@ class Member:
     def lost_error(self) -> WorkerLostError:
         """A `WorkerLostError` that names the process whose end broke the session; waits up to
         `dead_after` for the name."""
-        silent = silent_servers(self.cluster)
-        lost = None if silent else self._connection.error(self._connection.dead_after)
-        return lost or WorkerLostError('%s. %s.' % (
-            silent or 'TensorFlow lost the session of ' + self.cluster.name, _AGAIN))
+        return _lost(self.cluster, self._connection, True) or WorkerLostError(
+            'TensorFlow lost the session of %s. %s.' % (self.cluster.name, START_AGAIN))
 
 
 @contextlib.contextmanager
@@ -114,12 +111,16 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     check_config(config)
     check_instance('settings', settings, (dict, type(None)),
                    'a dict from names to numbers or strings, or None')
+    for name in settings or ():
+        check_instance('a name in settings', name, str, 'a string')
     check_say(say)
     if on_lost is not None:
         check_function('on_lost', on_lost, 1, 'a function of a WorkerLostError, or None')
     config = cluster.session_config(config or session_config(built.devices))
-    has_ended, own = threading.Event(), _described(cluster, built, settings)
+    has_ended = threading.Event()
+    own = _described(cluster, built, dict(settings or {}, dead_after=dead_after))
     lose = on_lost or (lambda error: _end_process(error, has_ended))
+    say = safe_say(say)
     with _meeting(cluster, own, start_timeout, dead_after, say, lose) as connection:
         try:
             target = start_server(cluster, config).target if cluster.has_addresses else ''
@@ -130,8 +131,8 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         except BaseException as error:
             reason = None
             if isinstance(error, tf.errors.OpError):
-                reason = explained(error) or worker_step.explained(error) or connection.error(
-                    dead_after + 1. if _may_be_a_peers(error) else 0.)
+                reason = explained(error) or worker_step.explained(error) or _lost(
+                    cluster, connection, _may_be_a_peers(error))
             if cluster.has_addresses or connection.lost is None:
                 has_ended.set()  # else Horovod may wait for the lost one when the process ends
             said = reason or error
@@ -145,6 +146,14 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         lost = connection.error()
         if lost is not None:
             raise lost
+
+
+def _lost(cluster, connection, may_be):
+    """`WorkerLostError` about a server or worker that is gone, or None; where it `may_be`, worker 0
+    gets the time to find out."""
+    silent = silent_servers(cluster) if may_be else ''
+    return WorkerLostError('%s. %s.' % (silent, START_AGAIN)) if silent else (
+        connection.error(connection.dead_after + 1. if may_be else 0.))
 
 
 def _described(cluster, built, settings):
@@ -206,8 +215,8 @@ def _servers_watched(cluster, dead_after, say, lose):
             silent, now = silent_servers(cluster), time.monotonic()
             if silent and since is None:
                 say('waiting        ' + silent)
-            elif silent and (REFUSED in silent or now - since > dead_after - 2. * pause):
-                lose(WorkerLostError('%s. %s.' % (silent, _AGAIN)))
+            elif silent and not stop.is_set() and (REFUSED in silent or now - since > dead_after - 2. * pause):
+                lose(WorkerLostError('%s. %s.' % (silent, START_AGAIN)))
                 return
             since = (since or now) if silent else None
     if cluster.is_served:

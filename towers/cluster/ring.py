@@ -147,16 +147,14 @@ def sent_as(variable):
 
 
 class Collectives:
-    """Makes the collective operations of one worker, with keys that count on within a graph.
-
-    A message waits for the one before it (`last`) by an edge of its own: TensorFlow drops those of
-    its inputs with the operations that it simplifies.
-    """
+    """Makes the collective operations of one worker, with keys that count on within a graph. Each
+    waits for the one before it (`last`) by an edge of its own: TensorFlow drops edges of constants
+    with the operations that it simplifies."""
 
     def __init__(self, cluster):
         self.rank, self.num_workers = cluster.rank, cluster.num_workers
         self._wire = WIRES.get(cluster.wire)
-        self.buffer_bytes = int(cluster.buffer_mb * (1 << 20))
+        self.buffer_bytes = max(1, int(cluster.buffer_mb * (1 << 20)))
         keys = [op.get_attr('instance_key') for op in tf.get_default_graph().get_operations()
                 if op.type.startswith('Collective') and 'group_key' in op.node_def.attr
                 and op.get_attr('group_key') == _GROUP]

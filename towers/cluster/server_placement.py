@@ -1,9 +1,8 @@
 """Puts the operations of a finished graph on the parameter servers and on this worker.
 
-The towers are built as on one machine. When the graph is complete, its global variables are spread
-over the servers, by size, and all other operations are put on this worker, but for those that look
-up rows of a variable. So gradients are added up within the machine before they go over the wire,
-and rows go over the wire, not their table.
+When the graph is complete, its global variables are spread over the servers, by size, and all other
+operations are put on this worker, but for those that look up rows of a variable. So gradients are
+added up within the machine before they go over the wire, and rows go, not their table.
 """
 
 import tensorflow.compat.v1 as tf

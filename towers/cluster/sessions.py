@@ -96,8 +96,7 @@ class BeginHook(tf.train.SessionRunHook):
 
 
 def _begin_together(session, builds, connection):
-    """Has the steps of some builds begin on all workers or on none. It is the session that hooks
-    are given, since they add fetches."""
+    """Has the steps of some builds begin on all workers or on none, in the session of hooks."""
     run, make_callable, known = session.run, session.make_callable, {}
 
     def steps_of(fetches):

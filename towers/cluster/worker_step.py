@@ -35,13 +35,9 @@ _NO_GRADIENT = (
     "second derivatives into the model function's loss, or train on one machine")
 
 Feed = collections.namedtuple('Feed', 'inputs active initializer')
-Feed.__doc__ = """A worker's batches.
-
-Attributes:
-  inputs: the tensors of a batch, for `build_towers`.
-  active: float32 scalar, for `cluster._replace(active=…)`: 0 when this worker has no batch left.
-  initializer: operation that begins the data, which `tf.train.MonitoredSession` runs itself.
-"""
+Feed.__doc__ = """A worker's batches: the tensors `inputs`, for `build_towers`; the float32 scalar
+`active`, 0 when this worker has no batch left, for `cluster._replace(active=…)`; the operation
+`initializer`, which begins the data, and which `tf.train.MonitoredSession` runs itself."""
 
 
 def session_begun():
