@@ -45,6 +45,8 @@ def _run_program(argv, environment):
         runpy.run_path(argv[0], run_name='__main__')
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr, flush=True)
     except BaseException:
         traceback.print_exc()
         status = 1

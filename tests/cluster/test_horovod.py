@@ -248,4 +248,4 @@ def test_a_process_of_horovod_that_ends_alone_is_named_in_one_line(lost, why, tm
         opened.write(text)
     done = horovodrun(2, [path])
     assert done.returncode, done.stdout.decode(errors='replace')
-    assert b'WorkerLostError: worker %d is lost: %s' % (lost, why.encode()) in done.stdout
+    assert b'own.py: worker %d is lost: %s' % (lost, why.encode()) in done.stdout
