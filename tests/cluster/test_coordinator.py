@@ -48,6 +48,7 @@ class Member:
         try:
             self.connection.meet(deadline)
         except ClusterError:
+            self.connection.close()
             if rank == 0 and self.connection.lost is None:
                 self.coordinator.close()
                 raise self.coordinator.missing()
@@ -84,7 +85,7 @@ def test_a_step_begins_on_all_workers_or_on_none():
                 while not connection.is_over and not (
                         rank == who and not is_signal and steps == last):
                     if rank == who and is_signal and steps == last:
-                        connection.signal = 15
+                        connection.ask(15)
                     make_step(connection)
                     steps += 1
             connection.leave()

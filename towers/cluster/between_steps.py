@@ -72,8 +72,8 @@ class DriftHook(_AfterSteps):
             'after step %d the variable %r of %s is not that of worker 0: each worker '
             'makes the update itself. Compute it from gradients, variables and the global step '
             '(noise by tf.random.stateless_normal(shape, seed=[1, global_step])), and write the '
-            'same on every worker between steps.' % (
-                steps if counted is None else session.run(counted), name, self._cluster.who(worker)))
+            'same on every worker between steps.' % (session.run(
+                counted) if counted is not None else steps, name, self._cluster.who(worker)))
 
 
 class AskForCheck(tf.train.CheckpointSaverListener):
@@ -84,7 +84,7 @@ class AskForCheck(tf.train.CheckpointSaverListener):
 
     def after_save(self, session, global_step_value):
         """Asks."""
-        self._connection.wants_check = True
+        self._connection.ask(check=True)
 
 
 class AveragingHook(_AfterSteps):

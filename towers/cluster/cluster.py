@@ -227,7 +227,7 @@ class Cluster(collections.namedtuple('Cluster', [
                     else 'has a %s in it' % name_of(combiner)))
 
     def describe(self) -> str:
-        """One line for the plan: `'ring of 3 workers, this is worker 0'`."""
+        """One line for the plan: `"TensorFlow's ring of 3 workers; this is worker 0"`."""
         count = '%d worker%s' % (self.num_workers, '' if self.num_workers == 1 else 's')
         if self.is_served:
             text = '%s on %d parameter server%s, %s' % (

@@ -86,7 +86,7 @@ def digest_of(value):
 
 
 def _json(value):
-    return json.dumps(value, sort_keys=True, default=str).encode('utf-8')  # numpy's numbers as texts
+    return json.dumps(value, sort_keys=True, default=str).encode('utf-8')  # numbers of numpy
 
 
 def _parsed(line):
@@ -117,11 +117,8 @@ class Connection:
     Attributes:
       lost: None, or `(rank, why)` of the worker that is gone.
       stopped_by: None, or `(rank, number)` of the worker that got a signal, and the signal's.
-      is_over: whether this session makes no step after the one that it has begun last.
+      is_over: whether this session ends after the step, or round of steps, that it has begun last.
       checks: whether all workers compare their weights after that step.
-      signal: the number of a signal that this worker got: all stop after the step that they begin
-        next; else 0.
-      wants_check: whether this worker has all compare their weights after that step.
       steps_begun, steps_made: how many steps this session has begun, and made.
       builds: list of the numbers of the builds of the newest one.
     """
@@ -145,13 +142,9 @@ class Connection:
         """Tells worker 0 who this worker is; waits until all are there and train the same.
         `ClusterError` if this worker is refused, or not all are there at the deadline."""
         self._lines.send(self._hello)
-        try:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_member or self.lost is not None,
-                                       max(0., deadline - time.monotonic()))
-        finally:
-            if not self._is_member:
-                self.close()
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_member or self.lost is not None,
+                                   max(0., deadline - time.monotonic()))
         if self._is_member:
             return
         rank, why = self.lost or (0, 'it waits for other workers, or is frozen, and start_timeout '
@@ -160,8 +153,13 @@ class Connection:
             self._cluster.who(0), self._cluster.who(rank or self._cluster.rank), why.rstrip('.')))
 
     def _begin_steps(self):
-        self.steps_begun, self.steps_made, self.stopped_by, self.signal = 0, 0, None, 0
-        self.is_over = self.checks = self.wants_check = self._step_failed = False
+        self.steps_begun, self.steps_made, self.stopped_by, self._signal = 0, 0, None, 0
+        self.is_over = self.checks = self._wants_check = self._step_failed = False
+
+    def ask(self, signal=0, check=False):
+        """Asks that all stop after their next step, for a signal of this number, or that all compare
+        their weights after it."""
+        self._signal, self._wants_check = signal or self._signal, check or self._wants_check
 
     def begin_session(self, value=()):
         """Waits until the sessions of all workers begin; compares a value as `differing`."""
@@ -180,14 +178,14 @@ class Connection:
         """A step of some builds, which begins when all workers begin it. `OutOfRangeError` if some
         worker makes no more steps, `ClusterError` if the workers begin other steps."""
         if self._cluster.waits:
-            answer = self._ask(['step', self.steps_made, builds], checks=self.wants_check)
+            answer = self._ask(['step', self.steps_made, builds], checks=self._wants_check)
             if answer['type'] == 'over':
                 raise tf.errors.OutOfRangeError(
                     None, None, 'another worker has ended its steps, and this one is not made.')
             if answer['type'] == 'differs':
                 raise ClusterError('the workers begin steps of other builds, or of other sessions: '
                                    'make the same steps in the same order on all workers.')
-            self.checks, self.wants_check = answer.get('checks', False), False
+            self.checks, self._wants_check = answer.get('checks', False), False
         self.builds, self._in_step, self._step_failed = builds, True, True
         self.steps_begun += 1
         try:
@@ -201,13 +199,13 @@ class Connection:
         by the end of this worker's data: the others may be in it, but for local steps."""
         if not self.is_over and (self._cluster.has_local_steps or not self._step_failed):
             self.is_over = True
-            self._lines.send({'type': 'left', 'session': self._session, 'signal': self.signal})
+            self._lines.send({'type': 'left', 'session': self._session, 'signal': self._signal})
 
     def _ask(self, what, **fields):
         """Worker 0's answer to what this worker is about to begin."""
         with self._changed:
             self._answer = None
-        self._lines.send(dict(fields, type='begin', session=self._session, signal=self.signal,
+        self._lines.send(dict(fields, type='begin', session=self._session, signal=self._signal,
                               digest=digest_of([self._session, what])))
         with self._changed:
             self._changed.wait_for(lambda: self._answer is not None or self.lost is not None

@@ -42,7 +42,7 @@ Fields:
 
 Combined = collections.namedtuple('Combined', 'gradients gates begin_session step', defaults=(
     lambda session: None, lambda update: update))
-Combined.__doc__ = """What becomes of a machine's gradients: `gradients`, `gates` and `begin_session`
+Combined.__doc__ = """What becomes of a machine's gradients: `gradients`, `gates`, `begin_session`
 as in `Machines`; `step` is a function from the update to the operation of a step."""
 
 
@@ -51,7 +51,7 @@ class Machines:
 
     Attributes:
       own: list of `(gradient, variable)` of this machine's towers.
-      gradients: such a list, for the update; in a ring and by Horovod the same bits on every worker.
+      gradients: such a list, for the update; in a ring and by Horovod the same bits on all workers.
       names_of_sums: of the operations of `gradients`, if all workers make one step; else empty.
       gates: list of operations that every write of a step waits for: on the chief of parameter
         servers the arrival of all gradients, until which the other workers read the variables; with
@@ -59,7 +59,7 @@ class Machines:
       same_examples: this machine's number of examples, if all need the same number; else None.
       updates_here: whether this worker makes the update; with `served_rank` the chief alone does.
       begin_session: function by which a session lets its steps be made.
-      connection: `Connection` of this worker while it is a member; else None.
+      connection: `Connection` of this worker when it has become a member; else None.
 
     And of the step, when it is made:
 

@@ -142,7 +142,6 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
             raise
         connection.finish()
         has_ended.set()  # the process ends by itself from here on
-        connection.close()
         lost = connection.error()
         if lost is not None:
             raise lost
@@ -183,6 +182,7 @@ def _meeting(cluster, own, start_timeout, dead_after, say, lose):
             stack.callback(coordinator.close)
             connected = coordinator.own_end
         connection = Connection(cluster, own, connected, dead_after, say, lose)
+        stack.callback(connection.close)
         try:
             connection.meet(deadline)
         except ClusterError:
@@ -215,7 +215,8 @@ def _servers_watched(cluster, dead_after, say, lose):
             silent, now = silent_servers(cluster), time.monotonic()
             if silent and since is None:
                 say('waiting        ' + silent)
-            elif silent and not stop.is_set() and (REFUSED in silent or now - since > dead_after - 2. * pause):
+            elif silent and not stop.is_set() and (
+                    REFUSED in silent or now - since > dead_after - 2. * pause):
                 lose(WorkerLostError('%s. %s.' % (silent, START_AGAIN)))
                 return
             since = (since or now) if silent else None

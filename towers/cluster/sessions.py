@@ -197,7 +197,7 @@ class StopTogetherHook(StopOnSignalHook):
     def before_run(self, run_context):
         """Says a signal, if there was one."""
         if self.received is not None:
-            self._connection.signal = self.received
+            self._connection.ask(self.received)
 
     def after_run(self, run_context, run_values):
         """Asks the session to stop when all do: after a step that ends a round."""

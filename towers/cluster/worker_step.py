@@ -2,7 +2,8 @@
 session has begun, nor when all data have ended.
 
 In a plain `tf.Session` each worker would train by itself, without a word. So a step reads a
-variable that has no value but from the hooks that begin a session, and is in no collection.
+variable that has no value but from the hooks that begin a session: TensorFlow's initializers leave
+it out.
 
 A worker whose data have ended gives no gradient. The step in which no worker has data raises, and
 changes nothing.

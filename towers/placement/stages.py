@@ -170,7 +170,7 @@ _READS = frozenset(['TensorArrayReadV3', 'TensorArrayGatherV3', 'TensorArrayConc
 
 
 def keep_arrays_with_readers(operations, device):
-    """Puts operations that fill a TensorArray before a loop (v1), as `tf.map_fn` does, on the device
+    """Puts operations that fill a TensorArray before a loop (v1), as `tf.map_fn`, on the device
     of the loop, which reads it: TensorFlow colocates these with the first value that is written."""
     stages = list(stages_of(device))
     for op in operations:
