@@ -115,7 +115,7 @@ class Connection:
     """A thread that hears what worker 0 says, and the words of this worker to it.
 
     Attributes:
-      lost: None, or `(rank, why)` of the worker that is gone.
+      lost: None, or `(rank, why)` of the worker that is gone; of a server `(None, why)`.
       stopped_by: None, or `(rank, number)` of the worker that got a signal, and the signal's.
       is_over: whether this session ends after the step, or round of steps, that it has begun last.
       checks: whether all workers compare their weights after that step.
@@ -222,8 +222,19 @@ class Connection:
         if self.lost is None:
             return None
         rank, why = self.lost
-        return WorkerLostError('%s is lost: %s. %s.' % (
-            self._cluster.who(rank), why.rstrip('.'), START_AGAIN))
+        return WorkerLostError('%s%s. %s.' % (
+            '' if rank is None else self._cluster.who(rank) + ' is lost: ', why.rstrip('.'),
+            START_AGAIN))
+
+    def lose(self, rank, why):
+        """Notes why a worker is gone, or a server, with None for the rank; the first one counts."""
+        with self._changed:
+            if self.lost is not None or self._all_ended:
+                return
+            self.lost = (rank, why)
+            self._changed.notify_all()
+        if self._is_member:
+            self._on_lost(self.error())
 
     def finish(self):
         """Says that this worker has ended in good order, and waits until all have; asynchronous
@@ -257,14 +268,14 @@ class Connection:
                         self._take(message)
             except OSError:
                 if not self._closed.is_set():
-                    self._lose(0, CUT if self._is_member else CUT + ': see what it says')
+                    self.lose(0, CUT if self._is_member else CUT + ': see what it says')
             except ClusterError as error:
-                self._lose(0, 'it sent %s: another program may use its port' % error)
+                self.lose(0, 'it sent %s: another program may use its port' % error)
             if time.monotonic() - now > self.dead_after / 2.:
                 self._heard = time.monotonic()  # this process was frozen itself
             if self._is_member and time.monotonic() - self._heard > self.dead_after:
                 self._lines.send({'type': 'failed', 'why': 'worker 0 was silent'})  # if it thaws
-                self._lose(0, SILENT % self.dead_after)
+                self.lose(0, SILENT % self.dead_after)
 
     def _take(self, message):
         kind, rank, why = message['type'], message.get('rank', 0), message.get('why', '')
@@ -277,7 +288,7 @@ class Connection:
             self._say('gone           %s, and the others train on without it: %s' % (
                 self._cluster.who(rank), why))
         elif kind in ('refused', 'lost'):
-            self._lose(rank, why)
+            self.lose(rank, why)
         with self._changed:
             self._is_member = self._is_member or kind == 'welcome'
             if kind in ('go', 'over', 'differs'):
@@ -287,12 +298,3 @@ class Connection:
                     self.stopped_by = (rank, message['signal'])
             self._all_ended = self._all_ended or kind == 'end'
             self._changed.notify_all()
-
-    def _lose(self, rank, why):
-        if self.lost is not None or self._all_ended:
-            return
-        with self._changed:
-            self.lost = (rank, why)
-            self._changed.notify_all()
-        if self._is_member:
-            self._on_lost(self.error())

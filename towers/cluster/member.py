@@ -73,7 +73,7 @@ class Member:
     def lost_error(self) -> WorkerLostError:
         """A `WorkerLostError` that names the process whose end broke the session; waits up to
         `dead_after` for the name."""
-        return _lost(self.cluster, self._connection, True) or WorkerLostError(
+        return self._connection.error(self._connection.dead_after + 1.) or WorkerLostError(
             'TensorFlow lost the session of %s. %s.' % (self.cluster.name, START_AGAIN))
 
 
@@ -121,18 +121,18 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     own = _described(cluster, built, dict(settings or {}, dead_after=dead_after))
     lose = on_lost or (lambda error: _end_process(error, has_ended))
     say = safe_say(say)
-    with _meeting(cluster, own, start_timeout, dead_after, say, lose) as connection:
+    with _meeting(cluster, own, start_timeout, dead_after, say, lose) as connection, (
+            _servers_watched(cluster, connection, say)):
         try:
             target = start_server(cluster, config).target if cluster.has_addresses else ''
             for each in builds_of(built):
                 each.machines.connection = connection
-            with _servers_watched(cluster, dead_after, say, lose):
-                yield Member(cluster, built, target, config, connection)
+            yield Member(cluster, built, target, config, connection)
         except BaseException as error:
             reason = None
             if isinstance(error, tf.errors.OpError):
-                reason = explained(error) or worker_step.explained(error) or _lost(
-                    cluster, connection, _may_be_a_peers(error))
+                reason = explained(error) or worker_step.explained(error) or connection.error(
+                    dead_after + 1. if _may_be_a_peers(error) else 0.)
             if cluster.has_addresses or connection.lost is None:
                 has_ended.set()  # else Horovod may wait for the lost one when the process ends
             said = reason or error
@@ -145,14 +145,6 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         lost = connection.error()
         if lost is not None:
             raise lost
-
-
-def _lost(cluster, connection, may_be):
-    """`WorkerLostError` about a server or worker that is gone, or None; where it `may_be`, worker 0
-    gets the time to find out."""
-    silent = silent_servers(cluster) if may_be else ''
-    return WorkerLostError('%s. %s.' % (silent, START_AGAIN)) if silent else (
-        connection.error(connection.dead_after + 1. if may_be else 0.))
 
 
 def _described(cluster, built, settings):
@@ -204,10 +196,11 @@ def _address(cluster, say):
 
 
 @contextlib.contextmanager
-def _servers_watched(cluster, dead_after, say, lose):
-    """A context in which a thread says which server does not work; `lose` after `dead_after`, or at
-    the second look if nobody listens at its port: its process has ended."""
-    stop, pause = threading.Event(), min(FIRST, dead_after) / 2.
+def _servers_watched(cluster, connection, say):
+    """A context in which a thread says which server does not work. It is lost after `dead_after`, or
+    at the second look if nobody listens at its port: its process has ended."""
+    stop, dead_after = threading.Event(), connection.dead_after
+    pause = min(FIRST, dead_after) / 2.
 
     def watch():
         since = None
@@ -217,7 +210,7 @@ def _servers_watched(cluster, dead_after, say, lose):
                 say('waiting        ' + silent)
             elif silent and not stop.is_set() and (
                     REFUSED in silent or now - since > dead_after - 2. * pause):
-                lose(WorkerLostError('%s. %s.' % (silent, START_AGAIN)))
+                connection.lose(None, silent)
                 return
             since = (since or now) if silent else None
     if cluster.is_served:
