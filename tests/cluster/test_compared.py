@@ -225,9 +225,17 @@ def test_another_update_is_named(one, other, fields, text):
 @pytest.mark.parametrize('fields', [{}, dict(uneven=True)])
 def test_the_update_of_a_worker_of_servers_is_that_of_the_chief(fields):
     """Though the chief's takes the servers' sums, and the worker's, which is not run, its own."""
-    same = dict(model_fn=of_variables('wa', sparse='a'), transform=lambda pairs: list(zip(
-        tf.clip_by_global_norm([each for each, _ in pairs], 1.)[0], [each for _, each in pairs])))
-    assert why_apart({}, {}, optimizer=momentum(.9), **same, **dict(SERVED, **fields)) is None
+    def clipped(pairs):
+        gradients, variables = zip(*pairs)
+        return list(zip(tf.clip_by_global_norm(gradients, 1.)[0], variables))
+
+    def by_shape(pairs):
+        return [(tf.convert_to_tensor(each) / tf.cast(getattr(
+            each, 'dense_shape', tf.shape(each))[0], tf.float32), variable)
+            for each, variable in pairs]
+    for transform in (clipped, by_shape):
+        assert why_apart({}, {}, model_fn=of_variables('wa', sparse='a'), transform=transform,
+                         optimizer=momentum(.9), **dict(SERVED, **fields)) is None
 
 
 def test_another_transformation_of_the_sums_is_named():

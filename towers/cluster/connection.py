@@ -251,7 +251,8 @@ class Connection:
     def close(self):
         """Closes the connection."""
         self._closed.set()
-        self._thread.join(5.)
+        if self.lost is None:  # else it may wait for the end of this process
+            self._thread.join(5.)
         self._lines.close()
 
     def _run(self):

@@ -38,10 +38,7 @@ def combine(cluster, gradients, shares):
         sums = _sums(gradients, shares, cluster, rounds.own)
         step = functools.partial(_step, cluster, rounds, [each.push for each in sums])
         if not cluster.is_chief:
-            # Of the types of a server's sums: the update is compared, and has the same operations.
-            own = rows_once([(tf.IndexedSlices(
-                each.values, tf.cast(each.indices, tf.int64), each.dense_shape) if isinstance(
-                    each, tf.IndexedSlices) else each, variable) for each, variable in gradients])
+            own = rows_once([(_as_sum(*each), each[1]) for each in gradients])
             return Combined(own, [], lambda session: session.run(rounds.take_up), step)
         begin = rounds.beginning([each.accumulator for each in sums])
         gradients, gates = _for_update(gradients, [each.total for each in sums], shares, cluster,
@@ -157,11 +154,18 @@ def _sum(part, shape, name, device, after, count, own_round):
         with tf.control_dependencies(after):
             push = add(part, local_step=own_round)
         with tf.control_dependencies([push]):
-            total = _take(accumulator, count)
-            if is_sparse:
-                total.indices.set_shape([None])
-                total.values.set_shape(tf.TensorShape([None]).concatenate(part.values.shape[1:]))
-            return _Sum(accumulator, push, without_gradient(total, part))
+            return _Sum(accumulator, push, without_gradient(_take(accumulator, count), part))
+
+
+def _as_sum(gradient, variable):
+    """A gradient of the same types and static shapes on the chief, of servers' sums, and elsewhere:
+    the update, which all workers compare, is of the same operations."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, shape = tf.cast(gradient.indices, tf.int64), tf.cast(tf.shape(variable), tf.int64)
+    indices.set_shape([None])
+    gradient.values.set_shape(tf.TensorShape([None]).concatenate(variable.get_shape()[1:]))
+    return tf.IndexedSlices(gradient.values, indices, tf.placeholder_with_default(shape, None))
 
 
 def _take(accumulator, count):
@@ -182,7 +186,7 @@ def _for_update(gradients, sums, shares, cluster, rounds):
         sums = [times(each, of_all) for each in sums]
     # An accumulator adds up equal rows of two workers only where both send them in ascending order.
     with only_device('/cpu:0'):
-        sums = rows_once([(cast(each, gradient.dtype.base_dtype), variable)
+        sums = rows_once([(_as_sum(cast(each, gradient.dtype.base_dtype), variable), variable)
                           for each, (gradient, variable) in zip(sums, gradients)])
     if cluster.active is None:
         return sums, gates
