@@ -23,7 +23,6 @@ from towers.errors import ClusterError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _TOLD = [128 + number for number in _SIGNALS] + [-number for number in _SIGNALS]
-_NEVER = float('inf')
 
 
 def parse(argv):
@@ -135,7 +134,7 @@ class Processes:
     def _wait(self, number):
         """Waits for the end of all workers of start 1, 2, …, or until they had enough time to end;
         returns the process that has failed first, or None."""
-        failed, terminate_at, kill_at = None, _NEVER, _NEVER
+        failed, terminate_at, kill_at = None, float('inf'), float('inf')
         while True:
             self._show()
             now = time.monotonic()
@@ -153,7 +152,7 @@ class Processes:
             if not running:
                 return failed
             if now >= terminate_at:
-                terminate_at, kill_at = _NEVER, now + self._grace
+                terminate_at, kill_at = float('inf'), now + self._grace
                 self._send(signal.SIGTERM)
             if now >= kill_at:
                 self._say('%s did not end within %g seconds: killed' % (
@@ -180,10 +179,17 @@ class Processes:
     def _show(self):
         """Writes a line that has come, or comes within a moment."""
         with contextlib.suppress(queue.Empty):
-            self._write(self._lines.get(timeout=0.1))
+            self._put(self._lines.get(timeout=0.1))
 
     def _say(self, text):
-        self._write('[launch] ' + text)
+        self._put('[launch] ' + text)
+
+    def _put(self, line):
+        try:
+            self._write(line)
+        except OSError:  # nobody reads, such as a terminal that is closed: all stop, and save
+            self._write = lambda unread: None
+            self.signal(signal.SIGHUP)
 
     def _end_all(self):
         """Kills all processes with their children; writes what they have said."""
@@ -213,9 +219,6 @@ def main(argv):
     except ClusterError as error:
         sys.stderr.write('towers.launch: %s\n' % error)
         return 2
-    except OSError as error:  # nobody reads; `run` has ended all processes
-        sys.stderr.write('towers.launch: standard output is lost: %s\n' % error)
-        return 1
 
 
 if __name__ == '__main__':

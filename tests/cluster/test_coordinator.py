@@ -152,9 +152,25 @@ def test_an_asynchronous_worker_that_was_frozen_is_told_that_it_is_given_up():
     error = connection.error()
     assert re.match(r'worker 1 \(.*\) is lost: there is no sign of life from it for 600 seconds. '
                     'Start all again', str(error))
+    with pytest.raises(WorkerLostError, match='worker 1 .* is lost: there is no sign of life'):
+        make_step(connection)
     wait_until(lambda: of_all[2].said, PATIENCE)
     assert re.match(r'gone           worker 1 \(.*\), and the others train on', of_all[2].said[0])
     assert not of_all[2].losses and len(of_all[1].losses) == 1 and not of_all[1].said
+
+
+def test_worker_0_is_told_that_the_others_have_given_it_up():
+    """Else it would train on alone, of asynchronous workers, where another run may begin."""
+    cluster = Cluster('ps', addresses(2), ['127.0.0.1:1'], synchronous=False)
+    chief, other = [each.connection for each in together(
+        lambda rank: Member(cluster.workers, rank, cluster=cluster), 2)]
+
+    def is_given_up():
+        other._heard -= 1000.
+        return other.lost is not None
+    wait_until(is_given_up, PATIENCE)
+    assert chief.error(PATIENCE) and other.error()
+    assert chief.lost == other.lost == (0, 'there is no sign of life from it for 600 seconds')
 
 
 def test_a_worker_that_has_ended_is_told_for_whom_it_waits(monkeypatch):

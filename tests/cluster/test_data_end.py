@@ -139,7 +139,7 @@ def test_rows_of_a_worker_without_data_are_not_updated(kind, ends_first):
 
 
 def test_asynchronous_workers_are_told_that_each_ends_by_itself():
-    with pytest.raises(towers.errors.InvalidArgumentError, match='ends with its own data. Leave'):
+    with pytest.raises(towers.errors.InvalidArgumentError, match='end each with its own data. Leave'):
         towers.Cluster('ps', ['a:1', 'b:1'], ['c:1'], synchronous=False, active=tf.constant(1.))
 
 

@@ -78,8 +78,7 @@ _ADDRESS = re.compile(r'(\[[^\s/\[\]]+\]|[^\s/:\[\]]+):([0-9]{1,5})')
 
 
 def free_ports(count: int) -> list:
-    """Different numbers of ports that nobody uses, of a range that the system gives to no outgoing
-    connection.
+    """Different numbers of ports that nobody uses, of a range that no outgoing connection gets.
 
     Raises:
       ClusterError: there are not so many ports.
@@ -125,7 +124,6 @@ def listen(address):
 
 # HTTP/2, which gRPC speaks: the preface, an empty frame of settings, and the type of the answer's.
 _HTTP2, _SETTINGS = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\x04\0\0\0\0\0', b'\x04'
-_MOST_LOOKS = 16  # at servers at a time: that of a machine that is off takes seconds
 
 
 def why_silent(address, timeout=_PATIENCE):
@@ -140,15 +138,15 @@ def why_silent(address, timeout=_PATIENCE):
                 received += data
     except socket.timeout:
         return 'takes connections and says nothing: its process is frozen, or its machine is off'
-    except OSError as error:
-        return 'does not answer: %s' % (error.strerror or error)
+    except (OSError, ValueError) as error:
+        return 'does not answer: %s' % (getattr(error, 'strerror', None) or error)
     return '' if received[3:4] == _SETTINGS else (
         "is no server of TensorFlow's: another program uses the port, or the address is wrong")
 
 
 def silent_servers(cluster):
     """The parameter servers that do not work, in words, with the reason; '' if all do."""
-    with ThreadPoolExecutor(_MOST_LOOKS) as pool:
+    with ThreadPoolExecutor(16) as pool:  # a look at a machine that is off takes seconds
         reasons = list(pool.map(why_silent, cluster.ps))
     return '; '.join('%s %s' % (cluster.who(rank, 'ps'), why)
                      for rank, why in enumerate(reasons) if why)
@@ -162,8 +160,8 @@ def connect(address, who, deadline, say):
     def attempt():
         try:
             return socket.create_connection(place, timeout=_PATIENCE), ''
-        except OSError as error:
-            return None, '%s does not answer: %s' % (who, error.strerror or error)
+        except (OSError, ValueError) as error:  # of a host that is no name
+            return None, '%s does not answer: %s' % (who, getattr(error, 'strerror', None) or error)
     return wait_until(attempt, deadline, say)
 
 

@@ -9,7 +9,6 @@ from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 
 _MOST = 1 << 26  # numbers of a variable that are looked at: fewer than 2 GB, as `serialize` takes
-_SIZE = 1 << 52  # how many checksums there are
 
 
 def replica_refreshes(built):
@@ -55,7 +54,7 @@ class DriftHook(_AfterSteps):
                 with tf.control_dependencies(self._sums[-1:]):  # a copy of one variable at a time
                     value = tf.reshape(variable.read_value(), [-1])[:_MOST]
                     self._sums.append(tf.strings.to_hash_bucket_fast(
-                        tf.io.serialize_tensor(value), _SIZE))
+                        tf.io.serialize_tensor(value), 1 << 52))
 
     def after_step(self, session, steps):
         """Compares if it is time; raises `ClusterError` about the first variable that differs."""

@@ -262,8 +262,7 @@ def _check(cluster):
     active, every, wire = cluster.active, cluster.every, cluster.wire
     check_cases(InvalidArgumentError, [
         (active is not None and not cluster.synchronous, 'active=%.80r, synchronous=False: '
-         'asynchronous workers wait for nobody, and each ends with its own data. Leave '
-         'active out, and train on the data set itself' % (active,)),
+         'asynchronous workers end each with its own data. Leave active out' % (active,)),
         (active is not None and not isinstance(active, tf.Tensor), 'active=%.80r: expected '
          'what until_all_end returned, or None' % (active,)),
         (every > 1 and (active is not None or wire is not None), 'every=%d: no gradient '

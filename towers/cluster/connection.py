@@ -11,7 +11,7 @@ import time
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.addresses import FIRST
+from towers.cluster.addresses import AGAIN, FIRST
 from towers.cluster.signature import difference
 from towers.errors import ClusterError, WorkerLostError, shown
 
@@ -53,8 +53,7 @@ class Lines:
                 self.socket.shutdown(socket.SHUT_RDWR)
 
     def take(self):
-        """List of the messages that have arrived. `OSError` if the other side has closed the
-        connection, `ClusterError` for anything but a message."""
+        """The messages that have come. `OSError` at the end, `ClusterError` for what is none."""
         self.socket.settimeout(5.)
         data = self.socket.recv(1 << 16)
         if not data:
@@ -74,7 +73,7 @@ class Lines:
 
 def readable(sockets, seconds):
     """The sockets that have data, or whose other side has closed, within some seconds."""
-    with selectors.DefaultSelector() as selector:
+    with selectors.PollSelector() as selector:  # it needs no descriptor of its own
         for each in sockets:
             selector.register(each, selectors.EVENT_READ)
         return [key.fileobj for key, _ in selector.select(seconds)]
@@ -124,8 +123,7 @@ class Connection:
     """
 
     def __init__(self, cluster, signature, connected, dead_after, say, on_lost):
-        """`signature` is this worker's; `connected` a socket that is connected with worker 0;
-        the others as for `join`. The thread calls `say` and `on_lost`."""
+        """`connected` is a socket connected with worker 0. The thread calls `say` and `on_lost`."""
         self.lost, self.dead_after, self.builds = None, dead_after, []
         self._cluster, self._signature = cluster, signature
         self._lines, self._say, self._on_lost = Lines(connected, MOST_OF_WORKER_0), say, on_lost
@@ -139,16 +137,14 @@ class Connection:
         self._thread.start()
 
     def meet(self, deadline):
-        """Tells worker 0 who this worker is; waits until all are there and train the same.
-        `ClusterError` if this worker is refused, or not all are there at the deadline."""
+        """Waits until all are there and train the same; else raises `ClusterError`."""
         self._lines.send(self._hello)
         with self._changed:
             self._changed.wait_for(lambda: self._is_member or self.lost is not None,
                                    max(0., deadline - time.monotonic()))
         if self._is_member:
             return
-        rank, why = self.lost or (0, 'it waits for other workers, or is frozen, and start_timeout '
-                                  'is over')
+        rank, why = self.lost or (0, 'it waits for others, or is frozen, and start_timeout is over')
         raise ClusterError('%s does not take %s in: %s.' % (
             self._cluster.who(0), self._cluster.who(rank or self._cluster.rank), why.rstrip('.')))
 
@@ -157,8 +153,7 @@ class Connection:
         self.is_over = self.checks = self._wants_check = self._step_failed = False
 
     def ask(self, signal=0, check=False):
-        """Asks that all stop after their next step, for a signal of this number, or that all compare
-        their weights after it."""
+        """Has all stop after their next step, by a signal's number, or compare weights then."""
         self._signal, self._wants_check = signal or self._signal, check or self._wants_check
 
     def begin_session(self, value=()):
@@ -186,6 +181,8 @@ class Connection:
                 raise ClusterError('the workers begin steps of other builds, or of other sessions: '
                                    'make the same steps in the same order on all workers.')
             self.checks, self._wants_check = answer.get('checks', False), False
+        elif self.lost is not None:
+            raise self.error()
         self.builds, self._in_step, self._step_failed = builds, True, True
         self.steps_begun += 1
         try:
@@ -237,8 +234,7 @@ class Connection:
             self._on_lost(self.error())
 
     def finish(self):
-        """Says that this worker has ended in good order, and waits until all have; asynchronous
-        workers other than the chief do not wait."""
+        """Says that this worker has ended in good order, and waits until worker 0 lets it go."""
         self._lines.send({'type': 'done'})
         with self._changed:
             self._changed.wait_for(lambda: self._all_ended or self.lost is not None)
@@ -251,12 +247,11 @@ class Connection:
     def close(self):
         """Closes the connection."""
         self._closed.set()
-        if self.lost is None:  # else it may wait for the end of this process
-            self._thread.join(5.)
+        self._thread.join(5. if self.lost is None else 0.)  # it may wait for the process to end
         self._lines.close()
 
     def _run(self):
-        pause, beat_at = pause_of(self.dead_after), 0.
+        pause, beat_at, say_at = pause_of(self.dead_after), 0., 0.
         while not (self._closed.is_set() or self._all_ended or self.lost is not None):
             now = time.monotonic()
             if self._is_member and now >= beat_at:
@@ -275,8 +270,12 @@ class Connection:
             if time.monotonic() - now > self.dead_after / 2.:
                 self._heard = time.monotonic()  # this process was frozen itself
             if self._is_member and time.monotonic() - self._heard > self.dead_after:
-                self._lines.send({'type': 'failed', 'why': 'worker 0 was silent'})  # if it thaws
-                self.lose(0, SILENT % self.dead_after)
+                gone = {'type': 'lost', 'rank': 0, 'why': SILENT % self.dead_after}
+                self._lines.send(gone)  # if it thaws
+                self.lose(0, gone['why'])
+            elif self._is_member and now - self._heard > 1.5 * FIRST and now > say_at:
+                say_at = now + AGAIN
+                self._say('waiting        for %s' % self._cluster.who(0))
 
     def _take(self, message):
         kind, rank, why = message['type'], message.get('rank', 0), message.get('why', '')

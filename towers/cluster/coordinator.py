@@ -30,6 +30,7 @@ class _Worker:
 
     def __init__(self, rank, lines=None):
         self.rank, self.lines = rank, lines  # of its connection; None before it has come
+        self.has_come = lines is not None  # though it may have gone again
         self.session = self.left = 0  # its newest one, and the newest that makes no more steps
         self.begins = None  # the digest of what it waits to begin
         self.checks = False  # whether it asks that all compare their weights after that
@@ -87,10 +88,11 @@ class Coordinator:
 
     def missing(self):
         """`ClusterError` about the workers that have not come."""
+        gone = [each for each in self._workers[1:] if each.lines is None]
         return ClusterError(
             '%s did not join within start_timeout: start each one, correct the address, see why '
             'it was refused, or give a longer one.' % (self._named(
-                each for each in self._workers[1:] if each.lines is None) or 'the last worker'))
+                [each for each in gone if not each.has_come] or gone) or 'the last worker'))
 
     def close(self):
         """Ends the thread when worker 0 has closed `own_end`, and all are told what it said."""
@@ -179,7 +181,9 @@ class Coordinator:
 
     def _take(self, worker, message):
         worker.take(message)
-        if message['type'] == 'failed':
+        if message['type'] == 'lost':  # worker 0 itself, which was frozen
+            self._own.send(message)
+        elif message['type'] == 'failed':
             self._lose(worker, 'it has ended: %s' % message.get('why', '').rstrip('.'))
         elif message['type'] != 'alive':
             self._let_begin()
@@ -230,7 +234,10 @@ class Coordinator:
     def _look(self, looked_at):
         """Tells who waits for whom, shows that worker 0 is alive, and looks for silence."""
         now = time.monotonic()
+        was_frozen = now - looked_at > self._dead_after / 2.  # itself, and has heard nobody
         for worker in self._workers:
+            if was_frozen:
+                worker.begin_to_wait()
             why = self._why_waits(worker, now) if now >= worker.tell_at else ''
             if why:
                 worker.tell_at = now + AGAIN
@@ -240,14 +247,11 @@ class Coordinator:
         if now >= self._beat_at:
             self._beat_at = now + self._beat
             self._send_all({'type': 'alive'})
-        was_frozen = now - looked_at > self._dead_after / 2.  # itself, and has heard nobody
         done = [worker for worker in self._workers if worker.done is not None]
         if done and self._cluster.synchronous and now - done[0].done > self._dead_after and any(
                 worker.in_step or worker.begins is not None for worker in self._workers):
             self._lose(done[0], _ENDED_EARLY)
         for worker in self._workers:
-            if was_frozen:
-                worker.heard = now
             if worker.done is None and now - worker.heard > self._dead_after:
                 why = SILENT % self._dead_after
                 worker.lines.send({'type': 'lost', 'rank': worker.rank, 'why': why})  # if it thaws
@@ -269,8 +273,8 @@ class Coordinator:
         else:
             waited = [each for each in self._workers if (
                 now - each.heard > silence if each.done is None else worker.in_step)]
-            if not waited and worker.in_step and now - self._began > FIRST + min(
-                    2. * self._lasted, AGAIN):
+            is_long = now - self._began > FIRST + min(2. * self._lasted, AGAIN)
+            if is_long and not waited and worker.in_step and self._cluster.waits:
                 return ('for the end of a step that all have begun %.0f s ago: it is a long one, '
                         'or some worker has no input' % (now - self._began))
         return 'for ' + self._named(waited) if waited else ''

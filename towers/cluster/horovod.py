@@ -31,13 +31,14 @@ def _load():
 def combine(cluster, gradients, shares):
     """The `Combined` of a machine's gradients by Horovod's all-reduce, by the variables' names."""
     hvd, weight, average = _load(), shares.constant, shares.is_mean
+    check, begin = worker_step.session_begun()
     if shares.are_weighted:
         with only_device('/cpu:0'), tf.name_scope(_SCOPE):  # before the backward pass
-            total = hvd.allreduce(tf.reshape(shares.own_examples(), [1]), op=hvd.Sum,
-                                  name='towers_numbers')[0]
+            examples = tf.reshape(shares.own_examples(), [1])
+            with tf.control_dependencies([check]):
+                total = hvd.allreduce(examples, op=hvd.Sum, name='towers_numbers')[0]
             weight, average = shares.weight(total), False
     operation, combined = hvd.Average if average else hvd.Sum, []
-    check, begin = worker_step.session_begun()
     for gradient, variable in worker_step.after(check, gradients):
         with only_device(variable.device or None), tf.name_scope(
                 '%ssums/%s/' % (_SCOPE, variable.op.name)):

@@ -93,10 +93,8 @@ class Machines:
     def step(self, update, before, replicated, redirect):
         """The operation of a step, with the operation `update` where this worker makes it.
 
-        Args:
-          before: list of the tensors and operations of the model that the optimizer waits for.
-          replicated: names of the variables of which this worker's towers have replicas.
-        """
+        `before` is a list of what the optimizer waits for in the model, `replicated` the names of
+        variables of which this worker's towers have replicas."""
         self.redirect = redirect or (lambda: None)
         self.model = frozenset(op.name for op in step_operations(before))
         known = {variable.op.name for variable in tf.global_variables() + [

@@ -27,6 +27,7 @@ from towers.cluster.signature import signature
 from towers.errors import ClusterError, WorkerLostError, reason_of
 from towers.nonfinite import explained
 from towers.placement.devices import session_config
+from towers.run.stopping import StopOnSignalHook
 
 START_TIMEOUT = 120.
 DEAD_AFTER = 30.
@@ -141,7 +142,8 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
                 raise reason from None
             raise
         connection.finish()
-        has_ended.set()  # the process ends by itself from here on
+        if cluster.has_addresses or connection.lost is None:  # see above
+            has_ended.set()
         lost = connection.error()
         if lost is not None:
             raise lost
@@ -197,7 +199,7 @@ def _address(cluster, say):
 
 @contextlib.contextmanager
 def _servers_watched(cluster, connection, say):
-    """A context in which a thread says which server does not work. It is lost after `dead_after`, or
+    """A context in which a thread says which server does not work: lost after `dead_after`, or
     at the second look if nobody listens at its port: its process has ended."""
     stop, dead_after = threading.Event(), connection.dead_after
     pause = min(FIRST, dead_after) / 2.
@@ -224,8 +226,8 @@ def _servers_watched(cluster, connection, say):
 def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
     """Runs a parameter server in this process. It never returns.
 
-    SIGTERM or SIGINT ends the process, with status 143 or 130, when no worker is at work any more:
-    they may have got the signal, too, and save what the server holds. A second one ends it at once.
+    A signal ends the process, with status 143, 130 or 129, when no worker is at work any more: they
+    may have got it, too, and save what the server holds. A second one ends it at once.
 
     Args:
       cluster: `Cluster`, whose job is `'ps'` in this process.
@@ -240,9 +242,9 @@ def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
         raise ClusterError('this process is %s, no parameter server: build towers in it.'
                            % cluster.name)
     listen(cluster.ps[cluster.rank]).close()
-    received = []
+    received, say = [], safe_say(say)
     with contextlib.suppress(ValueError):  # Python has signal handlers in the main thread only
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in StopOnSignalHook.handled():
             signal.signal(number, lambda got, frame: received.append(got))
     server = start_server(cluster, cluster.session_config(tf.ConfigProto()))  # while it is held
     say('serving        %s; %s' % (cluster.who(cluster.rank, 'ps'), cluster.warning()))
@@ -251,7 +253,8 @@ def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
     say('told to stop   serves until no worker is at work; a second signal ends it at once')
     while len(received) < 2 and not all(why_silent(each, FIRST) for each in cluster.workers):
         time.sleep(0.2)
-    sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
     os._exit(128 + received[0])  # the end of the server would wait for its sessions
 
 
@@ -280,6 +283,7 @@ def _may_be_a_peers(error):
 def _end_process(error, ended):
     """Ends the process if it does not end by itself, which sets the event `ended`."""
     if not ended.wait(_TIME_TO_SAY):
-        print(error, file=sys.stderr, flush=True)
-        sys.stdout.flush()
+        with contextlib.suppress(OSError, ValueError):  # nobody reads
+            print(error, file=sys.stderr, flush=True)
+            sys.stdout.flush()
         os._exit(1)

@@ -190,8 +190,7 @@ def _for_update(gradients, sums, shares, cluster, rounds):
                           for each, (gradient, variable) in zip(sums, gradients)])
     if cluster.active is None:
         return sums, gates
-    # The end comes when all gradients are there, and the other workers told. The chief enqueues a
-    # token in every step: minus the round at the end of the data, else 0, which workers skip.
+    # In every step the chief enqueues a token: minus the round at the end of all data, else 0.
     with tf.control_dependencies(gates), only_device('/cpu:0'):
         told = rounds.tell(-rounds.own.read_value() * tf.cast(is_over, tf.int64))
     with tf.control_dependencies([told]):

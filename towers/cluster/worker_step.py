@@ -31,9 +31,8 @@ _EMPTY = 'towers: no batch for until_all_end'
 _TOO_FEW = re.compile(r'towers: (a batch for \d+ [\w-]+ needs at least \d+ examples and has)'
                       r'\]? \[?(\d+)')  # of `split_batch`
 
-_NO_GRADIENT = (
-    "a gradient of the gradient over several machines would be of one machine's examples: put "
-    "second derivatives into the model function's loss, or train on one machine")
+_NO_GRADIENT = ("a gradient of the gradient over several machines would be of one machine's "
+                "examples: put second derivatives into the model function's loss")
 
 Feed = collections.namedtuple('Feed', 'inputs active initializer')
 Feed.__doc__ = """A worker's batches: the tensors `inputs`, for `build_towers`; the float32 scalar
@@ -117,9 +116,6 @@ def until_all_end(dataset: typing.Any) -> Feed:
 
     Args:
       dataset: a `tf.data.Dataset` of batches, this worker's; at least one.
-
-    Returns:
-      `Feed`.
 
     Raises:
       InputError: within `join`, in the first step: the dataset is empty.

@@ -65,11 +65,15 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         if threading.current_thread() is not threading.main_thread():
             raise InvalidArgumentError('StopOnSignalHook: Python has signal handlers in the main '
                                        'thread only. Make the session there, or leave this out.')
-        self._former = {number: signal.signal(number, self.stop) for number in self._SIGNALS
-                        if number in (signal.SIGTERM, signal.SIGINT)
-                        or signal.getsignal(number) is not signal.SIG_IGN}
+        self._former = {number: signal.signal(number, self.stop) for number in self.handled()}
         if hasattr(os, 'register_at_fork'):  # there is none on Windows
             self._watch()
+
+    @classmethod
+    def handled(cls) -> list:
+        """The numbers of the signals that it takes: not of a SIGHUP that the process ignores."""
+        return [number for number in cls._SIGNALS if number in (signal.SIGTERM, signal.SIGINT)
+                or signal.getsignal(number) is not signal.SIG_IGN]
 
     def stop(self, number: int, unused_frame: typing.Any = None) -> None:
         """Stops the session as the signal of that number would. It is the handler, too, which runs
