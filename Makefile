@@ -2,6 +2,7 @@
 # make bench [ARGS='--quick …']          measure towers beside what else there is; --help says more
 # make test  [ARGS='-k pipeline …']      run the tests but the slow ones, on all cores
 # make test-all                          run all of them; test-slow: what `make test` leaves out
+# make lint                              ruff and mypy, with the settings of pyproject.toml
 # make scaling [ARGS='--model=digits …']  the batch and learning-rate claim, arm by arm, resumable
 # make scaling-speed [ARGS='--quick']      images/s on 1, 2, 4, 8 towers, and where a step's time goes
 # make scaling-step                        what `sum` and `mean` do to a step, by optimizer
@@ -17,13 +18,14 @@ PINS ?=
 INSTALLED := $(VENV)/installed
 PLOTS := $(VENV)/plots
 DOCS := $(VENV)/docs
+LINT := $(VENV)/lint
 # Its warnings are of setuptools to those who make packages: what an editable installation is.
 PIP := PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet
 
 # A process a core.
 PYTEST := $(VENV)/bin/python -m pytest tests --numprocesses=logical
 
-.PHONY: train bench test test-all test-slow scaling scaling-speed \
+.PHONY: train bench test test-all test-slow lint scaling scaling-speed \
         scaling-step docs clean
 
 train: $(INSTALLED)
@@ -41,6 +43,10 @@ test-all: $(INSTALLED)
 test-slow: $(INSTALLED)
 	$(PYTEST) -m slow $(ARGS)
 
+lint: $(LINT)
+	$(VENV)/bin/python -m ruff check .
+	$(VENV)/bin/python -m mypy
+
 scaling: $(PLOTS)
 	$(VENV)/bin/python -m benchmarks.batch_scaling $(ARGS)
 
@@ -56,7 +62,7 @@ docs: $(DOCS)
 	@echo build/docs/index.html
 
 clean:
-	rm -rf .venv .venv-* build dist .pytest_cache towers.egg-info
+	rm -rf .venv .venv-* build dist .pytest_cache .ruff_cache .mypy_cache towers.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # setup.py says what is needed, so a change of it installs anew. pip first: one that is older than
@@ -79,3 +85,8 @@ $(DOCS): $(INSTALLED)
 	@echo "Installing MkDocs into $(VENV): once, some seconds."
 	@$(PIP) --editable '.[docs]'
 	@touch $(DOCS)
+
+$(LINT): $(INSTALLED)
+	@echo "Installing ruff and mypy into $(VENV): once, some seconds."
+	@$(PIP) --editable '.[lint]'
+	@touch $(LINT)

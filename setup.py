@@ -10,6 +10,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def read(path):
+    """The text of a file of this repository."""
     with io.open(os.path.join(_HERE, path), encoding='utf-8') as text_file:
         return text_file.read()
 
@@ -59,6 +60,7 @@ setup(
     ],
     extras_require=dict(TF_LAYERS, **{
         'test': ['pytest', 'pytest-xdist>=3'],
+        'lint': ['ruff>=0.12; python_version>="3.9"', 'mypy>=1.18; python_version>="3.9"'],
         'plots': ['matplotlib'],  # pictures of the benchmarks and of memory (`memory_report`)
         'tensorboard': ['tensorboard'],  # TensorFlow brings it along before 2.21 only
         # CUDA's libraries. TensorFlow 1.15.5 with CUDA is another package, tensorflow-gpu, and

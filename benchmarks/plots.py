@@ -105,7 +105,7 @@ def draw_peers(ratios, peaks, path):
     Raises:
       ImportError: there is no matplotlib.
     """
-    import matplotlib  # noqa: F401; pylint: disable=unused-import; raises where there is none
+    import matplotlib  # noqa: F401, raises where there is none
     from benchmarks import charts
     pyplot = charts.pyplot()
     figure, (left, right) = pyplot.subplots(
