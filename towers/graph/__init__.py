@@ -1,1 +1,7 @@
-"""Questions about a finished graph: what depends on what, what reads and writes a variable."""
+"""Questions about a finished graph, and edits of it.
+
+In come operations and tensors; out come operations, names and truth values, and nothing of a tower
+or a request is known here. Read `op_types` (which types of operations mean what), `graph_walk`
+(what depends on what), `edit` (colocation, functions), `variable_access` (what reads and writes a
+variable), then `order` (which writes wait for which reads).
+"""

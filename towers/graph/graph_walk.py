@@ -1,6 +1,7 @@
 """Questions about a finished graph: which operations were made, what depends on what; and nests of
 tensors, inputs and outputs."""
 
+import collections
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -13,7 +14,8 @@ class Recording:
     """The operations that a block of code adds to a graph, in the order in which they were made."""
 
     def __init__(self, graph: tf.Graph):
-        self._graph, self.operations = graph, []
+        self._graph = graph
+        self.operations = []
 
     def __enter__(self):
         self._start = len(self._graph.get_operations())
@@ -27,40 +29,79 @@ class Recording:
         self.operations = self.so_far()
 
 
-def reached(starts, following):
-    """{name: operation} of all that is reached from some operations, these included; or of tensors.
+def names_of(operations: typing.Iterable) -> typing.Set[str]:
+    """The names of some operations, tensors or nodes: a set."""
+    return {each.name for each in operations}
+
+
+def producers_of(op: tf.Operation) -> typing.List[tf.Operation]:
+    """The operations that make the inputs of an operation: a list, in the order of the inputs."""
+    return [tensor.op for tensor in op.inputs]
+
+
+def inputs_of(op: tf.Operation) -> typing.List[tf.Operation]:
+    """The operations that an operation waits for, by data and by control edges: a list."""
+    return producers_of(op) + list(op.control_inputs)
+
+
+def reached(starts: typing.Iterable, following: typing.Callable) -> dict:
+    """All that is reached from some operations, or tensors, these included: `{name: operation}`.
 
     `following` is a function from one of them to those that are next to it.
     """
     stack = list(starts)
-    found = {each.name: each for each in stack}
+    found = {start.name: start for start in stack}
     while stack:
-        for each in following(stack.pop()):
-            if each.name not in found:
-                found[each.name] = each
-                stack.append(each)
+        for neighbour in following(stack.pop()):
+            if neighbour.name not in found:
+                found[neighbour.name] = neighbour
+                stack.append(neighbour)
     return found
 
 
-def reachable_from(sources, operations, control=False) -> typing.Set[str]:
+def reachable_from(
+        sources: typing.Iterable[tf.Operation], operations: typing.Iterable[tf.Operation],
+        control: typing.Union[bool, typing.Callable] = False) -> typing.Set[str]:
     """The names of the sources, and of those operations that depend on any of them: a set.
 
     The operations are in any order: TF 1's `tf.cond` makes the operation that brings in a tensor
     from outside after the operation that takes it. `control` says whether control edges count:
     True, False, or a function of the operation that waits.
     """
-    takers, waits = {}, control if callable(control) else lambda op: control
+    takers = collections.defaultdict(list)
     for op in operations:
-        for other in inputs_of(op) if waits(op) else [tensor.op for tensor in op.inputs]:
-            takers.setdefault(other.name, []).append(op)
+        control_counts = control(op) if callable(control) else control
+        for other in inputs_of(op) if control_counts else producers_of(op):
+            takers[other.name].append(op)
     return set(reached(sources, lambda op: takers.get(op.name, ())))
 
 
 def ancestors(tensors: typing.Iterable, ends: typing.Container[str] = ()) -> typing.Set[str]:
     """The names of the operations that compute some tensors: a set. The inputs of operations of the
     types `ends` do not count."""
-    return set(reached([tensor.op for tensor in tensors], lambda op: () if op.type in ends else [
-        tensor.op for tensor in op.inputs]))
+    def producers_before(op):
+        return () if op.type in ends else producers_of(op)
+    return set(reached([tensor.op for tensor in tensors], producers_before))
+
+
+def step_operations(fetches: typing.Iterable,
+                    ends: typing.Container[str] = ()) -> typing.List[tf.Operation]:
+    """All operations that a run of some tensors and operations executes, by data and by control
+    edges: a list in no order, without what only the operations of the names `ends` wait for."""
+    def inputs_before(op):
+        return () if op.name in ends else inputs_of(op)
+    fetched = [getattr(fetch, 'op', fetch) for fetch in fetches]
+    return list(reached(fetched, inputs_before).values())
+
+
+# ---- what an operation is ------------------------------------------------------------------------
+
+# The last four draw, and yet do not call themselves stateful: regions to pool, noise around images.
+_RANDOM = frozenset(['TruncatedNormal', 'ParameterizedTruncatedNormal', 'Multinomial',
+                     'RngReadAndSkip', 'FractionalMaxPool', 'FractionalAvgPool', 'ExtractGlimpse',
+                     'ExtractGlimpseV2'])
+_RANDOM_PREFIXES = ('Random', 'StatefulRandom', 'StatefulUniform', 'StatefulStandardNormal',
+                    'StatefulTruncatedNormal', 'SampleDistortedBoundingBox')
 
 
 def is_random(op: tf.Operation) -> bool:
@@ -71,8 +112,9 @@ def is_random(op: tf.Operation) -> bool:
 
 def has_seed(node: tf.NodeDef) -> bool:
     """Whether a node draws random numbers by a seed of its own (0, 0 stands for none)."""
-    return 'seed' in node.attr and 'seed2' in node.attr and bool(
-        node.attr['seed'].i or node.attr['seed2'].i)
+    if 'seed' not in node.attr or 'seed2' not in node.attr:
+        return False
+    return node.attr['seed'].i != 0 or node.attr['seed2'].i != 0
 
 
 def is_control_flow(op: tf.Operation) -> bool:
@@ -86,14 +128,6 @@ def seed_position(op: tf.Operation) -> typing.Optional[int]:
         return None
     names = [argument.name for argument in op.op_def.input_arg]
     return names.index('seed') if 'seed' in names else None
-
-
-# The last four draw, and yet do not call themselves stateful: regions to pool, noise around images.
-_RANDOM = frozenset(['TruncatedNormal', 'ParameterizedTruncatedNormal', 'Multinomial',
-                     'RngReadAndSkip', 'FractionalMaxPool', 'FractionalAvgPool', 'ExtractGlimpse',
-                     'ExtractGlimpseV2'])
-_RANDOM_PREFIXES = ('Random', 'StatefulRandom', 'StatefulUniform', 'StatefulStandardNormal',
-                    'StatefulTruncatedNormal', 'SampleDistortedBoundingBox')
 
 
 def operation_named(graph: tf.Graph, name: str) -> typing.Optional[tf.Operation]:
@@ -111,18 +145,6 @@ def behind(tensor: tf.Tensor, types: typing.Container[str]) -> tf.Tensor:
     return tensor
 
 
-def inputs_of(op: tf.Operation) -> typing.List[tf.Operation]:
-    """The operations that an operation waits for, by data and by control edges: a list."""
-    return [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-
-
-def step_operations(fetches, ends=()) -> typing.List[tf.Operation]:
-    """All operations that a run of some tensors and operations executes, by data and by control
-    edges: a list in no order, without what only the operations of the names `ends` wait for."""
-    return list(reached([getattr(fetch, 'op', fetch) for fetch in fetches],
-                        lambda op: () if op.name in ends else inputs_of(op)).values())
-
-
 # ---- the same value ------------------------------------------------------------------------------
 
 _READS = LEAD_IN | {'ReadVariableOp'}
@@ -134,32 +156,48 @@ def is_computed_from(tensors: typing.Iterable, part: tf.Tensor) -> bool:
     known = ancestors(tensors)
     if part.op.name in known:
         return True
-    candidates = [op.outputs[part.value_index] for op in map(
-        part.graph.get_operation_by_name, sorted(known)) if op.type == part.op.type]
-    return any(each.shape.ndims == part.shape.ndims and _is_same(part, each)
-               for each in candidates)
+    for name in sorted(known):
+        op = part.graph.get_operation_by_name(name)
+        if op.type != part.op.type:
+            continue
+        candidate = op.outputs[part.value_index]
+        if candidate.shape.ndims == part.shape.ndims and _is_same(part, candidate):
+            return True
+    return False
 
 
 def _is_same(one, other):
     """Whether the same operations compute two tensors from the same variables."""
-    stack, seen = [(one, other)], set()
+    stack = [(one, other)]
+    compared = set()
     while stack:
         one, other = [behind(tensor, _READS) for tensor in stack.pop()]
-        if one.name == other.name or (one.name, other.name) in seen:
+        names = (one.name, other.name)
+        if one.name == other.name or names in compared:
             continue
-        seen.add((one.name, other.name))
-        op, again = one.op, other.op
-        is_source = op.type in VARIABLE_OPS or op.op_def.is_stateful or (
-            not op.inputs and op.type != 'Const')
-        if is_source or (op.type, one.value_index, len(op.inputs)) != (
-                again.type, other.value_index, len(again.inputs)) or (
-                    _attributes(op) != _attributes(again)):
+        compared.add(names)
+        if _is_source(one.op) or not _is_same_function(one, other):
             return False
-        stack.extend(zip(op.inputs, again.inputs))
+        stack.extend(zip(one.op.inputs, other.op.inputs))
     return True
 
 
+def _is_source(op):
+    """Whether the result of an operation does not follow from its inputs and attributes alone."""
+    if op.type in VARIABLE_OPS or op.op_def.is_stateful:
+        return True
+    return not op.inputs and op.type != 'Const'
+
+
+def _is_same_function(one, other):
+    """Whether two tensors are the same output of operations that compute the same of inputs."""
+    return (one.op.type == other.op.type and one.value_index == other.value_index
+            and len(one.op.inputs) == len(other.op.inputs)
+            and _attributes(one.op) == _attributes(other.op))
+
+
 def _attributes(op):
+    """What a kernel knows of its operation, hence not what TensorFlow notes (`_class`)."""
     return {name: value for name, value in op.node_def.attr.items() if not name.startswith('_')}
 
 
@@ -179,10 +217,13 @@ def fetches_in(nest: typing.Any) -> list:
 def map_leaves(function: typing.Callable, nest: typing.Any) -> typing.Any:
     """`tf.nest.map_structure` that takes sparse tensors apart, and variables not."""
     def on_leaf(leaf):
-        if leaf is None or isinstance(leaf, (tf.Tensor, tf.Operation) + compat.VARIABLE_TYPES):
-            return None if leaf is None else function(leaf)
+        if leaf is None:
+            return None
+        if isinstance(leaf, (tf.Tensor, tf.Operation) + compat.VARIABLE_TYPES):
+            return function(leaf)
         if isinstance(leaf, tf.IndexedSlices):
-            return tf.IndexedSlices(*map(on_leaf, (leaf.values, leaf.indices, leaf.dense_shape)))
+            return tf.IndexedSlices(
+                on_leaf(leaf.values), on_leaf(leaf.indices), on_leaf(leaf.dense_shape))
         if isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)):
             return tf.nest.map_structure(on_leaf, leaf, expand_composites=True)
         return leaf  # a number, say

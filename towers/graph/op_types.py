@@ -1,10 +1,16 @@
 """Types of operations by what they do to a value: one list for each meaning."""
 
+
+def _with_prefixes(prefixes, names):
+    """Each of the names after each of the prefixes: a frozenset."""
+    return frozenset(prefix + name for prefix in prefixes for name in names)
+
+
 VARIABLE_OPS = frozenset(['Variable', 'VariableV2', 'VarHandleOp'])
 PLACEHOLDERS = frozenset(['Placeholder', 'PlaceholderV2', 'PlaceholderWithDefault'])
 
 # Control flow v1: operations that enter, leave or repeat a loop or a branch; and v2.
-CONTROL_FLOW = frozenset(prefix + name for prefix in ('', 'Ref') for name in (
+CONTROL_FLOW = _with_prefixes(('', 'Ref'), (
     'Switch', 'Merge', 'Enter', 'Exit', 'NextIteration')) | {'LoopCond'}
 BRANCHES_V2 = frozenset(['If', 'StatelessIf', 'Case', 'StatelessCase'])
 CONTROL_FLOW_V2 = BRANCHES_V2 | {'While', 'StatelessWhile'}
@@ -41,5 +47,5 @@ CALLS = ('If', 'StatelessIf', 'While', 'StatelessWhile', 'Case', 'StatelessCase'
 READS = frozenset(['ReadVariableOp', 'ResourceGather', 'ResourceGatherNd'])
 SETS = frozenset(['Assign', 'AssignVariableOp'])
 ADDS = frozenset(['AssignAdd', 'AssignAddVariableOp', 'AssignSub', 'AssignSubVariableOp'])
-ADDS_ROWS = frozenset(prefix + name for prefix in ('', 'Resource') for name in (
+ADDS_ROWS = _with_prefixes(('', 'Resource'), (
     'ScatterAdd', 'ScatterSub', 'ScatterNdAdd', 'ScatterNdSub'))

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.graph.edit import Library, producer
-from towers.graph.graph_walk import reached
+from towers.graph.graph_walk import names_of, producers_of, reached
 from towers.graph.op_types import ADDS, HAND_ON, READS, SETS, VARIABLE_OPS
 
 # Operations whose output is the value, or a part of the value, of the variable that they take.
@@ -40,26 +40,39 @@ def variable_op(tensor: tf.Tensor) -> typing.Optional[tf.Operation]:
 def read_from(tensor: tf.Tensor) -> typing.List[tf.Operation]:
     """The operations of the variables whose values a tensor consists of: passed on, cached, or
     joined from parts, but not computed. An empty list if there is none."""
-    found = reached([tensor.op], lambda op: [each.op for each in op.inputs] if (
-        op.type in HAND_ON or op.type in _READ) else ())
+    def sources(op):
+        is_passed_on = op.type in HAND_ON or op.type in _READ
+        return producers_of(op) if is_passed_on else ()
+    found = reached([tensor.op], sources)
     return [op for op in found.values() if op.type in VARIABLE_OPS]
 
 
-def variables_read(operations, owned=(), others=()) -> typing.List[tf.Variable]:
-    """The variables, of the collections and `others`, that any of some operations takes, itself or
-    by its value: a list. Operations `owned` do not count, since they belong to the variables
-    (initial values, reads)."""
-    made, names = {op.name for op in operations}, set()
+def variables_read(
+        operations: typing.Iterable[tf.Operation], owned: typing.Container[str] = (),
+        others: typing.Iterable[tf.Variable] = ()) -> typing.List[tf.Variable]:
+    """The variables that any of some operations takes, itself or by its value: a list.
+
+    Args:
+      operations: the operations.
+      owned: names of those that do not count, since they belong to the variables (initial values,
+        reads).
+      others: variables that are looked for besides those of the graph's collections.
+    """
+    made = names_of(operations)
+    read = set()
     for op in operations:
-        for tensor in op.inputs if op.name not in owned else ():
-            if tensor.op.name not in made or tensor.op.name in owned or (
-                    tensor.op.type in VARIABLE_OPS):
-                names.update(source.name for source in read_from(tensor))
+        if op.name in owned:
+            continue
+        for tensor in op.inputs:
+            source = tensor.op
+            is_from_outside = source.name not in made or source.name in owned
+            if is_from_outside or source.type in VARIABLE_OPS:
+                read |= names_of(read_from(tensor))
     known = collections.OrderedDict()
-    for variable in (tf.global_variables() + tf.local_variables() + tf.trainable_variables()
-                     + list(others)):
+    of_collections = tf.global_variables() + tf.local_variables() + tf.trainable_variables()
+    for variable in of_collections + list(others):
         known.setdefault(variable.op.name, variable)
-    return [variable for name, variable in known.items() if name in names]
+    return [variable for name, variable in known.items() if name in read]
 
 
 def is_variable(tensor: tf.Tensor) -> bool:
@@ -102,25 +115,22 @@ class Writes:
         """The names of the operations of the variables that one operation may write."""
         if op.type in _LEAVE:
             return []
-        found, called, arguments = [], None, None
+        written = []
+        functions = None
         for position, tensor in enumerate(op.inputs):
-            if not is_variable(tensor):
-                continue
-            source = variable_op(tensor)
-            if source is None:
+            variable = variable_op(tensor) if is_variable(tensor) else None
+            if variable is None:
                 continue
             if tensor.dtype != tf.resource:
-                arguments = arguments or op.op_def.input_arg
-                if len(arguments) != len(op.inputs) or not arguments[position].is_ref:
-                    continue
+                may_write = _takes_reference(op, position)
             else:
-                if called is None:
-                    called = self._library.called_by(op.node_def)
-                if called and not any(self._writes_argument(
-                        name, position - len(op.inputs)) for name in called):
-                    continue
-            found.append(source.name)
-        return found
+                if functions is None:
+                    functions = self._library.called_by(op.node_def)
+                from_end = position - len(op.inputs)
+                may_write = not functions or self._any_writes(functions, from_end)
+            if may_write:
+                written.append(variable.name)
+        return written
 
     def to(self, variable: tf.Variable) -> typing.List[tf.Operation]:
         """The operations that may write a `tf.Variable`, its initializer among them: a list."""
@@ -132,20 +142,23 @@ class Writes:
         With `memory`, all that is computed from a reference variable counts, too: its value is its
         memory, which many kernels pass on (`Identity`, `Reshape`) to what reads it later.
         """
-        memory = memory and variable.type in REFERENCE_VARIABLES
-        stack, seen, found = list(variable.outputs), set(), []
+        follows_values = memory and variable.type in REFERENCE_VARIABLES
+        stack = list(variable.outputs)
+        seen = set()
+        takers = []
         while stack:
             for op in stack.pop().consumers():
                 if op.name in seen:
                     continue
                 seen.add(op.name)
-                handed_on = [each for each in op.outputs if is_variable(each)] if (
-                    op.type in HAND_ON) else []
-                if not handed_on:
-                    found.append(op)
-                stack += handed_on or (list(op.outputs) if memory and (
-                    variable.name not in self.of(op)) else [])
-        return found
+                handed_on = _variables_handed_on(op)
+                if handed_on:
+                    stack += handed_on
+                    continue
+                takers.append(op)
+                if follows_values and variable.name not in self.of(op):
+                    stack += op.outputs
+        return takers
 
     def within_function(self, op: tf.Operation) -> bool:
         """Whether an operation writes through a function that it calls."""
@@ -153,7 +166,11 @@ class Writes:
 
     def functions(self, op: tf.Operation) -> list:
         """The `FunctionDef`s of the functions that an operation calls."""
-        return list(map(self._library.function, self._library.called_by(op.node_def)))
+        return [self._library.function(name) for name in self._library.called_by(op.node_def)]
+
+    def _any_writes(self, functions, position):
+        """Whether any of the functions of these names writes its argument at that position."""
+        return any(self._writes_argument(name, position) for name in functions)
 
     def _writes_argument(self, name, position):
         """Whether a function writes its argument at that position, counted from the last (-1)."""
@@ -164,37 +181,66 @@ class Writes:
         return self._known[key]
 
     def _look_into(self, function, position):
+        """As `_writes_argument`, found in the nodes of a `FunctionDef`."""
         arguments = function.signature.input_arg
         if len(arguments) < -position:
             return False
         handles = _handles(function, {arguments[position].name})
-        for node in function.node_def:
-            taken = [place for place, text in enumerate(_data_inputs(node))
+        return any(self._node_writes(node, handles) for node in function.node_def)
+
+    def _node_writes(self, node, handles):
+        """Whether a node of a function writes the variable of any of `handles`, see `_handles`."""
+        if node.op in _LEAVE:
+            return False
+        inputs = _data_inputs(node)
+        positions = [index - len(inputs) for index, text in enumerate(inputs)
                      if producer(text) in handles]
-            if not taken or node.op in _LEAVE:
-                continue
-            called = self._library.called_by(node)
-            count = len(_data_inputs(node))
-            if not called or any(self._writes_argument(name, place - count)
-                                 for name in called for place in taken):
-                return True
-        return False
+        if not positions:
+            return False
+        functions = self._library.called_by(node)
+        if not functions:
+            return True
+        return any(self._any_writes(functions, position) for position in positions)
+
+
+def _takes_reference(op, position):
+    """Whether an operation takes its input at that position as a reference, not as its value."""
+    arguments = op.op_def.input_arg
+    return len(arguments) == len(op.inputs) and arguments[position].is_ref
+
+
+def _variables_handed_on(op):
+    """The outputs of an operation that are the variable which it takes: a list."""
+    if op.type not in HAND_ON:
+        return []
+    return [tensor for tensor in op.outputs if is_variable(tensor)]
 
 
 def _handles(function, arguments):
     """The names of arguments that are handles of variables, and of the nodes that pass one on."""
-    return _spread(arguments, function,
-                   lambda node: _data_inputs(node) if node.op in HAND_ON else ())
+    def inputs_handed_on(node):
+        return _data_inputs(node) if node.op in HAND_ON else ()
+    return _with_followers(arguments, function, inputs_handed_on)
 
 
-def _spread(names, function, taken):
-    """The names, and those of all nodes that have one among their inputs `taken`: a set."""
-    names, before = set(names), None
-    while before != len(names):
-        before = len(names)
-        names.update(node.name for node in function.node_def
-                     if names.intersection(map(producer, taken(node))))
-    return names
+def _with_followers(names, function, inputs_of_node):
+    """Some names in a `FunctionDef`, and those of all nodes that follow from them: a set.
+
+    `inputs_of_node` is a function from a node to those of its inputs that count.
+    """
+    found = set(names)
+    size_before = None
+    while size_before != len(found):
+        size_before = len(found)
+        for node in function.node_def:
+            if _takes_any(inputs_of_node(node), found):
+                found.add(node.name)
+    return found
+
+
+def _takes_any(inputs, names):
+    """Whether any of some inputs of a node comes from the nodes or arguments of these names."""
+    return any(producer(text) in names for text in inputs)
 
 
 def _data_inputs(node):
@@ -202,31 +248,38 @@ def _data_inputs(node):
     return [text for text in node.input if not text.startswith('^')]
 
 
-def without_writes(function, positions):
+def without_writes(function: typing.Any, positions: typing.Iterable[int]) -> typing.Any:
     """The `FunctionDef` without the operations that assign to some of its arguments, the handles of
     variables at these positions, counted from the last (-1). None where the function returns a
     value that it has read after a write, or writes otherwise than by an assignment of its own."""
-    handles = _handles(function, {
-        function.signature.input_arg[position].name for position in positions})
-    takers = [node for node in function.node_def
-              if handles.intersection(map(producer, _data_inputs(node)))]
-    writes = {node.name for node in takers if node.op in SETS or node.op in ADDS}
-    if any(node.op not in _LEAVE and node.name not in writes for node in takers):
+    arguments = function.signature.input_arg
+    handles = _handles(function, {arguments[position].name for position in positions})
+    takers = [node for node in function.node_def if _takes_any(_data_inputs(node), handles)]
+    writes = names_of(node for node in takers if node.op in SETS or node.op in ADDS)
+    others = [node for node in takers if node.name not in writes]
+    if any(node.op not in _LEAVE for node in others):
         return None
-    late = _spread(writes, function, lambda node: node.input).intersection(
-        node.name for node in takers) - writes
-    if not _spread(late, function, _data_inputs).isdisjoint(map(producer, function.ret.values())):
+    after_writes = _with_followers(writes, function, lambda node: node.input)
+    late_reads = after_writes & names_of(others)
+    computed_from_late_reads = _with_followers(late_reads, function, _data_inputs)
+    if _takes_any(function.ret.values(), computed_from_late_reads):
         return None
     changed = type(function)()
     changed.CopyFrom(function)
-    for node in list(changed.node_def):
-        if node.name in writes:
-            changed.node_def.remove(node)
-            continue
-        kept = [text for text in node.input if text.lstrip('^') not in writes]
-        del node.input[:]
-        node.input.extend(kept)
-    for name in [key for key, value in changed.control_ret.items() if value in writes]:
-        del changed.control_ret[name]
-        changed.signature.control_output.remove(name)
+    _remove_nodes(changed, writes)
     return changed
+
+
+def _remove_nodes(function, names):
+    """Removes the nodes of these names, which are only waited for, from a `FunctionDef`."""
+    for node in list(function.node_def):
+        if node.name in names:
+            function.node_def.remove(node)
+            continue
+        inputs = [text for text in node.input if text.lstrip('^') not in names]
+        del node.input[:]
+        node.input.extend(inputs)
+    for name, node_name in list(function.control_ret.items()):
+        if node_name in names:
+            del function.control_ret[name]
+            function.signature.control_output.remove(name)

@@ -7,76 +7,131 @@ them with the original operations. Operations that draw random numbers, write or
 """
 
 import collections
+import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import InvalidArgumentError
-from towers.graph.graph_walk import inputs_of
+from towers.graph.graph_walk import inputs_of, names_of, producers_of
 from towers.graph.op_types import SIZES
 from towers.placement.tower_device import current_tower_device, follows_tower
-from towers.recompute.segments import best_cuts, repeatable_operations, segments
+from towers.recompute.segments import best_cuts, cut_into_segments, repeatable_operations
 
-Recomputed = collections.namedtuple('Recomputed', 'segments operations')
-"""How many segments of a tower's forward pass are recomputed, and how many operations in them."""
+_EXAMPLES = 3  # of names, in an error
 
 
-def rewrite(keep, forward, backward, root):
-    """Rewrites the backward pass of one tower of name scope `root`: `Recomputed`. `keep` is as of
-    `Memory.recompute`; an unknown name in it is an `InvalidArgumentError`. `forward` and `backward`
-    are operations in the order of making."""
+class Recomputed(typing.NamedTuple):
+    """How much of a tower's forward pass is recomputed.
+
+    Attributes:
+      segments: the number of segments.
+      operations: the number of operations in them that run again.
+    """
+    segments: int
+    operations: int
+
+
+class _Use(typing.NamedTuple):
+    """A place where the backward pass takes a tensor of the forward pass."""
+    op: tf.Operation
+    position: int  # of the tensor among the operation's inputs
+
+
+def rewrite(keep: typing.Union[None, str, typing.Sequence[str]],
+            forward: typing.List[tf.Operation], backward: typing.List[tf.Operation],
+            root: str) -> Recomputed:
+    """Rewrites the backward pass of one tower.
+
+    Args:
+      keep: which results to keep, as of `Memory.recompute`.
+      forward: the operations of the forward pass, in the order of making.
+      backward: those of the backward pass.
+      root: the tower's name scope, with a slash at its end; or ''.
+
+    Raises:
+      InvalidArgumentError: `keep` has a name that is not in the model; or the model computes with
+        a trained reference variable.
+    """
     if keep is None:
-        return Recomputed(0, 0)
-    takers = _takers(backward, {op.name for op in forward})
-    operations = repeatable_operations(forward, set(takers), keep == 'auto')
-    cuts = best_cuts(operations, set(takers)) if keep == 'auto' else _cuts_after(
-        keep, operations, forward, root)
-    stages = getattr(current_tower_device(forward[0].graph), 'stages', ())
-    parts, kept = segments(operations, cuts, stages)
-    if not parts:
-        return Recomputed(0, 0)
-    order = _Order(backward)
-    scope = forward[0].graph.unique_name('recompute')  # within the tower's scope
-    count = sum(_rewrite('%s/segment_%d/' % (scope, number), part, kept, takers, order, root,
-                         stages) for number, part in enumerate(parts))
-    return Recomputed(len(parts), count)
+        return Recomputed(segments=0, operations=0)
+    uses = _uses_of_forward(backward, names_of(forward))
+    operations = repeatable_operations(forward, set(uses), keeps_small=keep == 'auto')
+    if keep == 'auto':
+        cuts = best_cuts(operations, set(uses))
+    else:
+        cuts = _cuts_after(keep, operations, forward, root)
+    graph = forward[0].graph
+    stages = getattr(current_tower_device(graph), 'stages', ())
+    segments, kept = cut_into_segments(operations, cuts, stages)
+    if not segments:
+        return Recomputed(segments=0, operations=0)
+    rewriter = _Rewriter(backward, uses, kept, root, stages)
+    scope = graph.unique_name('recompute')  # within the tower's scope
+    count = 0
+    for number, segment in enumerate(segments):
+        count += rewriter.recompute(segment, '%s/segment_%d/' % (scope, number))
+    return Recomputed(len(segments), count)
 
 
-def _takers(backward, forward):
-    """{name of a tensor of the forward pass: [(operation, position)] of the backward pass}, without
-    operations that wait for no gradient: they run with the forward pass."""
-    made = {op.name for op in backward}
-    takers = collections.defaultdict(list)
+def _uses_of_forward(backward, forward_names):
+    """The uses of each tensor of the forward pass in the backward pass: `{name: [_Use]}`.
+
+    Operations that wait for no gradient do not count: they run with the forward pass. Neither do
+    those that take the size of a tensor alone: they run as soon as the tensor is there.
+    """
+    backward_names = names_of(backward)
+    uses = collections.defaultdict(list)
     for op in backward:
-        # What takes only the size of a tensor runs as soon as the tensor is there.
-        if op.type in SIZES or compat.in_control_flow(op) or not made & _sources(op):
+        if op.type in SIZES or compat.in_control_flow(op):
+            continue
+        if backward_names.isdisjoint(_sources(op)):
             continue
         for position, tensor in enumerate(op.inputs):
-            if tensor.op.name in forward:
-                takers[tensor.name].append((op, position))
-    return takers
+            if tensor.op.name in forward_names:
+                uses[tensor.name].append(_Use(op, position))
+    return uses
 
 
 def _cuts_after(keep, operations, forward, root):
-    """The places to cut that keep the results of some names: after the last operation of each."""
+    """The cuts that keep the results of some names: after the last operation of each.
+
+    Args:
+      keep: names of operations or scopes of the model.
+      operations: the operations that may be computed again; the cuts are places in this list.
+      forward: all operations of the forward pass.
+      root: the tower's name scope, with a slash at its end; or ''.
+
+    Raises:
+      InvalidArgumentError: the model has no operation or scope of a name.
+    """
     cuts = set()
     for name in keep:
-        full = root + name.rstrip('/')
-        own = {op.name for op in forward if op.name == full or op.name.startswith(full + '/')}
-        if not own:
+        full_name = root + name.rstrip('/')
+        named = {op.name for op in forward
+                 if op.name == full_name or op.name.startswith(full_name + '/')}
+        if not named:
             raise InvalidArgumentError(
                 'recompute=%r has %r, and the model has no operation or scope of this name: '
                 'expected names as in the graph, such as %s.' % (
-                    keep, name, ', '.join(list(dict.fromkeys(
-                        repr(op.name[len(root):].split('/')[0]) for op in operations or forward
-                        if op.name.startswith(root)))[:3])))
-        places = [index for index, op in enumerate(operations) if op.name in own]
-        cuts.update(places[-1:])
-    return sorted(cut for cut in cuts if cut + 1 < len(operations))
+                    keep, name, _some_names(operations or forward, root)))
+        places = [place for place, op in enumerate(operations) if op.name in named]
+        if places:
+            cuts.add(places[-1])
+    end = len(operations) - 1  # nothing is behind it
+    return sorted(cuts - {end})
+
+
+def _some_names(operations, root):
+    """A text with the first names, within the scope `root`, of some operations or their scopes."""
+    names = [op.name[len(root):].split('/')[0] for op in operations if op.name.startswith(root)]
+    different = list(dict.fromkeys(names))
+    return ', '.join(repr(name) for name in different[:_EXAMPLES])
 
 
 def _sources(op):
-    return {each.name for each in inputs_of(op)}
+    """The names of the operations that an operation waits for: a set."""
+    return names_of(inputs_of(op))
 
 
 class _Order:
@@ -84,83 +139,171 @@ class _Order:
 
     def __init__(self, backward):
         self._operations = {op.name: op for op in backward}
-        self._takers = collections.defaultdict(set)
+        self._followers = collections.defaultdict(set)  # name -> names of those that wait for it
         for op in backward:
-            for name in _sources(op) & self._operations.keys():
-                self._takers[name].add(op.name)
+            for source in self._sources_within(op):
+                self._followers[source].add(op.name)
 
-    def make_wait(self, taking):
-        """The operations that the first ones among `taking` wait for; from now on all of them do. A
-        first one waits for no other of them, also not through what is recomputed for another
-        segment: else two segments would wait for each other for ever."""
-        stack = [op.name for op in taking]
-        after = set(stack)
-        while stack:
-            new = self._takers[stack.pop()] - after
-            after |= new
-            stack.extend(new)
-        before = [_sources(op) & self._operations.keys() for op in taking]
-        gradients = sorted(set().union(*(names for names in before if after.isdisjoint(names))))
+    def _sources_within(self, op):
+        return _sources(op) & self._operations.keys()
+
+    def make_wait(self, users: typing.List[tf.Operation]) -> typing.List[tf.Operation]:
+        """The gradients that come into a segment, for which all its users are to wait from now on.
+
+        These are what the first of the users wait for. A first one waits for no other of them, also
+        not through what is recomputed for another segment: else two segments would wait for each
+        other for ever.
+
+        Args:
+          users: the operations of the backward pass that take tensors of the segment.
+        """
+        user_names = names_of(users)
+        users_and_followers = user_names | self._all_followers(user_names)
+        gradients = set()
+        for op in users:
+            sources = self._sources_within(op)
+            is_first = users_and_followers.isdisjoint(sources)
+            if is_first:
+                gradients |= sources
         for name in gradients:
-            self._takers[name].update(op.name for op in taking)
-        return [self._operations[name] for name in gradients]
+            self._followers[name] |= user_names
+        return [self._operations[name] for name in sorted(gradients)]
+
+    def _all_followers(self, names):
+        """The names of the operations that wait for any of some, directly or not: a set."""
+        stack = list(names)
+        found = set()
+        while stack:
+            unseen = self._followers[stack.pop()] - found
+            found |= unseen
+            stack.extend(unseen)
+        return found
 
 
-def _rewrite(scope, operations, kept, takers, order, root, stages):
-    """Recomputes the tensors of a segment that the backward pass takes, and gives it these; returns
-    the number of recomputed operations."""
-    wanted = collections.OrderedDict(
-        (tensor.name, tensor) for op in operations for tensor in op.outputs
-        if tensor.name in takers and tensor.name not in kept)
-    needed, again = set(wanted), collections.deque()
-    for op in reversed(operations):
-        if needed.intersection(tensor.name for tensor in op.outputs):
-            again.appendleft(op)
-            needed.update(tensor.name for tensor in op.inputs if tensor.name not in kept)
-    if not wanted:
-        return 0
-    gradients = order.make_wait(
-        {op.name: op for name in wanted for op, _ in takers[name]}.values())
-    recomputed = _recomputed(again, kept, scope, root, stages)
-    made = {op.name for op in recomputed.values()}
-    for op in recomputed.values():
-        if not any(tensor.op.name in made for tensor in op.inputs):
-            compat.add_control_inputs(op, gradients)
-    for name, tensor in wanted.items():
-        for op, position in takers[name]:
-            compat.replace_input(
-                op, position, recomputed[tensor.op.name].outputs[tensor.value_index])
-    return len(recomputed)
+class _Rewriter:
+    """Makes one tower's backward pass take recomputed tensors, segment by segment."""
 
+    def __init__(self, backward: typing.List[tf.Operation],
+                 uses: typing.Dict[str, typing.List[_Use]], kept: typing.Set[str], root: str,
+                 stages: typing.Sequence[str]):
+        """
+        Args:
+          backward: the operations of the backward pass.
+          uses: for the name of a tensor, where the backward pass takes it.
+          kept: names of the tensors that segments take from other ones.
+          root: the tower's name scope, with a slash at its end; or ''.
+          stages: the devices of the tower's stages; () without stages.
+        """
+        self._order = _Order(backward)
+        self._uses = uses
+        self._kept = kept
+        self._root = root
+        self._stages = stages
 
-def _recomputed(operations, kept, scope, root, stages):
-    """{name of an operation of a segment: its recomputed operation, on the same stage}, made of
-    kept tensors and of those from outside of the segment."""
-    graph, graph_def, outside = operations[0].graph, tf.GraphDef(), {}
-    graph_def.versions.CopyFrom(graph.graph_def_versions)
-    names = {op.name: op.name[len(root):] if op.name.startswith(root) else 'outside/' + op.name
-             for op in operations}  # a model may leave its scope, by tf.name_scope(None)
-    for op in operations:
-        node = graph_def.node.add()
-        node.CopyFrom(op.node_def)
-        node.name = names[op.name]
-        node.attr.pop('_class', None)
-        node.device = '' if follows_tower(op) else op.device
-        del node.input[:]
-        for tensor in op.inputs:
-            if tensor.op.name in names and tensor.name not in kept:
-                node.input.append('%s:%d' % (names[tensor.op.name], tensor.value_index))
-            else:
-                key = outside.setdefault(tensor.name, ('kept/%d:0' % len(outside), tensor))[0]
-                node.input.append(key)
-    with tf.name_scope(None):
-        tf.import_graph_def(graph_def, dict(outside.values()), name=scope.rstrip('/'))
-    recomputed = collections.OrderedDict()
-    for op in operations:
-        again = graph.get_operation_by_name(scope + names[op.name])
-        for old, new in zip(op.outputs, again.outputs):
+    def recompute(self, segment: typing.List[tf.Operation], scope: str) -> int:
+        """Recomputes the tensors of a segment that the backward pass takes, and gives it these.
+
+        Args:
+          segment: the operations of the segment.
+          scope: the name scope of the recomputed operations, with a slash at its end.
+
+        Returns:
+          The number of recomputed operations.
+        """
+        wanted = self._wanted_of(segment)
+        if not wanted:
+            return 0
+        users = {}
+        for tensor in wanted:
+            users.update((use.op.name, use.op) for use in self._uses[tensor.name])
+        gradients = self._order.make_wait(list(users.values()))
+        copies = self._copies_of(self._needed_for(wanted, segment), scope)
+        copy_names = names_of(copies.values())
+        for op in copies.values():
+            begins = copy_names.isdisjoint(names_of(producers_of(op)))
+            if begins:
+                compat.add_control_inputs(op, gradients)
+        for tensor in wanted:
+            recomputed = copies[tensor.op.name].outputs[tensor.value_index]
+            for use in self._uses[tensor.name]:
+                compat.replace_input(use.op, use.position, recomputed)
+        return len(copies)
+
+    def _wanted_of(self, segment):
+        """The tensors of a segment that the backward pass takes and that are not kept: a list."""
+        wanted = []
+        for op in segment:
+            for tensor in op.outputs:
+                if tensor.name in self._uses and tensor.name not in self._kept:
+                    wanted.append(tensor)
+        return wanted
+
+    def _needed_for(self, wanted, segment):
+        """The operations of a segment that compute tensors from the kept ones, in their order."""
+        needed_tensors = names_of(wanted)
+        needed = collections.deque()
+        for op in reversed(segment):
+            if needed_tensors.isdisjoint(names_of(op.outputs)):
+                continue
+            needed.appendleft(op)
+            needed_tensors |= names_of(op.inputs) - self._kept
+        return list(needed)
+
+    def _copies_of(self, operations, scope):
+        """Copies of operations of a segment, each on its stage: `{name of the operation: its copy}`.
+
+        A copy takes the copies' results, but for kept tensors and those from outside of the
+        segment, which it takes themselves.
+        """
+        graph = operations[0].graph
+        names = {op.name: self._name_in_scope(op) for op in operations}
+        graph_def = tf.GraphDef()
+        graph_def.versions.CopyFrom(graph.graph_def_versions)
+        outside_keys = {}  # name of a tensor from outside -> what it is called in `graph_def`
+        outside_tensors = {}  # what it is called in `graph_def` -> the tensor
+        for op in operations:
+            inputs = []
+            for tensor in op.inputs:
+                if tensor.op.name in names and tensor.name not in self._kept:
+                    inputs.append('%s:%d' % (names[tensor.op.name], tensor.value_index))
+                else:
+                    key = outside_keys.setdefault(tensor.name, 'kept/%d:0' % len(outside_keys))
+                    outside_tensors[key] = tensor
+                    inputs.append(key)
+            _add_copied_node(graph_def, op, names[op.name], inputs)
+        with tf.name_scope(None):
+            tf.import_graph_def(graph_def, outside_tensors, name=scope.rstrip('/'))
+        copies = collections.OrderedDict()
+        for op in operations:
+            copy = graph.get_operation_by_name(scope + names[op.name])
+            self._finish_copy(op, copy)
+            copies[op.name] = copy
+        return copies
+
+    def _name_in_scope(self, op):
+        """The name of an operation's copy, below the scope of its segment."""
+        if op.name.startswith(self._root):
+            return op.name[len(self._root):]
+        return 'outside/' + op.name  # a model may leave its scope, by tf.name_scope(None)
+
+    def _finish_copy(self, op, copy):
+        """Gives a copy the static shapes of an operation, and its stage."""
+        for old, new in zip(op.outputs, copy.outputs):
             new.set_shape(old.shape)
-        if op.device in stages:  # the scope around the backward pass is that of the first stage
-            compat.set_device(again, op.device)
-        recomputed[op.name] = again
-    return recomputed
+        if op.device in self._stages:
+            # The scope around the backward pass is that of the first stage.
+            compat.set_device(copy, op.device)
+
+
+def _add_copied_node(graph_def, op, name, inputs):
+    """Adds an operation to a `GraphDef` under a name, with inputs, free to be on any device.
+
+    It keeps its device only where the model has put it there, whichever tower it is in.
+    """
+    node = graph_def.node.add()
+    node.CopyFrom(op.node_def)
+    node.name = name
+    node.attr.pop('_class', None)
+    node.device = '' if follows_tower(op) else op.device
+    del node.input[:]
+    node.input.extend(inputs)

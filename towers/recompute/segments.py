@@ -7,8 +7,10 @@ layers of equal size and about sqrt(n) segments, the kept tensors and one segmen
 layers large each (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost").
 """
 
+import collections
 import itertools
 import math
+import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -16,6 +18,7 @@ import tensorflow.compat.v1 as tf
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
 from towers.graph.edit import functions_of
+from towers.graph.graph_walk import names_of, producers_of
 from towers.graph.op_types import RESHAPES
 from towers.graph.variable_access import REFERENCE_VARIABLES
 
@@ -23,148 +26,283 @@ from towers.graph.variable_access import REFERENCE_VARIABLES
 _PYTHON = frozenset(['PyFunc', 'PyFuncStateless', 'EagerPyFunc'])
 # Bytes; tensors up to this size (shapes, counts, scalars) are kept where nobody says what to keep.
 _SMALL = 1024
+_UNKNOWN_DIMENSION = 16
+_SIZES_TRIED = 30  # of segments, from the whole forward pass down to one operation
+
+
+# ---- which operations may run twice --------------------------------------------------------------
+
+def repeatable_operations(forward: typing.List[tf.Operation], taken: typing.Set[str],
+                          keeps_small: bool) -> typing.List[tf.Operation]:
+    """The operations of a forward pass that are worth computing again, in the same order.
+
+    Each of them gives the same result when it runs again, and a tensor that the backward pass takes
+    is computed from it.
+
+    Args:
+      forward: the operations of the forward pass, in the order in which they were made.
+      taken: names of the tensors that the backward pass takes.
+      keeps_small: whether small floating tensors are kept. Small integers are in any case.
+
+    Raises:
+      InvalidArgumentError: the model computes with a trained reference variable.
+    """
+    place = {op.name: index for index, op in enumerate(forward)}
+    from_references = _computed_from_references(forward)
+    from_random = graph_walk.reachable_from(filter(_draws, forward), forward)
+    repeatable = collections.OrderedDict()
+    for op in forward:
+        if not _may_run_twice(op) or op.name in from_references:
+            continue
+        if _takes_a_later_result(op, place):
+            continue
+        if all(_is_kept_for_its_size(tensor, keeps_small) for tensor in op.outputs):
+            continue
+        # A mask (bool) has a fourth of the size of the random numbers that it is made from.
+        if op.name in from_random and all(tensor.dtype == tf.bool for tensor in op.outputs):
+            continue
+        repeatable[op.name] = op
+    return _those_needed(repeatable, taken)
 
 
 def _may_run_twice(op):
     """Whether an operation draws no numbers, has no state, is in no loop or branch, and calls no
     function (loops and branches of control flow v2, `tf.function`s, Python)."""
-    return bool(op.inputs) and bool(op.outputs) and not (
-        op.op_def.is_stateful or _draws(op) or graph_walk.is_control_flow(op)
-        or functions_of(op.node_def) or op.type in _PYTHON
-        or op.type == 'PlaceholderWithDefault'  # a shard, or a value of the whole batch
-        or any(tensor.dtype == tf.resource or tensor.dtype == tf.variant
-               or tensor.dtype != tensor.dtype.base_dtype  # a reference
-               for tensor in list(op.inputs) + list(op.outputs)))
+    if not op.inputs or not op.outputs:
+        return False
+    if op.op_def.is_stateful or _draws(op) or op.type in _PYTHON:
+        return False
+    if graph_walk.is_control_flow(op) or functions_of(op.node_def):
+        return False
+    if op.type == 'PlaceholderWithDefault':  # a shard, or a value of the whole batch
+        return False
+    return all(_is_plain_value(tensor) for tensor in list(op.inputs) + list(op.outputs))
 
 
 def _draws(op):
+    """Whether an operation makes random numbers, with a state or from a seed that it takes."""
     return graph_walk.is_random(op) or graph_walk.seed_position(op) is not None
 
 
-def repeatable_operations(forward, taken, keeps_small):
-    """The operations of a forward pass that may be computed again for the backward pass, in order.
+def _is_plain_value(tensor):
+    """Whether a tensor is neither a handle nor a reference, whose content may change."""
+    is_handle = tensor.dtype in (tf.resource, tf.variant)
+    is_reference = tensor.dtype != tensor.dtype.base_dtype
+    return not is_handle and not is_reference
 
-    A tensor in `taken` is computed from each. With `keeps_small`, small floating tensors are kept,
-    as small integers are. Raises `InvalidArgumentError` where the model computes with a trained
-    reference variable.
-    """
-    place, repeatable = {op.name: index for index, op in enumerate(forward)}, {}
-    random = graph_walk.reachable_from(filter(_draws, forward), forward)
-    references = _computed_from_references(forward)
-    for index, op in enumerate(forward):
-        if not _may_run_twice(op) or op.name in references or any(
-                place.get(tensor.op.name, -1) > index for tensor in op.inputs):
-            continue
-        if all(size_of(tensor) <= _SMALL and (keeps_small or not tensor.dtype.is_floating)
-               for tensor in op.outputs):
-            continue
-        # A mask (bool) has a fourth of the size of the random numbers that it is made from.
-        if op.name in random and all(tensor.dtype == tf.bool for tensor in op.outputs):
-            continue
-        repeatable[op.name] = op
-    needed = {name for name, op in repeatable.items()
-              if any(tensor.name in taken for tensor in op.outputs)}
-    for name in reversed(list(repeatable)):
-        if name in needed:
-            needed.update(tensor.op.name for tensor in repeatable[name].inputs
-                          if tensor.op.name in repeatable)
+
+def _takes_a_later_result(op, place):
+    """Whether an operation was given the result of one that was made after it, as in a loop."""
+    return any(place.get(tensor.op.name, -1) > place[op.name] for tensor in op.inputs)
+
+
+def _is_kept_for_its_size(tensor, keeps_small):
+    """Whether a tensor is so small that it is kept: an integer, or any with `keeps_small`."""
+    if size_of(tensor) > _SMALL:
+        return False
+    return keeps_small or not tensor.dtype.is_floating
+
+
+def _those_needed(repeatable, taken):
+    """The operations, of a dict by name, from which a tensor in `taken` is computed: a list."""
+    needed = set()
+    for name, op in reversed(list(repeatable.items())):
+        if name in needed or names_of(op.outputs) & taken:
+            needed.add(name)
+            needed |= names_of(producers_of(op))
     return [op for name, op in repeatable.items() if name in needed]
 
 
 def _computed_from_references(forward):
-    """Names of operations computed from reference variables, whose memory may hold another value
-    when it is read again; raises for trained ones, made before the towers on TF 1."""
-    names, operations = {op.name for op in forward}, forward[0].graph.get_operations()
+    """Names of the operations of the graph that are computed from reference variables.
+
+    The memory of such a variable may hold another value when it is read again. Variables that the
+    towers make are no references; those made before the towers on TF 1 may be.
+
+    Raises:
+      InvalidArgumentError: the model computes with a trained reference variable.
+    """
+    operations = forward[0].graph.get_operations()
     sources = [op for op in operations if op.type in REFERENCE_VARIABLES]
-    found = graph_walk.reachable_from(sources, operations) if sources else set()
-    for op in (variable.op for variable in tf.trainable_variables()) if found & names else ():
-        if op.name in found and names & graph_walk.reachable_from([op], operations):
+    if not sources:
+        return set()
+    computed = graph_walk.reachable_from(sources, operations)
+    forward_names = names_of(forward)
+    if computed.isdisjoint(forward_names):
+        return computed
+    for variable in tf.trainable_variables():
+        if variable.op.name not in computed:
+            continue
+        if forward_names & graph_walk.reachable_from([variable.op], operations):
             raise InvalidArgumentError(
                 'recompute=, and the model computes with the reference variable %s, which may hold '
                 'another value when it is read again: make it with use_resource=True, or in the '
-                'model function.' % op.name)
-    return found
+                'model function.' % variable.op.name)
+    return computed
 
+
+# ---- where to cut --------------------------------------------------------------------------------
 
 def size_of(tensor: tf.Tensor) -> int:
     """Bytes of a tensor; an unknown dimension counts as 16, a tensor of unknown rank as 2 kB."""
     if tensor.shape.ndims is None:
         return 2 * _SMALL
-    return tensor.dtype.size * int(np.prod(
-        [16 if side is None else side for side in tensor.shape.as_list()], dtype=np.int64))
+    sides = [_UNKNOWN_DIMENSION if side is None else side for side in tensor.shape.as_list()]
+    return tensor.dtype.size * int(np.prod(sides, dtype=np.int64))
 
 
-def crossing_bytes(operations, others):
-    """For each operation of a list, bytes of the tensors made up to it that later ones take; with
-    `others`, also of those made elsewhere (the input, a variable's value), from the first that
-    takes them."""
+def crossing_bytes(operations: typing.List[tf.Operation], others: bool) -> typing.List[int]:
+    """Bytes that have to be kept where a list of operations is cut, for a cut after each of them.
+
+    These are the tensors that operations up to the cut make and operations behind it take.
+
+    Args:
+      operations: the operations, in the order in which they were made.
+      others: whether tensors made elsewhere (the input, a variable's value) count, too: from the
+        first operation that takes them.
+    """
     place = {op.name: index for index, op in enumerate(operations)}
-    made, last, tensors = {}, {}, {}
+    tensors = {}
+    first_place = {}
+    last_place = {}
     for index, op in enumerate(operations):
         for tensor in op.inputs:
-            if tensor.op.name in place or others and (
-                    tensor.op.type != 'Const' and tensor.dtype != tf.resource):
-                tensors[tensor.name] = tensor
-                made.setdefault(tensor.name, place.get(tensor.op.name, index))
-                last[tensor.name] = index
-    change = [0] * (len(operations) + 1)
+            is_made_here = tensor.op.name in place
+            if not is_made_here and not (others and _takes_memory(tensor)):
+                continue
+            tensors[tensor.name] = tensor
+            first_place.setdefault(tensor.name, place.get(tensor.op.name, index))
+            last_place[tensor.name] = index
+    change = [0] * len(operations)  # of the bytes, from the cut before an operation to that after
     for name, tensor in tensors.items():
-        if last[name] > made[name]:
-            change[made[name]] += size_of(tensor)
-            change[last[name]] -= size_of(tensor)
-    return list(itertools.accumulate(change[:-1]))
+        if last_place[name] > first_place[name]:
+            change[first_place[name]] += size_of(tensor)
+            change[last_place[name]] -= size_of(tensor)
+    return list(itertools.accumulate(change))
 
 
-def best_cuts(operations, taken):
-    """The cuts of the least cost among those for thirty sizes of segments: the places of the last
-    operations of all segments but the last one. The cost is the bytes kept at the cuts plus those
-    of the largest segment."""
+def _takes_memory(tensor):
+    return tensor.op.type != 'Const' and tensor.dtype != tf.resource
+
+
+def best_cuts(operations: typing.List[tf.Operation], taken: typing.Set[str]) -> typing.List[int]:
+    """The cheapest cuts among those for thirty sizes of segments.
+
+    A cut is the place of the last operation of a segment; the last segment has none. The cost is
+    the bytes kept at the cuts plus those of the largest segment.
+
+    Args:
+      operations: the operations that may be computed again, in the order of making.
+      taken: names of the tensors that the backward pass takes.
+    """
     crossing = crossing_bytes(operations, others=False)
-    weight = [0 if op.type in RESHAPES else sum(
-        size_of(tensor) for tensor in op.outputs if tensor.name in taken) for op in operations]
-    total = sum(weight)
-
-    def cost(cuts):
-        bounds = [0] + [cut + 1 for cut in cuts] + [len(weight)]
-        return sum(crossing[cut] for cut in cuts) + max(
-            sum(weight[start:end]) for start, end in zip(bounds, bounds[1:]))
-    return min([[]] + [
-        _cuts_at(crossing, weight, total * math.exp(-step * math.log(len(weight) + 1) / 30))
-        for step in range(1, 31)] * bool(total), key=cost)
+    recomputed = [_recomputed_bytes(op, taken) for op in operations]
+    total = sum(recomputed)
+    candidates = [[]]
+    if total:
+        for step in range(1, _SIZES_TRIED + 1):
+            fraction = math.exp(-step * math.log(len(operations) + 1) / _SIZES_TRIED)
+            candidates.append(_cuts_at(crossing, recomputed, total * fraction))
+    return min(candidates, key=lambda cuts: _cost(cuts, crossing, recomputed))
 
 
-def _cuts_at(crossing, weight, largest):
-    """The cuts into segments of about `largest` bytes, each where the fewest bytes cross."""
-    cuts, start, total = [], 0, 0
-    for index, each in enumerate(weight):
-        total += each
-        if total <= largest or index + 1 == len(weight):
+def _recomputed_bytes(op, taken):
+    """Bytes of an operation's results that are in memory while its segment is differentiated."""
+    if op.type in RESHAPES:  # the memory of its input
+        return 0
+    return sum(size_of(tensor) for tensor in op.outputs if tensor.name in taken)
+
+
+def _cost(cuts, crossing, recomputed):
+    """Bytes kept at the cuts, plus those of the largest segment between them."""
+    bounds = [0] + [cut + 1 for cut in cuts] + [len(recomputed)]
+    segment_bytes = [sum(recomputed[start:end]) for start, end in zip(bounds, bounds[1:])]
+    return sum(crossing[cut] for cut in cuts) + max(segment_bytes)
+
+
+def _cuts_at(crossing, recomputed, largest):
+    """The cuts into segments of about `largest` bytes, each where the fewest bytes cross.
+
+    `crossing` has the bytes that cross behind each operation, `recomputed` those of its results.
+    """
+    cuts = []
+    start = 0  # of the segment
+    segment_bytes = 0
+    for index, op_bytes in enumerate(recomputed):
+        segment_bytes += op_bytes
+        is_last = index + 1 == len(recomputed)
+        if segment_bytes <= largest or is_last:
             continue
         # The cut is in the second half of the stretch, since more cuts cost more, too.
-        half, seen = start, 0
-        while half < index and seen < total / 2:
-            seen += weight[half]
-            half += 1
-        cuts.append(min(range(half, index + 1), key=lambda place: (crossing[place], -place)))
-        start = cuts[-1] + 1
-        total = sum(weight[start:index + 1])
+        half = _half_way(recomputed, start, index, segment_bytes)
+        cut = min(range(half, index + 1), key=lambda place: (crossing[place], -place))
+        cuts.append(cut)
+        start = cut + 1
+        segment_bytes = sum(recomputed[start:index + 1])
     return cuts
 
 
-def segments(operations, cuts, stages):
-    """The segments to recompute, all but the last one; and the names of the tensors that are kept.
+def _half_way(recomputed, start, end, total):
+    """The first place from `start` on before which half of the `total` bytes are; `end` at most."""
+    place = start
+    passed = 0
+    while place < end and passed < total / 2:
+        passed += recomputed[place]
+        place += 1
+    return place
+
+
+# ---- the segments --------------------------------------------------------------------------------
+
+class Segments(typing.NamedTuple):
+    """How a forward pass is recomputed.
+
+    Attributes:
+      recomputed: the operations of each segment but the last one, with which the backward pass
+        begins.
+      kept: names of the tensors that a segment takes from another one.
+    """
+    recomputed: typing.List[typing.List[tf.Operation]]
+    kept: typing.Set[str]
+
+
+def cut_into_segments(operations: typing.List[tf.Operation], cuts: typing.List[int],
+                      stages: typing.Sequence[str]) -> Segments:
+    """Cuts operations into segments.
 
     Tensors that go from stage to stage are kept, so that no stage sends an activation again.
+
+    Args:
+      operations: the operations that may be computed again, in the order of making.
+      cuts: the place of the last operation of each segment but the last.
+      stages: the devices of the tower's stages; () without stages.
     """
-    there = None  # operations that the model has put on a device of no stage open no segment
-    for place, op in enumerate(operations):
-        if op.device in stages and cuts:
-            if there not in (None, op.device):
-                cuts = cuts + [place - 1]
-            there = op.device
-    bounds = [0] + sorted({cut + 1 for cut in cuts}) + [len(operations)]
+    ends = set(cuts)
+    if cuts:
+        ends |= _stage_ends(operations, stages)
+    bounds = [0] + sorted(end + 1 for end in ends) + [len(operations)]
     parts = [operations[start:end] for start, end in zip(bounds, bounds[1:])]
-    of_segment = {op.name: number for number, part in enumerate(parts) for op in part}
-    kept = {tensor.name for op in operations for tensor in op.inputs
-            if of_segment.get(tensor.op.name, len(parts)) < of_segment[op.name]}
-    return parts[:-1], kept
+    segment_number = {op.name: number for number, part in enumerate(parts) for op in part}
+    kept = set()
+    for op in operations:
+        for tensor in op.inputs:
+            made_in = segment_number.get(tensor.op.name)
+            if made_in is not None and made_in < segment_number[op.name]:
+                kept.add(tensor.name)
+    return Segments(parts[:-1], kept)
+
+
+def _stage_ends(operations, stages):
+    """The places of operations after which the next one is on another stage: a set.
+
+    Operations that the model has put on a device of no stage belong to the segment around them.
+    """
+    ends = set()
+    stage = None
+    for place, op in enumerate(operations):
+        if op.device not in stages:
+            continue
+        if stage is not None and op.device != stage:
+            ends.add(place - 1)
+        stage = op.device
+    return ends
