@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.api.build import build_towers
+from towers.api.built import BuiltTowers
 from towers.arguments import check_choice, check_function
 from towers.errors import InvalidArgumentError, MissingPackageError, ModelFunctionError
 from towers.fronts.optimizer_calls import OptimizerCalls, calls_of, share_of_sum
@@ -85,29 +86,30 @@ def replicate_model_fn(model_fn: typing.Callable,
         set(tf.losses.Reduction.all()) - {tf.losses.Reduction.NONE}))
     if on_built is not None:
         check_function('on_built', on_built, 2, 'a function of the mode and of what was built')
-    takes = _arguments_of(model_fn)
+    model = _ModelFunction(model_fn)
     names = resolve_devices(devices)
     check_one_stage('replicate_model_fn', names)
     is_sum = loss_reduction == tf.losses.Reduction.SUM
 
     def replicated_model_fn(features, labels, mode, params=None, config=None):
+        """The `EstimatorSpec` of the whole batch, for `features`, `labels`, `mode`, `params` and
+        `config` as an Estimator gives them."""
         check_choice('mode', mode, sorted(_NEEDED))
         if len(names) == 1:
             with tf.device(names[0]):
-                return _spec_of(model_fn, takes, features, labels, mode, params, config)
+                return model.spec(features, labels, mode, params, config)
         trains = mode == tf.estimator.ModeKeys.TRAIN
         calls = OptimizerCalls(tf.get_default_graph(), is_sum, trains)
         specs = []
 
-        def of_tower(inputs):
+        def of_tower(inputs: dict) -> dict:
             # Its own parameters: it may remove entries from them.
-            spec = _spec_of(model_fn, takes, inputs['features'], inputs['labels'], mode,
-                            copy.copy(params), config)
+            spec = model.spec(inputs['features'], inputs['labels'], mode, copy.copy(params), config)
             specs.append(spec)
             if trains:
                 calls.check_spec(spec)
-            return dict(loss=spec.loss, predictions=_mergeable(spec),
-                        metrics=_metrics(spec) if mode == tf.estimator.ModeKeys.EVAL else None)
+            metrics = _metrics(spec) if mode == tf.estimator.ModeKeys.EVAL else None
+            return dict(loss=spec.loss, predictions=_mergeable(spec), metrics=metrics)
 
         with calls.reported_to():
             built = build_towers(
@@ -120,95 +122,125 @@ def replicate_model_fn(model_fn: typing.Callable,
     return replicated_model_fn
 
 
-def _arguments_of(model_fn):
-    """Names of the arguments that a model function takes; raises `ModelFunctionError`."""
-    if not callable(model_fn) or isinstance(model_fn, type):
-        raise ModelFunctionError('model_fn=%.80r cannot be called as the model function of an '
-                                 'Estimator.' % (model_fn,))
-    parameters = list(inspect.signature(model_fn).parameters.values())
-    bound = model_fn.keywords if isinstance(model_fn, functools.partial) else {}
-    names = {each.name for each in parameters} - set(bound)
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        names.update(('features', 'labels', 'mode'))
-    if 'features' not in names:
-        raise ModelFunctionError(
-            'model_fn=%.80r takes no argument features: expected the model function of an '
-            'Estimator, model_fn(features, labels, mode, params).' % (model_fn,))
-    return names
+class _ModelFunction:
+    """The model function of an Estimator, with the names of the arguments that it takes."""
+
+    def __init__(self, model_fn: typing.Callable):
+        """Raises `ModelFunctionError` for what is no model function."""
+        if not callable(model_fn) or isinstance(model_fn, type):
+            raise ModelFunctionError('model_fn=%.80r cannot be called as the model function of an '
+                                     'Estimator.' % (model_fn,))
+        parameters = list(inspect.signature(model_fn).parameters.values())
+        names = {parameter.name for parameter in parameters}
+        if isinstance(model_fn, functools.partial):
+            names -= set(model_fn.keywords)
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            names.update(('features', 'labels', 'mode'))
+        if 'features' not in names:
+            raise ModelFunctionError(
+                'model_fn=%.80r takes no argument features: expected the model function of an '
+                'Estimator, model_fn(features, labels, mode, params).' % (model_fn,))
+        self._function = model_fn
+        self._names = names
+
+    def spec(self, features: typing.Any, labels: typing.Any, mode: str, params: typing.Any,
+             config: typing.Any) -> typing.Any:
+        """The `EstimatorSpec` of a call with those arguments that the function takes.
+
+        Args:
+          features, labels: nests of tensors [shard, …]; labels may be None.
+          mode: one of `tf.estimator.ModeKeys`.
+          params, config: as the Estimator gives them.
+
+        Raises:
+          InvalidArgumentError: there are labels, and the function has no argument for them.
+          ModelFunctionError: the function returns no `EstimatorSpec` of this mode.
+        """
+        if labels is not None and 'labels' not in self._names:
+            raise InvalidArgumentError('the model function takes no labels, and labels=%.80r are '
+                                       'given.' % (labels,))
+        given = {'labels': labels, 'mode': mode, 'params': params, 'config': config}
+        arguments = {name: value for name, value in given.items() if name in self._names}
+        spec = self._function(features=features, **arguments)
+        if not isinstance(spec, tf.estimator.EstimatorSpec):
+            raise ModelFunctionError('the model function returned %.80r of type %s: expected a '
+                                     'tf.estimator.EstimatorSpec.' % (spec, type(spec).__name__))
+        if spec.mode != mode:
+            _check_fields(spec, mode)
+        return spec
 
 
-def _spec_of(model_fn, takes, features, labels, mode, params, config):
-    """The `EstimatorSpec` of a call of the model function with those arguments that it takes.
-
-    Raises:
-      InvalidArgumentError: there are labels, and the function has no argument for them.
-      ModelFunctionError: the function returns no `EstimatorSpec` of this mode.
-    """
-    if labels is not None and 'labels' not in takes:
-        raise InvalidArgumentError('the model function takes no labels, and labels=%.80r are '
-                                   'given.' % (labels,))
-    given = {'labels': labels, 'mode': mode, 'params': params, 'config': config}
-    spec = model_fn(features=features, **{
-        name: value for name, value in given.items() if name in takes})
-    if not isinstance(spec, tf.estimator.EstimatorSpec):
-        raise ModelFunctionError('the model function returned %.80r of type %s: expected a '
-                                 'tf.estimator.EstimatorSpec.' % (spec, type(spec).__name__))
-    # The class itself checks what its own mode needs. No predictions are an empty dict there.
-    missing = [field for field in _NEEDED[mode] if spec.mode != mode
-               and (getattr(spec, field) is None or getattr(spec, field) == {})]
+def _check_fields(spec: typing.Any, mode: str) -> None:
+    """Raises `ModelFunctionError` for an `EstimatorSpec` that lacks what `mode` needs. The class
+    itself checks what its own mode needs. No predictions are an empty dict there."""
+    missing = []
+    for field in _NEEDED[mode]:
+        value = getattr(spec, field)
+        if value is None or value == {}:
+            missing.append(field)
     if missing:
         raise ModelFunctionError(
             'the model function was called in mode %r and returned an EstimatorSpec of mode '
             '%r without %s: make the EstimatorSpec of the mode that it is called with.' % (
                 mode, spec.mode, ' and '.join(missing)))
-    return spec
 
 
-def _mergeable(spec):
+def _mergeable(spec: typing.Any) -> typing.Dict[str, typing.Any]:
     """The tensors of a spec for `build_towers` to merge: a nest of tensors [shard, …], scalars."""
-    return {'predictions': {} if spec.predictions is None else spec.predictions, 'export': {
-        name: _parts(output) for name, output in (spec.export_outputs or {}).items()}}
+    exports = {}
+    for name, output in (spec.export_outputs or {}).items():
+        exports[name] = _export_tensors(output)
+    predictions = {} if spec.predictions is None else spec.predictions
+    return {'predictions': predictions, 'export': exports}
 
 
-def _metrics(spec):
+def _metrics(spec: typing.Any) -> typing.Dict[str, tuple]:
     """The metrics of a spec, each a `(value, update_op)` pair; a Keras metric has been called."""
-    return {name: (metric.result(), tf.group(*metric.updates))
-            if hasattr(metric, 'update_state') else metric
-            for name, metric in (spec.eval_metric_ops or {}).items()}
+    metrics = {}
+    for name, metric in (spec.eval_metric_ops or {}).items():
+        is_keras = hasattr(metric, 'update_state')
+        if is_keras:
+            metrics[name] = (metric.result(), tf.group(*metric.updates))
+        else:
+            metrics[name] = metric
+    return metrics
 
 
-def _merged_spec(spec, built, is_sum):
-    """The first tower's spec, with loss, predictions, metrics and exports of the whole batch."""
+def _merged_spec(spec: typing.Any, built: BuiltTowers, is_sum: bool) -> typing.Any:
+    """The first tower's spec, with loss, predictions, metrics and exports of the whole batch.
+    `is_sum` says whether the losses of the towers are added up, or averaged."""
     loss = built.loss
     if loss is not None and is_sum:
         with only_device(built.placement.main):
             loss = weighted_mean([tower.loss for tower in built.towers],
                                  [share_of_sum(tower.size) for tower in built.towers])
     merged = built.predictions
-    changed = {'loss': loss}
+    fields = {'loss': loss}
     if spec.predictions is not None:
-        changed['predictions'] = merged['predictions']
+        fields['predictions'] = merged['predictions']
     if spec.export_outputs is not None:
-        changed['export_outputs'] = {
-            name: type(output)(**merged['export'][name])
-            for name, output in spec.export_outputs.items()}
+        fields['export_outputs'] = {name: type(output)(**merged['export'][name])
+                                    for name, output in spec.export_outputs.items()}
     if built.metrics:
-        changed['eval_metric_ops'] = built.metrics
-    return spec._replace(**changed)
+        fields['eval_metric_ops'] = built.metrics
+    return spec._replace(**fields)
 
 
-def _parts(output):
+def _export_tensors(output: typing.Any) -> typing.Dict[str, typing.Any]:
     """The tensors of an export output, by the arguments of its class."""
-    kinds = tf.estimator.export
-    for kind, names in ((kinds.ClassificationOutput, ('scores', 'classes')),
-                        (kinds.RegressionOutput, ('value',)), (kinds.PredictOutput, ('outputs',))):
-        if isinstance(output, kind):
-            return {name: getattr(output, name) for name in names
-                    if getattr(output, name) is not None}
-    raise ModelFunctionError(
-        'the model function returned the export output %r of type %s: expected a '
-        'ClassificationOutput, RegressionOutput or PredictOutput of tf.estimator.export.' % (
-            output, type(output).__name__))
+    classes = tf.estimator.export
+    if isinstance(output, classes.ClassificationOutput):
+        names = ['scores', 'classes']
+    elif isinstance(output, classes.RegressionOutput):
+        names = ['value']
+    elif isinstance(output, classes.PredictOutput):
+        names = ['outputs']
+    else:
+        raise ModelFunctionError(
+            'the model function returned the export output %r of type %s: expected a '
+            'ClassificationOutput, RegressionOutput or PredictOutput of tf.estimator.export.' % (
+                output, type(output).__name__))
+    return {name: getattr(output, name) for name in names if getattr(output, name) is not None}
 
 
 class TowerOptimizer(tf.train.Optimizer):
@@ -253,12 +285,13 @@ class TowerOptimizer(tf.train.Optimizer):
             self._optimizer = self._optimizer()
             check_optimizer(self._optimizer, 'optimizer_or_optimizer_fn() of TowerOptimizer',
                             or_else='')
-        return (self._optimizer.wrapped() if isinstance(self._optimizer, TowerOptimizer)
-                else self._optimizer)
+        if isinstance(self._optimizer, TowerOptimizer):
+            return self._optimizer.wrapped()
+        return self._optimizer
 
     @property
-    def minimize(self):
-        """As the wrapped optimizer's. In a tower, raises an `InvalidArgumentError` for a `minimize`
+    def minimize(self) -> typing.Callable:
+        """The wrapped optimizer's `minimize`. In a tower, raises an `InvalidArgumentError` for one
         of the optimizer's own, which would clip, say, each tower's share of the gradient."""
         optimizer = self.wrapped()
         if not has_own_minimize(optimizer):
@@ -271,21 +304,27 @@ class TowerOptimizer(tf.train.Optimizer):
                 % type(optimizer).__name__)
         return optimizer.minimize
 
-    def compute_gradients(self, loss, *args, **kwargs):
-        """As the wrapped optimizer's; in a tower, for the loss times the weight of the shard."""
+    def compute_gradients(self, loss: tf.Tensor, *args: typing.Any,
+                          **kwargs: typing.Any) -> list:
+        """The wrapped optimizer's pairs; in a tower, for the loss times the weight of the shard.
+        Further arguments are the wrapped optimizer's."""
         calls = calls_of(tf.get_default_graph())
-        return self.wrapped().compute_gradients(
-            loss if calls is None else calls.weighted(loss), *args, **kwargs)
+        if calls is not None:
+            loss = calls.weighted(loss)
+        return self.wrapped().compute_gradients(loss, *args, **kwargs)
 
-    def apply_gradients(self, grads_and_vars, global_step=None, name=None, **kwargs):
-        """As the wrapped optimizer's; in a tower, the operation that stands for all towers' update.
-        Raises a `GradientError` in a branch or a loop."""
+    def apply_gradients(self, grads_and_vars: typing.Iterable, global_step: typing.Any = None,
+                        name: typing.Optional[str] = None,
+                        **kwargs: typing.Any) -> tf.Operation:
+        """The wrapped optimizer's update; in a tower, the operation that stands for all towers'
+        update. Raises a `GradientError` in a branch or a loop."""
         if name is not None:
             kwargs['name'] = name
         calls = calls_of(tf.get_default_graph())
         if calls is None:
             return self.wrapped().apply_gradients(grads_and_vars, global_step=global_step, **kwargs)
-        return calls.applied(self.wrapped(), grads_and_vars, global_step=global_step, **kwargs)
+        pairs = list(grads_and_vars)
+        return calls.applied(self.wrapped(), pairs, global_step=global_step, **kwargs)
 
     # What there is to know of the wrapped optimizer.
     get_slot = property(lambda self: self.wrapped().get_slot)

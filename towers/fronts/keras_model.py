@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_graph_mode
 from towers.errors import InvalidArgumentError, MissingPackageError
-from towers.fronts.keras_towers import KerasTowers, device_of_gradient
+from towers.fronts.keras_towers import KerasTowers, device_of_gradient, one_or_list
 from towers.graph.graph_walk import Recording
 from towers.placement.devices import check_one_stage, resolve_devices
 from towers.placement.stages import keep_stacks_with_loops
@@ -64,14 +64,14 @@ def ParallelModel(  # pylint: disable=invalid-name
       MissingPackageError: a model of Keras 3, whose `fit` does not work in graphs.
     """
     keras = _checked_keras(model)
-    devices = resolve_devices(devices)
-    check_one_stage('ParallelModel', devices)
-    model_towers = KerasTowers(model, devices)
-    base = type(keras.Model(model.inputs, model.outputs))  # on 2.15 `Functional`
+    names = resolve_devices(devices)
+    check_one_stage('ParallelModel', names)
+    model_towers = KerasTowers(model, names)
+    base: typing.Any = type(keras.Model(model.inputs, model.outputs))  # on 2.15 `Functional`
     return _parallel_class(base)(keras, model_towers)
 
 
-def _checked_keras(model):
+def _checked_keras(model: typing.Any) -> typing.Any:
     """The Keras module of a model that towers can call; else raises, see `ParallelModel`."""
     name = getattr(model, 'name', model)
     if compat.is_keras_3(model):
@@ -86,14 +86,16 @@ def _checked_keras(model):
             'ParallelModel takes a tf.keras or tf_keras model, and was given %.80r of type %s.'
             % (model, type(model).__name__))
     check_graph_mode('ParallelModel')
-    fault = _fault_of_model(model) or next(filter(None, (
-        _fault_of_part(part, keras) for part in compat.keras_parts(model))), None)
-    if fault is not None:
-        raise InvalidArgumentError('ParallelModel: the model %r %s.' % (name, fault))
+    faults = [_fault_of_model(model)]
+    if faults == [None]:
+        faults = [_fault_of_layer(layer, keras) for layer in compat.keras_parts(model)]
+    for fault in faults:
+        if fault is not None:
+            raise InvalidArgumentError('ParallelModel: the model %r %s.' % (name, fault))
     return keras
 
 
-def _fault_of_model(model):
+def _fault_of_model(model: typing.Any) -> typing.Optional[str]:
     """Why towers cannot call a model, a text that goes on from its name; None if they can."""
     or_else = 'call it in the model function of towers.build_towers'
     if not getattr(model, 'inputs', None) or not getattr(model, 'outputs', None):
@@ -114,47 +116,54 @@ def _fault_of_model(model):
     return None
 
 
-def _fault_of_part(part, keras):
-    """As `_fault_of_model`, of a model or layer that it is or holds."""
-    if isinstance(part, _ParallelMethods):
+def _fault_of_layer(layer: typing.Any, keras: typing.Any) -> typing.Optional[str]:
+    """Why towers cannot call a model that is, or holds, a layer or model of this Keras: such a text
+    or None."""
+    if isinstance(layer, _ParallelMethods):
         return 'is or holds a ParallelModel already: give its inner_model'
-    if isinstance(part, keras.Model):
+    if isinstance(layer, keras.Model):
         return None
-    if getattr(part, 'stateful', False) and hasattr(part, 'reset_states'):
+    if getattr(layer, 'stateful', False) and hasattr(layer, 'reset_states'):
         return ('has the stateful layer %r, which keeps a state for each example of a whole batch: '
                 'make it with stateful=False and pass the state as initial_state= from an input '
                 'and out as an output, or call it in the model function of towers.build_towers'
-                % part.name)
-    if getattr(part, 'metrics', None):
+                % layer.name)
+    if getattr(layer, 'metrics', None):
         return ('has the layer %r, which adds a metric: each tower would add it. Make what it is '
-                'computed from an output, and give the metric to compile(metrics=…)' % part.name)
+                'computed from an output, and give the metric to compile(metrics=…)' % layer.name)
     return None
 
 
-class _WeightsOfInner:
+_Keras: typing.Any = object  # stands for the class of Keras' that comes after a mix-in
+
+
+class _WeightsOfInner(_Keras):
     """The weights of the model inside, and whether they are trained."""
     weights = property(lambda self: self.model_towers.model.weights)
     trainable_weights = property(lambda self: self.model_towers.model.trainable_weights)
     non_trainable_weights = property(lambda self: self.model_towers.model.non_trainable_weights)
 
     @property
-    def trainable(self):
+    def trainable(self) -> bool:
+        """Whether the model inside is trained; True while Keras makes this one."""
         model_towers = self.__dict__.get('model_towers')
         return True if model_towers is None else model_towers.model.trainable
 
     @trainable.setter
-    def trainable(self, value):
+    def trainable(self, value: bool) -> None:
         model_towers = self.__dict__.get('model_towers')
         if model_towers is not None and value != model_towers.model.trainable:
             model_towers.model.trainable = value  # an equal value would change layers in it
 
 
 @functools.lru_cache(maxsize=None)
-def _layer_class(layer):
+def _layer_class(layer: typing.Any) -> type:
     """A class of layers that hold `KerasTowers`, derived from a Keras' `Layer`."""
 
-    class TowersOfModel(_WeightsOfInner, layer):  # pylint: disable=missing-docstring
-        def __init__(self, model_towers, **keywords):
+    class TowersOfModel(_WeightsOfInner, layer):
+        """The layer that calls the model in every tower, and merges what comes out."""
+
+        def __init__(self, model_towers: KerasTowers, **keywords: typing.Any):
             self.__dict__['model_towers'] = model_towers
             super().__init__(autocast=False, **keywords)  # inputs and outputs are the model's own
             self.supports_masking = True
@@ -164,22 +173,25 @@ def _layer_class(layer):
 
         # AutoGraph is for the user's layers, not for what makes towers.
         @tf.autograph.experimental.do_not_convert
-        def call(self, inputs, training=None, mask=None):  # pylint: disable=missing-docstring
+        def call(self, inputs, training=None, mask=None):
+            """The outputs [batch, …] of the model for inputs [batch, …], one or a list of each;
+            `training` and `mask` as Keras gives them."""
             inputs = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
-            masks = (list(mask) if isinstance(mask, (list, tuple)) else [mask] * len(inputs))
-            outputs, self.__dict__['merged_masks'], losses, updates = self.model_towers.on(
-                inputs, masks, training)
-            for loss in losses:
+            masks = list(mask) if isinstance(mask, (list, tuple)) else [mask] * len(inputs)
+            called = self.model_towers.on(inputs, masks, training)
+            self.__dict__['merged_masks'] = called.masks
+            for loss in called.losses:
                 self.add_loss(loss)
-            if updates:
-                self.add_update(updates)
-            return outputs if len(outputs) > 1 else outputs[0]
+            if called.updates:
+                self.add_update(called.updates)
+            return one_or_list(called.outputs)
 
-        def compute_mask(self, inputs, mask=None):  # pylint: disable=missing-docstring
-            masks = self.__dict__['merged_masks']
-            return masks if len(masks) > 1 else masks[0]
+        def compute_mask(self, inputs, mask=None):
+            """The masks of the outputs, which do not follow from `inputs` and `mask` alone."""
+            return one_or_list(self.__dict__['merged_masks'])
 
-        def get_config(self):  # pylint: disable=missing-docstring
+        def get_config(self):
+            """Raises: the layer cannot be made from a config."""
             raise _NoConfigError()
 
     return TowersOfModel
@@ -195,24 +207,24 @@ class _NoConfigError(InvalidArgumentError, NotImplementedError):
 
 
 @functools.lru_cache(maxsize=None)
-def _parallel_class(base):
-    """The class of parallel models that derives from a Keras' class of functional models."""
+def _parallel_class(base: type) -> type:
+    """The class of parallel models that derives from `base`, a Keras' functional models."""
     return type(base)('ParallelModel', (_ParallelMethods, base), {'__doc__': ParallelModel.__doc__})
 
 
 class _ParallelMethods(_WeightsOfInner):
     """The methods of every parallel model, before those of its Keras' class."""
 
-    def __init__(self, keras, model_towers):
+    def __init__(self, keras: typing.Any, model_towers: KerasTowers):
         self.__dict__['model_towers'] = model_towers
         inner = model_towers.model
         backend = compat.keras_backend_of(inner)
         backend.learning_phase()  # here, not on the first tower's device
         name = backend.unique_object_name('parallel_model', zero_based=True)
         inputs = list(inner.inputs)
-        made = _layer_class(keras.layers.Layer)(model_towers, name=name + '_towers')(
-            inputs if len(inputs) > 1 else inputs[0])
-        super().__init__(inputs=inputs, outputs=tf.nest.flatten(made), name=name)
+        layer = _layer_class(keras.layers.Layer)(model_towers, name=name + '_towers')
+        outputs = layer(one_or_list(inputs))
+        super().__init__(inputs=inputs, outputs=tf.nest.flatten(outputs), name=name)
         self.__dict__['output_names'] = list(inner.output_names)  # which Keras would track
 
     inner_model = property(lambda self: self.model_towers.model)
@@ -224,45 +236,56 @@ class _ParallelMethods(_WeightsOfInner):
         return super().__call__(*args, **keywords)
 
     def get_config(self):
+        """Raises: a parallel model cannot be made from a config."""
         raise _NoConfigError()
 
     summary = property(lambda self: self.inner_model.summary)
     save_weights = property(lambda self: self.inner_model.save_weights)
     load_weights = property(lambda self: self.inner_model.load_weights)
 
-    def save(self, *args, **keywords):
+    def save(self, *args: typing.Any, **keywords: typing.Any) -> None:
+        """Saves the model inside, with the optimizer's state unless that has one of its own; the
+        arguments are Keras'."""
         inner = self.inner_model
-        if keywords.get('include_optimizer', True) and getattr(self, 'optimizer', None) and not (
-                getattr(inner, 'optimizer', None)
-                or any(output.shape.ndims == 0 for output in inner.outputs)):
+        keeps_optimizer = keywords.get('include_optimizer', True)
+        is_compiled = getattr(self, 'optimizer', None)
+        has_own_optimizer = getattr(inner, 'optimizer', None)
+        has_scalar_output = any(output.shape.ndims == 0 for output in inner.outputs)
+        if keeps_optimizer and is_compiled and not has_own_optimizer and not has_scalar_output:
             inner.compile(self.optimizer, loss=self.loss, loss_weights=self.loss_weights)
         return inner.save(*args, **keywords)
 
-    def compile(self, *args, **keywords):
+    def compile(self, *args: typing.Any, **keywords: typing.Any) -> None:
+        """Compiles the model by Keras' arguments; raises `InvalidArgumentError` for an optimizer
+        that does not train in graph mode."""
         super().compile(*args, **keywords)
-        if getattr(self, 'optimizer', None) and not hasattr(self.optimizer, 'get_updates'):
+        optimizer = getattr(self, 'optimizer', None)
+        if optimizer and not hasattr(optimizer, 'get_updates'):
+            name = type(optimizer).__name__
             raise InvalidArgumentError(
                 'compile(optimizer=%s(…)): Keras trains in graph mode by optimizers with '
                 'get_updates: give keras.optimizers.legacy.%s, a name such as %r, or a '
-                'tf.train.Optimizer.' % ((type(self.optimizer).__name__,) * 2
-                                         + (type(self.optimizer).__name__.lower(),)))
+                'tf.train.Optimizer.' % (name, name, name.lower()))
 
     def get_updates_for(self, inputs):
-        frozen = {op for layer, op in self.model_towers.updates
-                  if not layer.trainable and not getattr(layer, 'stateful', False)}
+        """The updates that depend on these `inputs`, as Keras', without those of frozen layers."""
+        frozen = set()
+        for layer, op in self.model_towers.updates:
+            if not layer.trainable and not getattr(layer, 'stateful', False):
+                frozen.add(op)
         return [update for update in super().get_updates_for(inputs)
                 if getattr(update, 'op', update) not in frozen]
 
     # Keras notes these flags in `compile`, and trains by them later: those of the model inside.
-    def _get_trainable_state(self):
+    def _get_trainable_state(self) -> typing.Any:
         state = self.inner_model._get_trainable_state()
         state[self] = self.trainable
         return state
 
-    def _set_trainable_state(self, state):
+    def _set_trainable_state(self, state: typing.Any) -> None:
         self.inner_model._set_trainable_state(state)
 
-    def _make_train_function(self):
+    def _make_train_function(self) -> None:
         with tf.device(device_of_gradient), Recording(tf.get_default_graph()) as made:
             super()._make_train_function()
         keep_stacks_with_loops(made.operations)

@@ -8,10 +8,9 @@ on. The update is no part of the tower, and is not copied. When all towers are b
 of call number i of all towers are summed per variable, and its stand-ins hand on these sums.
 """
 
-import collections
 import contextlib
-import functools
 import re
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -28,24 +27,26 @@ from towers.tower.gradient_pairs import tensors_of, times
 from towers.tower.ownership import OF_GRADIENTS
 from towers.tower.variables import new_slots
 
-_CALLS = {}  # graph -> the `OptimizerCalls` of the towers that are being built in it
-
 _GATHERED = re.compile(r'Accumulator(Take|Apply)Gradient$')  # outside of the graph's tensors
 
-Call = collections.namedtuple('Call', 'optimizer pairs waits_for stand_ins update operations')
-"""One call of `apply_gradients`, in the first tower.
-
-Fields:
-  optimizer: the optimizer that is wrapped.
-  pairs: list of `(gradient, variable)`, weighted: their sum over the towers is the gradient.
-  waits_for: an operation that waits for all that the update waits for besides its gradients.
-  stand_ins: list of `(stand-in of the gradient, variable)`, without gradients of None.
-  update: the operation that the optimizer returned.
-  operations: names of the operations that the optimizer made.
-"""
+Pairs = typing.List[typing.Tuple[typing.Any, tf.Variable]]
+"""Gradients, each None, a tensor or `tf.IndexedSlices`, with their variables."""
 
 
-def calls_of(graph: tf.Graph):
+class Call(typing.NamedTuple):
+    """One call of `apply_gradients`, in the first tower."""
+    optimizer: typing.Any  # the one that is wrapped
+    pairs: Pairs  # of weighted gradients: their sum over the towers is the gradient
+    waits_for: tf.Operation  # waits for all that the update waits for besides its gradients
+    stand_ins: Pairs  # of the stand-ins in the place of gradients, without those of None
+    update: tf.Operation  # what the optimizer returned
+    operations: typing.Set[str]  # names of the operations that the optimizer made
+
+
+_CALLS: typing.Dict[tf.Graph, 'OptimizerCalls'] = {}  # of the towers that are built in a graph now
+
+
+def calls_of(graph: tf.Graph) -> typing.Optional['OptimizerCalls']:
     """The `OptimizerCalls` of the towers that are being built in a graph, or None."""
     return _CALLS.get(graph)
 
@@ -66,18 +67,26 @@ class OptimizerCalls(GradientsOfModel):
           is_sum: whether the towers' losses are added up, or averaged.
           trains: False for evaluation and prediction, where calls do nothing.
         """
-        self._graph, self._is_sum, self._trains = graph, is_sum, trains
-        self._calls = []        # the first tower's `Call`s
-        self._weight = None     # of the tower's loss; None: it counts as it is
-        self._weighted = []     # the operations by which losses of this tower were weighted
-        self._start = 0         # how many operations the graph had before the call,
-        self._operations = []   # and those that the call made
-        self._owners = {}       # variable's name -> number of the call that hands its gradient over
-        self._together = ()     # numbers of the calls that the model's train op runs in one step
-        self._placement, self._slots = None, []
+        self._graph = graph
+        self._is_sum = is_sum
+        self._trains = trains
+        # The first tower's calls, and which of them the model's train op runs in one step.
+        self._calls: typing.List[Call] = []
+        self._numbers_in_step: typing.List[int] = []
+        # From names of variables to the number of the call that hands over their gradient.
+        self._owners: typing.Dict[str, int] = {}
+        # The weight of the tower's loss, None where it counts as it is; and the operations of the
+        # weights by which losses were multiplied.
+        self._weight: typing.Any = None
+        self._weight_operations: typing.List[tf.Operation] = []
+        # How many operations the graph had before the model function was called, and its own.
+        self._start = 0
+        self._operations: typing.List[tf.Operation] = []
+        self._placement: typing.Any = None
+        self._slots: typing.List[tf.Variable] = []
 
     @contextlib.contextmanager
-    def reported_to(self):
+    def reported_to(self) -> typing.Iterator[None]:
         """The context in which the graph's `TowerOptimizer`s report to this object."""
         _CALLS[self._graph] = self
         try:
@@ -85,17 +94,22 @@ class OptimizerCalls(GradientsOfModel):
         finally:
             _CALLS.pop(self._graph, None)
 
-    def weights(self, batch):
+    def weights(self, batch: typing.Any) -> typing.Optional[list]:
+        """The weights of the towers' losses; None where these count as they are."""
         if not self._is_sum:
             return batch.weights
-        return None if batch.is_even else list(map(share_of_sum, batch.sizes))
+        if batch.is_even:
+            return None
+        return [share_of_sum(size) for size in batch.sizes]
 
     @contextlib.contextmanager
-    def call(self, weight, placement):
-        self._placement, self._weight = placement, weight
+    def call(self, weight: typing.Any, placement: typing.Any) -> typing.Iterator[None]:
+        """The context of the model function's call, whose loss has this weight."""
+        self._placement = placement
+        self._weight = weight
         self._start = len(self._graph.get_operations())
         yield
-        self._operations = self._made()
+        self._operations = self._operations_of_call()
         self._check_no_gathering()
 
     def weighted(self, loss: tf.Tensor) -> tf.Tensor:
@@ -104,13 +118,13 @@ class OptimizerCalls(GradientsOfModel):
             return loss
         loss = tf.convert_to_tensor(loss)
         weight = self._weight_as(loss.dtype)
-        self._weighted.append(weight.op)
+        self._weight_operations.append(weight.op)
         return loss * weight
 
-    def applied(self, optimizer, pairs: list, **arguments) -> tf.Operation:
-        """A call of `apply_gradients`: the operation of the update."""
-        pairs = [(gradient if gradient is None else tf.convert_to_tensor_or_indexed_slices(
-            gradient, variable.dtype.base_dtype), variable) for gradient, variable in pairs]
+    def applied(self, optimizer: typing.Any, pairs: Pairs,
+                **arguments: typing.Any) -> tf.Operation:
+        """The operation of the update for one call of `optimizer.apply_gradients`, with these
+        further arguments."""
         waits_for = tf.no_op('before_update')
         if not self._trains:
             return waits_for
@@ -123,15 +137,17 @@ class OptimizerCalls(GradientsOfModel):
         with current_call(self._graph).variables.outside(), only_device(self._placement.main), \
                 new_slots(self._placement, variables) as slots, \
                 graph_walk.Recording(self._graph) as made:
-            handed_on = [(_stand_in(gradient, variable), variable) for gradient, variable in pairs]
-            update = optimizer.apply_gradients(handed_on, **arguments)
+            stand_ins = [(_stand_in(gradient, variable), variable) for gradient, variable in pairs]
+            update = optimizer.apply_gradients(stand_ins, **arguments)
         self._slots += slots
         self._calls.append(Call(
-            optimizer, pairs, waits_for, [pair for pair in handed_on if pair[0] is not None],
-            getattr(update, 'op', update), {op.name for op in made.operations}))
+            optimizer=optimizer, pairs=pairs, waits_for=waits_for,
+            stand_ins=[pair for pair in stand_ins if pair[0] is not None],
+            update=getattr(update, 'op', update),
+            operations={op.name for op in made.operations}))
         return update
 
-    def check_spec(self, spec) -> None:
+    def check_spec(self, spec: typing.Any) -> None:
         """Checks the `EstimatorSpec` that the call of the model function returns.
 
         Raises:
@@ -139,65 +155,79 @@ class OptimizerCalls(GradientsOfModel):
             update in UPDATE_OPS waits for one of these.
         """
         step = graph_walk.step_operations([spec.train_op])
+        self._check_wrapped(spec.train_op, step)
+        self._check_before_updates([spec.loss] + tf.get_collection(tf.GraphKeys.UPDATE_OPS))
+        step_names = {op.name for op in step}
+        self._numbers_in_step = [number for number, call in enumerate(self._calls)
+                                 if call.update.name in step_names]
+
+    def _check_wrapped(self, train_op: tf.Operation, step: typing.List[tf.Operation]) -> None:
+        """Raises `GradientError` for a train op, of these operations, that updates a trained
+        variable by an optimizer which no `TowerOptimizer` wraps; or that updates none."""
         trained = {variable.op.name for variable in tf.trainable_variables()}
-        known = self._of_updates()
-        alone = [op.name for op in step if OPTIMIZER_UPDATES.search(op.type)
-                 and op.name not in known and any(each.op.name in trained for each in op.inputs)]
-        if alone or not self._calls:
-            raise GradientError(
-                'the train_op of the model function %s, which comes from no TowerOptimizer: each '
-                'tower would train on its own shard. Wrap every optimizer of the model function: '
-                'optimizer = towers.TowerOptimizer(optimizer).' % (
-                    'has the update %r' % alone[0] if alone else 'is %r' % spec.train_op.name))
-        after = graph_walk.reachable_from([call.update for call in self._calls], self._made(),
-                                          control=True)
-        for each in [spec.loss] + tf.get_collection(tf.GraphKeys.UPDATE_OPS):
-            op = getattr(each, 'op', each)
+        reported = self._update_operations()
+        other_updates = [op for op in step
+                         if OPTIMIZER_UPDATES.search(op.type) and op.name not in reported]
+        other_updates = [op for op in other_updates
+                         if any(tensor.op.name in trained for tensor in op.inputs)]
+        if self._calls and not other_updates:
+            return
+        if other_updates:
+            found = 'has the update %r' % other_updates[0].name
+        else:
+            found = 'is %r' % train_op.name
+        raise GradientError(
+            'the train_op of the model function %s, which comes from no TowerOptimizer: each '
+            'tower would train on its own shard. Wrap every optimizer of the model function: '
+            'optimizer = towers.TowerOptimizer(optimizer).' % found)
+
+    def _check_before_updates(self, fetches: typing.Iterable[typing.Any]) -> None:
+        """Raises `GradientError` for a tensor or operation that waits for an update."""
+        updates = [call.update for call in self._calls]
+        after = graph_walk.reachable_from(updates, self._operations_of_call(), control=True)
+        for fetch in fetches:
+            op = getattr(fetch, 'op', fetch)
             if op.name in after:
                 raise GradientError(
                     '%r, the loss of the model function or one of its UPDATE_OPS, waits for an '
                     'update of a TowerOptimizer, which itself comes after the losses and the '
                     'UPDATE_OPS of all towers: take it out of tf.control_dependencies of the train '
                     'op.' % op.name)
-        names = {op.name for op in step}
-        self._together = [number for number, call in enumerate(self._calls)
-                          if call.update.name in names]
 
-    def optimizers(self):
+    def optimizers(self) -> list:
+        """The wrapped optimizers, each once."""
         return list({id(call.optimizer): call.optimizer for call in self._calls}.values())
 
-    def slots(self):
+    def slots(self) -> list:
+        """The variables that the optimizers have made."""
         return list(self._slots)
 
-    def fetches(self):
-        return [call.waits_for for call in self._calls] + self._tensors()
+    def fetches(self) -> list:
+        """What the updates are made of: the gradients, and what the updates wait for."""
+        return [call.waits_for for call in self._calls] + self._gradient_tensors()
 
-    def _tensors(self):
+    def _gradient_tensors(self) -> typing.List[tf.Tensor]:
         return [tensor for call in self._calls for tensor in tensors_of(call.pairs)]
 
-    def _of_updates(self):
+    def _update_operations(self) -> typing.Set[str]:
+        """Names of the operations that the wrapped optimizers have made."""
         return set().union(*[call.operations for call in self._calls])
 
-    def _check_no_gathering(self):
+    def _operations_of_call(self) -> typing.List[tf.Operation]:
+        """The operations that the model function has made so far."""
+        return self._graph.get_operations()[self._start:]
+
+    def _check_no_gathering(self) -> None:
         """Raises `GradientError` for gradients that are gathered in shared state, then applied.
 
         Each tower would add its share of the gradient to the variable or accumulator that all
         towers share, and hand over the whole of it.
         """
-        of_updates = self._of_updates()
-        made = [op for op in self._made() if op.name not in of_updates]
-        names = {op.name for op in made}
-        trained = {variable.op.name for variable in tf.trainable_variables()}
-        applied = graph_walk.ancestors(self._tensors())
-        read = {variable.op.name for variable in tf.global_variables()} & applied - trained
-        writes = Writes(self._graph)
-
-        def is_of_gradients(op, name):
-            sources = graph_walk.ancestors([each for each in op.inputs if each.op.name != name])
-            return any(OF_GRADIENTS.search(each) for each in names & set(sources))
-        gathered = [op.name for op in made if _GATHERED.search(op.type) and op.name in applied] + [
-            name for op in made for name in read.intersection(writes.of(op) if read else ())
-            if is_of_gradients(op, name)]
+        updates = self._update_operations()
+        model = [op for op in self._operations_of_call() if op.name not in updates]
+        applied = graph_walk.ancestors(self._gradient_tensors())
+        gathered = [op.name for op in model if _GATHERED.search(op.type) and op.name in applied]
+        gathered += self._variables_with_gradients(model, applied)
         if gathered:
             raise GradientError(
                 'the model function writes gradients of a tower to %r, which all towers share, and '
@@ -205,96 +235,167 @@ class OptimizerCalls(GradientsOfModel):
                 'gradients of all towers: towers.TowerOptimizer(tf.train.SyncReplicasOptimizer('
                 'optimizer, …)), or TowerOptimizer(GatheringOptimizer(optimizer)).' % gathered[0])
 
-    def _made(self):
-        return self._graph.get_operations()[self._start:]
+    def _variables_with_gradients(self, model: typing.List[tf.Operation],
+                                  applied: typing.Set[str]) -> typing.List[str]:
+        """Names of variables that are not trained, that an operation of the `model` writes from
+        gradients, and from which the gradients that are `applied` are computed."""
+        variables = {variable.op.name for variable in tf.global_variables()}
+        trained = {variable.op.name for variable in tf.trainable_variables()}
+        read = (variables - trained) & applied
+        if not read:
+            return []
+        writes = Writes(self._graph)
+        gradient_names = {op.name for op in model if OF_GRADIENTS.search(op.name)}
+        found = []
+        for op in model:
+            for name in read.intersection(writes.of(op)):
+                others = [tensor for tensor in op.inputs if tensor.op.name != name]
+                if not gradient_names.isdisjoint(graph_walk.ancestors(others)):
+                    found.append(name)
+        return found
 
-    def _weight_as(self, dtype):
+    def _weight_as(self, dtype: tf.DType) -> tf.Tensor:
+        """The weight of the tower's loss, in a type."""
         if isinstance(self._weight, float):  # tf.cast would round it to float32
             return tf.constant(self._weight, dtype)
         return tf.identity(tf.cast(self._weight, dtype))
 
-    def _weighted_pairs(self, pairs):
-        """The pairs; gradients that are not computed from a weighted loss are weighted here.
+    def _weighted_pairs(self, pairs: Pairs) -> Pairs:
+        """The pairs, as tensors; gradients that are not computed from a weighted loss are weighted
+        here: a model function (BERT's) takes these with `tf.gradients` of the loss it returns."""
+        weighted = graph_walk.reachable_from(self._weight_operations, self._operations_of_call())
+        found: Pairs = []
+        for gradient, variable in pairs:
+            if gradient is not None:
+                gradient = tf.convert_to_tensor_or_indexed_slices(
+                    gradient, variable.dtype.base_dtype)
+                if self._weight is not None and gradient.op.name not in weighted:
+                    gradient = times(gradient, self._weight_as(gradient.dtype))
+            found.append((gradient, variable))
+        return found
 
-        A model function (BERT's) takes these with `tf.gradients` of the loss that it returns.
-        """
-        if self._weight is None:
-            return pairs
-        known = graph_walk.reachable_from(self._weighted, self._made())
-        return [(gradient if gradient is None or gradient.op.name in known
-                 else times(gradient, self._weight_as(gradient.dtype)), variable)
-                for gradient, variable in pairs]
-
-    def compute_gradients(self, loss, var_list=None):
-        # A variable that several calls train is handed over once, so that each occurs once.
-        return [(gradient, variable) for number, call in enumerate(self._calls)
-                for gradient, variable in call.pairs
-                if self._owners.setdefault(variable.op.name, number) == number]
-
-    def of_all_towers(self, copies):
-        return _Applying(functools.partial(self._apply, copies))
-
-    def _apply(self, copies, grads_and_vars, global_step=None):
-        """Has the stand-ins of all calls hand on the gradients of all towers."""
-        ready = tf.no_op('before_update')
-        handed_over = {variable.op.name: gradient for gradient, variable in grads_and_vars}
-        combined = [self._combined(call, handed_over, copies) for call in range(len(self._calls))]
+    def compute_gradients(self, loss: tf.Tensor,
+                          var_list: typing.Optional[list] = None) -> Pairs:
+        """The pairs of all calls, weighted; the `loss` was differentiated by the model function. A
+        variable that several calls train is handed over by the first of them alone."""
+        handed_over: Pairs = []
         for number, call in enumerate(self._calls):
-            waits_for = [ready] + self._before(number, combined)
+            for gradient, variable in call.pairs:
+                if self._owners.setdefault(variable.op.name, number) == number:
+                    handed_over.append((gradient, variable))
+        return handed_over
+
+    def of_all_towers(self, copies: typing.Sequence[typing.Callable]) -> '_Update':
+        """An object with `apply_gradients`, see `GradientsOfModel`."""
+        return _Update(self, copies)
+
+    def update(self, pairs: Pairs, copies: typing.Sequence[typing.Callable]) -> tf.Operation:
+        """The operation of all updates, whose stand-ins then hand on the gradients of all towers.
+
+        Args:
+          pairs: the gradients over all towers of what `compute_gradients` has handed over.
+          copies: functions from a tensor of the first tower to its copy, one a further tower.
+        """
+        ready = tf.no_op('before_update')
+        handed_over = {variable.op.name: gradient for gradient, variable in pairs}
+        combined = [self._combined(number, handed_over, copies)
+                    for number in range(len(self._calls))]
+        for number, call in enumerate(self._calls):
+            waits_for = [ready] + self._old_gradients(number, combined)
             for stand_in, variable in call.stand_ins:
-                for old, new in zip(_parts(stand_in), _parts(combined[number][variable.op.name])):
+                gradient = combined[number][variable.op.name]
+                for old, new in zip(_components(stand_in), _components(gradient)):
                     compat.replace_input(old.op, 0, new)
                     compat.add_control_inputs(old.op, waits_for)
         return tf.group(*[call.update for call in self._calls])
 
-    def _combined(self, number, handed_over, copies):
-        """{name of a variable: gradient} of call `number`, over all towers."""
-        pairs = [pair for pair in self._calls[number].pairs if pair[0] is not None]
-        found = {variable.op.name: handed_over[variable.op.name] for _, variable in pairs
-                 if self._owners[variable.op.name] == number}
-        others = [pair for pair in pairs if pair[1].op.name not in found]
-        if others:
-            with tf.name_scope('combine_gradients'):
-                found.update((variable.op.name, gradient) for gradient, variable in combine(
-                    [others] + [[(map_leaves(copied, gradient), variable)
-                                 for gradient, variable in others] for copied in copies]))
-        return found
+    def _combined(self, number: int, handed_over: typing.Dict[str, typing.Any],
+                  copies: typing.Sequence[typing.Callable]) -> typing.Dict[str, typing.Any]:
+        """The gradients of one call over all towers, by the variable's name.
 
-    def _before(self, number, combined):
-        """The gradients that the update of a call waits for: all that are taken at the old weights,
-        those of the other calls of a train op included."""
-        after = graph_walk.reachable_from([self._calls[number].update], self._operations,
-                                          control=True)
-        waits_for = []
-        for other in self._together if number in self._together else [number]:
-            # Unless they are taken after the update, on purpose.
-            if not any(tensor.op.name in after for tensor in tensors_of(self._calls[other].pairs)):
-                waits_for += [tensor.op for tensor in tensors_of(
-                    [(gradient, None) for gradient in combined[other].values()])]
+        Args:
+          number: of the call.
+          handed_over: those that are combined already, by the variable's name.
+          copies: as for `update`.
+        """
+        combined = {}
+        others: Pairs = []  # another call has handed over a gradient of these variables
+        for gradient, variable in self._calls[number].pairs:
+            if gradient is None:
+                continue
+            if self._owners[variable.op.name] == number:
+                combined[variable.op.name] = handed_over[variable.op.name]
+            else:
+                others.append((gradient, variable))
+        if not others:
+            return combined
+        with tf.name_scope('combine_gradients'):
+            of_copies = [[(map_leaves(copied, gradient), variable) for gradient, variable in others]
+                         for copied in copies]
+            for gradient, variable in combine([others] + of_copies):
+                combined[variable.op.name] = gradient
+        return combined
+
+    def _old_gradients(self, number: int, combined: typing.List[typing.Dict[str, typing.Any]]
+                       ) -> typing.List[tf.Operation]:
+        """The operations of the gradients that the update of call `number` waits for: all that are
+        taken at the old weights. These are of the calls that one train op runs together, but for
+        a call whose gradients are taken after this update, on purpose.
+
+        `combined` has the gradients of each call over all towers, by the variable's name.
+        """
+        after_update = graph_walk.reachable_from(
+            [self._calls[number].update], self._operations, control=True)
+        together = self._numbers_in_step if number in self._numbers_in_step else [number]
+        waits_for: typing.List[tf.Operation] = []
+        for other in together:
+            own_tensors = tensors_of(self._calls[other].pairs)
+            if any(tensor.op.name in after_update for tensor in own_tensors):
+                continue
+            for gradient in combined[other].values():
+                waits_for.extend(tensor.op for tensor in tensors_of([(gradient, None)]))
         return waits_for
 
 
-_Applying = collections.namedtuple('_Applying', 'apply_gradients')
+class _Update(typing.NamedTuple):
+    """Stands in place of an optimizer when the gradients of all towers are there."""
+    calls: OptimizerCalls
+    copies: typing.Sequence[typing.Callable]
+
+    def apply_gradients(self, grads_and_vars: Pairs,
+                        global_step: typing.Any = None) -> tf.Operation:
+        """The operation of all updates. The model's own optimizers count the `global_step`."""
+        return self.calls.update(grads_and_vars, self.copies)
 
 
-def _stand_in(gradient, variable):
+def _stand_in(gradient: typing.Any, variable: tf.Variable) -> typing.Any:
     """A tensor that hands a gradient on to an update: of the first tower, then of all towers."""
     if gradient is None:
         return None
     with only_device(variable.device or None):
         if not isinstance(gradient, tf.IndexedSlices):
             return tf.identity(gradient, 'gradient')
-        values, indices = [tf.identity(tf.placeholder_with_default(  # of any number of rows
-            part, tf.TensorShape([None]).concatenate(part.shape[1:]))) for part in _parts(gradient)]
+        values = _of_any_rows(gradient.values)
+        indices = _of_any_rows(gradient.indices)
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
-def _parts(gradient):
+def _of_any_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """The same tensor [n, …] with a static shape [?, …]: all towers together have other rows."""
+    shape = tf.TensorShape([None]).concatenate(tensor.shape[1:])
+    return tf.identity(tf.placeholder_with_default(tensor, shape))
+
+
+def _components(gradient: typing.Any) -> typing.List[tf.Tensor]:
     """The tensors of a gradient that differ from tower to tower."""
-    return [gradient.values, gradient.indices] if isinstance(
-        gradient, tf.IndexedSlices) else [gradient]
+    if isinstance(gradient, tf.IndexedSlices):
+        return [gradient.values, gradient.indices]
+    return [gradient]
 
 
-def share_of_sum(size):
-    """The weight of a shard where losses are added up: 0 of padding alone, else 1; as of a mean."""
-    return float(size > 0) if isinstance(size, int) else tf.cast(size > 0, tf.float64)
+def share_of_sum(size: typing.Any) -> typing.Any:
+    """The weight of a shard of a size where losses are added up: 0 of padding alone, else 1. A
+    number or a float64 scalar, as the weights of a mean are."""
+    if isinstance(size, int):
+        return float(size > 0)
+    return tf.cast(size > 0, tf.float64)

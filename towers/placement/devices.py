@@ -12,6 +12,7 @@ from towers.errors import DeviceError, InvalidArgumentError
 from towers.placement.tower_device import StagedDevices, all_devices, stages_of
 
 MOST_TOWERS = 10000  # a larger count is a slip of the keyboard, and its list fills the memory
+_CHOICE_OF_TENSORFLOW = "TensorFlow's choice of"
 
 
 def visible_gpus() -> typing.Tuple[str, ...]:
@@ -25,9 +26,16 @@ def visible_gpus() -> typing.Tuple[str, ...]:
 
 
 class Devices(tuple):
-    """The devices of the towers, and whether they are known to be there (`checked`)."""
+    """The devices of the towers, one string a tower.
 
-    def __new__(cls, names: typing.Iterable[str], checked: bool):
+    Attributes:
+      checked: whether they are known to be there.
+    """
+
+    checked: bool
+
+    def __new__(cls, names: typing.Iterable[str], checked: bool) -> 'Devices':
+        """Makes the tuple of `names`."""
         devices = super(Devices, cls).__new__(cls, names)
         devices.checked = checked
         return devices
@@ -66,7 +74,8 @@ def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = Non
     return Devices(_resolved(devices, check, allow_repeated), check)
 
 
-def _resolved(devices, check, allow_repeated):
+def _resolved(devices: typing.Any, check: bool, allow_repeated: bool) -> typing.Tuple[str, ...]:
+    """The canonical names of what `devices` says; the arguments are those of `resolve_devices`."""
     gpus = visible_gpus()
     if devices is None:
         return gpus or ('/device:CPU:0',)
@@ -76,43 +85,66 @@ def _resolved(devices, check, allow_repeated):
         raise InvalidArgumentError(
             'devices=%r: expected None, a number of devices, or device names such as '
             "['/gpu:0', '/gpu:2']." % (devices,))
-    resolved = tuple(map(_devices_of_tower, devices.split(',') if isinstance(
-        devices, str) else devices))
-    if len({len(stages_of(device)) for device in resolved}) != 1:
+    entries = devices.split(',') if isinstance(devices, str) else devices
+    resolved = tuple(_devices_of_tower(entry) for entry in entries)
+    stage_counts = {len(stages_of(device)) for device in resolved}
+    if len(stage_counts) != 1:
         raise DeviceError('devices=%r: expected one device or more (None for every visible GPU), '
                           'and as many devices for each tower.' % (devices,))
-    every = [name for device in resolved for name in stages_of(device)]
-    repeated = sorted(name for name in set(every) if every.count(name) > 1)
-    if repeated and not (allow_repeated and all(
-            len(set(stages_of(device))) == len(stages_of(device)) for device in resolved)):
-        raise DeviceError('%s is named %d times in devices=%r: give each tower a device of its '
-                          'own, or pass resolve_devices(…, allow_repeated=True) to put several on '
-                          'one.' % (short_name(repeated[0]), every.count(repeated[0]), devices))
-    for name in every if check else ():
-        _check_exists(name, gpus)
+    _check_repeated(resolved, devices, allow_repeated)
+    if check:
+        for name in all_devices(resolved):
+            _check_exists(name, gpus)
     return resolved
 
 
-def _devices_of_tower(entry):
-    """The canonical name of a tower's device; or its `StagedDevices`."""
+def _devices_of_tower(entry: typing.Any) -> str:
+    """The canonical name of a tower's device; for several devices their `StagedDevices`.
+
+    The entry is a name, names joined by `+`, a list of names, or a `StagedDevices`.
+    """
     if hasattr(entry, 'stages'):
-        entry = entry.stages
+        names = list(entry.stages)
     elif isinstance(entry, str):
-        entry = entry.split('+')
-    elif not entry or not isinstance(entry, (list, tuple)):
-        return canonical_device(entry)
-    names = [canonical_device(name) for name in entry]
-    return names[0] if len(names) == 1 else StagedDevices(names)
+        names = entry.split('+')
+    elif isinstance(entry, (list, tuple)) and entry:
+        names = list(entry)
+    else:
+        names = [entry]  # which `canonical_device` refuses
+    canonical = [canonical_device(name) for name in names]
+    return canonical[0] if len(canonical) == 1 else StagedDevices(canonical)
+
+
+def _check_repeated(resolved: typing.Sequence[str], devices: typing.Any,
+                    allow_repeated: bool) -> None:
+    """Raises `DeviceError` for a device that is named twice.
+
+    Args:
+      resolved: the device of each tower.
+      devices: the same as the caller gave them, for the message.
+      allow_repeated: whether two towers may share a device. Two stages of one tower may not.
+    """
+    names = [name for device in resolved for name in stages_of(device)]
+    repeated = sorted(name for name in set(names) if names.count(name) > 1)
+    if not repeated:
+        return
+    stages_differ = all(len(set(stages_of(device))) == len(stages_of(device))
+                        for device in resolved)
+    if allow_repeated and stages_differ:
+        return
+    raise DeviceError('%s is named %d times in devices=%r: give each tower a device of its '
+                      'own, or pass resolve_devices(…, allow_repeated=True) to put several on '
+                      'one.' % (short_name(repeated[0]), names.count(repeated[0]), devices))
 
 
 def canonical_device(name: str) -> str:
     """`'/gpu:1'` as `'/device:GPU:1'`, the spelling of `op.device`; raises `DeviceError`."""
     try:
         spec = tf.DeviceSpec.from_string(name.strip())
+        is_one_device = spec.device_type is not None and spec.device_index is not None
     except (ValueError, AttributeError, TypeError):
-        spec = None
-    if (spec is None or spec.device_type is None or spec.device_index is None
-            or spec.device_index < 0):
+        is_one_device = False
+    if not is_one_device or spec.device_index < 0:
         raise DeviceError("%r is not the name of one device: expected '/gpu:0', '/cpu:1' or "
                           "'/job:worker/task:0/gpu:0', with a number." % (name,))
     if spec.job == 'localhost' and not spec.task and not spec.replica:
@@ -124,28 +156,29 @@ def check_variable_device(name: str, devices: typing.Sequence[str]) -> None:
     """Raises `DeviceError` for a device that a session of the towers on `devices` will not have."""
     _check_exists(name, visible_gpus())
     spec = tf.DeviceSpec.from_string(name)
-    count = session_config(devices).device_count['CPU']
-    if spec.device_type == 'CPU' and spec.device_index >= count:
+    num_cpus = session_config(devices).device_count['CPU']
+    if spec.device_type == 'CPU' and spec.device_index >= num_cpus:
         raise DeviceError(
             'VariablePlacement(%r): the session of these towers has /cpu:0 to /cpu:%d. Name one of '
             'them; or pass resolve_devices(…, check=False) and a config with '
-            "device_count={'CPU': %d}." % (short_name(name), count - 1, spec.device_index + 1))
+            "device_count={'CPU': %d}." % (short_name(name), num_cpus - 1, spec.device_index + 1))
 
 
 def check_one_stage(call: str, devices: typing.Sequence[str]) -> None:
     """Raises `DeviceError` for towers of several devices, in a call that has no stages."""
     for device in devices:
-        if len(stages_of(device)) > 1:
+        num_stages = len(stages_of(device))
+        if num_stages > 1:
             raise DeviceError(
                 '%s: %s is one tower on %d devices: expected one device for each, since this call '
                 'does not know stages. Give the loss of the model to towers.build_towers, which '
-                'takes such devices.' % (call, short_name(device), len(stages_of(device))))
+                'takes such devices.' % (call, short_name(device), num_stages))
 
 
 def short_name(device: str) -> str:
     """`'/device:GPU:1'` as `'/gpu:1'`, for people; of several devices `'/gpu:0+/gpu:1'`."""
-    device = '+'.join(stages_of(device))
-    return device.replace('/device:GPU:', '/gpu:').replace('/device:CPU:', '/cpu:')
+    names = '+'.join(stages_of(device))
+    return names.replace('/device:GPU:', '/gpu:').replace('/device:CPU:', '/cpu:')
 
 
 def is_gpu(device: str) -> bool:
@@ -191,22 +224,19 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
       DeviceError, InvalidArgumentError: as `resolve_devices`; a negative thread count; a
         `memory_fraction` that is no fraction.
     """
-    names = all_devices(resolve_devices(devices, check=False, allow_repeated=True))
-    for flag, value in (('intra_op_threads', intra_op_threads),
-                        ('inter_op_threads', inter_op_threads)):
-        if value is not None:
-            check_count(flag, value, least=0)
     check_flag('allow_growth', allow_growth)
+    if intra_op_threads is not None:
+        check_count('intra_op_threads', intra_op_threads, least=0)
+    if inter_op_threads is not None:
+        check_count('inter_op_threads', inter_op_threads, least=0)
     if memory_fraction is not None:
         check_number('memory_fraction', memory_fraction, above=0, most=1,
                      expected="a part of a GPU's memory, above 0 and up to 1, or None")
+    names = all_devices(resolve_devices(devices, check=False, allow_repeated=True))
     has_gpus = any(is_gpu(name) for name in names)
     cpus = [tf.DeviceSpec.from_string(name).device_index for name in names if not is_gpu(name)]
     if intra_op_threads is None:
-        from_environment = os.environ.get('OMP_NUM_THREADS', '').strip()
-        shared = max(1, (os.cpu_count() or 1) // len(set(cpus))) if len(set(cpus)) > 1 else 0
-        intra_op_threads = int(from_environment) if from_environment.isdigit() and (
-            int(from_environment) > 0) else shared
+        intra_op_threads = _default_intra_op_threads(num_cpus=len(set(cpus)))
     config = tf.ConfigProto(
         device_count={'CPU': max(cpus + [0]) + 1},
         allow_soft_placement=has_gpus,
@@ -224,28 +254,43 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
     return config
 
 
+def _default_intra_op_threads(num_cpus: int) -> int:
+    """The threads of one operation where the caller gives none: `OMP_NUM_THREADS`, if it is set;
+    else a share of the cores for each of several CPUs; else 0, TensorFlow's own choice."""
+    from_environment = os.environ.get('OMP_NUM_THREADS', '').strip()
+    if from_environment.isdigit() and int(from_environment) > 0:
+        return int(from_environment)
+    if num_cpus > 1:
+        return max(1, (os.cpu_count() or 1) // num_cpus)
+    return 0
+
+
 def describe_config(config: tf.ConfigProto, devices: typing.Sequence[str]) -> str:
     """The threads of a session's config, and its GPU memory where there are GPUs, in one line."""
-    def threads(count):
-        return str(count) if count else "TensorFlow's choice of"
-    parts = ['%s intra-op and %s inter-op threads' % (
-        threads(config.intra_op_parallelism_threads),
-        threads(config.inter_op_parallelism_threads))]
-    if any(is_gpu(device) for device in devices):
-        fraction = config.gpu_options.per_process_gpu_memory_fraction
-        parts.append('GPU memory %s%s' % (
-            'as it is needed' if config.gpu_options.allow_growth else 'all at once',
-            ', %g of it at the most' % fraction if fraction else ''))
-    return '; '.join(parts)
+    line = '%s intra-op and %s inter-op threads' % (
+        config.intra_op_parallelism_threads or _CHOICE_OF_TENSORFLOW,
+        config.inter_op_parallelism_threads or _CHOICE_OF_TENSORFLOW)
+    if not any(is_gpu(device) for device in devices):
+        return line
+    gpu_options = config.gpu_options
+    line += '; GPU memory ' + ('as it is needed' if gpu_options.allow_growth else 'all at once')
+    if gpu_options.per_process_gpu_memory_fraction:
+        line += ', %g of it at the most' % gpu_options.per_process_gpu_memory_fraction
+    return line
 
 
 def config_of_towers(graph: typing.Optional[tf.Graph] = None) -> typing.Optional[tf.ConfigProto]:
-    """As `session_config` for the devices that a graph names; None where that is `/cpu:0` alone."""
+    """The `session_config` for the devices that the operations of `graph` name, by default those
+    of the default graph; None where that is `/cpu:0` alone, or no device."""
     operations = (graph or tf.get_default_graph()).get_operations()
-    specs = map(tf.DeviceSpec.from_string, {op.device for op in operations} - {''})
-    names = sorted({'/device:%s:%d' % (spec.device_type, spec.device_index) for spec in specs
-                    if spec.device_type is not None and spec.device_index is not None})
-    return None if names in ([], ['/device:CPU:0']) else session_config(names)
+    names = set()
+    for device in {op.device for op in operations}:
+        spec = tf.DeviceSpec.from_string(device)
+        if spec.device_type is not None and spec.device_index is not None:
+            names.add('/device:%s:%d' % (spec.device_type, spec.device_index))
+    if names <= {'/device:CPU:0'}:
+        return None
+    return session_config(sorted(names))
 
 
 def needs_config(devices: typing.Sequence[str]) -> bool:
@@ -254,7 +299,9 @@ def needs_config(devices: typing.Sequence[str]) -> bool:
                for name in all_devices(devices))
 
 
-def _first_devices(count, gpus, check):
+def _first_devices(count: int, gpus: typing.Sequence[str], check: bool) -> typing.Tuple[str, ...]:
+    """The first GPUs, `count` of them; where there are no `gpus` at all, as many virtual CPUs.
+    With `check` so many GPUs have to exist."""
     if not 0 < count <= MOST_TOWERS:
         raise InvalidArgumentError('devices=%d: expected at least one device, and at most %d.' % (
             count, MOST_TOWERS))
@@ -262,27 +309,32 @@ def _first_devices(count, gpus, check):
         return tuple('/device:CPU:%d' % index for index in range(count))
     if check and count > len(gpus):
         raise DeviceError('devices=%d, but %s: ask for fewer, or name the devices (CPUs too).'
-                          % (count, _what_there_is(gpus)))
+                          % (count, _visible_devices_text(gpus)))
     return tuple('/device:GPU:%d' % index for index in range(count))
 
 
-def _check_exists(name, gpus):
+def _check_exists(name: str, gpus: typing.Sequence[str]) -> None:
+    """Raises `DeviceError` for a canonical name of a device that this process does not have; `gpus`
+    are the visible ones. CPUs are virtual: they always exist."""
     spec = tf.DeviceSpec.from_string(name)
     if spec.job is not None or spec.task or spec.replica:
-        there = 'without a cluster the one job of this program is localhost'
-    elif spec.device_type == 'CPU' or name in gpus or not is_gpu(
-            name) and spec.device_index < len(
-                tf.config.experimental.list_physical_devices(spec.device_type)):
+        reason = 'without a cluster the one job of this program is localhost'
+    elif spec.device_type == 'CPU' or name in gpus:
+        return
+    elif not is_gpu(name) and spec.device_index < len(
+            tf.config.experimental.list_physical_devices(spec.device_type)):
         return
     else:
-        there = _what_there_is(gpus)
+        reason = _visible_devices_text(gpus)
     raise DeviceError(
         '%s does not exist: %s. Name another device, or pass resolve_devices(…, check=False) '
-        'to build the graph for another machine.' % (short_name(name), there))
+        'to build the graph for another machine.' % (short_name(name), reason))
 
 
-def _what_there_is(gpus):
+def _visible_devices_text(gpus: typing.Sequence[str]) -> str:
+    """The visible GPUs in words, and what limits them."""
+    text = 'TensorFlow sees %s here' % (', '.join(map(short_name, gpus)) or 'no GPU')
     limit = os.environ.get('CUDA_VISIBLE_DEVICES')
-    return 'TensorFlow sees %s here%s' % (
-        ', '.join(map(short_name, gpus)) or 'no GPU',
-        '' if limit is None else ' (CUDA_VISIBLE_DEVICES=%s)' % limit)
+    if limit is None:
+        return text
+    return '%s (CUDA_VISIBLE_DEVICES=%s)' % (text, limit)

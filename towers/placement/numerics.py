@@ -47,23 +47,24 @@ def use_precision(config: tf.ConfigProto, precision: str, devices: typing.Any) -
     """
     check_instance('config', config, tf.ConfigProto, 'a tf.ConfigProto')
     check_choice('precision', precision, PRECISIONS)
-    devices = resolve_devices(devices, check=False, allow_repeated=True)
+    resolved = resolve_devices(devices, check=False, allow_repeated=True)
     if precision != 'float32':
-        setattr(config.graph_options.rewrite_options, rewrite_field(precision, devices),
-                config.graph_options.rewrite_options.ON)
+        rewrites = config.graph_options.rewrite_options
+        setattr(rewrites, rewrite_field(precision, resolved), rewrites.ON)
     return config
 
 
 def rewrite_field(precision: str, devices: typing.Sequence[str]) -> str:
     """The field of `RewriterConfig` that rewrites for these devices; raises `PrecisionError`."""
-    gpus = {is_gpu(device) for device in devices}
-    if len(gpus) > 1:
+    kinds_of_devices = {is_gpu(device) for device in devices}
+    if len(kinds_of_devices) > 1:
         raise PrecisionError(
             'precision=%r, and the towers are on GPUs and CPUs: TensorFlow rewrites for the one '
             'kind or for the other. Use float32, or devices of one kind.' % precision)
-    on_gpus = gpus.pop()
+    on_gpus = kinds_of_devices.pop()
     field = _FIELDS.get((precision, on_gpus), '')
-    if field not in tf.ConfigProto().graph_options.rewrite_options.DESCRIPTOR.fields_by_name:
+    known_fields = tf.ConfigProto().graph_options.rewrite_options.DESCRIPTOR.fields_by_name
+    if field not in known_fields:
         raise PrecisionError(
             'precision=%r: TensorFlow %s has no rewrite to it that works on %s. Use float32; or '
             'fp16 on GPUs, bf16 on CPUs with TensorFlow 2.15 or later.' % (
@@ -75,11 +76,20 @@ def converted_operations(run_metadata: tf.RunMetadata, precision: str) -> collec
     """Counts by type of the operations that a step with partition graphs ran in that precision,
     casts to it included; oneDNN's `_MklMatMul` or grappler's `_FusedConv2D` counts as what it
     computes."""
-    code = _DTYPES[precision].as_datatype_enum
-    kinds = (compat.computed_operation(node.op) for graph in run_metadata.partition_graphs
-             for node in graph.node if any(  # `in`: reading a missing attribute adds it
-                 name in node.attr and node.attr[name].type == code for name in ('T', 'DstT')))
-    return collections.Counter(kind for kind in kinds if kind is not None)
+    dtype_code = _DTYPES[precision].as_datatype_enum
+    counts: collections.Counter = collections.Counter()
+    for graph in run_metadata.partition_graphs:
+        for node in graph.node:
+            computed = compat.computed_operation(node.op)
+            if computed is not None and _has_dtype(node, dtype_code):
+                counts[computed] += 1
+    return counts
+
+
+def _has_dtype(node: tf.NodeDef, dtype_code: int) -> bool:
+    """Whether an operation computes in a type, or casts to it."""
+    # `in` first: to read an attribute that is not there would add it.
+    return any(name in node.attr and node.attr[name].type == dtype_code for name in ('T', 'DstT'))
 
 
 @contextlib.contextmanager
@@ -114,15 +124,22 @@ def xla_clusters(run_metadata: tf.RunMetadata) -> collections.Counter:
 
     `run_metadata` is of a step with `tf.RunOptions(output_partition_graphs=True)`.
     """
-    return collections.Counter(
-        node.device[node.device.index('/device:'):] for graph in run_metadata.partition_graphs
-        for node in graph.node if node.op == '_XlaRun')
+    nodes = [node for graph in run_metadata.partition_graphs for node in graph.node]
+    return collections.Counter(node.device[node.device.index('/device:'):]
+                               for node in nodes if node.op == '_XlaRun')
 
 
-def _is_to_be_compiled(node):
-    return not (is_random(_Operation(node.op)) or node.op.startswith(_LEFT_OUT)
-                or '/Initializer/' in node.name or '/initial_value' in node.name)
+def _is_to_be_compiled(node: tf.NodeDef) -> bool:
+    """Whether XLA compiles an operation, see `compiled`."""
+    if is_random(_Operation(node.op)) or node.op.startswith(_NOT_COMPILED):
+        return False
+    is_initial_value = '/Initializer/' in node.name or '/initial_value' in node.name
+    return not is_initial_value
 
 
-_LEFT_OUT = ('Stateless', 'Var', 'ReadVariable', 'Assign', 'Resource')
-_Operation = collections.namedtuple('_Operation', 'type')  # what `is_random` looks at
+_NOT_COMPILED = ('Stateless', 'Var', 'ReadVariable', 'Assign', 'Resource')  # begin such types
+
+
+class _Operation(typing.NamedTuple):
+    """What `is_random` looks at of an operation."""
+    type: str

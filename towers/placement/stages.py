@@ -60,104 +60,156 @@ def place_forward(operations: typing.Iterable[tf.Operation], device: str) -> Non
     stages = stages_of(device)
     if len(stages) == 1:
         return
-    placed, library = {}, Library(tf.get_default_graph())
+    placed: typing.Dict[str, str] = {}  # from names of operations to their devices
+    library = Library(tf.get_default_graph())
     for op in operations:
-        known = [placed[tensor.op.name] for tensor in op.inputs if tensor.op.name in placed]
+        input_devices = [placed[tensor.op.name] for tensor in op.inputs
+                         if tensor.op.name in placed]
+        last_stage = max(input_devices, key=stages.index) if input_devices else None
         if may_move(op, stages):
-            placed[op.name] = max(known, key=stages.index) if known else stages[0]
+            placed[op.name] = last_stage or stages[0]
             move(op, placed[op.name], library)
         elif op.device in stages:
             placed[op.name] = op.device
-        elif known and not op.device:  # a TensorArray's: it hands on data of the loop that fills it
-            placed[op.name] = max(known, key=stages.index)
+        elif last_stage is not None and not op.device:
+            # A TensorArray's: it hands on data of the loop that fills it.
+            placed[op.name] = last_stage
 
 
 def may_move(op: tf.Operation, stages: typing.Sequence[str]) -> bool:
-    """Whether an operation is on the first device because of the tower's scope alone."""
+    """Whether an operation is on the first of `stages` because of the tower's scope alone."""
+    if op.device != stages[0] or not is_free(op):
+        return False
     scopes = compat.device_scopes(op)
-    return (op.device == stages[0] and bool(scopes) and isinstance(scopes[0], TowerDevice)
-            and not isinstance(scopes[0], StageDevice) and is_free(op))
+    innermost = scopes[0] if scopes else None
+    return isinstance(innermost, TowerDevice) and not isinstance(innermost, StageDevice)
 
 
 def move(op: tf.Operation, device: str, library: Library) -> None:
-    """Puts an operation on a stage's device; raises `ModelFunctionError` if it calls a function."""
-    if op.device != device:
-        for name, function in library.reached_from([op.node_def]).items():
-            if any(node.device not in ('', device) for node in function.node_def):
-                raise ModelFunctionError(
-                    'operation %s of another stage than the first calls the function %s, which '
-                    'stays where it was made: call tf.disable_control_flow_v2() before the model '
-                    'is made, and no tf.function or Defun in stages.' % (op.name, name))
-        compat.set_device(op, device)
-
-
-def _stages_of_loops(graph, backward, stages):
-    """{loop or branch of control flow v1: the device of the operations in it}."""
-    own = {op.name for op in backward}
-    found = {}
-    for op in graph.get_operations():
-        context = compat.control_flow_context(op)
-        if context is None or context in found:
-            continue
-        of = compat.differentiated_operation(op) if op.name in own else op
-        if of is not None and of.device in stages:
-            found[context] = of.device
-    return found
+    """Puts an operation on a stage's device; raises `ModelFunctionError` if it calls a function
+    whose operations, in the `library`, are on another one."""
+    if op.device == device:
+        return
+    for name, function in library.reached_from([op.node_def]).items():
+        devices = {node.device for node in function.node_def}
+        if not devices <= {'', device}:
+            raise ModelFunctionError(
+                'operation %s of another stage than the first calls the function %s, which '
+                'stays where it was made: call tf.disable_control_flow_v2() before the model '
+                'is made, and no tf.function or Defun in stages.' % (op.name, name))
+    compat.set_device(op, device)
 
 
 def check_stages(operations: typing.Iterable[tf.Operation], device: str) -> None:
     """Raises `ModelFunctionError` if a stage takes a tensor of a later one.
 
-    What was made outside of the model, such as the tower's part of the batch, is of no stage.
+    What was made outside of the model, such as the tower's shard of the batch, is of no stage.
     """
-    stages, names = stages_of(device), {op.name for op in operations}
+    stages = stages_of(device)
+    operations = list(operations)
+    names = {op.name for op in operations}
     for op in operations:
         # TensorFlow keeps some operations with a variable, wherever the variable is.
-        for tensor in op.inputs if op.device in stages and is_free(op) else ():
-            if tensor.dtype != tf.resource and tensor.op.type != 'Const' and (
-                    tensor.op.name in names and tensor.op.device in stages) and (
-                    stages.index(tensor.op.device) > stages.index(op.device)) and not (
-                    read_from(tensor)):
+        if op.device not in stages or not is_free(op):
+            continue
+        for tensor in op.inputs:
+            source = tensor.op
+            if source.name not in names or source.device not in stages:
+                continue
+            if _is_at_every_stage(tensor):
+                continue
+            own_number = stages.index(op.device)
+            source_number = stages.index(source.device)
+            if source_number > own_number:
                 raise ModelFunctionError(
                     'operation %s of stage %d takes %s of stage %d, so that the stages wait for '
                     'each other in a circle: with micro_batches= data goes from a stage to later '
-                    'ones only.' % (op.name, stages.index(op.device), tensor.name,
-                                    stages.index(tensor.op.device)))
+                    'ones only.' % (op.name, own_number, tensor.name, source_number))
 
 
-def place_backward(operations, loss, device):
+def _is_at_every_stage(tensor: tf.Tensor) -> bool:
+    """Whether a tensor waits for no stage: a constant, or a variable."""
+    return tensor.dtype == tf.resource or tensor.op.type == 'Const' or bool(read_from(tensor))
+
+
+def place_backward(operations: typing.Sequence[tf.Operation], loss: tf.Tensor,
+                   device: str) -> None:
     """Puts each gradient operation of a tower with stages on the stage of its forward operation;
     one without, a sum say, on the first stage of its inputs: each activation's gradient crosses
-    once."""
-    stages = stages_of(device)
-    if len(stages) == 1:
-        return
-    placed = {}
-    of_loops = _stages_of_loops(loss.graph, operations, stages)
-    library = Library(loss.graph)
-    for op in operations:
-        groups, of = names_beside(op), compat.differentiated_operation(op)
-        if op.type == 'NoOp' and not groups and op.control_inputs:
+    once.
+
+    Args:
+      operations: the gradient operations, each after its inputs.
+      loss: what they differentiate, on the last stage.
+      device: the tower's.
+    """
+    if len(stages_of(device)) > 1:
+        placement = _BackwardPlacement(operations, loss, stages_of(device))
+        for op in operations:
+            placement.place(op)
+
+
+class _BackwardPlacement:
+    """The stages of a tower's gradient operations, one after the other."""
+
+    def __init__(self, operations: typing.Iterable[tf.Operation], loss: tf.Tensor,
+                 stages: typing.Tuple[str, ...]):
+        self._stages = stages
+        self._loss = loss
+        self._placed: typing.Dict[str, str] = {}  # from names of operations to their devices
+        self._devices_of_loops = _devices_of_loops(loss.graph, operations, stages)
+        self._library = Library(loss.graph)
+
+    def place(self, op: tf.Operation) -> None:
+        """Puts one operation on its stage; its inputs have been placed before."""
+        colocated = names_beside(op)
+        if any(name not in self._placed for name in colocated):
+            return  # with a variable, say
+        if op.type == 'NoOp' and op.control_inputs and not colocated:
             # `tf.group` says the device of what it waits for by name: copies are to follow that.
             leader = op.control_inputs[0]
-            there = placed.get(leader.name, leader.device)
             colocate(op, [leader.name])
-        elif any(name not in placed for name in groups):
-            continue  # with a variable, say
-        elif of is not None and of.device in stages:
-            there = of.device
-        elif is_control_flow(op) and compat.control_flow_context(op) in of_loops:
-            there = of_loops[compat.control_flow_context(op)]  # counters and stacks of a loop
+            device = self._placed.get(leader.name, leader.device)
         else:
-            known = [placed.get(tensor.op.name, tensor.op.device) for tensor in op.inputs
-                     if tensor.op.type != 'Const']
-            known = [each for each in known if each in stages]
-            there = min(known, key=stages.index) if known else loss.op.device
-        if op.device in stages and there in stages:
-            placed[op.name] = there
-            move(op, there, library)
-            if groups:  # TensorFlow colocates a gradient with its source, which is a stage later
-                colocate(op, [op.name])
+            device = self._device_of(op)
+        if op.device not in self._stages or device not in self._stages:
+            return
+        self._placed[op.name] = device
+        move(op, device, self._library)
+        if colocated:  # TensorFlow colocates a gradient with its source, which is a stage later
+            colocate(op, [op.name])
+
+    def _device_of(self, op: tf.Operation) -> str:
+        """The device of the forward operation, of the loop, or the first one of the inputs."""
+        forward = compat.differentiated_operation(op)
+        if forward is not None and forward.device in self._stages:
+            return forward.device
+        context = compat.control_flow_context(op)
+        if is_control_flow(op) and context in self._devices_of_loops:
+            return self._devices_of_loops[context]  # counters and stacks of a loop
+        input_devices = [self._placed.get(tensor.op.name, tensor.op.device)
+                         for tensor in op.inputs if tensor.op.type != 'Const']
+        in_stages = [each for each in input_devices if each in self._stages]
+        if in_stages:
+            return min(in_stages, key=self._stages.index)
+        return self._loss.op.device
+
+
+def _devices_of_loops(graph: tf.Graph, backward: typing.Iterable[tf.Operation],
+                      stages: typing.Tuple[str, ...]) -> typing.Dict[typing.Any, str]:
+    """The device of each loop or branch (v1): that of the first operation in it that is on one of
+    the `stages`; for a `backward` operation its forward operation counts."""
+    backward_names = {op.name for op in backward}
+    devices: typing.Dict[typing.Any, str] = {}
+    for op in graph.get_operations():
+        context = compat.control_flow_context(op)
+        if context is None or context in devices:
+            continue
+        is_backward = op.name in backward_names
+        forward = compat.differentiated_operation(op) if is_backward else op
+        if forward is not None and forward.device in stages:
+            devices[context] = forward.device
+    return devices
 
 
 # ---- TensorArrays and stacks of loops (v1) -------------------------------------------------------
@@ -169,21 +221,22 @@ _FILLS = frozenset(['TensorArrayScatterV3', 'TensorArraySplitV3', 'TensorArrayWr
 _READS = frozenset(['TensorArrayReadV3', 'TensorArrayGatherV3', 'TensorArrayConcatV3'])
 
 
-def keep_arrays_with_readers(operations, device):
+def keep_arrays_with_readers(operations: typing.Iterable[tf.Operation], device: str) -> None:
     """Puts operations that fill a TensorArray before a loop (v1), as `tf.map_fn`, on the device
-    of the loop, which reads it: TensorFlow colocates these with the first value that is written."""
-    stages = list(stages_of(device))
-    for op in operations:
-        if op.type != 'TensorArrayV3':
-            continue
-        _, users = _users(op.outputs[0])
+    of the loop, which reads it: TensorFlow colocates these with the first value that is written.
+    `device` is the tower's."""
+    stages = stages_of(device)
+    arrays = [op for op in operations if op.type == 'TensorArrayV3']
+    for array in arrays:
+        users = _uses(array.outputs[0]).users
         readers = [user for user in users if user.type in _READS and is_free(user)]
-        there = {reader.device for reader in readers}
-        if len(there) != 1 or not there.issubset(stages):
+        devices = {reader.device for reader in readers}
+        if len(devices) != 1 or not devices.issubset(stages):
             continue
         for user in users:
-            if user.type in _FILLS and not is_free(user) and user.device in [''] + stages and (
-                    user.inputs[0].op is op):  # not within another loop
+            is_before_loop = user.inputs[0].op is array  # not within another loop
+            if user.type in _FILLS and is_before_loop and not is_free(user) and (
+                    user.device in ('',) + stages):
                 # By name, so that copies follow their own reader.
                 colocate(user, [readers[0].name])
                 compat.set_device(user, readers[0].device)
@@ -194,31 +247,41 @@ def keep_stacks_with_loops(operations: typing.Iterable[tf.Operation]) -> None:
 
     TensorFlow colocates a stack, and its size, with the value that it keeps, such as a variable's.
     """
-    for op in operations:
-        if op.type != 'StackV2':
-            continue
-        handed_on, users = _users(op.outputs[0])
-        users = [user for user in users if user.type in ('StackPushV2', 'StackPopV2')]
+    stacks = [op for op in operations if op.type == 'StackV2']
+    for stack in stacks:
+        uses = _uses(stack.outputs[0])
+        users = [user for user in uses.users if user.type in ('StackPushV2', 'StackPopV2')]
         devices = {user.device for user in users}
         if len(devices) != 1 or '' in devices:
             continue
-        size = [tensor.op for tensor in op.inputs if tensor.op.type == 'Const']
-        for each in [op] + size + handed_on:
-            # TensorFlow moves an operation to the resource that it takes, on whatever device.
-            if any(tensor.dtype == tf.resource for other in beside(each)
-                   for tensor in other.inputs):
-                compat.set_device(each, users[0].device)
-                colocate(each, [each.name])
+        sizes = [tensor.op for tensor in stack.inputs if tensor.op.type == 'Const']
+        for op in [stack] + sizes + uses.handing_on:
+            if _is_beside_resource(op):
+                compat.set_device(op, users[0].device)
+                colocate(op, [op.name])
 
 
-def _users(handle):
-    """Operations that pass an array or stack into loops and branches, and its users: two lists."""
-    handed_on, users, tensors = [], [], [handle]
+def _is_beside_resource(op: tf.Operation) -> bool:
+    """Whether an operation is colocated with one that takes a resource: TensorFlow moves it to that
+    resource, on whatever device."""
+    return any(tensor.dtype == tf.resource for other in beside(op) for tensor in other.inputs)
+
+
+class _Uses(typing.NamedTuple):
+    """What takes an array or a stack, directly or within loops and branches."""
+    handing_on: typing.List[tf.Operation]  # those that pass it into loops and branches
+    users: typing.List[tf.Operation]  # those that read or write it
+
+
+def _uses(handle: tf.Tensor) -> _Uses:
+    """The `_Uses` of the array or stack with a handle."""
+    uses = _Uses([], [])
+    tensors = [handle]
     while tensors:
         for op in tensors.pop().consumers():
             if op.type in HAND_ON:
-                handed_on.append(op)
+                uses.handing_on.append(op)
                 tensors.extend(op.outputs)
             else:
-                users.append(op)
-    return handed_on, users
+                uses.users.append(op)
+    return uses

@@ -17,9 +17,17 @@ from towers.graph.variable_access import variable_op
 
 
 class StagedDevices(str):
-    """The devices of one tower: the name of the first one, and all names in `stages`."""
+    """The devices of one tower with stages: the name of the first one, and all names in `stages`.
 
-    def __new__(cls, stages: typing.Sequence[str]):
+    It is a string because TensorFlow takes nothing else where a tower's device goes: `tf.device`
+    keeps the `str()` of its argument, and `op.device` and `tf.DeviceSpec.from_string` are strings.
+    So a tower of one device, which is a plain name, and one of several go the same way.
+    """
+
+    stages: typing.Tuple[str, ...]
+
+    def __new__(cls, stages: typing.Sequence[str]) -> 'StagedDevices':
+        """Makes it from the names of the devices, one a stage."""
         devices = super().__new__(cls, stages[0])
         devices.stages = tuple(str(name) for name in stages)
         return devices
@@ -35,19 +43,28 @@ def stages_of(device: str) -> typing.Tuple[str, ...]:
 
 def all_devices(devices: typing.Iterable[str]) -> typing.Tuple[str, ...]:
     """The devices of all towers, each once, in order."""
-    return tuple(dict.fromkeys(name for device in devices for name in stages_of(device)))
+    names = [name for device in devices for name in stages_of(device)]
+    return tuple(dict.fromkeys(names))
 
 
 class TowerDevice(str):
-    """The name of a tower's device, for `tf.device`, with all its `stages`."""
+    """The name of a tower's device, for `tf.device`, with all its `stages`.
 
-    def __new__(cls, device: str, stages: typing.Optional[typing.Tuple[str, ...]] = None):
+    TensorFlow keeps the `str()` of what `tf.device` gets with each operation that is made in that
+    scope, and this one is its own `str()`. So an operation tells that a tower's scope put it there.
+    """
+
+    stages: typing.Tuple[str, ...]
+
+    def __new__(cls, device: str,
+                stages: typing.Optional[typing.Tuple[str, ...]] = None) -> 'TowerDevice':
+        """Makes it from a device, and the devices of all stages; None for those of the device."""
         name = super().__new__(cls, device)
         name.stages = stages or stages_of(device)
         return name
 
     def __str__(self):
-        return self  # what TensorFlow keeps of the argument of `tf.device` is its str()
+        return self
 
 
 class StageDevice(TowerDevice):
@@ -63,9 +80,9 @@ def follows_tower(op: tf.Operation) -> typing.Optional[bool]:
             return True
         if scope == 'None':
             return False
-        if '<' in scope:  # TensorFlow's way to write a function
-            return None
-        if scope == op.device and '/device:' in scope:  # as `op.device` spells it
+        is_function = '<' in scope  # TensorFlow's way to write one
+        is_operations_device = scope == op.device and '/device:' in scope  # as `op.device` spells
+        if is_function or is_operations_device:
             return None
         spec = tf.DeviceSpec.from_string(scope)
         if spec.device_type is not None or spec.device_index is not None:
@@ -78,30 +95,46 @@ def device_like(op: tf.Operation) -> str:
     return TowerDevice(op.device) if follows_tower(op) else op.device
 
 
-def keep_with_tower(operations, own: typing.Container[str], device: str) -> None:
+def keep_with_tower(operations: typing.Iterable[tf.Operation], own: typing.Container[str],
+                    device: str) -> None:
     """Keeps gradient operations on their tower.
 
     Some (of a gather) are colocated with a variable on another device, or with what TensorFlow
-    moves there: the session would say "Cannot colocate nodes". Colocations with the tower's `own`
+    moves there: the session would say "Cannot colocate nodes". Colocations with the tower's own
     operations are kept; where these are on several devices, those with the operation's own.
+
+    Args:
+      operations: the gradient operations of a tower.
+      own: the names of the operations that the tower has made itself.
+      device: the tower's.
     """
     for op in operations:
         names = names_beside(op)
-        inside = [op.graph.get_operation_by_name(name) for name in names if name in own]
-        # TensorFlow moves what reads a resource to that, whatever device it was made for.
-        kept = [other for other in inside if not any(
-            tensor.dtype == tf.resource and tensor.op.name not in own for tensor in other.inputs)]
+        in_tower = [op.graph.get_operation_by_name(name) for name in names if name in own]
+        kept = [other for other in in_tower if not _reads_resource_outside(other, own)]
         if len({other.device for other in kept}) > 1:
-            kept = [other for other in kept if other.device == op.device] or kept[:1]
-        if inside and len(kept) < len(names):
-            colocate(op, [other.name for other in kept] or [op.name])
-            compat.set_device(op, (kept or inside)[0].device or stages_of(device)[0])
+            on_same_device = [other for other in kept if other.device == op.device]
+            kept = on_same_device or kept[:1]
+        if not in_tower or len(kept) == len(names):
+            continue
+        leaders = kept or [op]
+        device_of_leader = (kept or in_tower)[0].device
+        colocate(op, [leader.name for leader in leaders])
+        compat.set_device(op, device_of_leader or stages_of(device)[0])
+
+
+def _reads_resource_outside(op: tf.Operation, own: typing.Container[str]) -> bool:
+    """Whether an operation takes a resource that is not among a tower's own operations: TensorFlow
+    moves it to that resource, whatever device it was made for."""
+    return any(tensor.dtype == tf.resource and tensor.op.name not in own for tensor in op.inputs)
 
 
 def current_tower_device(graph: tf.Graph) -> typing.Optional[TowerDevice]:
     """The `TowerDevice` of the innermost such scope that is open; None outside of towers."""
-    return next((scope for scope in compat.current_device_scopes(graph)
-                 if isinstance(scope, TowerDevice)), None)
+    for scope in compat.current_device_scopes(graph):
+        if isinstance(scope, TowerDevice):
+            return scope
+    return None
 
 
 def moved(device: str, source: str, target: str) -> str:
@@ -112,28 +145,40 @@ def moved(device: str, source: str, target: str) -> str:
     """
     if device in stages_of(source):
         return stages_of(target)[stages_of(source).index(device)]
-    have, old, new = map(tf.DeviceSpec.from_string, (device, source, target))
-    return tf.DeviceSpec(**{
-        field: getattr(new, field) if (
-            getattr(old, field) == getattr(have, field) and getattr(new, field) is not None)
-        else getattr(have, field)
-        for field in ('job', 'replica', 'task', 'device_type', 'device_index')}).to_string()
+    device_spec = tf.DeviceSpec.from_string(device)
+    source_spec = tf.DeviceSpec.from_string(source)
+    target_spec = tf.DeviceSpec.from_string(target)
+    fields = {}
+    for field in ('job', 'replica', 'task', 'device_type', 'device_index'):
+        value = getattr(device_spec, field)
+        wanted = getattr(target_spec, field)
+        is_of_source = getattr(source_spec, field) == value
+        fields[field] = wanted if is_of_source and wanted is not None else value
+    return tf.DeviceSpec(**fields).to_string()
 
 
 def overlaps(device: str, tower_device: str) -> bool:
     """Whether a device may be that of a tower: same type and number."""
-    one = tf.DeviceSpec.from_string(device)
-    return any((one.device_type, one.device_index) == (other.device_type, other.device_index)
-               for other in map(tf.DeviceSpec.from_string, stages_of(tower_device)))
+    spec = tf.DeviceSpec.from_string(device)
+    for stage_device in stages_of(tower_device):
+        stage_spec = tf.DeviceSpec.from_string(stage_device)
+        if (spec.device_type, spec.device_index) == (
+                stage_spec.device_type, stage_spec.device_index):
+            return True
+    return False
 
 
-def check_reads_in_loops(operations, devices):
-    """Refuses operations within a loop (v1) that take a reference variable of another device, such
-    as `v.read_value()`, which would wait for ever: a reference is never sent to a device."""
+def check_reads_in_loops(operations: typing.Iterable[tf.Operation],
+                         devices: typing.Iterable[str]) -> None:
+    """Raises `SharedVariableError` for an operation within a loop (v1) that takes a reference
+    variable which is not on the `devices`, such as `v.read_value()`. It would wait for ever: a
+    reference is never sent to another device."""
     for op in operations:
-        for tensor in op.inputs if not op.type.startswith('Ref') else ():
-            tensor = behind(tensor, ('RefIdentity', 'RefMerge', 'RefSwitch'))
-            variable = variable_op(tensor) if tensor.op.type == 'RefEnter' else None
+        if op.type.startswith('Ref'):
+            continue
+        for tensor in op.inputs:
+            entered = behind(tensor, ('RefIdentity', 'RefMerge', 'RefSwitch'))
+            variable = variable_op(entered) if entered.op.type == 'RefEnter' else None
             if variable is not None and set(devices) != {variable.device}:
                 raise SharedVariableError(
                     'operation %s, within a loop, reads the reference variable %s, which is on '
@@ -142,20 +187,31 @@ def check_reads_in_loops(operations, devices):
 
 
 def operation_device(op: tf.Operation) -> str:
-    """The canonical device that an operation asks for; of one that asks for none, where the runtime
-    has to put it: with the resource that it reads, what it is colocated with, or what takes it."""
-    stack, seen = [op], set()
+    """The canonical device that an operation asks for; '' for none.
+
+    An operation that asks for none is looked for where the runtime has to put it: with the resource
+    that it reads, with what it is colocated with, or with what takes it.
+    """
+    stack = [op]
+    seen = set()
     while stack:  # depth first
-        op = stack.pop()
-        if op.device:
-            return resolved(op.device)
-        if op.name not in seen:
-            seen.add(op.name)
-            near = [tensor.op for tensor in op.inputs if tensor.dtype == tf.resource] + beside(op)
-            near += [taker for tensor in op.outputs if tensor.dtype == tf.resource
-                     or op.type == 'Const' for taker in tensor.consumers()]
-            stack.extend(reversed(near))
+        current = stack.pop()
+        if current.device:
+            return resolved(current.device)
+        if current.name not in seen:
+            seen.add(current.name)
+            stack.extend(reversed(_placed_together(current)))
     return ''
+
+
+def _placed_together(op: tf.Operation) -> typing.List[tf.Operation]:
+    """The operations on whose device the runtime puts an operation, or which it puts on that."""
+    resources = [tensor.op for tensor in op.inputs if tensor.dtype == tf.resource]
+    takers: typing.List[tf.Operation] = []
+    for tensor in op.outputs:
+        if tensor.dtype == tf.resource or op.type == 'Const':
+            takers.extend(tensor.consumers())
+    return resources + beside(op) + takers
 
 
 def resolved(device: str) -> str:
@@ -168,12 +224,16 @@ def resolved(device: str) -> str:
     return spec.to_string()
 
 
-def was_chosen(op, tower, first):
-    """Whether the program's own `tf.device`, or a colocation, has put a tower's operation there:
-    that of tower `first`, of which others are copies."""
-    original = op if tower is first else operation_named(
-        op.graph, first.name_scope + op.name[len(tower.name_scope):])
-    return original is not None and follows_tower(original) is not True and (
-        operation_device(op) in (
-            operation_device(original),
-            moved(operation_device(original), first.device, tower.device)))
+def was_chosen(op: tf.Operation, tower: typing.Any, first: typing.Any) -> bool:
+    """Whether the program's own `tf.device`, or a colocation, has put an operation of a tower where
+    it is. The operation of the `first` tower says it, of which the other towers have copies."""
+    if tower is first:
+        original = op
+    else:
+        name_in_tower = op.name[len(tower.name_scope):]
+        original = operation_named(op.graph, first.name_scope + name_in_tower)
+    if original is None or follows_tower(original):
+        return False
+    original_device = operation_device(original)
+    return operation_device(op) in (
+        original_device, moved(original_device, first.device, tower.device))

@@ -34,7 +34,8 @@ class Placement:
                  earlier: typing.Optional['Placement'] = None):
         """
         Args:
-          device: as of `VariablePlacement`.
+          device: the device of `VariablePlacement`, a name or one of its words; or None.
+          devices: the device of each tower.
           trains: whether there is an optimizer; without one, or with one tower, are no replicas.
           alone: whether no other machines train with this one, so that no variable is to be on
             their servers.
@@ -42,18 +43,24 @@ class Placement:
 
         Raises `DeviceError` for a wrong name, `InvalidArgumentError` for replicas with stages.
         """
-        self._devices, self._earlier = devices, earlier
-        self.by_stage = device == BY_STAGE or (
-            device is None and len(devices) == 1 and len(stages_of(devices[0])) > 1)
-        self._used = dict.fromkeys(all_devices(devices), 0) if device == BALANCED else None
+        self._devices = devices
+        self._earlier = earlier
+        self.is_earlier_builds = earlier is not None
+        has_stages = len(stages_of(devices[0])) > 1
+        is_one_staged_tower = len(devices) == 1 and has_stages
+        self.by_stage = device == BY_STAGE or (device is None and is_one_staged_tower)
+        self._bytes_of_devices: typing.Optional[typing.Dict[str, int]] = None  # if balanced
+        if device == BALANCED:
+            self._bytes_of_devices = dict.fromkeys(all_devices(devices), 0)
         self._replicated = device == REPLICATED
-        self.main = default_variable_device(devices) if device in (
-            None, BALANCED, REPLICATED, BY_STAGE) else canonical_device(device)
+        if device is None or device in (BALANCED, REPLICATED, BY_STAGE):
+            self.main = default_variable_device(devices)
+        else:
+            self.main = canonical_device(device)
         self.of_weights = str(devices[0]) if self._replicated else self.main
         self.has_replicas = self._replicated and trains and len(devices) > 1
-        self.is_earlier_builds = earlier is not None
         self.leaves_servers = alone and '/job:ps' not in ' '.join(self.devices())
-        if self._replicated and len(stages_of(devices[0])) > 1:
+        if self._replicated and has_stages:
             raise InvalidArgumentError(
                 "VariablePlacement('replicated') goes with towers of one device each, and these "
                 "have %s: use 'stage', or None for the CPU." % short_name(devices[0]))
@@ -62,10 +69,10 @@ class Placement:
         """`'/cpu:0'`, or how variables are spread."""
         if self._earlier is not None:
             return self._earlier.describe()
-        if self._used is not None or self.by_stage:
-            return '%s, %s' % ('balanced by size' if self._used is not None else 'on their stage',
-                               ', '.join(map(short_name, self._used or stages_of(
-                                   self._devices[0]))))
+        if self._bytes_of_devices is not None:
+            return 'balanced by size, ' + ', '.join(map(short_name, self._bytes_of_devices))
+        if self.by_stage:
+            return 'on their stage, ' + ', '.join(map(short_name, stages_of(self._devices[0])))
         if self.has_replicas:
             return 'every tower (%d replicas)' % len(self._devices)
         return short_name(self.of_weights)
@@ -78,24 +85,26 @@ class Placement:
             return only_device(self.of_weights)
         if self.by_stage:
             return only_device(str(current_tower_device(tf.get_default_graph()) or self.main))
-        if self._used is not None:  # the first one among equals
-            return only_device(min(self._used, key=self._used.get))
+        if self._bytes_of_devices is not None:  # the first one among equals
+            return only_device(min(self._bytes_of_devices, key=self._bytes_of_devices.__getitem__))
         return only_device(self.main)
 
     def note(self, variable: tf.Variable) -> None:
         """Counts the bytes of a new variable where it is: with another one, if it is colocated."""
-        if self._used is not None and variable.device in self._used:
-            self._used[variable.device] += bytes_of(variable)
+        if self._bytes_of_devices is not None and variable.device in self._bytes_of_devices:
+            self._bytes_of_devices[variable.device] += bytes_of(variable)
 
     def devices(self) -> typing.Tuple[str, ...]:
-        """The devices that variables may be on: a tuple."""
+        """The devices that variables may be on, each once."""
         if self._earlier is not None:
             return tuple(dict.fromkeys((self.main,) + self._earlier.devices()))
         if self._replicated:
             return tuple(sorted({self.main, self.of_weights}))
         if self.by_stage:
             return tuple(dict.fromkeys((self.main,) + stages_of(self._devices[0])))
-        return (self.main,) if self._used is None else tuple(self._used)
+        if self._bytes_of_devices is not None:
+            return tuple(self._bytes_of_devices)
+        return (self.main,)
 
     def scope_of(self, variable: tf.Variable) -> typing.ContextManager:
         """The device scope for the sum of a variable's gradients and for its slots."""

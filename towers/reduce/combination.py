@@ -1,6 +1,5 @@
 """One gradient per variable from the gradients of all towers."""
 
-import collections
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -14,20 +13,25 @@ from towers.tower.gradient_pairs import (each_row_once, expected_gradient, liste
                                          may_be_gradient_of)
 
 
-class Combined(collections.namedtuple('Combined', 'gradients on_towers', defaults=(None,))):
-    """The gradient of each variable.
+Pairs = typing.List[typing.Tuple[typing.Any, typing.Any]]
+"""Gradients, each None, a tensor or `tf.IndexedSlices`, with their variables."""
 
-    Attributes:
-      gradients: list of pairs, as `combine_gradients` returns them.
-      on_towers: of replicated variables {name: list of the gradient on each tower}; else None.
-    """
-    __slots__ = ()
+
+class Combined(typing.NamedTuple):
+    """The gradient of each variable over all towers."""
+    gradients: Pairs  # as `combine_gradients` returns them
+    on_towers: typing.Optional[typing.Dict[str, list]] = None
+    """Of replicated variables, by name, the gradient on each tower; else None."""
 
     @property
-    def of_replicas(self) -> list:
+    def of_replicas(self) -> Pairs:
         """The gradients that replicas get as pairs, with None in the place of their variable."""
-        return [(gradient, None) for every in (self.on_towers or {}).values()
-                for gradient in every]
+        copies = [gradient for copies in (self.on_towers or {}).values() for gradient in copies]
+        return [(gradient, None) for gradient in copies]
+
+
+Aligned = typing.List[typing.Tuple[tf.Variable, typing.List[typing.Tuple[int, typing.Any]]]]
+"""Variables, each with the towers that have a gradient of it, and that gradient."""
 
 
 def combine_gradients(tower_gradients: typing.Sequence) -> list:
@@ -65,25 +69,35 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
     return combine(tower_gradients)
 
 
-def combine(tower_gradients):
+def combine(tower_gradients: typing.Sequence) -> Pairs:
     """`combine_gradients` for lists that may belong to no tower, see `VariablesBehindInputs`."""
     combined = []
     for variable, present in align(tower_gradients):
         gradients = [gradient for _, gradient in present]
         with only_device(variable.device or None):
-            joined = joined_product(gradients, variable)
-            combined.append((add_up(gradients, variable) if joined is None else joined, variable))
+            total = joined_product(gradients, variable)
+            if total is None:
+                total = add_up(gradients, variable)
+        combined.append((total, variable))
     return combined
 
 
-def all_reduce(tower_gradients, further, devices):
-    """Sums the towers' gradients and gives each tower the sums, for replicas: `Combined`. Each
-    variable's, with `further` ones that belong to no tower, are added on one tower; every tower
-    adds about as many bytes."""
-    combined, on_towers, added = [], {}, dict.fromkeys(devices, 0)  # bytes that each one adds
+def all_reduce(tower_gradients: typing.Sequence, further: typing.Sequence,
+               devices: typing.Sequence[str]) -> Combined:
+    """Sums the towers' gradients and gives each tower the sums, for replicas. A variable's are
+    added on one tower; every tower adds about as many bytes.
+
+    Args:
+      tower_gradients: as of `combine_gradients`.
+      further: lists of pairs that belong to no tower.
+      devices: the device of each tower.
+    """
+    combined = []
+    on_towers = {}
+    added_bytes = dict.fromkeys(devices, 0)
     for variable, present in align(list(tower_gradients) + list(further)):
-        device = min(devices, key=added.get)
-        added[device] += bytes_of(variable)
+        device = min(devices, key=added_bytes.__getitem__)
+        added_bytes[device] += bytes_of(variable)
         with only_device(device):
             total = add_up([gradient for _, gradient in present], variable)
         combined.append((total, variable))
@@ -91,13 +105,13 @@ def all_reduce(tower_gradients, further, devices):
     return Combined(combined, on_towers)
 
 
-def align(tower_gradients):
+def align(tower_gradients: typing.Any) -> Aligned:
     """`[(variable, [(tower, gradient)])]` of all towers' gradients, checked, in the order in which
     variables first occur, without variables that have no gradient in any tower; makes no op."""
     if not isinstance(tower_gradients, (list, tuple)) or not tower_gradients:
         raise GradientError('combine_gradients expects a list with one list of (gradient, '
                             'variable) pairs a tower, and got %r.' % (tower_gradients,))
-    by_variable = {}  # insertion order: the order in which variables first occur
+    by_variable: typing.Dict[str, tuple] = {}  # in the order in which variables first occur
     for tower, pairs in enumerate(tower_gradients):
         for variable, gradient in _checked(pairs, tower).values():
             entry = by_variable.setdefault(variable.op.name, (variable, []))
@@ -111,11 +125,11 @@ def align(tower_gradients):
     if not aligned:
         raise GradientError(
             'none of the %d variables has a gradient in any tower: the loss does not depend on '
-            'them. Variables: %s.' % (len(by_variable), ', '.join(list(by_variable)[:5]) or 'none'))
+            'them. Variables: %s.' % (len(by_variable), ', '.join(list(by_variable)[:5])))
     return aligned
 
 
-def add_up(gradients, variable):
+def add_up(gradients: typing.List[typing.Any], variable: tf.Variable) -> typing.Any:
     """The sum of gradients of one variable, on the current device; sparse where all are."""
     if len(gradients) == 1:
         return gradients[0]
@@ -124,28 +138,35 @@ def add_up(gradients, variable):
     return tf.add_n([dense(gradient, variable) for gradient in gradients])
 
 
-def dense(gradient, variable):
+def dense(gradient: typing.Any, variable: tf.Variable) -> tf.Tensor:
     """A gradient as a tensor of the variable's shape."""
     if isinstance(gradient, tf.IndexedSlices) and gradient.dense_shape is None:
         gradient = tf.IndexedSlices(gradient.values, gradient.indices, tf.shape(variable))
     return tf.convert_to_tensor(gradient)
 
 
-def _check_shared(aligned):
-    """Raises if several towers have gradients, and no variable has one in two (t0/w, t1/w)."""
-    own = {present[0][0]: variable.op.name for variable, present in reversed(aligned)}
-    if len(own) > 1 and all(len(present) == 1 for _, present in aligned):
-        (one, of_one), (other, of_other) = sorted(own.items())[:2]
+def _check_shared(aligned: Aligned) -> None:
+    """Raises `GradientError` if several towers have gradients, and no variable has one in two of
+    them (t0/w, t1/w)."""
+    if any(len(present) > 1 for _, present in aligned):
+        return
+    first_names: typing.Dict[int, str] = {}  # the first variable of each tower
+    for variable, present in aligned:
+        [(tower, _)] = present
+        first_names.setdefault(tower, variable.op.name)
+    if len(first_names) > 1:
+        tower, other = sorted(first_names)[:2]
         raise GradientError(
             'tower %d has gradients of %r and tower %d of %r, and no variable has one in both: '
             'each tower trains a model of its own. Make the variables with tf.get_variable under '
             'the same names in every tower, with reuse from the second one on, or let build_towers '
-            'share them.' % (one, of_one, other, of_other))
+            'share them.' % (tower, first_names[tower], other, first_names[other]))
 
 
-def _checked(pairs, tower):
-    """{name of a variable: (variable, gradient)} of a tower's pairs."""
-    listed, found = listed_pairs(pairs), {}
+def _checked(pairs: typing.Any, tower: int) -> typing.Dict[str, tuple]:
+    """{name of a variable: (variable, gradient)} of the pairs of tower number `tower`."""
+    listed = listed_pairs(pairs)
+    found: typing.Dict[str, tuple] = {}
     if listed is None or not all(hasattr(variable, 'op') for _, variable in listed):
         raise GradientError('the gradients of tower %d are %.200r: expected a list of (gradient, '
                             'variable) pairs.' % (tower, pairs))
@@ -161,22 +182,25 @@ def _checked(pairs, tower):
     return found
 
 
-def _rows_of_all(slices):
-    """The rows of all gradients, one after the other; of lookups that take each row once, added up:
-    on one device these have no row twice either, and a norm of them, taken for clipping, counts
-    none twice."""
-    lookups = [lookups_of(each) for each in slices]
-    kinds = {tuple(lookup.is_unique for lookup in of_one) for of_one in lookups}
-    if len(kinds) > 1 or not any(next(iter(kinds))):
-        return _concatenated(slices)
-    of_all = []
-    for of_lookup in zip(*lookups):
-        rows = _concatenated([lookup.slices for lookup in of_lookup])
-        of_all.append(each_row_once(rows) if of_lookup[0].is_unique else rows)
-    return of_all[0] if len(of_all) == 1 else _concatenated(of_all)
+def _rows_of_all(gradients: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """The rows of all towers' gradients, one after the other; of lookups that take each row once,
+    added up: on one device these have no row twice either, and a norm of them, taken for clipping,
+    counts none twice."""
+    lookups_of_towers = [lookups_of(gradient) for gradient in gradients]
+    flags_of_towers = [[lookup.is_unique for lookup in lookups] for lookups in lookups_of_towers]
+    first_flags = flags_of_towers[0]
+    are_alike = all(flags == first_flags for flags in flags_of_towers)
+    if not are_alike or not any(first_flags):
+        return _concatenated(gradients)
+    by_lookup = []
+    for is_unique, lookups in zip(first_flags, zip(*lookups_of_towers)):
+        rows = _concatenated([lookup.slices for lookup in lookups])
+        by_lookup.append(each_row_once(rows) if is_unique else rows)
+    return by_lookup[0] if len(by_lookup) == 1 else _concatenated(by_lookup)
 
 
-def _concatenated(slices):
+def _concatenated(slices: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """The rows of all these slices, one after the other."""
     indices = [each.indices for each in slices]
     if len({each.dtype for each in indices}) > 1:
         indices = [tf.cast(each, tf.int64) for each in indices]
@@ -194,7 +218,8 @@ _MOST_ROWS, _MOST_JOINT_ROWS = 32, 128
 _LEAST_ELEMENTS = 2 ** 20
 
 
-def joined_product(gradients, variable):
+def joined_product(gradients: typing.List[typing.Any],
+                   variable: tf.Variable) -> typing.Optional[tf.Tensor]:
     """The sum of the towers' gradients of a variable [m, n] as one product, on the current device.
 
     Tower k's gradient of a dense layer's weights is the product of the layer's inputs x_k [r_k, m]
@@ -209,50 +234,83 @@ def joined_product(gradients, variable):
     None where one gradient is no product of thin static matrices, something else reads it, XLA
     compiles it, the weights are small, or the devices are not CPUs of one process.
     """
-    elements = variable.get_shape().num_elements() or 0
-    if len(gradients) < 2 or elements < _LEAST_ELEMENTS or not all(
-            isinstance(gradient, tf.Tensor) for gradient in gradients):
+    if len(gradients) < 2 or not all(isinstance(gradient, tf.Tensor) for gradient in gradients):
         return None
-    products, waits_for = [gradient.op for gradient in gradients], []
-    for place, op in enumerate(products):
-        while op.type == 'Identity':  # tf.gradients puts an identity after an output of several
-            waits_for += op.control_inputs
-            products[place] = op = op.inputs[0].op
-        waits_for += op.control_inputs
-    if not all(_is_thin_product(op, elements) for op in products):
+    made = [_made_by(gradient) for gradient in gradients]
+    products = [op for op, _ in made]
+    factors = _factors(products, variable)
+    if factors is None or not _are_cpus_of_one_process(
+            [variable.device] + [op.device for op in products]):
         return None
-    (transpose_a, transpose_b), *others = [
-        (op.get_attr('transpose_a'), op.get_attr('transpose_b')) for op in products]
-    rows = [op.inputs[0].shape.as_list()[0 if transpose_a else 1] for op in products]
-    if (any(other != (transpose_a, transpose_b) for other in others) or max(rows) > _MOST_ROWS
-            or sum(rows) > _MOST_JOINT_ROWS
-            or not _are_cpus_of_one_process([variable.device] + [op.device for op in products])):
-        return None
+    waits_for = [op for _, control_inputs in made for op in control_inputs]
     with tf.control_dependencies(waits_for):
-        a = tf.concat([op.inputs[0] for op in products], 0 if transpose_a else 1)
-        b = tf.concat([op.inputs[1] for op in products], 1 if transpose_b else 0)
-        return tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+        x = tf.concat(factors.inputs, 0 if factors.transpose_x else 1)
+        y = tf.concat(factors.output_gradients, 1 if factors.transpose_y else 0)
+        return tf.matmul(x, y, transpose_a=factors.transpose_x, transpose_b=factors.transpose_y)
 
 
-def _is_thin_product(op, elements):
-    """Whether joining pays: each factor is read and written once more, and the products are not.
+class _Factors(typing.NamedTuple):
+    """The factors of the towers' products, see `joined_product`, all transposed alike."""
+    inputs: typing.List[tf.Tensor]  # x_k [r_k, m]; or [m, r_k], where they are not transposed
+    output_gradients: typing.List[tf.Tensor]  # y_k [r_k, n]; or [n, r_k], where transposed
+    transpose_x: bool
+    transpose_y: bool
+
+
+def _made_by(tensor: tf.Tensor) -> typing.Tuple[tf.Operation, typing.List[tf.Operation]]:
+    """The operation that computes a tensor, and what the tensor waits for besides its value:
+    `tf.gradients` puts an identity after an output of several."""
+    op = tensor.op
+    control_inputs = list(op.control_inputs)
+    while op.type == 'Identity':
+        op = op.inputs[0].op
+        control_inputs += op.control_inputs
+    return op, control_inputs
+
+
+def _factors(products: typing.List[tf.Operation],
+             variable: tf.Variable) -> typing.Optional[_Factors]:
+    """The factors of the towers' products; None where it does not pay, or cannot be, to join them
+    to a gradient of the variable."""
+    elements = variable.get_shape().num_elements() or 0
+    if elements < _LEAST_ELEMENTS or not all(_is_thin_product(op, elements) for op in products):
+        return None
+    transpositions = {(op.get_attr('transpose_a'), op.get_attr('transpose_b')) for op in products}
+    if len(transpositions) > 1:
+        return None
+    transpose_x, transpose_y = transpositions.pop()
+    inputs = [op.inputs[0] for op in products]
+    rows = [tensor.shape.as_list()[0 if transpose_x else 1] for tensor in inputs]
+    if max(rows) > _MOST_ROWS or sum(rows) > _MOST_JOINT_ROWS:
+        return None
+    return _Factors(inputs, [op.inputs[1] for op in products], transpose_x, transpose_y)
+
+
+def _is_thin_product(op: tf.Operation, elements: int) -> bool:
+    """Whether joining a tower's product pays, of as many `elements` as the variable: each factor is
+    read and written once more, and the products are not.
 
     A possible memory of a reference variable is left: its update waits for a tower's product.
     """
-    return (op.type == 'MatMul' and '_XlaCompile' not in op.node_def.attr
-            and not _is_read(op.outputs[0])
-            and all(tensor.shape.is_fully_defined() for tensor in op.inputs)
-            and 2 * sum(tensor.shape.num_elements() for tensor in op.inputs) <= elements
-            and not any(op.graph.get_operation_by_name(name).type in REFERENCE_VARIABLES
-                        for name in ancestors(op.inputs)))
+    if op.type != 'MatMul' or '_XlaCompile' in op.node_def.attr or _is_read(op.outputs[0]):
+        return False
+    if not all(tensor.shape.is_fully_defined() for tensor in op.inputs):
+        return False
+    elements_of_factors = sum(tensor.shape.num_elements() for tensor in op.inputs)
+    if 2 * elements_of_factors > elements:
+        return False
+    types_behind = {op.graph.get_operation_by_name(name).type for name in ancestors(op.inputs)}
+    return types_behind.isdisjoint(REFERENCE_VARIABLES)
 
 
-def _is_read(tensor):
+def _is_read(tensor: tf.Tensor) -> bool:
     """Whether an operation reads a tensor, other than to pass it on."""
     return any(op.type != 'Identity' or _is_read(op.outputs[0]) for op in tensor.consumers())
 
 
-def _are_cpus_of_one_process(devices):
+def _are_cpus_of_one_process(devices: typing.Iterable[str]) -> bool:
+    """Whether all these devices are CPUs, and of one task."""
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
-    return (all(spec.device_type == 'CPU' for spec in specs)
-            and len({(spec.job, spec.replica, spec.task) for spec in specs}) == 1)
+    kinds = {spec.device_type for spec in specs}
+    tasks = {(spec.job, spec.replica, spec.task) for spec in specs}
+    return kinds == {'CPU'} and len(tasks) == 1

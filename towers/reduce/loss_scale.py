@@ -1,6 +1,5 @@
 """Loss scaling: keeps small gradients above zero in half precision; an overflow skips the step."""
 
-import collections
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -13,7 +12,16 @@ from towers.tower.gradient_pairs import map_values
 _LARGEST = float(tf.float32.max)
 
 
-class LossScale(collections.namedtuple('LossScale', 'initial growth_steps factor least most')):
+class _Rule(typing.NamedTuple):
+    """The fields of `LossScale`, which checks them."""
+    initial: float
+    growth_steps: int
+    factor: float
+    least: float
+    most: float
+
+
+class LossScale(_Rule):
     """How the scale S of a loss moves, for float16, whose numbers lie between 6e-8 and 65,504.
 
         gradient = d(S * loss) / S
@@ -35,8 +43,8 @@ class LossScale(collections.namedtuple('LossScale', 'initial growth_steps factor
     def __new__(cls, initial: float = 2. ** 15, growth_steps: int = 2000, factor: float = 2.,
                 least: float = 1., most: float = 2. ** 24):
         """Raises `InvalidArgumentError` unless 0 < least <= initial <= most, factor > 1."""
-        for name, value in (('initial', initial), ('factor', factor), ('least', least),
-                            ('most', most)):
+        numbers = {'initial': initial, 'factor': factor, 'least': least, 'most': most}
+        for name, value in numbers.items():
             check_number(name, value, above=0, most=_LARGEST, expected='a positive float32')
         check_count('growth_steps', growth_steps, least=0)
         if not least <= initial <= most or factor <= 1:
@@ -48,9 +56,12 @@ class LossScale(collections.namedtuple('LossScale', 'initial growth_steps factor
 
     def describe(self) -> str:
         """One line for the plan."""
-        return 'loss x %g at first, / %g and the step skipped on overflow%s' % (
-            self.initial, self.factor, ', x %g after %s steps without' % (
-                self.factor, '{:,}'.format(self.growth_steps)) if self.growth_steps else '')
+        line = 'loss x %g at first, / %g and the step skipped on overflow' % (
+            self.initial, self.factor)
+        if not self.growth_steps:
+            return line
+        return line + ', x %g after %s steps without' % (
+            self.factor, '{:,}'.format(self.growth_steps))
 
 
 class ScaledLosses:
@@ -59,22 +70,20 @@ class ScaledLosses:
     Attributes:
       rule: `LossScale`.
       placement: `Placement` of the variables.
-      value, good_steps, skipped: the variables: the scale; counts of the finite steps since it
-        changed, and of skipped steps.
+      value: the variable with the scale.
+      good_steps: the variable with the count of finite steps since the scale changed.
+      skipped: the variable with the count of skipped steps.
       scale: float32 scalar, the scale that the step uses.
     """
 
     def __init__(self, rule: LossScale, name: str, placement: Placement):
-        self.rule, self.placement = rule, placement
-
-        def variable(last, value, dtype):
-            # A resource variable: a fetched value is the one that was read, never a later one.
-            return tf.Variable(value, trainable=False, name='%s/%s' % (name, last), dtype=dtype,
-                               use_resource=True)
+        """Makes the variables, below the scope `name`."""
+        self.rule = rule
+        self.placement = placement
         with only_device(placement.main):
-            self.value = variable('loss_scale', rule.initial, tf.float32)
-            self.good_steps = variable('good_steps', 0, tf.int64)
-            self.skipped = variable('skipped_steps', 0, tf.int64)
+            self.value = _variable(name + '/loss_scale', rule.initial, tf.float32)
+            self.good_steps = _variable(name + '/good_steps', 0, tf.int64)
+            self.skipped = _variable(name + '/skipped_steps', 0, tf.int64)
             self.scale = self.value.read_value()
 
     def scaled(self, loss: tf.Tensor) -> tf.Tensor:
@@ -89,10 +98,14 @@ class ScaledLosses:
                     'the gradient of %r is %s: a scaled loss needs variables in float32, which '
                     'operations may well read in half precision.' % (
                         variable.op.name, gradient.dtype.base_dtype.name))
-        # Divided: the inverse of a scale above 2 ** 126 would be flushed to zero.
-        return [(gradient if gradient is None else map_values(
-            lambda values: values / tf.cast(self.scale, values.dtype), gradient), variable)
-                for gradient, variable in pairs]
+        return [(self._unscaled(gradient), variable) for gradient, variable in pairs]
+
+    def _unscaled(self, gradient: typing.Any) -> typing.Any:
+        """A gradient, or None, divided by the scale: the inverse of a scale above 2 ** 126 would be
+        flushed to zero."""
+        if gradient is None:
+            return None
+        return map_values(lambda values: values / tf.cast(self.scale, values.dtype), gradient)
 
     def watched(self, gradients: list) -> 'WatchedLosses':
         """The `WatchedLosses` of combined gradients, before a transformation might hide an Inf."""
@@ -102,19 +115,20 @@ class ScaledLosses:
                 flags.append(tf.reduce_all(tf.is_finite(getattr(gradient, 'values', gradient))))
         with only_device(self.placement.main):
             is_finite = tf.reduce_all(tf.stack(flags))
-            return WatchedLosses(self, is_finite, self.skipped.read_value() + tf.cast(
-                tf.logical_not(is_finite), tf.int64))
+            is_skipped = tf.cast(tf.logical_not(is_finite), tf.int64)
+            return WatchedLosses(self, is_finite, self.skipped.read_value() + is_skipped)
 
 
-class WatchedLosses(collections.namedtuple('WatchedLosses', 'losses is_finite skipped_steps')):
-    """`ScaledLosses` with a check of the step's gradients.
+def _variable(name: str, value: float, dtype: tf.DType) -> tf.Variable:
+    """A resource variable: a fetched value is the one that was read, never a later one."""
+    return tf.Variable(value, trainable=False, name=name, dtype=dtype, use_resource=True)
 
-    Attributes:
-      is_finite: bool scalar, whether all gradients of the step are finite.
-      skipped_steps: int64 scalar, the number of skipped steps so far, this step included. To fetch
-        it, or `scale`, changes nothing.
-    """
-    __slots__ = ()
+
+class WatchedLosses(typing.NamedTuple):
+    """`ScaledLosses` with a check of the step's gradients. To fetch its tensors changes nothing."""
+    losses: ScaledLosses
+    is_finite: tf.Tensor  # bool scalar, whether all gradients of the step are finite
+    skipped_steps: tf.Tensor  # int64 scalar, the skipped steps so far, this one included
 
     @property
     def scale(self) -> tf.Tensor:
@@ -128,16 +142,20 @@ class WatchedLosses(collections.namedtuple('WatchedLosses', 'losses is_finite sk
 
     def update(self) -> tf.Operation:
         """The operation that moves the scale and the counts after a step."""
-        value, good_steps, skipped = self.variables
-        rule = self.losses.rule
-        with only_device(self.losses.placement.main):
-            good = good_steps.read_value() + 1
-            grows = (good >= rule.growth_steps) if rule.growth_steps else tf.constant(False)
-            grown = tf.where_v2(grows, tf.minimum(self.scale * rule.factor, rule.most), self.scale)
-            shrunk = tf.maximum(self.scale / rule.factor, rule.least)
+        losses = self.losses
+        rule = losses.rule
+        with only_device(losses.placement.main):
+            good_steps = losses.good_steps.read_value() + 1
+            if rule.growth_steps:
+                grows = good_steps >= rule.growth_steps
+            else:
+                grows = tf.constant(False)
+            larger = tf.minimum(self.scale * rule.factor, rule.most)
+            smaller = tf.maximum(self.scale / rule.factor, rule.least)
+            scale_if_finite = tf.where_v2(grows, larger, self.scale)
+            is_counted = tf.logical_and(self.is_finite, tf.logical_not(grows))
             return tf.group(
-                value.assign(tf.where_v2(self.is_finite, grown, shrunk)),
-                good_steps.assign(tf.where_v2(
-                    tf.logical_and(self.is_finite, tf.logical_not(grows)), good,
-                    tf.zeros([], tf.int64))),
-                skipped.assign(self.skipped_steps))
+                losses.value.assign(tf.where_v2(self.is_finite, scale_if_finite, smaller)),
+                losses.good_steps.assign(
+                    tf.where_v2(is_counted, good_steps, tf.zeros([], tf.int64))),
+                losses.skipped.assign(self.skipped_steps))

@@ -27,20 +27,17 @@ from towers.tower.gradient_pairs import each_row_once
 from towers.tower.variables import local_variable, owner_by_name
 
 
-class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
-    """The replicas of the model's trainable variables on towers 1, 2, …
-
-    Attributes:
-      devices: the towers' devices.
-      of_variable: dict from the name of a variable to `(variable, [its replica on tower 1, …])`.
-      slots: list of the slots that the optimizer made for the replicas.
-    """
-    __slots__ = ()
+class Replicas(typing.NamedTuple):
+    """The replicas of the model's trainable variables on towers 1, 2, …"""
+    devices: typing.Tuple[str, ...]  # of all towers
+    of_variable: typing.Dict[str, typing.Tuple[tf.Variable, typing.List[tf.Variable]]]
+    """From the name of a variable to `(variable, [its replica on tower 1, …])`."""
+    slots: typing.List[tf.Variable]  # that the optimizer made for the replicas
 
     @property
     def variables(self) -> typing.List[tf.Variable]:
         """List of the replicas, by variable and then by tower."""
-        return [each for _, replicas in self.of_variable.values() for each in replicas]
+        return [replica for _, replicas in self.of_variable.values() for replica in replicas]
 
     def replica_of(self, variable: tf.Variable, tower: int) -> tf.Variable:
         """The variable that a tower reads for another: its replica, or itself without replicas."""
@@ -48,62 +45,47 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
 
     def in_tower(self, tower: int) -> dict:
         """{name of the model's variable: its replica} on a tower; empty for tower 0."""
-        return {} if not tower else {name: replicas[tower - 1]
-                                     for name, (_, replicas) in self.of_variable.items()}
+        if tower == 0:
+            return {}
+        return {name: replicas[tower - 1] for name, (_, replicas) in self.of_variable.items()}
 
     def pairs(self, gradients: list, on_towers: dict) -> list:
         """The `(gradient, variable)` pairs of all replicas, for one `apply_gradients`; the model's
         own first: a slot of a replica takes the value of the model's slot. `gradients` are combined
         and transformed; `on_towers` are as of `Combined`."""
-        ready = []
+        own = []
+        of_replicas: typing.List[list] = [[] for _ in self.devices]  # by tower
         for gradient, variable in gradients:
-            every = on_towers.get(variable.op.name, (None,))
-            if gradient is None or gradient is not every[0]:  # transformed, once for all towers
-                every = [gradient] * len(self.devices)
-            if isinstance(gradient, tf.IndexedSlices) and variable.op.name in self.of_variable:
-                # Repeated rows are added up once, so that no replica adds them in another order.
-                with tf.name_scope('replicas/'), only_device(gradient.values.device or None):
-                    every = [each_row_once(gradient)] * len(self.devices)
-            ready.append((variable, every))
-        return [(every[0], variable) for variable, every in ready] + [
-            (every[tower], self.replica_of(variable, tower))
-            for tower in range(1, len(self.devices)) for variable, every in ready
-            if variable.op.name in self.of_variable and every[tower] is not None]
+            copies = self._copies(gradient, variable, on_towers)
+            own.append((copies[0], variable))
+            if variable.op.name not in self.of_variable:
+                continue
+            for tower in range(1, len(self.devices)):
+                if copies[tower] is not None:
+                    of_replicas[tower].append((copies[tower], self.replica_of(variable, tower)))
+        return sum(of_replicas, own)
+
+    def _copies(self, gradient: typing.Any, variable: tf.Variable, on_towers: dict) -> list:
+        """The gradient of a variable on each tower: what `on_towers` says, unless `gradient` has
+        been transformed since."""
+        is_replicated = variable.op.name in self.of_variable
+        if is_replicated and isinstance(gradient, tf.IndexedSlices):
+            # Repeated rows are added up once, so that no replica adds them in another order.
+            with tf.name_scope('replicas/'), only_device(gradient.values.device or None):
+                return [each_row_once(gradient)] * len(self.devices)
+        copies = on_towers.get(variable.op.name, [None])
+        if gradient is not None and gradient is copies[0]:
+            return copies
+        return [gradient] * len(self.devices)  # transformed, once for all towers
 
     @contextlib.contextmanager
     def new_slots(self, variables: list) -> typing.Iterator[list]:
         """The context of `apply_gradients`, and the list of the slots of replicas made in it, as
         local variables: the n-th of a replica begins with the value of the n-th of its variable.
         `variables` are trained."""
-        by_name, created = {variable.op.name: variable for variable in variables}, []
-        origin = {replica.op.name: name for name, (_, replicas) in self.of_variable.items()
-                  for replica in replicas}
-        values = collections.defaultdict(list)  # of the slots of the model's own variables
-        count = collections.Counter()
-
-        def create(next_creator, **kwargs):
-            owner = owner_by_name(kwargs.get('name') or '', by_name)
-            name = None if owner is None else owner.op.name
-            if name not in origin:
-                slot = next_creator(**kwargs)
-                if name in self.of_variable:
-                    values[name].append((slot, _value_or_initial_value(slot)))
-                return slot
-            if count[name] >= len(values[origin[name]]):
-                raise InvalidArgumentError(
-                    'the optimizer makes slot %s for a replica of %s, which has no slot to take '
-                    'the value of: use a new optimizer, or another VariablePlacement than '
-                    "'replicated'." % (kwargs['name'].rstrip('/'), origin[name]))
-            first, value = values[origin[name]][count[name]]
-            count[name] += 1
-            kwargs.update(initial_value=_any_value(first), dtype=first.dtype.base_dtype,
-                          trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES])
-            slot = next_creator(**kwargs)
-            compat.initialize_with(slot, value)
-            created.append(slot)
-            return slot
-        with tf.variable_creator_scope(create):
-            yield created
+        slots = _NewSlots(self, variables)
+        with tf.variable_creator_scope(slots.create):
+            yield slots.created
 
     def follow(self, names: typing.Iterable[str], after: list) -> typing.List[tf.Operation]:
         """Operations, one for each replica of variables of these names, that give it the
@@ -128,66 +110,126 @@ class Replicas(collections.namedtuple('Replicas', 'devices of_variable slots')):
         Run it after anything but the train op has written the model's variables (`Saver.restore` in
         a plain session). `tf.local_variables_initializer` does the same.
         """
-        return tf.group(*[replica.initializer for replica in self.variables + self.slots])
+        return tf.group(*[variable.initializer for variable in self.variables + self.slots])
 
     def bytes(self) -> int:
         """Bytes of all replicas and their slots, as far as their shapes are static."""
         return sum(map(bytes_of, self.variables + self.slots))
 
 
-def follow_updates(replicas, updates, after):
+class _NewSlots:
+    """The slots that an optimizer makes while it applies gradients to variables and replicas.
+
+    Attributes:
+      created: list of the slots of replicas.
+    """
+
+    def __init__(self, replicas: Replicas, variables: typing.List[tf.Variable]):
+        """Watches for slots of the `variables`, which are trained, and of the `replicas`."""
+        self.created: typing.List[tf.Variable] = []
+        self._by_name = {variable.op.name: variable for variable in variables}
+        self._replicated = set(replicas.of_variable)
+        # From the name of a replica to that of its variable.
+        self._origins: typing.Dict[str, str] = {}
+        for name, (_, replicas_of_variable) in replicas.of_variable.items():
+            for replica in replicas_of_variable:
+                self._origins[replica.op.name] = name
+        # From the name of a variable to its slots, each with its value; and from the name of a
+        # replica to the number of slots that it has got.
+        self._slots: typing.Dict[str, list] = collections.defaultdict(list)
+        self._counts: typing.Dict[str, int] = collections.Counter()
+
+    def create(self, next_creator: typing.Callable, **kwargs: typing.Any) -> tf.Variable:
+        """Creates a variable by `next_creator`, see `tf.variable_creator_scope`: the slot of a
+        replica as a local variable with the value of the slot of its variable."""
+        owner = owner_by_name(kwargs.get('name') or '', self._by_name)
+        name = None if owner is None else owner.op.name
+        if name in self._origins:
+            return self._create_of_replica(name, next_creator, kwargs)
+        slot = next_creator(**kwargs)
+        if name in self._replicated:
+            self._slots[name].append((slot, _value_or_initial_value(slot)))
+        return slot
+
+    def _create_of_replica(self, name: str, next_creator: typing.Callable,
+                           kwargs: dict) -> tf.Variable:
+        """Creates the next slot of the replica of this name."""
+        origin = self._origins[name]
+        number = self._counts[name]
+        if number >= len(self._slots[origin]):
+            raise InvalidArgumentError(
+                'the optimizer makes slot %s for a replica of %s, which has no slot to take '
+                'the value of: use a new optimizer, or another VariablePlacement than '
+                "'replicated'." % (kwargs['name'].rstrip('/'), origin))
+        original, value = self._slots[origin][number]
+        self._counts[name] += 1
+        kwargs.update(initial_value=_any_value(original), dtype=original.dtype.base_dtype,
+                      trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES])
+        slot = next_creator(**kwargs)
+        compat.initialize_with(slot, value)
+        self.created.append(slot)
+        return slot
+
+
+def follow_updates(replicas: typing.Optional[Replicas], updates: typing.Sequence,
+                   after: typing.Sequence) -> typing.List[tf.Operation]:
     """Operations that give replicas the values that updates of the step write into their variables,
     after the readers of replicas in a step: losses and gradients."""
     if replicas is None or not updates:
         return []
-    finder = Writes(tf.get_default_graph())
-    written = {name for op in step_operations(updates) for name in finder.of(op)}
+    writes = Writes(tf.get_default_graph())
+    written = {name for op in step_operations(updates) for name in writes.of(op)}
     return replicas.follow(written, list(updates) + list(after))
 
 
-def make_replicas(variables, devices):
-    """Makes `Replicas`, without slots, of those variables that are trainable. Replicas that an
-    earlier build in this graph made for the same towers are shared, since an update by either build
-    has to reach them."""
-    there = {variable.op.name: variable for variable in tf.local_variables()}
-    found, devices = {}, tuple(devices)
+def make_replicas(variables: typing.Iterable[tf.Variable],
+                  devices: typing.Iterable[str]) -> Replicas:
+    """Makes `Replicas`, without slots, of those variables that are trainable, on the `devices` of
+    the towers. Replicas that an earlier build in this graph made for the same towers are shared,
+    since an update by either build has to reach them."""
+    devices = tuple(devices)
+    local = {variable.op.name: variable for variable in tf.local_variables()}
+    of_variable = {}
     for variable in variables:
-        if not variable.trainable or variable.op.name in there:
+        name = variable.op.name
+        if not variable.trainable or name in local:
             continue
         names = [_replica_name(variable, tower) for tower in range(1, len(devices))]
-        replicas = [there.get(name) for name in names]
-        if all(replica is None for replica in replicas):
+        replicas = [local[each] for each in names if each in local]
+        if not replicas:
             replicas = _new_replicas(variable, names, devices[1:])
-        elif [each is not None and each.device for each in replicas] != list(devices[1:]):
+        elif [replica.device for replica in replicas] != list(devices[1:]):
             raise DeviceError(
                 'variable %s has replicas on %s already, of an earlier build, and is to have some '
                 'on %s: build both for the same towers.' % (
-                    variable.op.name,
-                    ', '.join(replica.device for replica in replicas if replica is not None),
+                    name, ', '.join(replica.device for replica in replicas),
                     ', '.join(devices[1:])))
-        found[variable.op.name] = variable, replicas
-    return Replicas(devices, found, [])
+        of_variable[name] = (variable, replicas)
+    return Replicas(devices, of_variable, [])
 
 
-def check_no_replicas(variables):
+def check_no_replicas(variables: typing.Iterable[tf.Variable]) -> None:
     """Raises `InvalidArgumentError` if an earlier build keeps replicas of variables that this one
     trains without them."""
-    there = {variable.op.name for variable in tf.local_variables()}
+    local_names = {variable.op.name for variable in tf.local_variables()}
     for variable in variables:
-        if _replica_name(variable, 1) in there:
+        if _replica_name(variable, 1) in local_names:
             raise InvalidArgumentError(
                 "variable %s has replicas on several towers, of an earlier build with "
                 "VariablePlacement('replicated'), which this build's updates would not reach: "
                 "build this one with VariablePlacement('replicated'), too." % variable.op.name)
 
 
-def _replica_name(variable, tower):
+def _replica_name(variable: tf.Variable, tower: int) -> str:
     """The name of a replica. It sorts after the variable's own name with `:0`, because Adam puts
     its powers of beta on the device of the variable that is first by name: the model's own."""
     return '%s_replica_%d/%s' % (variable.op.name, tower, variable.op.name)
 
 
-def _new_replicas(variable, names, devices):
+def _new_replicas(variable: tf.Variable, names: typing.Sequence[str],
+                  devices: typing.Sequence[str]) -> typing.List[tf.Variable]:
+    """Makes the replicas of a variable, of these names and on these devices; raises
+    `NameScopeError` for a name that is taken."""
     value = _value_or_initial_value(variable)
     replicas = []
     for name, device in zip(names, devices):
@@ -205,18 +247,17 @@ def _new_replicas(variable, names, devices):
     return replicas
 
 
-def _any_value(variable):
+def _any_value(variable: tf.Variable) -> tf.Tensor:
     """A value of the variable's shape, which `initialize_with` exchanges before it is computed."""
     if variable.get_shape().is_fully_defined():
         return tf.zeros(variable.get_shape(), variable.dtype.base_dtype)
     return variable.initial_value
 
 
-def _value_or_initial_value(variable):
-    """A tensor: the value of a variable, or its initial value where it is not initialized yet, so
-    that the replicas may be initialized in the same run as the model's variables, or later. Only
-    where everything is initialized already, the two initializers have to run one after the other.
-    """
+def _value_or_initial_value(variable: tf.Variable) -> tf.Tensor:
+    """The value of a variable, or its initial value where it is not initialized yet, so that the
+    replicas may be initialized in the same run as the model's variables, or later. Only where
+    everything is initialized already, the two initializers have to run one after the other."""
     with tf.control_dependencies(None), tf.name_scope('replicas/'), only_device(
             variable.device), compat.control_flow_v1():
         value = tf.cond(tf.is_variable_initialized(variable), variable.read_value,
