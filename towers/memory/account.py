@@ -5,12 +5,13 @@ import os
 import typing
 
 from towers import compat
-from towers.arguments import check_count, check_instance
 from towers.api.built import BuiltTowers
+from towers.arguments import check_count, check_instance
 from towers.graph import graph_walk
-from towers.memory.simulation import FED, Run, passes_on
-from towers.memory.step_graph import (StepGraph, forward_pass, gradients_in, shard_operations,
-                                      shard_sizes, step_of)
+from towers.memory.kernels import passes_on
+from towers.memory.simulation import FED, NO_PEAK, SCRATCH, TRANSFER, UPDATE, Buffer, Run
+from towers.memory.step_graph import (Node, StepGraph, forward_pass, gradients_in,
+                                      shard_operations, shard_sizes, step_of)
 from towers.placement.devices import is_gpu, short_name
 
 # The uses of memory, in the order in which they are shown, with colours of Okabe and Ito and their
@@ -35,22 +36,42 @@ KINDS = collections.OrderedDict([
 # the memory beyond requests was 1 to 6 % of a step, in five networks on TF 1.15 and 2.21.
 _HANDED_OUT_BEYOND = 0.05
 _LEAST_KEPT = 4096  # bytes; smaller constants are many, and take no memory to speak of
+_CPU = '/device:CPU:0'
+
+# Of the table.
+_MOST_COLUMNS = 6
+_COLUMNS_OF_MANY = 4  # the first ones, before the one of all together
+_TENSORS_SHOWN = 8
 
 
-HeldTensor = collections.namedtuple('HeldTensor', 'name kind bytes device')
-"""A tensor in memory at the worst moment, of an operation or a variable; one of the `KINDS`."""
+class HeldTensor(typing.NamedTuple):
+    """A tensor in memory at the worst moment.
+
+    Attributes:
+      name: the operation or the variable whose tensor it is.
+      kind: one of the `KINDS`.
+      bytes: its size.
+      device: where it is.
+    """
+    name: str
+    kind: str
+    bytes: int
+    device: str
 
 
-class DeviceAccount(collections.namedtuple('DeviceAccount', 'device kinds moment tensors')):
+class DeviceAccount(typing.NamedTuple):
     """The worst moment of a device.
 
     Attributes:
       device: its name; '' for all devices together.
-      kinds: dict from `KINDS` to bytes at that moment, an int each.
+      kinds: dict from `KINDS` to bytes at that moment.
       moment: name of the operation that begins then.
-      tensors: list of `HeldTensor`: all tensors in memory then, the largest first.
+      tensors: all tensors in memory then, the largest first.
     """
-    __slots__ = ()
+    device: str
+    kinds: typing.Dict[str, int]
+    moment: str
+    tensors: typing.List[HeldTensor]
 
     @property
     def peak(self) -> int:
@@ -58,8 +79,7 @@ class DeviceAccount(collections.namedtuple('DeviceAccount', 'device kinds moment
         return sum(self.kinds.values())
 
 
-class MemoryAccount(collections.namedtuple(
-        'MemoryAccount', 'batch_size devices together unknown')):
+class MemoryAccount(typing.NamedTuple):
     """Where the memory of a step goes; `print(account)` is a table.
 
     Attributes:
@@ -70,49 +90,68 @@ class MemoryAccount(collections.namedtuple(
       unknown: names of operations whose output has a size that is not known before they run; the
         size of their largest input is counted.
     """
-    __slots__ = ()
+    batch_size: typing.Optional[int]
+    devices: typing.List[DeviceAccount]
+    together: DeviceAccount
+    unknown: typing.List[str]
 
     @property
     def peak(self) -> int:
         """Bytes at the worst moment of the fullest GPU; without GPUs, of all CPUs together."""
         return self.fullest().peak
 
-    def fullest(self) -> 'DeviceAccount':
+    def fullest(self) -> DeviceAccount:
         """The `DeviceAccount` of the fullest of the `pools`."""
-        return max(self.pools(), key=lambda each: each.peak)
+        return max(self.pools(), key=lambda account: account.peak)
 
-    def pools(self) -> typing.List['DeviceAccount']:
+    def pools(self) -> typing.List[DeviceAccount]:
         """List of `DeviceAccount`, one for each memory that may be short: of each GPU; without
         GPUs, the one that the CPUs of the process share."""
-        return [each for each in self.devices if is_gpu(each.device)] or [self.together]
+        gpus = [account for account in self.devices if is_gpu(account.device)]
+        return gpus or [self.together]
 
     def largest(self) -> str:
         """The three largest tensors of the fullest memory, as a text."""
+        tensors = self.fullest().tensors[:3]
         return '; '.join('%s, %.1f MB (%s)' % (tensor.name, tensor.bytes / 1e6, tensor.kind)
-                         for tensor in self.fullest().tensors[:3])
+                         for tensor in tensors)
 
     def __str__(self):
-        columns = self.devices + ([self.together] if len(self.devices) > 1 else [])
-        shown = columns if len(columns) <= 6 else columns[:4] + columns[-1:]
-        names = [short_name(each.device)[-12:] or 'together' for each in shown]
-        lines = ['memory of a step%s, MB at the worst moment of each device' % (
-            '' if self.batch_size is None else ', batch %d' % self.batch_size)]
-        lines.append('  %-16s' % '' + ''.join('%13s' % name for name in names))
-        for kind in KINDS:
-            if any(each.kinds.get(kind) for each in shown):
-                lines.append('  %-16s' % kind + ''.join(
-                    '%13.1f' % (each.kinds.get(kind, 0) / 1e6) for each in shown))
-        lines.append('  %-16s' % 'peak' + ''.join('%13.1f' % (each.peak / 1e6) for each in shown))
-        if len(shown) < len(columns):
-            lines.append('  and %d devices more' % (len(columns) - len(shown)))
+        title = 'memory of a step%s, MB at the worst moment of each device' % (
+            '' if self.batch_size is None else ', batch %d' % self.batch_size)
+        lines = [title] + self._rows_of_kinds()
         lines.append('  the worst moment: %s' % self.fullest().moment)
         lines.append('largest tensors then')
-        for tensor in self.fullest().tensors[:8]:
+        for tensor in self.fullest().tensors[:_TENSORS_SHOWN]:
             lines.append('  %9.1f MB  %-12s %s' % (tensor.bytes / 1e6, tensor.kind, tensor.name))
         if self.unknown:
             lines.append('sizes not known before they run, counted as their largest input: %d, '
                          'such as %s' % (len(self.unknown), self.unknown[0]))
         return '\n'.join(lines)
+
+    def _rows_of_kinds(self):
+        """The lines of the table: a column a device, a row a kind of memory, the peaks below."""
+        columns = list(self.devices)
+        if len(self.devices) > 1:
+            columns.append(self.together)
+        shown = columns
+        if len(columns) > _MOST_COLUMNS:
+            shown = columns[:_COLUMNS_OF_MANY] + [self.together]
+        names = [short_name(column.device)[-12:] or 'together' for column in shown]
+        rows = ['  %-16s' % '' + ''.join('%13s' % name for name in names)]
+        for kind in KINDS:
+            sizes = [column.kinds.get(kind, 0) for column in shown]
+            if any(sizes):
+                rows.append(_row(kind, sizes))
+        rows.append(_row('peak', [column.peak for column in shown]))
+        if len(shown) < len(columns):
+            rows.append('  and %d devices more' % (len(columns) - len(shown)))
+        return rows
+
+
+def _row(title, sizes):
+    """A line of a table: a title, and bytes as MB."""
+    return '  %-16s' % title + ''.join('%13.1f' % (size / 1e6) for size in sizes)
 
 
 def memory_account(built: BuiltTowers,
@@ -145,100 +184,152 @@ def memory_account(built: BuiltTowers,
     run = Run(step)
     reader = _Reader(built, step)
     kept = _kept_constants(step) + _kept_initial_values(built)
-    places = sorted({buffer.device for buffer in run.buffers} | {each.device for each in kept},
-                    key=lambda device: (device not in built.devices, built.devices.index(device)
-                                        if device in built.devices else 0, device))
-    *accounts, together = [reader.account(run, place, kept) for place in places + [None]]
-    return MemoryAccount(batch_size or built.plan.batch_size, accounts, together, step.unknown)
+    devices = {buffer.device for buffer in run.buffers} | {tensor.device for tensor in kept}
+    devices = _in_order_of_towers(devices, built)
+    return MemoryAccount(
+        batch_size=batch_size or built.plan.batch_size,
+        devices=[reader.account(run, device, kept) for device in devices],
+        together=reader.account(run, None, kept), unknown=step.unknown)
 
+
+def _in_order_of_towers(devices, built):
+    """The devices as a list: those of the towers in their order, then others by their names."""
+    towers = [device for device in built.devices if device in devices]
+    others = sorted(devices - set(towers))
+    return list(dict.fromkeys(towers)) + others
+
+
+# ---- constants that stay in memory ---------------------------------------------------------------
 
 def _kept_constants(step):
+    """The constants that operations of a step take: list of `HeldTensor`."""
     used = {}
     for node in step.nodes:
-        if not node.folded:
-            for other, index in node.inputs:
-                if other.folded and other.sizes[index]:
-                    used[other.name, index] = HeldTensor(other.name, 'constants',
-                                                         other.sizes[index], other.device)
+        if node.folded:
+            continue
+        for source, index in node.inputs:
+            if source.folded and source.sizes[index]:
+                used[source.name, index] = HeldTensor(
+                    source.name, 'constants', source.sizes[index], source.device)
     return list(used.values())
 
 
 def _kept_initial_values(built):
-    """The constants that resource variables take their first values from.
+    """The constants that resource variables take their first values from: list of `HeldTensor`.
 
     They share memory until the variable's first update; the session keeps the constant.
     """
-    values = {}
-    for variable in list(built.variables) + list(built.slots):
-        op = compat.initializer_of(variable) if variable.op.type == 'VarHandleOp' else None
-        if op is not None and len(op.inputs) > 1:
-            values[variable.op] = op.inputs[1]
-    made = StepGraph([value.op for value in values.values()]).by_name if values else {}
+    values = _initial_values(built)
+    if not values:
+        return []
+    nodes = StepGraph([value.op for value in values.values()]).by_name
     kept = []
     for variable, value in values.items():
-        node, size = made[value.op.name], made[value.op.name].sizes[value.value_index]
+        node = nodes[value.op.name]
+        size = node.sizes[value.value_index]
         if node.folded and size >= _LEAST_KEPT:
-            kept.append(HeldTensor(variable.name, 'initial values', size,
-                                   variable.device or '/device:CPU:0'))
+            kept.append(HeldTensor(variable.name, 'initial values', size, variable.device or _CPU))
     return kept
 
+
+def _initial_values(built):
+    """The initial values of resource variables: `{operation of the variable: tensor}`."""
+    values = {}
+    for variable in list(built.variables) + list(built.slots):
+        if variable.op.type != 'VarHandleOp':
+            continue
+        initializer = compat.initializer_of(variable)
+        if initializer is not None and len(initializer.inputs) > 1:
+            values[variable.op] = initializer.inputs[1]
+    return values
+
+
+# ---- what memory is for --------------------------------------------------------------------------
 
 class _Reader:
     """Finds out what the memory of a simulated step is for."""
 
-    def __init__(self, built, step):
+    def __init__(self, built: BuiltTowers, step: StepGraph):
         self._parameters = {variable.op.name for variable in built.variables}
         self._slots = {variable.op.name for variable in built.slots}
-        self._input = {op.name for op in graph_walk.step_operations(shard_operations(built))}
+        self._input = graph_walk.names_of(graph_walk.step_operations(shard_operations(built)))
         self._forward = forward_pass(built)
         self._gradients = gradients_in(step, built, self._forward)
-        self._takers = collections.defaultdict(list)
+        self._takers = collections.defaultdict(list)  # number of a node: those that take an output
         for node in step.nodes:
-            for other, _ in node.inputs:
-                self._takers[other.number].append(node)
-        self._kept = {}
+            for source, _ in node.inputs:
+                self._takers[source.number].append(node)
+        self._kept = {}  # number of a node: whether the backward pass takes its outputs
 
-    def account(self, run, device, kept):
-        """The `DeviceAccount` of a device; with `device=None`, of all devices together."""
-        tensors = [each for each in kept if device in (None, each.device)]
-        _, event, node = run.peaks.get(device, (0, 0, None))
-        for buffer in run.alive(event, device):
-            owner, output = buffer.owner(event)
-            tensors.append(HeldTensor(owner.name, self._kind(buffer, owner, output), buffer.size,
-                                      buffer.device))
+    def account(self, run: Run, device: typing.Optional[str],
+                kept: typing.List[HeldTensor]) -> DeviceAccount:
+        """The worst moment of a device.
+
+        Args:
+          run: the simulated step.
+          device: its name; None for all devices together.
+          kept: the constants that are in memory all the time.
+        """
+        peak = run.peaks.get(device, NO_PEAK)
+        tensors = [tensor for tensor in kept if device in (None, tensor.device)]
+        for buffer in run.alive(peak.event, device):
+            owner, output = buffer.owner(peak.event)
+            kind = self._kind(buffer, owner, output)
+            tensors.append(HeldTensor(owner.name, kind, buffer.size, buffer.device))
+        tensors.sort(key=lambda tensor: -tensor.bytes)
         kinds = collections.Counter()
         for tensor in tensors:
             kinds[tensor.kind] += tensor.bytes
-        if is_gpu(device or '') or os.environ.get(  # the best-fit allocator serves it
-                'TF_CPU_ALLOCATOR_USE_BFC', '').lower() in ('1', 'true'):
+        if _has_best_fit_allocator(device):
             kinds['allocator'] = int(_HANDED_OUT_BEYOND * sum(kinds.values()))
-        tensors.sort(key=lambda tensor: -tensor.bytes)
-        return DeviceAccount(device or '', {kind: kinds[kind] for kind in KINDS if kinds[kind]},
-                             node.name if node is not None else '', tensors)
+        moment = '' if peak.node is None else peak.node.name
+        shown_kinds = {kind: kinds[kind] for kind in KINDS if kinds[kind]}
+        return DeviceAccount(device or '', shown_kinds, moment, tensors)
 
-    def _kind(self, buffer, owner, output):
+    def _kind(self, buffer: Buffer, owner: Node, output: int) -> str:
+        """Which of the `KINDS` a buffer is that holds an output of `owner`."""
         if buffer.variable is not None:
-            if buffer.what == 'update':
-                return 'updates'
-            if owner.name in self._parameters:
-                return 'parameters'
-            return 'slots' if owner.name in self._slots else 'other variables'
-        if buffer.what in ('scratch', 'transfer'):
-            return {'scratch': 'scratch', 'transfer': 'copies'}[buffer.what]
+            return self._kind_of_variable(buffer, owner)
+        if buffer.what == SCRATCH:
+            return 'scratch'
+        if buffer.what == TRANSFER:
+            return 'copies'
         if owner.name in self._input or owner.type in FED:
             return 'input'
         if (owner.name, output) in self._gradients:
             return 'gradients'
-        if owner.name in self._forward:
-            return 'activations' if self._is_kept(owner) else 'forward'
-        return 'backward'
+        if owner.name not in self._forward:
+            return 'backward'
+        return 'activations' if self._is_kept(owner) else 'forward'
+
+    def _kind_of_variable(self, buffer, variable):
+        if buffer.what == UPDATE:
+            return 'updates'
+        if variable.name in self._parameters:
+            return 'parameters'
+        if variable.name in self._slots:
+            return 'slots'
+        return 'other variables'
 
     def _is_kept(self, node):
         """Whether an operation of the backward pass takes an output of this forward operation."""
         if node.number not in self._kept:
             self._kept[node.number] = any(
-                taker.name not in self._forward and not taker.folded
-                or passes_on(taker) and self._is_kept(taker)
-                for taker in self._takers[node.number] if taker.number > node.number or
-                taker.type not in ('Merge', 'NextIteration'))
+                self._is_backward(taker) or passes_on(taker) and self._is_kept(taker)
+                for taker in self._takers[node.number] if not _is_back_edge(node, taker))
         return self._kept[node.number]
+
+    def _is_backward(self, node):
+        return node.name not in self._forward and not node.folded
+
+
+def _has_best_fit_allocator(device):
+    """Whether TensorFlow's best-fit allocator serves a device; None: all devices together."""
+    if is_gpu(device or ''):
+        return True
+    return os.environ.get('TF_CPU_ALLOCATOR_USE_BFC', '').lower() in ('1', 'true')
+
+
+def _is_back_edge(node, taker):
+    """Whether a node is taken by one that was made before it, at the beginning of a loop."""
+    return taker.number <= node.number and taker.type in ('Merge', 'NextIteration')

@@ -9,16 +9,18 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.api.built import BuiltTowers
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of
 from towers.graph.op_types import CONTROL_FLOW, CONTROL_FLOW_V2, PLACEHOLDERS, SIZES, VARIABLE_OPS
-from towers.memory.simulation import REUSES, passes_on
+from towers.memory.kernels import REUSES, passes_on
 from towers.tower.objectives import all_pairs
 from towers.tower.shards import sizes_of_shards
 
 _SHAPE_ONLY = SIZES | {'BroadcastGradientArgs'}
 _NEVER_FOLDED = CONTROL_FLOW | CONTROL_FLOW_V2 | PLACEHOLDERS | VARIABLE_OPS | {'NoOp'}
+_STRING_BYTES = 16  # of the object; its text is elsewhere
 
 
 class Node:
@@ -37,9 +39,15 @@ class Node:
                  'number')
 
     def __init__(self, op: tf.Operation, number: int):
-        self.op, self.name, self.type, self.number = op, op.name, op.type, number
+        self.op = op
+        self.name = op.name
+        self.type = op.type
         self.device = op.device or '/device:CPU:0'
-        self.inputs, self.controls, self.sizes, self.shapes = [], [], [], []
+        self.number = number
+        self.inputs = []
+        self.controls = []
+        self.sizes = []
+        self.shapes = []
         self.folded = False
 
 
@@ -61,75 +69,102 @@ class StepGraph:
             elements of static shapes.
         """
         ops = graph_walk.step_operations(fetches)
-        order = {op.name: number for number, op in enumerate(ops[0].graph.get_operations())}
-        ops.sort(key=lambda op: order[op.name])
+        places = {op.name: place for place, op in enumerate(ops[0].graph.get_operations())}
+        ops.sort(key=lambda op: places[op.name])
         self.nodes = [Node(op, number) for number, op in enumerate(ops)]
         self.by_name = {node.name: node for node in self.nodes}
         self.unknown = []
         for node in self.nodes:
-            node.inputs = [(self.by_name[tensor.op.name], tensor.value_index)
-                           for tensor in node.op.inputs]
-            node.controls = [self.by_name[other.name] for other in node.op.control_inputs]
-        in_order = self._in_order()
-        for node in in_order:
-            self._measure(node, elements_of or (lambda tensor: tensor.shape.num_elements()))
-        for node in in_order:  # in a loop a size may come after the operation that asks for it
+            self._connect(node)
+        nodes_in_order = self._in_order()
+        for node in nodes_in_order:
+            self._measure(node, elements_of or _static_elements)
+        for node in nodes_in_order:  # in a loop a size may come after the operation that asks for it
             node.folded = _is_folded(node)
-        _keep_order_of_folded(in_order)
+        _keep_order_of_folded(nodes_in_order)
+
+    def _connect(self, node):
+        for tensor in node.op.inputs:
+            node.inputs.append((self.by_name[tensor.op.name], tensor.value_index))
+        for source in node.op.control_inputs:
+            node.controls.append(self.by_name[source.name])
 
     def _in_order(self):
         """The nodes, inputs first; in a loop, in the order in which the operations were made."""
-        done, result = set(), []
+        seen = set()
+        in_order = []
         for start in self.nodes:
-            stack = [(start, iter(start.inputs))] if start.number not in done else []
-            done.add(start.number)
-            while stack:
-                node, rest = stack[-1]
-                for other, _ in rest:
-                    if other.number not in done:
-                        done.add(other.number)
-                        stack.append((other, iter(other.inputs)))
-                        break
+            if start.number in seen:
+                continue
+            seen.add(start.number)
+            path = [(start, iter(start.inputs))]  # each node is an input of the one before it
+            while path:
+                node, inputs_left = path[-1]
+                source = next((each for each, _ in inputs_left if each.number not in seen), None)
+                if source is None:
+                    in_order.append(node)
+                    path.pop()
                 else:
-                    stack.pop()
-                    result.append(node)
-        return result
+                    seen.add(source.number)
+                    path.append((source, iter(source.inputs)))
+        return in_order
 
     def _measure(self, node, elements_of):
+        """Notes the static shape and the bytes of each output of a node."""
         for tensor in node.op.outputs:
-            dtype, shape = tensor.dtype.base_dtype, tensor.shape
+            shape = tensor.shape
             node.shapes.append(tuple(shape.as_list()) if shape.is_fully_defined() else None)
-            # Handles take no memory; `reserve_space_3` some on GPUs only.
-            elements = 0 if dtype in (tf.resource, tf.variant) or (
-                node.type, tensor.value_index) == ('FusedBatchNormV3', 5) else elements_of(tensor)
-            if elements is not None:
-                node.sizes.append(elements * (16 if dtype == tf.string else dtype.size))
+            elements = 0 if _takes_no_memory(tensor) else elements_of(tensor)
+            if elements is None:
+                node.sizes.append(_bytes_of_largest_input(node))
+                self.unknown.append(node.name)
                 continue
-            node.sizes.append(max([other.sizes[index] for other, index in node.inputs
-                                   if index < len(other.sizes)] + [0]))
-            self.unknown.append(node.name)
+            dtype = tensor.dtype.base_dtype
+            node.sizes.append(elements * (_STRING_BYTES if dtype == tf.string else dtype.size))
+
+
+def _static_elements(tensor):
+    return tensor.shape.num_elements()
+
+
+def _takes_no_memory(tensor):
+    """Whether a tensor is a handle, or `reserve_space_3`, which takes some memory on GPUs only."""
+    if tensor.dtype.base_dtype in (tf.resource, tf.variant):
+        return True
+    return tensor.op.type == 'FusedBatchNormV3' and tensor.value_index == 5
+
+
+def _bytes_of_largest_input(node):
+    """Bytes of the largest input of a node, of those that have been measured."""
+    sizes = [source.sizes[index] for source, index in node.inputs if index < len(source.sizes)]
+    return max(sizes, default=0)
 
 
 def _is_folded(node):
+    """Whether TensorFlow computes a node once, before the step, since its inputs are constants."""
     if node.type == 'Const':
         return True
-    if node.type in _SHAPE_ONLY and node.inputs:
-        return all(other.shapes[index] is not None for other, index in node.inputs)
-    return (bool(node.inputs) and node.type not in _NEVER_FOLDED
-            and not node.op.op_def.is_stateful and bool(node.sizes)
-            and all(other.folded for other, _ in node.inputs))
+    if not node.inputs:
+        return False
+    if node.type in _SHAPE_ONLY:
+        return all(source.shapes[index] is not None for source, index in node.inputs)
+    if node.type in _NEVER_FOLDED or node.op.op_def.is_stateful or not node.sizes:
+        return False
+    return all(source.folded for source, _ in node.inputs)
 
 
 def _keep_order_of_folded(nodes):
     """Moves control inputs of folded constants to the operations that take the constants."""
-    waits = {}  # number of a folded operation: {number: Node} that it waits for
+    waits = {}  # number of a folded node: {number: Node} that it waits for
     for node in nodes:
         found = {}
-        for other, _ in node.inputs:
-            if other.folded:
-                found.update(waits.get(other.number, {}))
-        for other in node.controls:
-            found.update(waits.get(other.number, {}) if other.folded else {other.number: other})
+        for source, _ in node.inputs:
+            found.update(waits.get(source.number, {}))
+        for source in node.controls:
+            if source.folded:
+                found.update(waits.get(source.number, {}))
+            else:
+                found[source.number] = source
         if node.folded:
             waits[node.number] = found
         else:
@@ -138,10 +173,11 @@ def _keep_order_of_folded(nodes):
 
 # ---- a step of some towers -----------------------------------------------------------------------
 
-def shard_sizes(built, batch_size):
-    """The number of examples of each tower for a batch of `batch_size`: list of ints.
+def shard_sizes(built: BuiltTowers, batch_size: int) -> typing.List[int]:
+    """The number of examples of each tower, or micro-batch, for a batch of `batch_size`.
 
-    Raises `InvalidArgumentError` for a batch that does not divide among the towers.
+    Raises:
+      InvalidArgumentError: the batch does not divide among the towers.
     """
     count = len(built.towers)
     parts = '%d %s' % (count, 'towers' if count == len(built.devices) else 'micro-batches')
@@ -156,113 +192,191 @@ def shard_sizes(built, batch_size):
     return sizes
 
 
-def shard_operations(built) -> typing.List[tf.Operation]:
+def shard_operations(built: BuiltTowers) -> typing.List[tf.Operation]:
     """The operations that towers take their shards from: a list."""
     return [tensor.op for tower in built.towers for tensor in leaves_of(tower.inputs)]
 
 
-def step_of(built, batch_size):
+def step_of(built: BuiltTowers, batch_size: typing.Optional[int]) -> StepGraph:
     """The `StepGraph` of a step at a batch size; None for the static one.
 
     Raises:
       InvalidArgumentError: there is no static one; the batch is sparse, and of unknown size.
     """
-    static = built.plan.batch_size
-    fetches = [built.train_op] if built.train_op is not None else [
-        tensor.op for tensor in tf.nest.flatten([built.loss, built.predictions])
-        if isinstance(tensor, tf.Tensor)]
-    if static is None:
-        if batch_size is None:
-            raise InvalidArgumentError(
-                'batch_size=None, and the batch that the towers were built with has no static '
-                'size: give a number of examples.')
+    if built.train_op is not None:
+        fetches = [built.train_op]
+    else:
+        fetches = [tensor.op for tensor in _tensors_in([built.loss, built.predictions])]
+    static_size = built.plan.batch_size
+    if static_size is None and batch_size is None:
+        raise InvalidArgumentError(
+            'batch_size=None, and the batch that the towers were built with has no static '
+            'size: give a number of examples.')
+    if static_size is None:
         return _rebuilt(built, fetches, batch_size)
-    step = StepGraph(fetches)
-    if batch_size is None or batch_size == static:
-        return step
-    fixed, shards = gradients_in(step, built, forward_pass(built)), shard_operations(built)
-    of_examples = graph_walk.reachable_from(shards, [node.op for node in step.nodes]).union(
-        op.name for op in graph_walk.step_operations(shards))
-    sizes = [tower.size for tower in built.towers]
-    of_examples.update(  # zeros and the like, as long as a shard
-        node.name for node in step.nodes if node.folded and node.type != 'Const'
-        and node.shapes and node.shapes[0] and node.shapes[0][0] in sizes)
-
-    def elements_of(tensor):
-        count = tensor.shape.num_elements()
-        if not count or (tensor.op.name, tensor.value_index) in fixed:
-            return count
-        return count * batch_size // static if tensor.op.name in of_examples else count
-    return StepGraph(fetches, elements_of)
+    if batch_size is None or batch_size == static_size:
+        return StepGraph(fetches)
+    return _scaled(built, fetches, batch_size)
 
 
-def forward_pass(built):
+def _tensors_in(nest):
+    return [leaf for leaf in tf.nest.flatten(nest) if isinstance(leaf, tf.Tensor)]
+
+
+def forward_pass(built: BuiltTowers) -> typing.Set[str]:
     """Names of the operations of all towers' forward passes."""
-    return graph_walk.ancestors([
-        tensor for tower in built.towers for tensor in tf.nest.flatten(
-            [tower.data_loss, tower.loss, tower.predictions]) if isinstance(tensor, tf.Tensor)])
+    results = [[tower.data_loss, tower.loss, tower.predictions] for tower in built.towers]
+    return graph_walk.ancestors(_tensors_in(results))
 
 
-def gradients_in(step, built, forward):
-    """The gradients of parameters in a `StepGraph`, their parts and sums: set of `(name, output)`.
+# ---- which tensors are gradients of variables
 
-    The names of `forward` are those of `forward_pass`.
+def gradients_in(step: StepGraph, built: BuiltTowers,
+                 forward: typing.Set[str]) -> typing.Set[typing.Tuple[str, int]]:
+    """The gradients of parameters in a step, their parts and sums: set of `(name, output)`.
+
+    Args:
+      step: a step of the towers.
+      built: the towers.
+      forward: names of the operations of the forward passes, see `forward_pass`.
     """
-    gradients = [getattr(gradient, 'values', gradient) for pairs in [
-        tower.pairs for tower in built.towers] + [all_pairs(built.gradients)]
-                 for gradient, _ in pairs]
-    ends = [(step.by_name[gradient.op.name], gradient.value_index) for gradient in gradients
-            if gradient is not None and gradient.op.name in step.by_name]
-    found, stack = set(), list(ends)
-    while stack:  # backwards, as far as it is the same memory
+    ends = []
+    for gradient in _all_gradients(built):
+        if gradient.op.name in step.by_name:
+            ends.append((step.by_name[gradient.op.name], gradient.value_index))
+    return _in_the_memory_of(ends, forward) | _made_from(ends, step, forward)
+
+
+def _all_gradients(built):
+    """The gradients of all towers and their combinations: a list; of sparse ones the values."""
+    pairs = []
+    for tower in built.towers:
+        pairs += tower.pairs
+    pairs += all_pairs(built.gradients)
+    gradients = [gradient for gradient, _ in pairs if gradient is not None]
+    return [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+            for gradient in gradients]
+
+
+def _in_the_memory_of(ends, forward):
+    """The outputs, `(name, output)`, that gradients are made in: the same memory, or as large.
+
+    `ends` are the gradients, pairs of a `Node` and the number of its output.
+    """
+    found = set()
+    stack = list(ends)
+    while stack:
         node, output = stack.pop()
         if (node.name, output) in found or node.name in forward:
             continue
         found.add((node.name, output))
         if passes_on(node) or node.type in REUSES:
-            stack.extend((other, index) for other, index in node.inputs
-                         if other.sizes[index] == node.sizes[output])
-    # Forwards: the combination, and what is done with gradients.
-    taken = {(node.number, output) for node, output in ends}
-    takers = [node.op for node in step.nodes
-              if any((other.number, output) in taken for other, output in node.inputs)]
-    found.update((name, output) for name in graph_walk.reachable_from(
-        takers, [node.op for node in step.nodes]) - forward
-                 for output in range(len(step.by_name[name].sizes)))
+            for source, index in node.inputs:
+                if source.sizes[index] == node.sizes[output]:
+                    stack.append((source, index))
     return found
+
+
+def _made_from(ends, step, forward):
+    """The outputs, `(name, output)`, of the combination and of what is done with gradients."""
+    gradients = {(node.number, output) for node, output in ends}
+    takers = []
+    for node in step.nodes:
+        if any((source.number, index) in gradients for source, index in node.inputs):
+            takers.append(node.op)
+    found = set()
+    for name in graph_walk.reachable_from(takers, [node.op for node in step.nodes]) - forward:
+        for output in range(len(step.by_name[name].sizes)):
+            found.add((name, output))
+    return found
+
+
+# ---- a step at another batch size than the static one
+
+def _scaled(built, fetches, batch_size):
+    """The `StepGraph` of the fetches, whose tensors are scaled from the static batch size."""
+    static_size = built.plan.batch_size
+    step = StepGraph(fetches)
+    gradients = gradients_in(step, built, forward_pass(built))
+    from_batch = _computed_from_batch(step, built)
+
+    def elements_of(tensor):
+        count = tensor.shape.num_elements()
+        is_gradient = (tensor.op.name, tensor.value_index) in gradients
+        if not count or is_gradient or tensor.op.name not in from_batch:
+            return count
+        return count * batch_size // static_size
+    return StepGraph(fetches, elements_of)
+
+
+def _computed_from_batch(step, built):
+    """Names of the operations whose results grow with the batch: a set."""
+    shards = shard_operations(built)
+    names = graph_walk.reachable_from(shards, [node.op for node in step.nodes])
+    names |= graph_walk.names_of(graph_walk.step_operations(shards))
+    sizes = [tower.size for tower in built.towers]
+    for node in step.nodes:
+        if not node.folded or node.type == 'Const' or not node.shapes:
+            continue
+        shape = node.shapes[0]
+        if shape and shape[0] in sizes:  # zeros and the like, as long as a shard
+            names.add(node.name)
+    return names
 
 
 def _rebuilt(built, fetches, batch_size):
     """The `StepGraph` of the fetches in a copy of the graph whose batch has a static size."""
-    if any(isinstance(leaf, tf.SparseTensor) for tower in built.towers
-           for leaf in tf.nest.flatten(tower.inputs)):
+    leaves = tf.nest.flatten([tower.inputs for tower in built.towers])
+    if any(isinstance(leaf, tf.SparseTensor) for leaf in leaves):
         raise InvalidArgumentError(
             'the batch is sparse, and of no static size: the memory of a step depends on its '
             'values. Use measure_memory, or inputs of a static batch size.')
-    sizes = {leaf.op.name: count for tower, count in zip(
-        built.towers, shard_sizes(built, batch_size)) for leaf in leaves_of(tower.inputs)}
+    sizes = {}  # name of an operation that a tower takes its shard from: examples
+    for tower, size in zip(built.towers, shard_sizes(built, batch_size)):
+        for tensor in leaves_of(tower.inputs):
+            sizes[tensor.op.name] = size
     graph_def = fetches[0].graph.as_graph_def()
-    before = graph_walk.ancestors([tensor for op in shard_operations(built)
-                                   for tensor in op.outputs])
-    for node in graph_def.node:
-        if node.name in sizes and node.op == 'PlaceholderWithDefault':
-            _set_first(node.attr['shape'].shape, sizes[node.name])
-        elif node.name in before and node.name not in sizes:
-            if node.op in PLACEHOLDERS:
-                _set_first(node.attr['shape'].shape, batch_size)
-            elif 'output_shapes' in node.attr and not node.op.endswith(('Dataset', 'DatasetV2')):
-                for shape in node.attr['output_shapes'].list.shape:
-                    _set_first(shape, batch_size)
+    _set_batch_size(graph_def, built, sizes, batch_size)
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(graph_def, name='')
-    given = {}  # elements of the parts that the batch is cut into, which no inference can know
-    for op in map(graph.get_operation_by_name, sizes):
+    cut_elements = {}  # of the parts that the batch is cut into, which no inference can know
+    for name in sizes:
+        op = graph.get_operation_by_name(name)
         if op.type == 'PlaceholderWithDefault':
-            given[op.inputs[0].name] = op.outputs[0].shape.num_elements()
-    return StepGraph([graph.get_operation_by_name(fetch.name) for fetch in fetches],
-                     lambda tensor: given.get(tensor.name, tensor.shape.num_elements()))
+            cut_elements[op.inputs[0].name] = op.outputs[0].shape.num_elements()
+
+    def elements_of(tensor):
+        return cut_elements.get(tensor.name, tensor.shape.num_elements())
+    return StepGraph([graph.get_operation_by_name(fetch.name) for fetch in fetches], elements_of)
+
+
+def _set_batch_size(graph_def, built, sizes, batch_size):
+    """Writes the size of the batch, and of its shards, into the shapes of a `GraphDef`.
+
+    Args:
+      graph_def: of the graph of the towers.
+      built: the towers.
+      sizes: dict from the names of the operations that the shards come from to their examples.
+      batch_size: examples of the whole batch.
+    """
+    shards = [tensor for op in shard_operations(built) for tensor in op.outputs]
+    before_shards = graph_walk.ancestors(shards)
+    for node in graph_def.node:
+        if node.name in sizes:
+            if node.op == 'PlaceholderWithDefault':
+                _set_first(node.attr['shape'].shape, sizes[node.name])
+            continue
+        if node.name not in before_shards:
+            continue
+        is_dataset = node.op.endswith(('Dataset', 'DatasetV2'))
+        if node.op in PLACEHOLDERS:
+            _set_first(node.attr['shape'].shape, batch_size)
+        elif 'output_shapes' in node.attr and not is_dataset:
+            for shape in node.attr['output_shapes'].list.shape:
+                _set_first(shape, batch_size)
 
 
 def _set_first(shape, size):
+    """Gives the first dimension of a `TensorShapeProto` a size, where it has none."""
     if not shape.unknown_rank and shape.dim and shape.dim[0].size == -1:
         shape.dim[0].size = size

@@ -1,4 +1,4 @@
-"""The account at another batch size is that of a graph built at that size."""
+"""What a step runs and how large its tensors are, at any batch size: as built at that size."""
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers import compat
 from towers.errors import InvalidArgumentError
+from towers.memory.step_graph import StepGraph
 
 import sample_models
 
@@ -98,3 +99,18 @@ def test_the_graph_is_left_as_it_was():
         before = graph.as_graph_def().SerializeToString(deterministic=True)
         towers.memory_account(built, 64)
         assert graph.as_graph_def().SerializeToString(deterministic=True) == before
+
+
+def test_what_is_computed_of_constants_and_shapes_is_folded():
+    x = tf.placeholder(tf.float32, [3, 4])
+    zeros = tf.fill(tf.raw_ops.Shape(input=x, name='shape'), 0., name='zeros')
+    step = StepGraph([x + zeros + tf.random_uniform([3, 4], name='drawn')])
+    assert step.by_name['shape'].folded and step.by_name['zeros'].folded
+    assert step.by_name['zeros'].sizes == [48]
+    assert not step.by_name['drawn/RandomUniform'].folded
+
+
+def test_a_size_that_is_not_known_is_that_of_the_largest_input_and_named():
+    step = StepGraph([tf.unique(tf.placeholder(tf.int32, [100]), name='unique')[0]])
+    assert step.by_name['unique'].sizes == [400, 400]  # the second is known: an index each
+    assert step.unknown == ['unique']

@@ -1,0 +1,122 @@
+"""How TensorFlow's kernels use memory, by their sources and by FULL_TRACE runs on 1.15.5 and 2.21.
+
+A type of operation that is not named here allocates its outputs and nothing else. The functions
+take a `Node` of a `StepGraph`.
+"""
+
+import os
+
+from towers import compat
+from towers.graph.op_types import HAND_ON, RESHAPES
+
+# The output of these is the input's memory.
+_PASSES_ON = HAND_ON | RESHAPES | {
+    'CheckNumericsV2', 'Snapshot', 'PlaceholderWithDefault', 'EnsureShape', 'Bitcast', 'LoopCond',
+    'TensorArrayWriteV3', 'StackPushV2', 'StackPush'}
+# The outputs are parts of the input along its first dimension, in the input's memory.
+CUTS = frozenset(['Split', 'SplitV', 'Slice', 'StridedSlice', 'Unpack'])
+
+# These write their output into an input of the same size that no other operation needs any more.
+_UNARY = ['Abs', 'Acos', 'Acosh', 'Asin', 'Asinh', 'Atan', 'Atanh', 'Ceil', 'Conj', 'Cos', 'Cosh',
+          'Digamma', 'Elu', 'Erf', 'Erfc', 'Exp', 'Expm1', 'Floor', 'Inv', 'Invert', 'LeakyRelu',
+          'Lgamma', 'Log', 'Log1p', 'LogSoftmax', 'LogicalNot', 'Neg', 'Reciprocal', 'Relu',
+          'Relu6', 'Rint', 'Round', 'Rsqrt', 'Selu', 'Sigmoid', 'Sign', 'Sin', 'Sinh', 'Softmax',
+          'Softplus', 'Softsign', 'Sqrt', 'Square', 'Tan', 'Tanh', 'BiasAdd', 'BiasAddV1',
+          'ClipByValue', 'FusedBatchNorm', 'FusedBatchNormV2', 'FusedBatchNormV3',
+          'TensorScatterUpdate']
+_BINARY = ['Add', 'AddV2', 'Atan2', 'BitwiseAnd', 'BitwiseOr', 'Div', 'DivNoNan', 'FloorDiv',
+           'FloorMod', 'LogicalAnd', 'LogicalOr', 'Maximum', 'Minimum', 'Mod', 'Mul', 'MulNoNan',
+           'Pow', 'RealDiv', 'SquaredDifference', 'Sub', 'TruncateDiv', 'Xdivy', 'Xlogy',
+           'EluGrad', 'InvGrad', 'LeakyReluGrad', 'ReciprocalGrad', 'Relu6Grad', 'ReluGrad',
+           'RsqrtGrad', 'SeluGrad', 'SigmoidGrad', 'SoftplusGrad', 'SoftsignGrad', 'SqrtGrad',
+           'TanhGrad']
+_ANY_INPUT = tuple(range(10000))
+# Type: {number of an output: numbers of the inputs that it may be written into}.
+REUSES = dict.fromkeys(_UNARY, {0: (0,)})
+REUSES.update(dict.fromkeys(_BINARY, {0: (0, 1)}))
+REUSES.update({
+    'AddN': {0: _ANY_INPUT}, 'AccumulateNV2': {0: _ANY_INPUT},
+    'Select': {0: (1, 2)}, 'SelectV2': {0: (1, 2)},
+    'SoftmaxCrossEntropyWithLogits': {1: (0,)},
+    'SparseSoftmaxCrossEntropyWithLogits': {1: (0,)}})
+
+_FLOAT_BYTES = 4
+_INT64_BYTES = 8
+# A convolution's gradient works on so many floats at a time.
+_CACHE_FLOATS = (30 << 20) // _FLOAT_BYTES
+# From so many floats a core on, its gradient of the images works on one image at a time.
+_FLOATS_A_CORE = (256 << 10) // _FLOAT_BYTES
+
+
+def passes_on(node) -> bool:
+    """Whether a node's outputs are memory of its input."""
+    if node.type in _PASSES_ON or _has_reference(node):
+        return True
+    return node.type in CUTS and _cuts_along_rows(node)
+
+
+def _has_reference(node):
+    """Whether an output of a node is a reference variable, which is written in place."""
+    return any(tensor.dtype != tensor.dtype.base_dtype for tensor in node.op.outputs)
+
+
+def _cuts_along_rows(node):
+    """Whether each output of a node in `CUTS` is a run of rows of the input, or all of its rows."""
+    whole = _input_shape(node, 1 if node.type == 'Split' else 0)
+    if not whole or None in node.shapes:
+        return False
+    if node.type == 'Unpack':
+        return node.op.get_attr('axis') == 0
+    return all(len(part) == len(whole) and part[1:] == whole[1:] for part in node.shapes)
+
+
+def scratch(node) -> int:
+    """Bytes that a kernel on a CPU takes for itself while it runs; with oneDNN next to nothing."""
+    if 'CPU' not in node.device:
+        return 0
+    if node.type == 'MaxPoolGrad' and node.sizes:
+        return _places_of_maxima(node)
+    if node.type in ('Conv2DBackpropFilter', 'Conv2DBackpropInput') and not compat.uses_onednn():
+        return _patches(node)
+    return 0
+
+
+def _places_of_maxima(node):
+    """Bytes of the places of all maxima, for which the gradient of a maximum pooling looks again.
+
+    The maxima themselves go where the output was (`maxpooling_op.cc`).
+    """
+    pooled, index = node.inputs[1]
+    return _INT64_BYTES * (pooled.sizes[index] // _FLOAT_BYTES)
+
+
+def _patches(node):
+    """Bytes of the patches of images that a convolution's gradient lays out.
+
+    It takes some images at a time, as many as fill 30 MB together with the other factors
+    (`conv_grad_filter_ops.cc`, `conv_grad_input_ops.h`).
+    """
+    is_of_weights = node.type == 'Conv2DBackpropFilter'
+    gradient = _input_shape(node, 2)
+    weights = node.shapes[0] if is_of_weights else _input_shape(node, 1)
+    if gradient is None or weights is None or node.op.get_attr('data_format') != b'NHWC':
+        return 0
+    batch, height, width, _ = gradient
+    places = height * width
+    patch = weights[0] * weights[1] * weights[2]
+    depth = weights[3]
+    floats_an_image = places * depth + patch * depth + places * patch
+    if not floats_an_image:
+        return 0
+    images = -(-_CACHE_FLOATS // floats_an_image)
+    if not is_of_weights:
+        floats_a_core = floats_an_image // (os.cpu_count() or 1)
+        if batch == 1 or floats_a_core >= _FLOATS_A_CORE:
+            images = 1
+    return _FLOAT_BYTES * images * places * patch
+
+
+def _input_shape(node, number):
+    """The static shape of an input, a tuple; None where a dimension is not known."""
+    source, index = node.inputs[number]
+    return source.shapes[index]
