@@ -6,15 +6,14 @@ the oldest one. So at whatever moment a process is killed, a checkpoint that the
 whole; another one may be incomplete. TF notices damage when it reads: by CRCs.
 """
 
-import collections
 import contextlib
 import os
 import re
 import typing
 
-from google.protobuf import text_format
 import numpy as np
 import tensorflow.compat.v1 as tf
+from google.protobuf import text_format
 
 from towers.arguments import check_flag, directory_name
 from towers.errors import BadFileError, CheckpointError, reason_of, shown
@@ -34,7 +33,7 @@ _STEP = re.compile(r'-(\d+)$')
 _V1_FILE = re.compile(r'.\.ckpt(-\d+)?$')
 
 
-class Newest(collections.namedtuple('Newest', 'prefix step skipped')):
+class Newest(typing.NamedTuple):
     """The checkpoint to go on from.
 
     Attributes:
@@ -42,18 +41,52 @@ class Newest(collections.namedtuple('Newest', 'prefix step skipped')):
       step: the step in its name, else the value of its `global_step`, else None.
       skipped: list of `Damaged`, newest first: the checkpoints that `recover=True` passed over.
     """
-    __slots__ = ()
+    prefix: str
+    step: typing.Optional[int]
+    skipped: typing.List['Damaged']
 
 
-class Damaged(collections.namedtuple('Damaged', 'prefix step reason')):
-    """A checkpoint, or the state file, that cannot be used; `str` says why."""
-    __slots__ = ()
+class Damaged(typing.NamedTuple):
+    """A checkpoint, or the state file, that cannot be used; `str` says why.
+
+    Attributes:
+      prefix: of the checkpoint, or the path of the state file.
+      step: of the checkpoint, or None.
+      reason: what is wrong with it, as it goes on after its name.
+    """
+    prefix: str
+    step: typing.Optional[int]
+    reason: str
 
     def __str__(self):
         return shown('%s %s' % (self.prefix, self.reason))
 
 
-def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional['Newest']:
+class State(typing.NamedTuple):
+    """What the state file of a directory says.
+
+    Attributes:
+      content: its `CheckpointState`; None where the file is missing or damaged.
+      fault: what is wrong with it; None where it is fine or missing.
+    """
+    content: typing.Any
+    fault: typing.Optional[str]
+
+
+class NewestNamed(typing.NamedTuple):
+    """Which checkpoint of a directory is the newest by its state file.
+
+    Attributes:
+      prefix: of the checkpoint; None where it is not known, or there is none.
+      fault: what is wrong with the state file; None where that is nothing.
+    """
+    prefix: typing.Optional[str]
+    fault: typing.Optional[str]
+
+
+# ---- the newest checkpoint -----------------------------------------------------------------------
+
+def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[Newest]:
     """Finds the checkpoint to go on from, and reads every tensor of it to see that it is whole.
 
     The newest checkpoint is the one that the state file `checkpoint` names. Where there is no state
@@ -77,57 +110,64 @@ def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[
     """
     directory = directory_name('directory', directory)
     check_flag('recover', recover)
-    there = list_checkpoints(directory)
-    named, wrong = newest_named(directory, there)
-    if named is None and wrong is None:
-        return None
-    candidates, skipped, good = there, [], None
-    if named is None:
-        skipped = [Damaged(os.path.join(directory, STATE_FILE), None, wrong)]
+    checkpoints = list_checkpoints(directory)
+    named = newest_named(directory, checkpoints)
+    if named.prefix is not None:
+        older = checkpoints[:checkpoints.index(named.prefix)]
+        candidates = [prefix for prefix in older if same_series(prefix, named.prefix)]
+        candidates.append(named.prefix)
+        skipped = []
+    elif named.fault is not None:
+        candidates = checkpoints
+        skipped = [Damaged(os.path.join(directory, STATE_FILE), None, named.fault)]
     else:
-        candidates = [prefix for prefix in there[:there.index(named) + 1]
-                      if same_series(prefix, named)]
+        return None
+    whole = None
     for prefix in reversed(candidates):
         reason = damage(prefix)
         if reason is None:
-            good = Newest(prefix, step_of(prefix), skipped)
+            whole = Newest(prefix, step_of(prefix), skipped)
             break
         skipped.append(Damaged(prefix, step_of(prefix), reason))
-    if good is not None and (recover or not skipped):
-        return good
-    what_to_do = (
-        'No other checkpoint there can be used: bring the files back from a copy, or start anew in '
-        'another directory.' if good is None else
-        'The one to go on from is %s (step %s), which is whole: --recover (recover=True) does so. '
-        'Or bring the files back from a copy.' % (good.prefix, good.step))
-    raise CheckpointError('%s. %s' % ('; '.join(map(str, skipped)), what_to_do))
+    if whole is not None and (recover or not skipped):
+        return whole
+    faults = '; '.join(str(each) for each in skipped)
+    if whole is None:
+        raise CheckpointError('%s. No other checkpoint there can be used: bring the files back '
+                              'from a copy, or start anew in another directory.' % faults)
+    raise CheckpointError(
+        '%s. The one to go on from is %s (step %s), which is whole: --recover (recover=True) does '
+        'so. Or bring the files back from a copy.' % (faults, whole.prefix, whole.step))
 
 
-def newest_named(directory, there):
-    """The newest of the checkpoints `there` by the state file; the checkpoint itself is not read.
+def newest_named(directory: str, checkpoints: typing.List[str]) -> NewestNamed:
+    """The newest of the checkpoints of a directory by the state file; itself it is not read."""
+    state = read_state(directory)
+    if state.fault is not None:
+        return NewestNamed(None, state.fault)
+    if state.content is not None:
+        prefix = inside(directory, state.content.model_checkpoint_path)
+        if prefix in checkpoints:
+            return NewestNamed(prefix, None)
+        return NewestNamed(None, 'names %s as the newest checkpoint, which is not there' % (
+            os.path.basename(prefix)))
+    if len(checkpoints) > 1:
+        return NewestNamed(None, 'is missing, and only it says which of the %d checkpoints is the '
+                                 'newest' % len(checkpoints))
+    return NewestNamed(checkpoints[0] if checkpoints else None, None)
 
-    Returns:
-      (prefix, None); or (None, the fault of the state file); or (None, None) without a checkpoint.
-    """
-    state, wrong = read_state(directory)
-    if wrong:
-        return None, wrong
-    if state is not None:
-        prefix = inside(directory, state.model_checkpoint_path)
-        if prefix in there:
-            return prefix, None
-        return None, 'names %s as the newest checkpoint, which is not there' % (
-            os.path.basename(prefix))
-    if len(there) > 1:
-        return None, 'is missing, and only it says which of the %d checkpoints is the newest' % (
-            len(there))
-    return (there[0] if there else None), None
+
+def newest_prefix(directory: str) -> typing.Optional[str]:
+    """The prefix of the newest checkpoint by the state file, itself not read; None if unknown."""
+    return newest_named(directory, list_checkpoints(directory)).prefix
 
 
 def describe_safe(directory: str) -> str:
     """A sentence for errors about writing: which checkpoint of a directory is whole."""
+    newest = None
     try:
-        newest = newest_checkpoint(directory, True) if tf.io.gfile.isdir(directory) else None
+        if tf.io.gfile.isdir(directory):
+            newest = newest_checkpoint(directory, recover=True)
     except CheckpointError as error:
         return 'No checkpoint there is safe: %s' % error
     if newest is None:
@@ -135,30 +175,45 @@ def describe_safe(directory: str) -> str:
     return 'Safe and whole is %s (step %s).' % (newest.prefix, newest.step)
 
 
+# ---- the content of a checkpoint -----------------------------------------------------------------
+
 def damage(prefix: str) -> typing.Optional[str]:
     """Reads every tensor of a checkpoint, V1 or V2: None if all is well, else 'is damaged: …'."""
     try:
         reader = reader_of(prefix)
         names = sorted(reader.get_variable_to_shape_map())
     except READ_ERRORS as error:
-        index = prefix + '.index'
-        return 'is damaged: %s: %s' % (
-            os.path.basename(index if tf.io.gfile.exists(index) else prefix), first_line(error))
+        path = prefix + '.index'
+        if not tf.io.gfile.exists(path):
+            path = prefix
+        return 'is damaged: %s: %s' % (os.path.basename(path), first_line(error))
     for name in names:
-        try:
-            reader.get_tensor(name)
-            if name == 'global_step':
-                counter_in(prefix, name)
-        except tf.errors.UnimplementedError:
-            continue  # no damage: the reader of V1 files knows few dtypes, and not float16
-        except READ_ERRORS as error:
-            files = ', '.join(os.path.basename(path) for path in files_of(prefix)
-                              if '.data-' in path) or 'no data file'
-            return 'is damaged: %s: tensor %s: %s' % (files, name, first_line(error))
+        error = _read_error(reader, prefix, name)
+        if error is not None:
+            return 'is damaged: %s: tensor %s: %s' % (_data_files(prefix), name, first_line(error))
     return None
 
 
-def reader_of(prefix):
+def _read_error(reader, prefix, name):
+    """The error with which a tensor cannot be read, one of `READ_ERRORS`; else None."""
+    try:
+        reader.get_tensor(name)
+        if name == 'global_step':
+            counter_in(prefix, name)
+    except tf.errors.UnimplementedError:
+        return None  # no damage: the reader of V1 files knows few dtypes, and not float16
+    except READ_ERRORS as error:
+        return error
+    return None
+
+
+def _data_files(prefix):
+    """The names of a checkpoint's data files, as a text."""
+    names = [os.path.basename(path) for path in files_of(prefix) if '.data-' in path]
+    return ', '.join(names) or 'no data file'
+
+
+def reader_of(prefix: str) -> typing.Any:
     """TensorFlow's reader of a checkpoint. Raises `READ_ERRORS`; and `BadFileError` for a pipe or
     the like in the place of a file, which would be waited for."""
     for path in files_of(prefix):
@@ -167,16 +222,16 @@ def reader_of(prefix):
     return tf.train.NewCheckpointReader(prefix)
 
 
-def counter_in(prefix, name):
-    """A counter in a checkpoint, such as `global_step`, an int.
+def counter_in(prefix: str, name: str) -> int:
+    """A counter in a checkpoint, such as `global_step`.
 
     Raises:
       BadFileError: it is no whole number from 0 to `MOST_STEPS`.
       READ_ERRORS: it cannot be read, or is not there.
     """
     value = np.asarray(reader_of(prefix).get_tensor(name))
-    if value.shape or value.dtype.kind not in 'iuf' or not (
-            0 <= value <= MOST_STEPS and value == int(value)):
+    is_number = not value.shape and value.dtype.kind in 'iuf'
+    if not is_number or not 0 <= value <= MOST_STEPS or value != int(value):
         raise BadFileError('%s: its %s is %.60r, of type %s: expected a whole number from 0 to '
                            '2^53. Give the checkpoint of a run.' % (
                                prefix, name, value.tolist(), value.dtype.name))
@@ -191,30 +246,33 @@ def first_line(error: Exception) -> str:
 def step_of(prefix: str) -> typing.Optional[int]:
     """The step in a checkpoint's name, `…-500`, else its tensor `global_step`, else None."""
     match = _STEP.search(prefix)
+    if match:
+        return int(match.group(1))
     try:
-        return int(match.group(1)) if match else counter_in(prefix, 'global_step')
+        return counter_in(prefix, 'global_step')
     except READ_ERRORS + (BadFileError,):
         return None  # not there; or damaged, which is for `damage` to say
 
 
 def same_series(prefix: str, other: str) -> bool:
     """Whether two prefixes differ in the step only."""
-    return (_STEP.sub('', os.path.basename(prefix)) == _STEP.sub('', os.path.basename(other)))
+    return _name_without_step(prefix) == _name_without_step(other)
 
 
-def list_checkpoints(directory):
-    """Prefixes of the checkpoints in a directory, V1 or V2, by step, then by age, as a list.
+def _name_without_step(prefix):
+    return _STEP.sub('', os.path.basename(prefix))
+
+
+# ---- the files of a directory --------------------------------------------------------------------
+
+def list_checkpoints(directory: str) -> typing.List[str]:
+    """Prefixes of the checkpoints in a directory, V1 or V2, by step, then by age.
 
     Raises:
       CheckpointError: `directory` is something other than a directory, cannot be read, or has a
         name that TF takes for a pattern: its `Saver` writes there, but finds nothing again.
     """
-    if tf.io.gfile.exists(directory) and re.search(r'[\[\\]', directory):
-        if not tf.io.gfile.glob(directory.rstrip('/')):
-            raise CheckpointError(
-                '%s is a pattern to TensorFlow, for its [ ] or \\: it would write checkpoints '
-                'there and not find them again. Give a directory without these in its path.'
-                % directory)
+    _check_no_pattern(directory)
     keys = {}
     for name in names_in(directory):
         path = os.path.join(directory, name)
@@ -229,7 +287,18 @@ def list_checkpoints(directory):
         step = step_of(prefix)
         with contextlib.suppress(tf.errors.NotFoundError):  # gone by now, or a link to nothing
             keys[prefix] = (-1 if step is None else step, tf.io.gfile.stat(path).mtime_nsec)
-    return sorted(keys, key=keys.get)
+    return sorted(keys, key=lambda prefix: keys[prefix])
+
+
+def _check_no_pattern(directory):
+    """Raises `CheckpointError` for a directory that TF takes for a pattern of another name."""
+    if not re.search(r'[\[\\]', directory) or not tf.io.gfile.exists(directory):
+        return
+    if not tf.io.gfile.glob(directory.rstrip('/')):
+        raise CheckpointError(
+            '%s is a pattern to TensorFlow, for its [ ] or \\: it would write checkpoints '
+            'there and not find them again. Give a directory without these in its path.'
+            % directory)
 
 
 def names_in(directory: str) -> typing.List[str]:
@@ -247,19 +316,21 @@ def names_in(directory: str) -> typing.List[str]:
 
 def files_of(prefix: str) -> typing.List[str]:
     """Paths of the files of a checkpoint, in the order in which TF deletes them: data last."""
-    paths = [prefix + '.meta', prefix + '.index', prefix]
-    return [path for path in paths if tf.io.gfile.exists(path)] + sorted(
-        tf.io.gfile.glob(prefix + '.data-?????-of-?????'))
+    single_files = [prefix + '.meta', prefix + '.index', prefix]
+    data_files = sorted(tf.io.gfile.glob(prefix + '.data-?????-of-?????'))
+    return [path for path in single_files if tf.io.gfile.exists(path)] + data_files
 
 
-def read_state(directory):
-    """Reads the state file: (`CheckpointState`, None), (None, what is wrong) or (None, None).
+# ---- the state file ------------------------------------------------------------------------------
+
+def read_state(directory: str) -> State:
+    """Reads the state file of a directory.
 
     Not by `tf.train.get_checkpoint_state`, which waits for a pipe and logs the file's content.
     """
     path = os.path.join(directory, STATE_FILE)
     if not tf.io.gfile.exists(path):
-        return None, None
+        return State(content=None, fault=None)
     state = tf.train.generate_checkpoint_state_proto('/', '/')
     state.Clear()
     try:
@@ -272,22 +343,20 @@ def read_state(directory):
     except (tf.errors.OpError, OSError, ValueError, text_format.ParseError):
         state.Clear()
     if not state.model_checkpoint_path:
-        return None, 'is damaged, and only it says which checkpoint is the newest'
-    return state, None
+        return State(None, 'is damaged, and only it says which checkpoint is the newest')
+    return State(state, None)
 
 
-def newest_prefix(directory: str) -> typing.Optional[str]:
-    """The prefix of the newest checkpoint by the state file, itself not read; None if unknown."""
-    return newest_named(directory, list_checkpoints(directory))[0]
+def state_checkpoints(directory: str, checkpoints: typing.List[str]) -> typing.List[str]:
+    """The prefixes, of those of a directory, that its state file knows: as it has them, oldest
+    first."""
+    state = read_state(directory).content
+    if state is None:
+        return []
+    known = [inside(directory, path) for path in state.all_model_checkpoint_paths]
+    return [prefix for prefix in known if prefix in checkpoints]
 
 
-def state_checkpoints(directory, there):
-    """The prefixes, of those `there`, that the state file knows, oldest first as it has them."""
-    state, _ = read_state(directory)
-    known = [inside(directory, path) for path in state.all_model_checkpoint_paths] if state else []
-    return [prefix for prefix in known if prefix in there]
-
-
-def inside(directory, path):
+def inside(directory: str, path: str) -> str:
     """A path of the state file as one in `directory`, where the state file is now."""
     return os.path.join(directory, os.path.basename(path))
