@@ -109,13 +109,6 @@ def check_choice(name, value, choices):
             name, value, ', '.join(map(repr, choices))))
 
 
-def check_cases(error, cases):
-    """Raises `error` with the text of the first of the pairs `(is_wrong, text)` that is wrong."""
-    for is_wrong, text in cases:
-        if is_wrong:
-            raise error(text + '.')
-
-
 def check_instance(name, value, kind, expected):
     """Raises `InvalidArgumentError` unless `value` is of the class `kind`, or of one of several."""
     if not isinstance(value, kind):

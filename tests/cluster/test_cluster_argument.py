@@ -131,11 +131,11 @@ def test_all_forms_of_tf_config():
     text = json.dumps({'cluster': {'master': [ONE], 'worker': [TWO, THREE], 'ps': ['d:4'],
                                    'evaluator': None},
                        'task': {'type': 'master', 'index': '0'}, 'environment': 'cloud'})
-    assert parse_tf_config(text) == {'workers': [ONE, TWO, THREE], 'ps': ['d:4'], 'job': 'worker',
+    assert parse_tf_config(text)._asdict() == {'workers': [ONE, TWO, THREE], 'ps': ['d:4'], 'job': 'worker',
                                      'rank': 0}
     for text in ('{}', ' \n', '{"task": null, "cluster": null}'):
-        assert parse_tf_config(text) == {'workers': [], 'ps': [], 'job': 'worker', 'rank': 0}
-    assert parse_tf_config(config(('worker',), chief=[ONE], worker=[TWO])['TF_CONFIG'])['rank'] == 1
+        assert parse_tf_config(text)._asdict() == {'workers': [], 'ps': [], 'job': 'worker', 'rank': 0}
+    assert parse_tf_config(config(('worker',), chief=[ONE], worker=[TWO])['TF_CONFIG']).rank == 1
     with pytest.raises(InvalidArgumentError, match='rank=1: TF_CONFIG says it'):
         Cluster.from_tf_config(None, {}, rank=1)
 

@@ -97,7 +97,7 @@ def test_the_step_without_data_raises_after_all_reductions(asked, monkeypatch):
     machines = towers.Cluster('horovod', active=active).combine(
         [(gradient, weight)], None, 3, 'mean')
     [(combined, _)] = machines.gradients
-    [ended] = machines.gates
+    [ended] = machines.conditions
     assert gradient.op in step_operations([ended])
     with tf.Session() as session:
         machines.begin_session(session)

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.cluster import member
+from towers.cluster.machines import note_connection
 from towers.errors import ClusterError, NonFiniteError, WorkerLostError
 from towers.nonfinite import explained
 from one_process import StopWithoutSignals, addresses, halving, in_sessions, serve, together, train
@@ -313,7 +314,7 @@ def test_where_workers_do_not_wait_for_each_other_each_stops_by_itself(cluster):
     hook = towers.StopTogetherHook(cluster, built)
     with pytest.raises(towers.ClusterError, match='is for sessions within towers.join'):
         hook.begin()
-    built.machines.connection = types.SimpleNamespace(is_over=False, stopped_by=None, steps_made=0)
+    note_connection(built, types.SimpleNamespace(is_over=False, stopped_by=None, steps_made=0))
     hook.begin()
     stopped = []
     context = types.SimpleNamespace(request_stop=lambda: stopped.append(True))

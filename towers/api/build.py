@@ -125,8 +125,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         tower_set = make_towers(request, batch, behind, scaled_losses)
         outputs = merge_outputs(tower_set)
         combined = combine_towers(tower_set)
-        combined, machines = combine_machines(tower_set, combined, outputs.loss)
-        update = update_variables(tower_set, outputs, combined, machines, collections_before)
+        combined, exchange = combine_machines(tower_set, combined, outputs.loss)
+        update = update_variables(tower_set, outputs, combined, exchange, collections_before)
     recorded = tower_set.recorded
     built = BuiltTowers(
         train_op=update.train_op, train_ops=update.train_ops, loss=outputs.loss,
@@ -137,12 +137,12 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         plan=describe(tower_set, update, len(collections_before.updates)),
         replicas=update.replicas, precision=request.numerics.precision,
         scaled_losses=update.scaled_losses, xla=request.numerics.xla,
-        variable_scope=full_scope_name(request.variable_scope), machines=machines,
+        variable_scope=full_scope_name(request.variable_scope), machines=update.machines,
         own_state=tower_set.roles.own_variables(),
         made=frozenset(variable.op.name for variable in recorded.created),
         opened_scopes=recorded.opened_scopes)
-    if machines is not None:
-        machines.note(built)
+    if built.machines is not None:
+        built.machines.note(built)
     return built
 
 
@@ -230,16 +230,16 @@ def combine_towers(tower_set):
 
 
 def combine_machines(tower_set, combined, loss):
-    """`(Combined over all machines, the object that combines them)`; that is None without a
+    """`(Combined over all machines, the Exchange that combines them)`; that is None without a
     cluster. The loss of this machine's batch reads the weights before they change."""
     request = tower_set.request
     if request.cluster is None or not request.objectives:
         return combined, None
     with tf.name_scope('combine_machines'):
-        machines = request.cluster.combine(combined.gradients, loss, tower_set.batch.batch_size,
+        exchange = request.cluster.combine(combined.gradients, loss, tower_set.batch.batch_size,
                                            request.reduction)
     on_towers = combined.on_towers
     if on_towers is not None:
         on_towers = {variable.op.name: [gradient] * len(request.devices)
-                     for gradient, variable in machines.gradients}
-    return combined._replace(gradients=machines.gradients, on_towers=on_towers), machines
+                     for gradient, variable in exchange.gradients}
+    return combined._replace(gradients=exchange.gradients, on_towers=on_towers), exchange

@@ -126,7 +126,7 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
         `session.run` would race: use `train_op`. Each makes only its loss's computations, and
         counts as one step. A batch-norm update runs with the train op of each loss that is computed
         from its layer.
-      machines: the object that combines gradients across the machines of a cluster; None without.
+      machines: the `Machines` of a cluster, with the gradients over them; None without.
       own_state: list of the state variables of all towers, by variable and then by tower.
         `tf.variables_initializer(built.own_state)` resets all of them; the initializer of the
         model's variable resets the first tower's alone.

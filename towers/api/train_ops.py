@@ -19,7 +19,7 @@ from towers.tower.ownership import EVERY
 from towers.tower.write_order import hold_back, hold_update, updates_that_write
 
 Update = collections.namedtuple(
-    'Update', 'train_op train_ops slots gradients rides replicas counts scaled_losses')
+    'Update', 'train_op train_ops slots gradients rides replicas counts scaled_losses machines')
 """The operations of the update, as `update_variables` returns them.
 
 Fields:
@@ -28,6 +28,7 @@ Fields:
     its train op; empty with one loss.
   counts: whether the global step is counted here, since the optimizer leaves it to its caller.
   scaled_losses: `WatchedLosses`, or None.
+  machines: `Machines`, or None without a cluster.
 """
 
 _OfLoss = collections.namedtuple('_OfLoss', 'objective loss combined gradients')
@@ -38,7 +39,7 @@ _Step = collections.namedtuple('_Step', 'applied before redirect scaled_losses')
 waits for; `redirect` as of `hold_back`; `WatchedLosses`, or None."""
 
 
-def update_variables(tower_set, outputs, combined, machines, collections_before):
+def update_variables(tower_set, outputs, combined, exchange, collections_before):
     """Makes the update of the shared variables, and puts other updates onto it: `Update`.
 
     With several losses there is a train op for each, which computes nothing for the others; and one
@@ -48,9 +49,9 @@ def update_variables(tower_set, outputs, combined, machines, collections_before)
     request, replicas = tower_set.request, tower_set.roles.replicas
     objectives = request.objectives
     if not objectives:
-        return Update(None, {}, [], [], {}, None, False, None)
+        return Update(None, {}, [], [], {}, None, False, None, None)
     of, of_towers = objectives.of, collections_before.new_updates()
-    steps = _Steps(tower_set, outputs, combined, machines)
+    steps = _Steps(tower_set, outputs, combined, exchange)
     with graph_walk.Recording(tf.get_default_graph()) as made:
         gradients = [tower_set.gradients.pairs_of_optimizer(
             each, of(each, outputs.loss), of(each, combined).gradients) for each in objectives]
@@ -69,9 +70,11 @@ def update_variables(tower_set, outputs, combined, machines, collections_before)
         (step.applied for step in alone + [joint]), [])
     if request.accumulate > 1:
         check_order([train_op])
-    if machines is not None:
-        train_op = machines.step(train_op, joint.before, () if replicas is None else tuple(
-            replicas.of_variable), joint.redirect)
+    machines = None
+    if exchange is not None:
+        replicated = () if replicas is None else tuple(replicas.of_variable)
+        machines = exchange.step(train_op, joint.before, replicated, joint.redirect)
+        train_op = machines.train_op
     return Update(
         train_op=train_op, train_ops=collections.OrderedDict(
             (each.name, step.applied[-1].train_op) for each, step in zip(objectives, alone)),
@@ -81,14 +84,14 @@ def update_variables(tower_set, outputs, combined, machines, collections_before)
         rides={name: len(each) for name, each in riding.items()},
         replicas=replicas and replicas._replace(
             slots=sum((each.slots_of_replicas for each in applied), [])),
-        counts=joint.applied[-1].counts, scaled_losses=joint.scaled_losses)
+        counts=joint.applied[-1].counts, scaled_losses=joint.scaled_losses, machines=machines)
 
 
 class _Steps:
     """Makes the steps of a build; `closures` are its `ClosureTensors`."""
 
-    def __init__(self, tower_set, outputs, combined, machines):
-        self._tower_set, self._machines = tower_set, machines
+    def __init__(self, tower_set, outputs, combined, exchange):
+        self._tower_set, self._exchange = tower_set, exchange
         self.closures = ClosureTensors(tower_set, outputs.loss, [
             tensor for each in flat(combined)
             for tensor in tensors_of(list(each.gradients) + each.of_replicas)])
@@ -97,14 +100,14 @@ class _Steps:
 
     def step(self, of_losses, updates):
         """The `_Step` by some `_OfLoss`es, with updates that ride on it."""
-        tower_set, machines = self._tower_set, self._machines
+        tower_set, exchange = self._tower_set, self._exchange
         losses, read = [each.loss for each in of_losses], [
             tensor for each in of_losses
             for tensor in tensors_of(each.gradients + each.combined.of_replicas)]
         updates = updates + follow_updates(tower_set.roles.replicas, updates, losses + read)
-        gates, redirect = machines.gates if machines is not None else [], None
-        updates_here = machines is None or machines.updates_here
-        if machines is not None and updates_here:
+        gates, redirect = exchange.conditions if exchange is not None else [], None
+        updates_here = exchange is None or exchange.updates_here
+        if exchange is not None and updates_here:
             updates, redirect = hold_back(
                 updates, gates, tower_set.request.cluster.active, self._shown)
         scaled_losses = tower_set.gradients.scaled_losses

@@ -8,12 +8,14 @@ import random
 import re
 import socket
 import time
+import typing
 from concurrent.futures import ThreadPoolExecutor
 
-from towers.arguments import check_cases, check_count
+from towers.arguments import check_count
 from towers.errors import ClusterError
 
-FIRST, AGAIN = 5., 30.  # seconds to the first line about a wait, and from one line to the next
+FIRST = 5.  # seconds to the first line about a wait
+AGAIN = 30.  # seconds from one such line to the next
 _PATIENCE = 2.  # seconds for an answer
 REFUSED = os.strerror(errno.ECONNREFUSED)  # nobody listens at the port
 
@@ -21,56 +23,97 @@ JOBS = ('chief', 'worker', 'ps', 'evaluator')
 _FORM = '{"cluster": {"worker": ["host:port"]}, "task": {"type": "worker", "index": 0}}'
 
 
-def parse_tf_config(text):
-    """The fields `workers`, `ps`, `job` and `rank` of `Cluster` that a `TF_CONFIG` says: a dict."""
+class Task(typing.NamedTuple):
+    """What a `TF_CONFIG` says of a cluster and of this process: fields of `Cluster`."""
+    workers: typing.List[str]  # addresses, the chief's first
+    ps: typing.List[str]  # addresses of parameter servers
+    job: str  # 'worker', 'ps' or 'evaluator'
+    rank: int  # the number of this process in its job
+
+
+def parse_tf_config(text: str) -> Task:
+    """The `Task` of the text of a `TF_CONFIG`; raises `ClusterError` for one without sense."""
     cluster, task = _read(text)
-    # "master" is the chief of TensorFlow's estimators before 1.4, and of services since.
-    jobs = {}
-    for job, addresses in cluster.items():
-        jobs.setdefault('chief' if job == 'master' else job, []).extend(addresses or ())
-    job = task.get('type', 'worker')
-    job, index = 'chief' if job == 'master' else job, task.get('index')
-    unknown = [each for each in sorted(jobs) + [job] if each not in JOBS]
-    workers = jobs.get('chief', []) + jobs.get('worker', [])
-    count = len(jobs.get(job, ())) if not unknown else 0
-    check_cases(ClusterError, [
-        (unknown, 'TF_CONFIG has a job %r: expected some of %s' % (
-            unknown[0] if unknown else '', ', '.join(JOBS))),
-        (len(jobs.get('chief', ())) > 1, 'TF_CONFIG has several chiefs, and one worker is the '
-         'chief: leave one, and put the others under "worker"'),
-        (workers and not task, 'TF_CONFIG has a cluster and no task: add "task": {"type": '
-         '"worker", "index": 0} for this process'),
-        (workers and job != 'evaluator' and index is None and count > 1,
-         'TF_CONFIG has %d tasks of the job %s, and nothing says which of them this process is: '
-         'give an "index" in the "task"' % (count, job)),
-        (workers and job != 'evaluator' and not 0 <= (index or 0) < count,
-         'TF_CONFIG gives this process the task %s %s, and its cluster has %d of them: number the '
-         'tasks of each job from 0' % (job, index or 0, count))])
-    index = (index or 0) + (len(jobs.get('chief', ())) if job == 'worker' else 0)
-    return {'workers': workers, 'ps': jobs.get('ps', []),
-            'job': 'worker' if job == 'chief' else job, 'rank': index}
+    jobs = _jobs(cluster)
+    job = _job_named(task.get('type', 'worker'))
+    for name in sorted(jobs) + [job]:
+        if name not in JOBS:
+            raise ClusterError('TF_CONFIG has a job %r: expected some of %s.' % (
+                name, ', '.join(JOBS)))
+    chiefs = jobs.get('chief', [])
+    if len(chiefs) > 1:
+        raise ClusterError('TF_CONFIG has several chiefs, and one worker is the chief: leave one, '
+                           'and put the others under "worker".')
+    workers = chiefs + jobs.get('worker', [])
+    index = task.get('index')
+    if workers and not task:
+        raise ClusterError('TF_CONFIG has a cluster and no task: add "task": {"type": "worker", '
+                           '"index": 0} for this process.')
+    if workers and job != 'evaluator':
+        _check_index(job, index, len(jobs.get(job, [])))
+    rank = index or 0
+    if job == 'worker':
+        rank += len(chiefs)
+    return Task(workers, jobs.get('ps', []), 'worker' if job == 'chief' else job, rank)
 
 
-def _read(text):
-    """The dicts `cluster` and `task` of a `TF_CONFIG`; the index in the task is an int or None."""
+def _jobs(cluster: dict) -> typing.Dict[str, typing.List[str]]:
+    """The addresses of each job of the object `cluster` of a `TF_CONFIG`."""
+    jobs: typing.Dict[str, typing.List[str]] = {}
+    for name, addresses in cluster.items():
+        jobs.setdefault(_job_named(name), []).extend(addresses or ())
+    return jobs
+
+
+def _job_named(name: str) -> str:
+    """The job of a name: "master" is the chief of TensorFlow's estimators before 1.4, and of
+    services since."""
+    return 'chief' if name == 'master' else name
+
+
+def _check_index(job: str, index: typing.Optional[int], count: int) -> None:
+    """Raises `ClusterError` unless the `index` of a task, or None, is one of the `count` tasks of
+    its job."""
+    if index is None and count > 1:
+        raise ClusterError(
+            'TF_CONFIG has %d tasks of the job %s, and nothing says which of them this process is: '
+            'give an "index" in the "task".' % (count, job))
+    if not 0 <= (index or 0) < count:
+        raise ClusterError(
+            'TF_CONFIG gives this process the task %s %s, and its cluster has %d of them: number '
+            'the tasks of each job from 0.' % (job, index or 0, count))
+
+
+def _read(text: str) -> typing.Tuple[dict, dict]:
+    """The objects `cluster` and `task` of a `TF_CONFIG`; the index in the task is an int or None.
+
+    Raises `ClusterError` for a text that has no such objects.
+    """
     try:
         config = json.loads(text if text.strip() else '{}')
-        cluster, task = config.get('cluster') or {}, dict(config.get('task') or {})
-        lists = all(each is None or isinstance(each, list) for each in cluster.values())
+        cluster = config.get('cluster') or {}
+        task = dict(config.get('task') or {})
+        addresses_of_jobs = list(cluster.values())
     except (AttributeError, RecursionError, TypeError, ValueError):
-        cluster, task, lists = {}, {}, None
+        raise _unreadable(text, 'no such objects') from None
+    if not all(each is None or isinstance(each, list) for each in addresses_of_jobs):
+        raise _unreadable(text, 'a job is no list of addresses')
     index = task.get('index')
     if isinstance(index, str) and index.isdigit() and index.isascii():
-        task['index'] = index = int(index)
-    for is_wrong, why in (
-            (lists is None, 'no such objects'), (lists is False, 'a job is no list of addresses'),
-            # A bool or a float would be made into the number of another task by int().
-            (type(index) not in (int, type(None)), 'the index %.40r is no whole number' % (index,)),
-            (task and 'type' not in task, '"task" has no "type"')):
-        if is_wrong:
-            raise ClusterError('TF_CONFIG=%s cannot be read (%s): expected %s.' % (
-                repr(text[:80]) + '…' * (len(text) > 80), why, _FORM))
+        index = int(index)
+        task['index'] = index
+    # A bool or a float would be made into the number of another task by int().
+    if index is not None and type(index) is not int:
+        raise _unreadable(text, 'the index %.40r is no whole number' % (index,))
+    if task and 'type' not in task:
+        raise _unreadable(text, '"task" has no "type"')
     return cluster, task
+
+
+def _unreadable(text: str, reason: str) -> ClusterError:
+    """The error about a text that is no `TF_CONFIG`."""
+    shown = repr(text[:80]) + ('…' if len(text) > 80 else '')
+    return ClusterError('TF_CONFIG=%s cannot be read (%s): expected %s.' % (shown, reason, _FORM))
 
 
 _LASTING = range(20000, 32768)  # the system gives these ports to no outgoing connection
@@ -85,28 +128,30 @@ def free_ports(count: int) -> list:
     """
     check_count('count', count)
     # Not the module's generator: programs that seed it alike would all draw the same ports.
-    drawn, found = random.SystemRandom().sample(_LASTING, len(_LASTING)), []
-    with contextlib.ExitStack() as stack:
-        while len(found) < count and drawn:
-            port = drawn.pop()
+    candidates = random.SystemRandom().sample(_LASTING, len(_LASTING))
+    ports: typing.List[int] = []
+    with contextlib.ExitStack() as stack:  # each is held until all are found
+        while len(ports) < count and candidates:
+            port = candidates.pop()
             with contextlib.suppress(OSError):  # in use; or this process has too many sockets
-                stack.enter_context(contextlib.closing(socket.socket())).bind(('127.0.0.1', port))
-                found.append(port)
-    if len(found) < count:
-        raise ClusterError('count=%d: %d ports are free for this process.' % (count, len(found)))
-    return found
+                holder = stack.enter_context(contextlib.closing(socket.socket()))
+                holder.bind(('127.0.0.1', port))
+                ports.append(port)
+    if len(ports) < count:
+        raise ClusterError('count=%d: %d ports are free for this process.' % (count, len(ports)))
+    return ports
 
 
-def split_address(address):
+def split_address(address: typing.Any) -> typing.Tuple[str, int]:
     """`('host', port)` of `'host:port'`; `ClusterError` for what is no address."""
-    found = _ADDRESS.fullmatch(str(address))
-    if found is None or not found.group(1).isprintable() or not 0 < int(found.group(2)) < 65536:
+    match = _ADDRESS.fullmatch(str(address))
+    if match is None or not match.group(1).isprintable() or not 0 < int(match.group(2)) < 65536:
         raise ClusterError("%.200r is no address: expected 'host:port', such as '10.0.0.1:2222' or "
                            "'[::1]:2222'." % (address,))
-    return found.group(1).strip('[]'), int(found.group(2))
+    return match.group(1).strip('[]'), int(match.group(2))
 
 
-def listen(address):
+def listen(address: str) -> socket.socket:
     """A socket that listens on the port of an address, on all interfaces: the host may be a name
     that leads here from elsewhere alone, such as a service of Kubernetes."""
     host, port = split_address(address)
@@ -122,62 +167,84 @@ def listen(address):
     return listener
 
 
-# HTTP/2, which gRPC speaks: the preface, an empty frame of settings, and the type of the answer's.
-_HTTP2, _SETTINGS = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\x04\0\0\0\0\0', b'\x04'
+# HTTP/2, which gRPC speaks: the preface with an empty frame of settings; and the type of the
+# settings that answer it.
+_HTTP2 = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\x04\0\0\0\0\0'
+_SETTINGS = b'\x04'
 
 
-def why_silent(address, timeout=_PATIENCE):
+def why_silent(address: str, timeout: float = _PATIENCE) -> str:
     """Why what is at an address is no server of TensorFlow's at work, in words; '' if it is one. It
     is asked as gRPC asks: the system takes connections for a frozen process, too."""
-    received, data = b'', b'-'
+    received = b''
     try:
         with socket.create_connection(split_address(address), timeout=timeout) as connection:
             connection.sendall(_HTTP2)
-            while data and len(received) < 4:
+            while len(received) < 4:
                 data = connection.recv(64)
+                if not data:
+                    break
                 received += data
     except socket.timeout:
         return 'takes connections and says nothing: its process is frozen, or its machine is off'
     except (OSError, ValueError) as error:
-        return 'does not answer: %s' % (getattr(error, 'strerror', None) or error)
-    return '' if received[3:4] == _SETTINGS else (
-        "is no server of TensorFlow's: another program uses the port, or the address is wrong")
+        return _not_answering(error)
+    if received[3:4] == _SETTINGS:
+        return ''
+    return "is no server of TensorFlow's: another program uses the port, or the address is wrong"
 
 
-def silent_servers(cluster):
+def _not_answering(error: Exception) -> str:
+    """The words for an error of a connection."""
+    return 'does not answer: %s' % (getattr(error, 'strerror', None) or error)
+
+
+def silent_servers(cluster: typing.Any) -> str:
     """The parameter servers that do not work, in words, with the reason; '' if all do."""
     with ThreadPoolExecutor(16) as pool:  # a look at a machine that is off takes seconds
         reasons = list(pool.map(why_silent, cluster.ps))
-    return '; '.join('%s %s' % (cluster.who(rank, 'ps'), why)
-                     for rank, why in enumerate(reasons) if why)
+    return '; '.join('%s %s' % (cluster.who(rank, 'ps'), reason)
+                     for rank, reason in enumerate(reasons) if reason)
 
 
-def connect(address, who, deadline, say):
-    """A socket that is connected with the task `who` at an address; `ClusterError` when there is
-    none at the deadline, by `time.monotonic()`."""
-    place = split_address(address)
+def connect(address: str, who: str, deadline: float, say: typing.Callable) -> socket.socket:
+    """A socket that is connected with a task.
+
+    Args:
+      address: the task's.
+      who: the task in words.
+      deadline: by `time.monotonic()`; then `ClusterError`.
+      say: called with lines about the wait.
+    """
+    host_and_port = split_address(address)
 
     def attempt():
         try:
-            return socket.create_connection(place, timeout=_PATIENCE), ''
-        except (OSError, ValueError) as error:  # of a host that is no name
-            return None, '%s does not answer: %s' % (who, getattr(error, 'strerror', None) or error)
+            return socket.create_connection(host_and_port, timeout=_PATIENCE), ''
+        except (OSError, ValueError) as error:  # the latter of a host that is no name
+            return None, '%s %s' % (who, _not_answering(error))
     return wait_until(attempt, deadline, say)
 
 
-def wait_until(attempt, deadline, say):
-    """What `attempt()` gives, `(result, '')`, tried again while it gives `(None, why not)`."""
-    timeout = deadline - time.monotonic()
-    say_at = deadline - timeout + FIRST
+def wait_until(attempt: typing.Callable, deadline: float, say: typing.Callable) -> typing.Any:
+    """The result of `attempt()`, tried again until it has one.
+
+    Args:
+      attempt: function that gives `(result, '')`, or `(None, why there is none)`.
+      deadline: by `time.monotonic()`; then `ClusterError` with the reason.
+      say: called with lines about the wait.
+    """
+    started = time.monotonic()
+    say_at = started + FIRST
     while True:
-        result, why = attempt()
-        if not why:
+        result, reason = attempt()
+        if not reason:
             return result
         now = time.monotonic()
         if now > deadline:
             raise ClusterError('%s. Start it, correct its address, or give a longer start_timeout.'
-                               % why)
+                               % reason)
         if now > say_at:
             say_at = now + AGAIN
-            say('waiting        %s, start_timeout is %.3g s' % (why, timeout))
+            say('waiting        %s, start_timeout is %.3g s' % (reason, deadline - started))
         time.sleep(0.2)

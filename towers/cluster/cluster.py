@@ -1,17 +1,15 @@
 """`Cluster`: which machines train together, how, and which of them this process is."""
 
-import collections
 import inspect
 import os
 import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import (check_cases, check_choice, check_count, check_flag, check_instance,
-                              check_number)
+from towers.arguments import check_choice, check_count, check_flag, check_instance, check_number
 from towers.cluster import horovod, parameter_servers, ring
 from towers.cluster.addresses import JOBS, parse_tf_config, split_address
-from towers.cluster.machines import BUILDS, Engine, Machines
+from towers.cluster.machines import BUILDS, Engine, Exchange, Pairs
 from towers.cluster.ring import BUFFER_MB, MOST_GATHERED, WIRES
 from towers.errors import ClusterError, InvalidArgumentError
 from towers.optimizers import combiner_of, name_of
@@ -20,9 +18,23 @@ _ENGINES = {'ring': ring.ENGINE, 'ps': parameter_servers.ENGINE, 'horovod': horo
 KINDS = tuple(_ENGINES)
 
 
-class Cluster(collections.namedtuple('Cluster', [
-        'kind', 'workers', 'ps', 'job', 'rank', 'synchronous', 'uneven', 'active', 'wire',
-        'buffer_mb', 'every', 'compare'])):
+class _Fields(typing.NamedTuple):
+    """The fields of `Cluster`, which says what they mean, and checks them."""
+    kind: str
+    workers: typing.Tuple[typing.Any, ...]
+    ps: typing.Tuple[str, ...]
+    job: str
+    rank: int
+    synchronous: bool
+    uneven: bool
+    active: typing.Any
+    wire: typing.Optional[str]
+    buffer_mb: float
+    every: int
+    compare: str
+
+
+class Cluster(_Fields):
     """The machines that train one model, each with towers of its own: `build_towers(cluster=…)`.
 
     The towers' gradients are combined within each machine, then once across the machines. With
@@ -54,7 +66,7 @@ class Cluster(collections.namedtuple('Cluster', [
     """
     __slots__ = ()
 
-    def __new__(cls, kind: str = 'ring', workers: typing.Sequence[str] = (),
+    def __new__(cls, kind: str = 'ring', workers: typing.Sequence[typing.Optional[str]] = (),
                 ps: typing.Sequence[str] = (), job: str = 'worker', rank: int = 0,
                 synchronous: bool = True, uneven: bool = False, active: typing.Any = None,
                 wire: typing.Optional[str] = None, buffer_mb: float = BUFFER_MB, every: int = 1,
@@ -64,33 +76,39 @@ class Cluster(collections.namedtuple('Cluster', [
           InvalidArgumentError: an argument that makes no sense, or does not go with the kind.
           ClusterError: a malformed address, or one that occurs twice; a rank out of range.
         """
-        for name, value, choices in (('kind', kind, KINDS), ('job', job, JOBS[1:]),
-                                     ('compare', compare, ('program', 'variables'))):
-            check_choice(name, value, choices)
+        check_choice('kind', kind, KINDS)
+        check_choice('job', job, JOBS[1:])
+        check_choice('compare', compare, ('program', 'variables'))
         if wire is not None:
             check_choice('wire', wire, sorted(WIRES))
-        for name, value in (('workers', workers), ('ps', ps)):
-            check_instance(name, value, (list, tuple), "a list of addresses, 'host:port'")
+        check_instance('workers', workers, (list, tuple), "a list of addresses, 'host:port'")
+        check_instance('ps', ps, (list, tuple), "a list of addresses, 'host:port'")
         check_flag('synchronous', synchronous)
         check_flag('uneven', uneven)
         check_number('buffer_mb', buffer_mb, above=0, expected='a number of MiB')
         check_count('every', every)
         place = _ENGINES[kind].place
         if place is not None:
-            count, own = place()
-            if tuple(workers) not in ((), (None,) * count) or rank not in (0, own):
+            num_workers, own_rank = place()
+            unnamed = (None,) * num_workers
+            if tuple(workers) not in ((), unnamed) or rank not in (0, own_rank):
                 raise InvalidArgumentError('kind=%r, workers=%.80r, rank=%.80r: its launcher says '
                                            'both. Leave them out.' % (kind, workers, rank))
-            workers, rank = (None,) * count, own
+            workers = unnamed
+            rank = own_rank
         self = super(Cluster, cls).__new__(
             cls, kind, tuple(workers), tuple(ps), job, rank, synchronous, uneven, active, wire,
             buffer_mb, every, compare)
-        _check(self)
+        _check_arguments_of_kind(self)
+        _check_values(self)
+        _check_places(self)
         return self
 
     @classmethod
-    def _make(cls, values):  # namedtuple's `_replace` calls it: the new tuple is checked, too
-        return cls(*values)
+    def _make(cls, iterable: typing.Iterable) -> 'Cluster':  # type: ignore[override]
+        """Makes one of the values in `iterable`: `_replace` of a named tuple calls it, so that the
+        new one is checked, too."""
+        return cls(*iterable)
 
     @classmethod
     def from_tf_config(cls, kind: typing.Optional[str] = None, environment: typing.Any = None,
@@ -105,21 +123,23 @@ class Cluster(collections.namedtuple('Cluster', [
         Args:
           kind: see the class; None: `'ps'` where there are parameter servers, else `'ring'`.
           environment: dict; None for `os.environ`.
-          **fields: of `Cluster`, but for those that `TF_CONFIG` says; None for the default.
+          **fields: fields of `Cluster`, but for those that `TF_CONFIG` says; None for the default.
 
         Raises:
           ClusterError: `TF_CONFIG` cannot be read or contradicts itself, names no workers, or does
             not say which of several this process is.
         """
-        environment = os.environ if environment is None else environment
-        said = parse_tf_config(environment.get('TF_CONFIG') or '{}')
-        fields = {name: value for name, value in fields.items() if value is not None}
-        for name in sorted(set(said) & set(fields)):
-            raise InvalidArgumentError('%s=%.80r: TF_CONFIG says it. Leave it out, or make '
-                                       'Cluster(kind, workers, …).' % (name, fields[name]))
+        if environment is None:
+            environment = os.environ
+        task = parse_tf_config(environment.get('TF_CONFIG') or '{}')
+        given = {name: value for name, value in fields.items() if value is not None}
+        for name in sorted(task._fields):
+            if name in given:
+                raise InvalidArgumentError('%s=%.80r: TF_CONFIG says it. Leave it out, or make '
+                                           'Cluster(kind, workers, …).' % (name, given[name]))
         if kind is None:
-            kind = 'ps' if said['ps'] else 'ring'
-        return cls(kind, **dict(said, **fields))
+            kind = 'ps' if task.ps else 'ring'
+        return cls(kind, **task._asdict(), **given)
 
     @property
     def engine(self) -> Engine:
@@ -134,7 +154,9 @@ class Cluster(collections.namedtuple('Cluster', [
     @property
     def workers_a_step(self) -> int:
         """How many workers' gradients are in an update: 1 if asynchronous, or in local steps."""
-        return self.num_workers if self.synchronous and not self.has_local_steps else 1
+        if self.has_local_steps or not self.synchronous:
+            return 1
+        return self.num_workers
 
     @property
     def waits(self) -> bool:
@@ -164,7 +186,9 @@ class Cluster(collections.namedtuple('Cluster', [
     @property
     def served_rank(self) -> typing.Optional[int]:
         """The number of this worker, where several make one step on parameter servers; or None."""
-        return self.rank if self.is_served and self.waits else None
+        if self.is_served and self.waits:
+            return self.rank
+        return None
 
     @property
     def has_copies(self) -> bool:
@@ -174,17 +198,20 @@ class Cluster(collections.namedtuple('Cluster', [
     @property
     def name(self) -> str:
         """`'worker 1 of 3'`; of an evaluator `'evaluator 0'`."""
-        tasks = self.tasks(self.job)
-        return '%s %d%s' % (self.job, self.rank, '' if tasks is None else ' of %d' % len(tasks))
+        name = '%s %d' % (self.job, self.rank)
+        if self.job == 'evaluator':
+            return name
+        return '%s of %d' % (name, len(self.tasks(self.job)))
 
-    def tasks(self, job: str) -> typing.Optional[typing.Tuple[str, ...]]:
-        """The addresses of a job; None of evaluators."""
-        return {'worker': self.workers, 'ps': self.ps}.get(job)
+    def tasks(self, job: str) -> typing.Tuple[typing.Optional[str], ...]:
+        """The addresses of the tasks of a job; none of evaluators, which are not of the cluster."""
+        return {'worker': self.workers, 'ps': self.ps}.get(job, ())
 
     def who(self, rank: int, job: str = 'worker') -> str:
-        """`'worker 1 (10.0.0.2:2222)'`."""
+        """The task with this `rank` in a `job`, in words: `'worker 1 (10.0.0.2:2222)'`."""
         address = self.tasks(job)[rank]
-        return '%s %d%s' % (job, rank, '' if address is None else ' (%s)' % address)
+        name = '%s %d' % (job, rank)
+        return name if address is None else '%s (%s)' % (name, address)
 
     def session_config(self, config: tf.ConfigProto) -> tf.ConfigProto:
         """A copy of a `tf.ConfigProto` with the settings of the cluster."""
@@ -194,47 +221,64 @@ class Cluster(collections.namedtuple('Cluster', [
         self.engine.configure(self, changed)
         return changed
 
-    def combine(self, gradients: typing.Sequence[tuple], loss: typing.Optional[tf.Tensor],
-                examples: typing.Union[int, tf.Tensor], reduction: str) -> Machines:
-        """The `Machines` of `(gradient, variable)` pairs of this machine's towers, of its batch's
-        loss, or None, and of its number of examples, an int or an int scalar tensor."""
-        return Machines(self, gradients, loss, examples, reduction)
+    def combine(self, gradients: Pairs, loss: typing.Optional[tf.Tensor],
+                examples: typing.Union[int, tf.Tensor], reduction: str) -> Exchange:
+        """The `Exchange` of this machine's gradients with the other machines.
+
+        Args:
+          gradients: `(gradient, variable)` pairs over this machine's towers.
+          loss: of this machine's batch; or None.
+          examples: their number in the batch, an int or an int scalar tensor.
+          reduction: `'mean'` or `'sum'`.
+        """
+        return Exchange(self, gradients, loss, examples, reduction)
 
     def check_build(self, optimizer: typing.Any, has_replicas: bool, scales_loss: bool) -> None:
-        """Raises `ClusterError` for a build that this cluster cannot train."""
+        """Raises `ClusterError` for a build that this cluster cannot train.
+
+        Args:
+          optimizer: of the build.
+          has_replicas: whether the towers have replicas of the variables.
+          scales_loss: whether the build has a loss scale.
+        """
+        if self.job == 'evaluator':
+            raise ClusterError('this process is an evaluator, which trains nothing: build what it '
+                               'evaluates without cluster=.')
+        if self.job == 'ps':
+            raise ClusterError('this process is %s, which builds no towers: call towers.serve('
+                               'cluster) in it.' % self.name)
+        if self.is_served and has_replicas:
+            raise ClusterError("VariablePlacement('replicated') and parameter servers both say "
+                               'where variables live: leave one out.')
+        if self.has_local_steps and scales_loss:
+            raise ClusterError('a loss scale follows the gradients of one worker, and with '
+                               'every=%d the workers would average theirs: leave one out.'
+                               % self.every)
+        if self.is_served and scales_loss and not self.synchronous:
+            raise ClusterError('a loss scale counts steps of all workers, and these parameter '
+                               'servers are asynchronous: leave one out.')
+        if self.is_served and tf.get_collection(BUILDS):
+            raise ClusterError('this graph has a build with cluster= already, and parameter '
+                               "servers take one a graph: use kind='ring', which takes several.")
         combiner = combiner_of(optimizer)
-        check_cases(ClusterError, [
-            (self.job == 'evaluator', 'this process is an evaluator, which trains nothing: build '
-             'what it evaluates without cluster='),
-            (self.job == 'ps', 'this process is %s, which builds no towers: call towers.serve('
-             'cluster) in it' % self.name),
-            (self.is_served and has_replicas, "VariablePlacement('replicated') and parameter "
-             'servers both say where variables live: leave one out'),
-            (self.has_local_steps and scales_loss, 'a loss scale follows the gradients of one '
-             'worker, and with every=%d the workers would average theirs: leave one out'
-             % self.every),
-            (self.is_served and scales_loss and not self.synchronous, 'a loss scale counts steps '
-             'of all workers, and these parameter servers are asynchronous: leave one out'),
-            (self.is_served and tf.get_collection(BUILDS), 'this graph has a build with cluster= '
-             "already, and parameter servers take one a graph: use kind='ring', which takes "
-             'several')])
         if combiner is not None:
+            relation = 'is a' if combiner is optimizer else 'has a'
+            place = '' if combiner is optimizer else ' in it'
             raise ClusterError(
-                'the optimizer %s %s, and build_towers(cluster=…) combines gradients over the '
+                'the optimizer %s %s %s%s, and build_towers(cluster=…) combines gradients over the '
                 'machines already: twice would give other numbers. Give build_towers the '
                 'optimizer that it wraps.' % (
-                    type(optimizer).__name__, 'is a ' + name_of(combiner) if combiner is optimizer
-                    else 'has a %s in it' % name_of(combiner)))
+                    type(optimizer).__name__, relation, name_of(combiner), place))
 
     def describe(self) -> str:
         """One line for the plan: `"TensorFlow's ring of 3 workers; this is worker 0"`."""
-        count = '%d worker%s' % (self.num_workers, '' if self.num_workers == 1 else 's')
+        workers = _counted(self.num_workers, 'worker')
         if self.is_served:
-            text = '%s on %d parameter server%s, %s' % (
-                count, len(self.ps), '' if len(self.ps) == 1 else 's',
-                'synchronous' if self.synchronous else 'asynchronous')
+            kind_of_step = 'synchronous' if self.synchronous else 'asynchronous'
+            text = '%s on %s, %s' % (
+                workers, _counted(len(self.ps), 'parameter server'), kind_of_step)
         else:
-            text = '%s of %s' % (self.engine.name, count)
+            text = '%s of %s' % (self.engine.name, workers)
         if self.wire is not None and self.num_workers > 1:
             text += ', dense gradients travel as %s and are added up in float32' % self.wire
         if self.has_local_steps:
@@ -244,45 +288,70 @@ class Cluster(collections.namedtuple('Cluster', [
 
     def warning(self) -> str:
         """One line for the plan: who else can reach the ports."""
-        return ("TensorFlow's servers listen on every interface, whatever address is given, and do "
-                'what anyone asks who reaches them: let only the cluster reach their ports'
-                if self.has_addresses else "%s's rendezvous listens on every interface: let only "
-                'the cluster reach it' % self.engine.name)
+        if self.has_addresses:
+            return ("TensorFlow's servers listen on every interface, whatever address is given, "
+                    'and do what anyone asks who reaches them: let only the cluster reach their '
+                    'ports')
+        return ("%s's rendezvous listens on every interface: let only the cluster reach it"
+                % self.engine.name)
 
 
-def _check(cluster):
-    """Raises for arguments that do not go together, and for addresses and ranks without sense."""
+def _counted(count: int, noun: str) -> str:
+    """`'1 worker'`, `'2 workers'`."""
+    return '%d %s%s' % (count, noun, '' if count == 1 else 's')
+
+
+def _check_arguments_of_kind(cluster: Cluster) -> None:
+    """Raises `InvalidArgumentError` for an argument that goes with other kinds of cluster alone."""
     defaults = inspect.signature(Cluster).parameters
     for kind, engine in _ENGINES.items():
         for name in sorted(set(engine.arguments) - set(cluster.engine.arguments)):
-            if getattr(cluster, name) != defaults[name].default:
+            value = getattr(cluster, name)
+            if value != defaults[name].default:
                 raise InvalidArgumentError(
                     '%s=%.80r goes with kind=%r, and this is kind=%r: leave it out, or use that '
-                    'kind.' % (name, getattr(cluster, name), kind, cluster.kind))
-    active, every, wire = cluster.active, cluster.every, cluster.wire
-    check_cases(InvalidArgumentError, [
-        (active is not None and not cluster.synchronous, 'active=%.80r, synchronous=False: '
-         'asynchronous workers end each with its own data. Leave active out' % (active,)),
-        (active is not None and not isinstance(active, tf.Tensor), 'active=%.80r: expected '
-         'what until_all_end returned, or None' % (active,)),
-        (every > 1 and (active is not None or wire is not None), 'every=%d: no gradient '
-         'travels, and all workers make all steps: leave %s out' % (
-             every, 'wire' if active is None else 'active')),
-        (wire is not None and cluster.num_workers > MOST_GATHERED, 'wire=%r: 16-bit gradients '
-         'go from each worker to each other one, which of more than %d workers are no fewer '
-         "bytes than the ring's. Leave it out" % (wire, MOST_GATHERED))])
-    places = [split_address(str(each).lower()) for each in cluster.workers + cluster.ps
-              if cluster.has_addresses]
-    twice = [place for place in places if places.count(place) > 1]
-    tasks, rank = cluster.tasks(cluster.job), cluster.rank
-    check_cases(ClusterError, [
-        (twice, '%s:%d is the address of two tasks of the cluster: give each one its own' % (
-            twice or [('', 0)])[0]),
-        (not cluster.workers, 'a cluster needs a worker, and workers=() names none: set '
-         "TF_CONFIG, or pass workers=['host:port', …]"),
-        (cluster.is_served and not cluster.ps, "kind='ps' needs a parameter server, and there "
-         "is none: name one under 'ps', or use kind='ring', which needs none"),
-        (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0
-         or tasks is not None and rank >= len(tasks),
-         '%s %r is none of the cluster, which has %s' % (
-             cluster.job, rank, '%d of them, from 0' % len(tasks) if tasks else 'none of them'))])
+                    'kind.' % (name, value, kind, cluster.kind))
+
+
+def _check_values(cluster: Cluster) -> None:
+    """Raises `InvalidArgumentError` for arguments that do not go together."""
+    active = cluster.active
+    wire = cluster.wire
+    if active is not None and not cluster.synchronous:
+        raise InvalidArgumentError('active=%.80r, synchronous=False: asynchronous workers end each '
+                                   'with its own data. Leave active out.' % (active,))
+    if active is not None and not isinstance(active, tf.Tensor):
+        raise InvalidArgumentError('active=%.80r: expected what until_all_end returned, or None.'
+                                   % (active,))
+    if cluster.every > 1 and (active is not None or wire is not None):
+        raise InvalidArgumentError(
+            'every=%d: no gradient travels, and all workers make all steps: leave %s out.' % (
+                cluster.every, 'wire' if active is None else 'active'))
+    if wire is not None and cluster.num_workers > MOST_GATHERED:
+        raise InvalidArgumentError(
+            'wire=%r: 16-bit gradients go from each worker to each other one, which of more than '
+            "%d workers are no fewer bytes than the ring's. Leave it out." % (wire, MOST_GATHERED))
+
+
+def _check_places(cluster: Cluster) -> None:
+    """Raises `ClusterError` for addresses and ranks that make no sense."""
+    if cluster.has_addresses:
+        places = [split_address(str(address).lower()) for address in cluster.workers + cluster.ps]
+        for place in places:
+            if places.count(place) > 1:
+                raise ClusterError('%s:%d is the address of two tasks of the cluster: give each '
+                                   'one its own.' % place)
+    if not cluster.workers:
+        raise ClusterError('a cluster needs a worker, and workers=() names none: set TF_CONFIG, or '
+                           "pass workers=['host:port', …].")
+    if cluster.is_served and not cluster.ps:
+        raise ClusterError("kind='ps' needs a parameter server, and there is none: name one under "
+                           "'ps', or use kind='ring', which needs none.")
+    rank = cluster.rank
+    num_tasks = len(cluster.tasks(cluster.job))
+    is_number = isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0
+    is_in_cluster = cluster.job == 'evaluator' or (is_number and rank < num_tasks)
+    if not is_number or not is_in_cluster:
+        numbers = '%d of them, from 0' % num_tasks if num_tasks else 'none of them'
+        raise ClusterError('%s %r is none of the cluster, which has %s.' % (
+            cluster.job, rank, numbers))

@@ -8,6 +8,7 @@ import selectors
 import socket
 import threading
 import time
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -18,60 +19,76 @@ from towers.errors import ClusterError, WorkerLostError, shown
 CUT = 'its process has ended, or its machine cut the connection'
 START_AGAIN = 'Start all again, and the run goes on from the last checkpoint'
 SILENT = 'there is no sign of life from it for %.0f seconds'
+
 MOST_OF_WORKER_0 = 64 << 20  # bytes of a message with its signature, a line for each operation
 _MOST_BYTES = 64 << 10  # of a message of anyone else
-_KEYS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'signature': dict, 'session': int,
-         'signal': int, 'is_last': bool, 'checks': bool, 'in_step': bool}
-_TYPES = ('hello alive begin left done failed '  # of workers; and of worker 0:
-          'compare welcome refused waiting go over differs gone lost end').split()
-_MOST_NUMBER, _LONGEST = 1 << 53, 4000
+_MOST_CHARACTERS = 4000  # of a text in a message
+_MOST_NUMBER = 1 << 53  # above it JSON's numbers are not exact everywhere
+# The types of the fields of a message, and the types of messages: of workers, and of worker 0.
+_FIELDS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'signature': dict, 'session': int,
+           'signal': int, 'is_last': bool, 'checks': bool, 'in_step': bool}
+_TYPES = (
+    ['hello', 'alive', 'begin', 'left', 'done', 'failed']
+    + ['compare', 'welcome', 'refused', 'waiting', 'go', 'over', 'differs', 'gone', 'lost', 'end'])
 
 
-def pause_of(dead_after):
-    """Seconds from one sign of life to the next, of each side."""
+def pause_of(dead_after: float) -> float:
+    """Seconds from one sign of life to the next, of each side, where `dead_after` seconds of
+    silence count as the loss of a worker."""
     return min(dead_after / 5., FIRST)
 
 
 class Lines:
-    """JSON objects over a connected socket: nothing that is received is executed or unpickled."""
+    """JSON objects over a connected socket: nothing that is received is executed or unpickled.
 
-    def __init__(self, connection, most=_MOST_BYTES):
-        self.socket, self.is_open, self._most = connection, True, most
+    Attributes:
+      socket: the connected one.
+      is_open: whether it is not closed on this side.
+    """
+
+    def __init__(self, connection: socket.socket, most: int = _MOST_BYTES):
+        """Takes a connected socket; `most` are the bytes of a message that is received."""
+        self.socket = connection
+        self.is_open = True
+        self._most = most
         if connection.family in (socket.AF_INET, socket.AF_INET6):  # or an answer takes 40 ms
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._received, self._sends = bytearray(), threading.Lock()
+        self._received = bytearray()
+        self._is_sending = threading.Lock()
 
-    def send(self, message):
-        """Sends a dict. Who reads finds out that a connection is broken."""
+    def send(self, message: dict) -> None:
+        """Sends a message. Who reads finds out that a connection is broken."""
         if 'why' in message:
-            message = dict(message, why=shown(message['why'])[:_LONGEST])
-        with self._sends, contextlib.suppress(OSError):
+            message = dict(message, why=shown(message['why'])[:_MOST_CHARACTERS])
+        with self._is_sending, contextlib.suppress(OSError):
             self.socket.settimeout(10.)
             try:
                 self.socket.sendall(_json(message) + b'\n')
             except OSError:  # after a part of a line nothing else makes sense
                 self.socket.shutdown(socket.SHUT_RDWR)
 
-    def take(self):
+    def take(self) -> typing.List[dict]:
         """The messages that have come. `OSError` at the end, `ClusterError` for what is none."""
         self.socket.settimeout(5.)
         data = self.socket.recv(1 << 16)
         if not data:
             raise ConnectionError('closed')
         self._received += data
-        *lines, rest = self._received.split(b'\n') if b'\n' in data else [self._received]
-        self._received = rest
-        if any(len(line) > self._most for line in lines + [rest]):
+        lines: typing.List[bytearray] = []
+        if b'\n' in data:
+            *lines, self._received = self._received.split(b'\n')
+        if any(len(line) > self._most for line in lines + [self._received]):
             raise ClusterError('a message of more than %d bytes' % self._most)
         return [_parsed(bytes(line)) for line in lines]
 
-    def close(self):
+    def close(self) -> None:
         """Closes it."""
         self.is_open = False
         self.socket.close()
 
 
-def readable(sockets, seconds):
+def readable(sockets: typing.Iterable[socket.socket],
+             seconds: float) -> typing.List[typing.Any]:
     """The sockets that have data, or whose other side has closed, within some seconds."""
     with selectors.PollSelector() as selector:  # it needs no descriptor of its own
         for each in sockets:
@@ -79,35 +96,48 @@ def readable(sockets, seconds):
         return [key.fileobj for key, _ in selector.select(seconds)]
 
 
-def digest_of(value):
+def digest_of(value: typing.Any) -> str:
     """The SHA-256 of a value of JSON's types."""
     return hashlib.sha256(_json(value)).hexdigest()
 
 
-def _json(value):
-    return json.dumps(value, sort_keys=True, default=str).encode('utf-8')  # numbers of numpy
+def _json(value: typing.Any) -> bytes:
+    """A value of JSON's types, or with numbers of numpy, as JSON."""
+    return json.dumps(value, sort_keys=True, default=str).encode('utf-8')
 
 
-def _parsed(line):
+def _parsed(line: bytes) -> dict:
+    """The message in a line; raises `ClusterError` for what is none."""
     try:
         message = json.loads(line.decode('utf-8'))
     except (ValueError, RecursionError):
         message = None
-    if not (isinstance(message, dict) and message.get('type') in _TYPES
-            and all(type(value) is _KEYS.get(key) for key, value in message.items())
-            and all(0 <= value < _MOST_NUMBER for value in message.values() if type(value) is int)
-            and message.get('why', '') == shown(message.get('why', ''))):
+    if not _is_message(message):
         raise ClusterError('%.40r is no message' % line)
     return message
 
 
-def _compared(theirs, own):
-    """The answer to worker 0's signature: its digest, and how this worker's differs."""
+def _is_message(value: typing.Any) -> bool:
+    """Whether a value is a dict of a known type, with known fields of their types, numbers in
+    range, and a text in one printable line."""
+    if not isinstance(value, dict) or value.get('type') not in _TYPES:
+        return False
+    for name, field in value.items():
+        if type(field) is not _FIELDS.get(name):
+            return False
+        if type(field) is int and not 0 <= field < _MOST_NUMBER:
+            return False
+    text = value.get('why', '')
+    return text == shown(text)
+
+
+def _compared(signature_of_worker_0: typing.Any, own: dict) -> dict:
+    """The answer to worker 0's signature: its digest, and how this worker's `own` differs."""
     try:
-        why = difference(theirs, own)
+        reason = difference(signature_of_worker_0, own)
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError):
-        why = 'worker 0 sends no signature of a worker'
-    return {'digest': digest_of(theirs), 'why': why or ''}
+        reason = 'worker 0 sends no signature of a worker'
+    return {'digest': digest_of(signature_of_worker_0), 'why': reason or ''}
 
 
 class Connection:
@@ -115,91 +145,135 @@ class Connection:
 
     Attributes:
       lost: None, or `(rank, why)` of the worker that is gone; of a server `(None, why)`.
+      dead_after: seconds of silence after which worker 0 is lost.
       stopped_by: None, or `(rank, number)` of the worker that got a signal, and the signal's.
       is_over: whether this session ends after the step, or round of steps, that it has begun last.
       checks: whether all workers compare their weights after that step.
-      steps_begun, steps_made: how many steps this session has begun, and made.
-      builds: list of the numbers of the builds of the newest one.
+      steps_begun: how many steps this session has begun.
+      steps_made: how many steps this session has made.
+      builds: list of the numbers of the builds of the newest step.
     """
 
-    def __init__(self, cluster, signature, connected, dead_after, say, on_lost):
-        """`connected` is a socket connected with worker 0. The thread calls `say` and `on_lost`."""
-        self.lost, self.dead_after, self.builds = None, dead_after, []
-        self._cluster, self._signature = cluster, signature
-        self._lines, self._say, self._on_lost = Lines(connected, MOST_OF_WORKER_0), say, on_lost
+    def __init__(self, cluster: typing.Any, signature: dict, connected: socket.socket,
+                 dead_after: float, say: typing.Callable, on_lost: typing.Callable):
+        """Starts the thread.
+
+        Args:
+          cluster: the `Cluster`.
+          signature: of this worker.
+          connected: a socket that is connected with worker 0.
+          dead_after: as for `join`.
+          say: called by the thread with lines about waits.
+          on_lost: called by the thread with a `WorkerLostError`.
+        """
+        self.lost: typing.Optional[typing.Tuple[typing.Optional[int], str]] = None
+        self.dead_after = dead_after
+        self.builds: typing.List[int] = []
+        self._cluster = cluster
+        self._signature = signature
+        self._lines = Lines(connected, MOST_OF_WORKER_0)
+        self._say = say
+        self._on_lost = on_lost
         self._hello = {'type': 'hello', 'rank': cluster.rank, 'digest': digest_of(signature)}
-        self._session, self._answer = 0, None
-        self._is_member = self._in_step = self._all_ended = False
+        self._session = 0  # its number
+        self._answer: typing.Optional[dict] = None  # to what this worker is about to begin
+        self._is_member = False
+        self._in_step = False
+        self._all_ended = False
         self._begin_steps()
-        self._heard, self._closed = time.monotonic(), threading.Event()
+        self._heard = time.monotonic()  # when worker 0 said something last
+        self._say_at = 0.  # when to say next that this worker waits for worker 0
+        self._closed = threading.Event()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, daemon=True, name='towers-connection')
         self._thread.start()
 
-    def meet(self, deadline):
-        """Waits until all are there and train the same; else raises `ClusterError`."""
+    def meet(self, deadline: float) -> None:
+        """Waits until all are there and train the same, at most until a deadline by
+        `time.monotonic()`; else raises `ClusterError`."""
         self._lines.send(self._hello)
         with self._changed:
             self._changed.wait_for(lambda: self._is_member or self.lost is not None,
                                    max(0., deadline - time.monotonic()))
         if self._is_member:
             return
-        rank, why = self.lost or (0, 'it waits for others, or is frozen, and start_timeout is over')
+        rank, reason = self.lost or (
+            0, 'it waits for others, or is frozen, and start_timeout is over')
         raise ClusterError('%s does not take %s in: %s.' % (
-            self._cluster.who(0), self._cluster.who(rank or self._cluster.rank), why.rstrip('.')))
+            self._cluster.who(0), self._cluster.who(rank or self._cluster.rank),
+            reason.rstrip('.')))
 
-    def _begin_steps(self):
-        self.steps_begun, self.steps_made, self.stopped_by, self._signal = 0, 0, None, 0
-        self.is_over = self.checks = self._wants_check = self._step_failed = False
+    def _begin_steps(self) -> None:
+        """Sets what is of one session to its beginning."""
+        self.steps_begun = 0
+        self.steps_made = 0
+        self.stopped_by: typing.Optional[typing.Tuple[int, int]] = None
+        self.is_over = False
+        self.checks = False
+        self._signal = 0
+        self._wants_check = False
+        self._step_failed = False
 
-    def ask(self, signal=0, check=False):
-        """Has all stop after their next step, by a signal's number, or compare weights then."""
-        self._signal, self._wants_check = signal or self._signal, check or self._wants_check
+    def ask(self, signal: int = 0, check: bool = False) -> None:
+        """Has all stop after their next step, by a signal's number, or, with `check`, compare
+        weights then."""
+        self._signal = signal or self._signal
+        self._wants_check = check or self._wants_check
 
-    def begin_session(self, value=()):
+    def begin_session(self, value: typing.Any = ()) -> typing.Optional[int]:
         """Waits until the sessions of all workers begin; compares a value as `differing`."""
         self._session += 1
         self._begin_steps()
         return self.differing(value)
 
-    def differing(self, value):
+    def differing(self, value: typing.Any) -> typing.Optional[int]:
         """The rank of the first worker whose value is not that of worker 0; None where all have the
         same, or a worker has left. All compare at the same place."""
         answer = self._ask(['value', value])
         return answer.get('rank', 0) if answer['type'] == 'differs' else None
 
     @contextlib.contextmanager
-    def step(self, builds):
-        """A step of some builds, which begins when all workers begin it. `OutOfRangeError` if some
-        worker makes no more steps, `ClusterError` if the workers begin other steps."""
+    def step(self, builds: typing.List[int]) -> typing.Iterator[None]:
+        """A step of the builds of these numbers, which begins when all workers begin it.
+        `OutOfRangeError` if some worker makes no more steps, `ClusterError` if the workers begin
+        other steps."""
         if self._cluster.waits:
-            answer = self._ask(['step', self.steps_made, builds], checks=self._wants_check)
-            if answer['type'] == 'over':
-                raise tf.errors.OutOfRangeError(
-                    None, None, 'another worker has ended its steps, and this one is not made.')
-            if answer['type'] == 'differs':
-                raise ClusterError('the workers begin steps of other builds, or of other sessions: '
-                                   'make the same steps in the same order on all workers.')
-            self.checks, self._wants_check = answer.get('checks', False), False
+            self._begin_together(builds)
         elif self.lost is not None:
-            raise self.error()
-        self.builds, self._in_step, self._step_failed = builds, True, True
+            raise self._lost_error(self.lost)
+        self.builds = builds
         self.steps_begun += 1
+        self._in_step = True
+        self._step_failed = True  # unless it comes to its end
         try:
             yield
-            self.steps_made, self._step_failed = self.steps_made + 1, False
+            self.steps_made += 1
+            self._step_failed = False
         finally:
             self._in_step = False
 
-    def leave(self):
+    def _begin_together(self, builds: typing.List[int]) -> None:
+        """Waits until all workers begin the next step, of these builds."""
+        answer = self._ask(['step', self.steps_made, builds], checks=self._wants_check)
+        if answer['type'] == 'over':
+            raise tf.errors.OutOfRangeError(
+                None, None, 'another worker has ended its steps, and this one is not made.')
+        if answer['type'] == 'differs':
+            raise ClusterError('the workers begin steps of other builds, or of other sessions: '
+                               'make the same steps in the same order on all workers.')
+        self.checks = answer.get('checks', False)
+        self._wants_check = False
+
+    def leave(self) -> None:
         """Says that this session makes no more steps; not after one that has failed here, such as
         by the end of this worker's data: the others may be in it, but for local steps."""
-        if not self.is_over and (self._cluster.has_local_steps or not self._step_failed):
+        may_say = self._cluster.has_local_steps or not self._step_failed
+        if may_say and not self.is_over:
             self.is_over = True
             self._lines.send({'type': 'left', 'session': self._session, 'signal': self._signal})
 
-    def _ask(self, what, **fields):
-        """Worker 0's answer to what this worker is about to begin."""
+    def _ask(self, what: list, **fields: typing.Any) -> dict:
+        """Worker 0's answer to what this worker is about to begin; `fields` go with the message."""
         with self._changed:
             self._answer = None
         self._lines.send(dict(fields, type='begin', session=self._session, signal=self._signal,
@@ -207,23 +281,26 @@ class Connection:
         with self._changed:
             self._changed.wait_for(lambda: self._answer is not None or self.lost is not None
                                    or not self._lines.is_open)
-        if self._answer is None:
-            raise self.error() or ClusterError('the worker has left the cluster: make sessions and '
-                                               'steps within towers.join.')
-        return self._answer
+        if self._answer is not None:
+            return self._answer
+        if self.lost is not None:
+            raise self._lost_error(self.lost)
+        raise ClusterError('the worker has left the cluster: make sessions and steps within '
+                           'towers.join.')
 
-    def error(self, seconds=0.):
+    def error(self, seconds: float = 0.) -> typing.Optional[WorkerLostError]:
         """`WorkerLostError` about the worker that is gone, or None; waits some seconds for it."""
         with self._changed:
             self._changed.wait_for(lambda: self.lost is not None, seconds)
-        if self.lost is None:
-            return None
-        rank, why = self.lost
-        return WorkerLostError('%s%s. %s.' % (
-            '' if rank is None else self._cluster.who(rank) + ' is lost: ', why.rstrip('.'),
-            START_AGAIN))
+        return None if self.lost is None else self._lost_error(self.lost)
 
-    def lose(self, rank, why):
+    def _lost_error(self, lost: typing.Tuple[typing.Optional[int], str]) -> WorkerLostError:
+        """The error about the worker, or server, that is `lost`."""
+        rank, reason = lost
+        subject = '' if rank is None else self._cluster.who(rank) + ' is lost: '
+        return WorkerLostError('%s%s. %s.' % (subject, reason.rstrip('.'), START_AGAIN))
+
+    def lose(self, rank: typing.Optional[int], why: str) -> None:
         """Notes why a worker is gone, or a server, with None for the rank; the first one counts."""
         with self._changed:
             if self.lost is not None or self._all_ended:
@@ -231,70 +308,92 @@ class Connection:
             self.lost = (rank, why)
             self._changed.notify_all()
         if self._is_member:
-            self._on_lost(self.error())
+            self._on_lost(self._lost_error((rank, why)))
 
-    def finish(self):
+    def finish(self) -> None:
         """Says that this worker has ended in good order, and waits until worker 0 lets it go."""
         self._lines.send({'type': 'done'})
         with self._changed:
             self._changed.wait_for(lambda: self._all_ended or self.lost is not None)
 
-    def fail(self, why):
+    def fail(self, why: str) -> None:
         """Says why this worker ends before the others."""
         self._lines.send({'type': 'failed', 'why': why})
         self.close()
 
-    def close(self):
+    def close(self) -> None:
         """Closes the connection."""
         self._closed.set()
         self._thread.join(5. if self.lost is None else 0.)  # it may wait for the process to end
         self._lines.close()
 
-    def _run(self):
-        pause, beat_at, say_at = pause_of(self.dead_after), 0., 0.
+    def _run(self) -> None:
+        """The thread: hears worker 0, and shows it that this worker is alive."""
+        pause = pause_of(self.dead_after)
+        beat_at = 0.
         while not (self._closed.is_set() or self._all_ended or self.lost is not None):
-            now = time.monotonic()
-            if self._is_member and now >= beat_at:
-                beat_at = now + pause
+            started = time.monotonic()
+            if self._is_member and started >= beat_at:
+                beat_at = started + pause
                 self._lines.send({'type': 'alive', 'in_step': self._in_step})
-            try:
-                if readable([self._lines.socket], min(pause, 0.2)):
-                    for message in self._lines.take():
-                        self._heard = time.monotonic()
-                        self._take(message)
-            except OSError:
-                if not self._closed.is_set():
-                    self.lose(0, CUT if self._is_member else CUT + ': see what it says')
-            except ClusterError as error:
-                self.lose(0, 'it sent %s: another program may use its port' % error)
-            if time.monotonic() - now > self.dead_after / 2.:
+            self._hear(min(pause, 0.2))
+            if time.monotonic() - started > self.dead_after / 2.:
                 self._heard = time.monotonic()  # this process was frozen itself
-            if self._is_member and time.monotonic() - self._heard > self.dead_after:
-                gone = {'type': 'lost', 'rank': 0, 'why': SILENT % self.dead_after}
-                self._lines.send(gone)  # if it thaws
-                self.lose(0, gone['why'])
-            elif self._is_member and now - self._heard > 1.5 * FIRST and now > say_at:
-                say_at = now + AGAIN
-                self._say('waiting        for %s' % self._cluster.who(0))
+            if self._is_member:
+                self._look_for_silence(started)
 
-    def _take(self, message):
-        kind, rank, why = message['type'], message.get('rank', 0), message.get('why', '')
+    def _hear(self, seconds: float) -> None:
+        """Takes what worker 0 says within some seconds."""
+        try:
+            if readable([self._lines.socket], seconds):
+                for message in self._lines.take():
+                    self._heard = time.monotonic()
+                    self._take(message)
+        except OSError:
+            if not self._closed.is_set():
+                self.lose(0, CUT if self._is_member else CUT + ': see what it says')
+        except ClusterError as error:
+            self.lose(0, 'it sent %s: another program may use its port' % error)
+
+    def _look_for_silence(self, started: float) -> None:
+        """Loses worker 0 after a long silence, and says that this worker waits after a shorter one;
+        `started` is when this look began."""
+        if time.monotonic() - self._heard > self.dead_after:
+            reason = SILENT % self.dead_after
+            self._lines.send({'type': 'lost', 'rank': 0, 'why': reason})  # if it thaws
+            self.lose(0, reason)
+        elif started - self._heard > 1.5 * FIRST and started > self._say_at:
+            self._say_at = started + AGAIN
+            self._say('waiting        for %s' % self._cluster.who(0))
+
+    def _take(self, message: dict) -> None:
+        """Does what a message of worker 0 says."""
+        kind = message['type']
+        rank = message.get('rank', 0)
+        reason = message.get('why', '')
         if kind == 'compare':
             self._lines.send(dict(self._hello, **_compared(message.get('signature'),
                                                            self._signature)))
         elif kind == 'waiting':
-            self._say('waiting        %s' % why)
+            self._say('waiting        %s' % reason)
         elif kind == 'gone':
             self._say('gone           %s, and the others train on without it: %s' % (
-                self._cluster.who(rank), why))
+                self._cluster.who(rank), reason))
         elif kind in ('refused', 'lost'):
-            self.lose(rank, why)
+            self.lose(rank, reason)
         with self._changed:
-            self._is_member = self._is_member or kind == 'welcome'
-            if kind in ('go', 'over', 'differs'):
-                self._answer = message
-                self.is_over = self.is_over or kind == 'over' or message.get('is_last', False)
-                if 'signal' in message:
-                    self.stopped_by = (rank, message['signal'])
-            self._all_ended = self._all_ended or kind == 'end'
+            if kind == 'welcome':
+                self._is_member = True
+            elif kind == 'end':
+                self._all_ended = True
+            elif kind in ('go', 'over', 'differs'):
+                self._take_answer(message)
             self._changed.notify_all()
+
+    def _take_answer(self, message: dict) -> None:
+        """Notes the answer to what this worker is about to begin."""
+        self._answer = message
+        if message['type'] == 'over' or message.get('is_last', False):
+            self.is_over = True
+        if 'signal' in message:
+            self.stopped_by = (message.get('rank', 0), message['signal'])

@@ -17,6 +17,7 @@ Asynchronous workers wait for worker 0's session, and for no step. They are told
 import socket
 import threading
 import time
+import typing
 
 from towers.cluster.addresses import AGAIN, FIRST
 from towers.cluster.connection import CUT, SILENT, Lines, digest_of, pause_of, readable
@@ -26,201 +27,315 @@ _ENDED_EARLY = 'it has ended its training, perhaps for lack of data, others not:
 
 
 class _Worker:
-    """What worker 0 knows of a worker: what the worker has said itself."""
+    """What worker 0 knows of a worker: what the worker has said itself.
 
-    def __init__(self, rank, lines=None):
-        self.rank, self.lines = rank, lines  # of its connection; None before it has come
-        self.has_come = lines is not None  # though it may have gone again
-        self.session = self.left = 0  # its newest one, and the newest that makes no more steps
-        self.begins = None  # the digest of what it waits to begin
-        self.checks = False  # whether it asks that all compare their weights after that
-        self.signal = 0  # the number of the signal that it got in this session
-        self.in_step = False  # when it said last that it is alive
-        self.done = None  # when it said that its training was over
+    Attributes:
+      rank: its number.
+      lines: the `Lines` of its connection; None before it has come.
+      has_come: whether it has come, though it may have gone again.
+      session: the number of its newest session.
+      left: the number of its newest session that makes no more steps.
+      begins: the digest of what it waits to begin; None if it does not wait.
+      checks: whether it asks that all compare their weights after that.
+      signal: the number of the signal that it got in this session; or 0.
+      in_step: whether it was in a step when it said last that it is alive.
+      done: when it said that its training was over; or None.
+      heard: when it said something last.
+      tell_at: when to tell it for whom it waits.
+    """
+
+    def __init__(self, rank: int, lines: typing.Optional[Lines] = None):
+        self.rank = rank
+        self.lines = lines
+        self.has_come = lines is not None
+        self.session = 0
+        self.left = 0
+        self.begins: typing.Optional[str] = None
+        self.checks = False
+        self.signal = 0
+        self.in_step = False
+        self.done: typing.Optional[float] = None
         self.begin_to_wait()
 
-    def begin_to_wait(self):
-        """It is heard of, and is to be told after a while for whom it waits."""
+    def begin_to_wait(self) -> None:
+        """Notes that it is heard of, and is to be told after a while for whom it waits."""
         self.heard = time.monotonic()
         self.tell_at = self.heard + FIRST
 
-    def take(self, message):
+    def take(self, message: dict) -> None:
         """Notes what the worker says."""
-        kind, self.heard = message['type'], time.monotonic()
+        kind = message['type']
+        self.heard = time.monotonic()
         if kind == 'alive':
             self.in_step = message.get('in_step', False)
         elif kind == 'begin':
             self.begin_to_wait()
-            self.session, self.begins = message.get('session', 0), message.get('digest', '')
-            self.checks, self.signal = message.get('checks', False), message.get('signal', 0)
+            self.session = message.get('session', 0)
+            self.begins = message.get('digest', '')
+            self.checks = message.get('checks', False)
+            self.signal = message.get('signal', 0)
         elif kind == 'left':
-            self.left, self.signal = message.get('session', 0), message.get('signal', 0)
+            self.left = message.get('session', 0)
+            self.signal = message.get('signal', 0)
         elif kind == 'done':
             self.retire()
 
-    def retire(self):
-        """It makes no more steps, or is lost to others that go on without it."""
+    def retire(self) -> None:
+        """Notes that it makes no more steps, or is lost to others that go on without it."""
         self.begin_to_wait()
-        self.done, self.in_step = self.heard, False
+        self.done = self.heard
+        self.in_step = False
 
-    def answer(self, message):
-        """Answers `begin`."""
+    def send(self, message: dict) -> None:
+        """Sends a message to it, if it is there."""
+        if self.lines is not None:
+            self.lines.send(message)
+
+    def answer(self, message: dict) -> None:
+        """Answers its `begin`."""
         self.begins = None
-        self.lines.send(message)
+        self.send(message)
 
 
 class Coordinator:
-    """A thread of worker 0 that answers all workers; worker 0 itself by the socket `own_end`."""
+    """A thread of worker 0 that answers all workers.
 
-    def __init__(self, cluster, signature, listener, dead_after, say):
-        """`signature` is worker 0's; `listener` is closed when all are there; see also `join`."""
-        self._cluster, self._listener, self._say = cluster, listener, say
-        self._signature, self._digest = signature, digest_of(signature)
-        self._dead_after, self._beat = dead_after, pause_of(dead_after)
+    Attributes:
+      own_end: the socket by which worker 0 itself is connected with it.
+    """
+
+    def __init__(self, cluster: typing.Any, signature: dict, listener: socket.socket,
+                 dead_after: float, say: typing.Callable):
+        """Starts the thread.
+
+        Args:
+          cluster: the `Cluster`.
+          signature: of worker 0.
+          listener: the socket at which the others come; it is closed when all are there.
+          dead_after: as for `join`.
+          say: called by the thread with a line about a worker that is refused.
+        """
+        self._cluster = cluster
+        self._signature = signature
+        self._digest = digest_of(signature)
+        self._listener = listener
+        self._dead_after = dead_after
+        self._say = say
         self._workers = [_Worker(rank) for rank in range(cluster.num_workers)]
-        self._is_complete, self._is_lost, self._beat_at = False, False, 0.
-        self._began = self._lasted = 0.  # when all began something last; how long the last one took
+        self._is_complete = False  # whether all have come
+        self._is_lost = False  # whether a worker is lost, and with it all
+        self._beat = pause_of(dead_after)  # seconds from one sign of life to the next
+        self._beat_at = 0.
+        self._began = 0.  # when all began something last, such as a step
+        self._lasted = 0.  # how long the one before that took
         own, self.own_end = socket.socketpair()
         self._own = Lines(own)
         self._connections = [self._own]
         self._thread = threading.Thread(target=self._run, daemon=True, name='towers-coordinator')
         self._thread.start()
 
-    def missing(self):
-        """`ClusterError` about the workers that have not come."""
-        gone = [each for each in self._workers[1:] if each.lines is None]
+    def missing(self) -> ClusterError:
+        """The error about the workers that have not come."""
+        missing = [worker for worker in self._workers[1:] if worker.lines is None]
+        never_came = [worker for worker in missing if not worker.has_come]
         return ClusterError(
             '%s did not join within start_timeout: start each one, correct the address, see why '
-            'it was refused, or give a longer one.' % (self._named(
-                [each for each in gone if not each.has_come] or gone) or 'the last worker'))
+            'it was refused, or give a longer one.' % (
+                self._named(never_came or missing) or 'the last worker'))
 
-    def close(self):
+    def close(self) -> None:
         """Ends the thread when worker 0 has closed `own_end`, and all are told what it said."""
         self._thread.join(10.)
 
-    def _run(self):
-        """Hears all until worker 0 has closed its end, and the others theirs: closing a connection
-        with something unread would lose the last words."""
-        pause, until = min(0.5, self._beat), float('inf')
-        while self._connections and time.monotonic() < until:
-            looked_at = time.monotonic()
+    def _run(self) -> None:
+        """The thread: hears all until worker 0 has closed its end, and the others theirs. Closing a
+        connection with something unread would lose the last words."""
+        pause = min(0.5, self._beat)
+        end_at = float('inf')
+        while self._connections and time.monotonic() < end_at:
+            started = time.monotonic()
             if not self._own.is_open:
-                until = min(until, looked_at + 0.5)
-            by_socket = {each.socket: each for each in self._connections}
-            for ready in readable(list(by_socket) + (
-                    [] if self._is_complete else [self._listener]), pause):
-                if ready in by_socket:
-                    self._hear(by_socket[ready])
-                    continue
-                try:
-                    self._connections.append(Lines(self._listener.accept()[0]))
-                except OSError:  # it is gone already, or this process has too many connections
-                    time.sleep(0.01)
-            self._look(looked_at)
-            self._connections = [each for each in self._connections if each.is_open]
-        for each in [self._listener] + self._connections:
-            each.close()
+                end_at = min(end_at, started + 0.5)
+            self._hear_all(pause)
+            self._look(started)
+            self._connections = [lines for lines in self._connections if lines.is_open]
+        self._listener.close()
+        for lines in self._connections:
+            lines.close()
 
-    def _hear(self, lines):
+    def _hear_all(self, seconds: float) -> None:
+        """Takes what comes over connections within some seconds, and new connections."""
+        by_socket = {lines.socket: lines for lines in self._connections}
+        sockets = list(by_socket)
+        if not self._is_complete:
+            sockets.append(self._listener)
+        for ready in readable(sockets, seconds):
+            if ready in by_socket:
+                self._hear(by_socket[ready])
+            else:
+                self._accept()
+
+    def _accept(self) -> None:
+        """Takes a new connection."""
+        try:
+            self._connections.append(Lines(self._listener.accept()[0]))
+        except OSError:  # it is gone already, or this process has too many connections
+            time.sleep(0.01)
+
+    def _hear(self, lines: Lines) -> None:
         """Takes what has come over a connection, of a worker or of a stranger."""
-        messages, why = [], ''
+        messages: typing.List[dict] = []
+        why_broken = ''
         try:
             messages = lines.take()
         except OSError:
-            why = CUT
+            why_broken = CUT
         except ClusterError as error:
-            why = 'it sent %s' % error
+            why_broken = 'it sent %s' % error
         for message in messages:
-            worker = next((each for each in self._workers if each.lines is lines), None)
+            worker = self._worker_of(lines)
             if worker is not None:
                 self._take(worker, message)
             elif lines.is_open:
                 self._judge(lines, message)
-        if why:
-            lines.close()
-            for worker in [each for each in self._workers if each.lines is lines]:
-                if not self._is_complete:
-                    worker.lines = None  # it may come again
-                elif worker.done is None:
-                    self._lose(worker, why)
+        if why_broken:
+            self._drop(lines, why_broken)
 
-    def _judge(self, lines, message):
-        """Answers a message of one that is no member yet."""
-        rank, why, count = message.get('rank'), message.get('why'), len(self._workers)
-        has_signature, differs = message.get('digest') == self._digest, False
+    def _drop(self, lines: Lines, why: str) -> None:
+        """Closes a broken connection; its worker is lost, or may come again before all are
+        there."""
+        lines.close()
+        worker = self._worker_of(lines)
+        if worker is None:
+            return
+        if not self._is_complete:
+            worker.lines = None
+        elif worker.done is None:
+            self._lose(worker, why)
+
+    def _worker_of(self, lines: Lines) -> typing.Optional[_Worker]:
+        """The worker with this connection; None for a stranger's."""
+        for worker in self._workers:
+            if worker.lines is lines:
+                return worker
+        return None
+
+    def _judge(self, lines: Lines, message: dict) -> None:
+        """Answers a message of one that is no member yet: takes it in, refuses it, or has it
+        compare what it trains."""
+        rank = message.get('rank')
         if message['type'] != 'hello' or rank is None:
             lines.close()
             return
-        if not (0 < rank < count or lines is self._own):
-            why = 'its rank is %d, and the cluster has %d workers' % (rank, count)
+        has_compared = message.get('digest') == self._digest  # with worker 0's signature
+        number = len(self._workers)
+        if not 0 < rank < number and lines is not self._own:
+            self._refuse(lines, rank, 'its rank is %d, and the cluster has %d workers' % (
+                rank, number))
         elif self._workers[rank].lines is not None:
-            why = ('worker %d is here already: two processes have the same place in the cluster'
-                   % rank)
-        elif why:
-            differs = has_signature  # this one's, with which it has compared its own
-        elif not has_signature:
+            self._refuse(lines, rank, 'worker %d is here already: two processes have the same '
+                         'place in the cluster' % rank)
+        elif message.get('why'):
+            refused = self._refuse(lines, rank, message['why'])
+            if has_compared:  # it trains something else: no run begins
+                self._send_all(refused)
+        elif not has_compared:
             # The worker finds the difference: no stranger makes worker 0 read much.
             lines.send({'type': 'compare', 'signature': self._signature})
-            return
-        if why:
-            self._say('refused        %s: %s' % (
-                self._cluster.who(rank) if rank < count else 'worker %d' % rank, why))
-            refused = {'type': 'refused', 'rank': rank, 'why': why}
-            lines.send(refused)
-            lines.close()
-            if differs:  # no run begins
-                self._send_all(refused)
-            return
-        self._workers[rank] = _Worker(rank, lines)
-        if all(each.lines is not None for each in self._workers):
-            self._is_complete = True
-            self._listener.close()  # TensorFlow's server of worker 0 may need the port
-            for each in self._workers:
-                each.begin_to_wait()
-                each.lines.send({'type': 'welcome'})
+        else:
+            self._take_in(lines, rank)
 
-    def _take(self, worker, message):
+    def _refuse(self, lines: Lines, rank: int, why: str) -> dict:
+        """Refuses one that says it is the worker of that rank; returns the message that says so."""
+        is_in_cluster = rank < len(self._workers)
+        name = self._cluster.who(rank) if is_in_cluster else 'worker %d' % rank
+        self._say('refused        %s: %s' % (name, why))
+        refused = {'type': 'refused', 'rank': rank, 'why': why}
+        lines.send(refused)
+        lines.close()
+        return refused
+
+    def _take_in(self, lines: Lines, rank: int) -> None:
+        """Makes one that trains the same the worker of that rank; welcomes all when all have
+        come."""
+        self._workers[rank] = _Worker(rank, lines)
+        if any(worker.lines is None for worker in self._workers):
+            return
+        self._is_complete = True
+        self._listener.close()  # TensorFlow's server of worker 0 may need the port
+        for worker in self._workers:
+            worker.begin_to_wait()
+            worker.send({'type': 'welcome'})
+
+    def _take(self, worker: _Worker, message: dict) -> None:
+        """Does what a message of a worker says."""
         worker.take(message)
-        if message['type'] == 'lost':  # worker 0 itself, which was frozen
+        kind = message['type']
+        if kind == 'lost':  # worker 0 itself, which was frozen
             self._own.send(message)
-        elif message['type'] == 'failed':
+        elif kind == 'failed':
             self._lose(worker, 'it has ended: %s' % message.get('why', '').rstrip('.'))
-        elif message['type'] != 'alive':
+        elif kind != 'alive':
             self._let_begin()
 
-    def _let_begin(self):
+    def _let_begin(self) -> None:
         """Answers those who wait to begin: all say so, or some worker never will."""
-        together, chief = self._cluster.synchronous, self._workers[0]
-        if all(each.done is not None for each in self._workers):
+        if all(worker.done is not None for worker in self._workers):
             self._send_all({'type': 'end'})
-        stop = next(({'rank': each.rank, 'signal': each.signal} for each in
-                     self._workers[:None if together else 1] if each.signal), {})
-        waiting = [each for each in self._workers if each.begins is not None]
-        if not together:
-            if chief.left or chief.done is not None:
-                self._send_all(dict(stop, type='over'))
-            for worker in waiting if chief.session else ():
-                worker.answer({'type': 'go'})
-            for worker in [each for each in self._workers[1:] if each.done is not None]:
-                worker.lines.send({'type': 'end'})
-            return
-        left = max(each.left for each in self._workers)
-        for worker in [each for each in waiting if each.session <= left]:
-            worker.answer(dict(stop, type='over'))
-            waiting.remove(worker)
-        if len(waiting) == len(self._workers):
-            other = next((each.rank for each in waiting if each.begins != chief.begins), None)
-            answer = {'type': 'differs', 'rank': other} if other is not None else dict(
-                stop, type='go', checks=any(each.checks for each in waiting), is_last=bool(stop))
-            now = time.monotonic()
-            self._began, self._lasted = now, now - self._began if self._began else 0.
-            for worker in waiting:
-                worker.answer(answer)
+        if self._cluster.synchronous:
+            self._let_begin_together()
+        else:
+            self._let_begin_alone()
 
-    def _lose(self, worker, why):
-        if self._is_lost or worker.done is not None and not self._cluster.synchronous:
+    def _let_begin_together(self) -> None:
+        """Has synchronous workers begin when all wait for it; ends a session that one has left."""
+        signal = _signal_of(self._workers)
+        last_left = max(worker.left for worker in self._workers)
+        waiting = []
+        for worker in self._workers:
+            if worker.begins is None:
+                continue
+            if worker.session <= last_left:
+                worker.answer(dict(signal, type='over'))
+            else:
+                waiting.append(worker)
+        if len(waiting) < len(self._workers):
             return
-        goes_on = worker.rank and not self._cluster.synchronous
+        now = time.monotonic()
+        self._lasted = now - self._began if self._began else 0.
+        self._began = now
+        answer = self._answer_to_all(signal)
+        for worker in waiting:
+            worker.answer(answer)
+
+    def _answer_to_all(self, signal: dict) -> dict:
+        """The answer to all workers, which wait to begin; `signal` as `_signal_of` them."""
+        for worker in self._workers:
+            if worker.begins != self._workers[0].begins:
+                return {'type': 'differs', 'rank': worker.rank}
+        checks = any(worker.checks for worker in self._workers)
+        return dict(signal, type='go', checks=checks, is_last=bool(signal))
+
+    def _let_begin_alone(self) -> None:
+        """Has asynchronous workers begin when the chief has, and end when it has left."""
+        chief = self._workers[0]
+        waiting = [worker for worker in self._workers if worker.begins is not None]
+        if chief.left or chief.done is not None:
+            self._send_all(dict(_signal_of([chief]), type='over'))
+        if chief.session:
+            for worker in waiting:
+                worker.answer({'type': 'go'})
+        for worker in self._workers[1:]:
+            if worker.done is not None:
+                worker.send({'type': 'end'})
+
+    def _lose(self, worker: _Worker, why: str) -> None:
+        """Tells the others that a worker is lost: the loss of all, but for asynchronous workers
+        that lose another one than the chief."""
+        is_asynchronous = not self._cluster.synchronous
+        if self._is_lost or (is_asynchronous and worker.done is not None):
+            return
+        goes_on = is_asynchronous and worker.rank > 0
         self._send_all({'type': 'gone' if goes_on else 'lost', 'rank': worker.rank, 'why': why},
                        worker)
         if goes_on:
@@ -229,60 +344,100 @@ class Coordinator:
             return
         self._is_lost = True
         if worker.done is not None:
-            worker.lines.send({'type': 'end'})  # it need not wait for the end of all
+            worker.send({'type': 'end'})  # it need not wait for the end of all
 
-    def _look(self, looked_at):
-        """Tells who waits for whom, shows that worker 0 is alive, and looks for silence."""
+    def _look(self, started: float) -> None:
+        """Tells who waits for whom, shows that worker 0 is alive, and looks for silence; `started`
+        is when this round of the thread began."""
         now = time.monotonic()
-        was_frozen = now - looked_at > self._dead_after / 2.  # itself, and has heard nobody
-        for worker in self._workers:
-            if was_frozen:
+        if now - started > self._dead_after / 2.:  # it was frozen itself, and has heard nobody
+            for worker in self._workers:
                 worker.begin_to_wait()
-            why = self._why_waits(worker, now) if now >= worker.tell_at else ''
-            if why:
-                worker.tell_at = now + AGAIN
-                worker.lines.send({'type': 'waiting', 'why': why})
+        for worker in self._workers:
+            self._tell_waiting(worker, now)
         if not self._is_complete or self._is_lost:
             return
         if now >= self._beat_at:
             self._beat_at = now + self._beat
             self._send_all({'type': 'alive'})
-        done = [worker for worker in self._workers if worker.done is not None]
-        if done and self._cluster.synchronous and now - done[0].done > self._dead_after and any(
-                worker.in_step or worker.begins is not None for worker in self._workers):
-            self._lose(done[0], _ENDED_EARLY)
+        self._look_for_early_end(now)
         for worker in self._workers:
             if worker.done is None and now - worker.heard > self._dead_after:
                 why = SILENT % self._dead_after
-                worker.lines.send({'type': 'lost', 'rank': worker.rank, 'why': why})  # if it thaws
+                worker.send({'type': 'lost', 'rank': worker.rank, 'why': why})  # if it thaws
                 self._lose(worker, why)
 
-    def _why_waits(self, worker, now):
+    def _tell_waiting(self, worker: _Worker, now: float) -> None:
+        """Tells a worker for whom it waits, if it is time."""
+        if now < worker.tell_at:
+            return
+        why = self._why_waits(worker, now)
+        if why:
+            worker.tell_at = now + AGAIN
+            worker.send({'type': 'waiting', 'why': why})
+
+    def _look_for_early_end(self, now: float) -> None:
+        """Loses a synchronous worker that has ended its training long before others, who wait for
+        it in a step, or to begin one."""
+        ended = [(worker, worker.done) for worker in self._workers if worker.done is not None]
+        if not ended or not self._cluster.synchronous:
+            return
+        first, ended_at = ended[0]
+        others_wait = any(worker.in_step or worker.begins is not None for worker in self._workers)
+        if others_wait and now - ended_at > self._dead_after:
+            self._lose(first, _ENDED_EARLY)
+
+    def _why_waits(self, worker: _Worker, now: float) -> str:
         """What a worker waits for, in words; '' if for nothing."""
-        silence, waited = max(FIRST, 1.5 * self._beat), []
         if worker.lines is None:
             return ''
-        if not self._is_complete:
-            waited = [each for each in self._workers if each.lines is None]
-        elif worker.done is not None:
-            waited = [each for each in self._workers if each.done is None]
-        elif not self._cluster.synchronous:
-            waited = [] if worker.begins is None else self._workers[:1]
-        elif worker.begins is not None:
-            waited = [each for each in self._workers if each.begins is None]
-        else:
-            waited = [each for each in self._workers if (
-                now - each.heard > silence if each.done is None else worker.in_step)]
-            is_long = now - self._began > FIRST + min(2. * self._lasted, AGAIN)
-            if is_long and not waited and worker.in_step and self._cluster.waits:
-                return ('for the end of a step that all have begun %.0f s ago: it is a long one, '
-                        'or some worker has no input' % (now - self._began))
-        return 'for ' + self._named(waited) if waited else ''
+        waited_for = self._waited_for(worker, now)
+        if waited_for:
+            return 'for ' + self._named(waited_for)
+        is_in_step_of_all = (self._is_complete and self._cluster.waits and worker.in_step
+                             and worker.done is None and worker.begins is None)
+        seconds = now - self._began
+        if is_in_step_of_all and seconds > FIRST + min(2. * self._lasted, AGAIN):
+            return ('for the end of a step that all have begun %.0f s ago: it is a long one, '
+                    'or some worker has no input' % seconds)
+        return ''
 
-    def _named(self, workers):
+    def _waited_for(self, worker: _Worker, now: float) -> typing.List[_Worker]:
+        """The workers that a worker waits for."""
+        workers = self._workers
+        if not self._is_complete:
+            return [each for each in workers if each.lines is None]
+        if worker.done is not None:
+            return [each for each in workers if each.done is None]
+        if not self._cluster.synchronous:
+            return [] if worker.begins is None else workers[:1]
+        if worker.begins is not None:
+            return [each for each in workers if each.begins is None]
+        # It trains: those who are silent may hold it up, and in a step those who have ended.
+        silence = max(FIRST, 1.5 * self._beat)
+        waited_for = []
+        for each in workers:
+            is_silent = each.done is None and now - each.heard > silence
+            has_ended = each.done is not None
+            if is_silent or (has_ended and worker.in_step):
+                waited_for.append(each)
+        return waited_for
+
+    def _named(self, workers: typing.Iterable[_Worker]) -> str:
+        """Workers in words."""
         return ', '.join(self._cluster.who(worker.rank) for worker in workers)
 
-    def _send_all(self, message, but=None):
-        for worker in reversed(self._workers):  # worker 0 may end by it
-            if worker.lines is not None and worker is not but:
-                worker.lines.send(message)
+    def _send_all(self, message: dict, but: typing.Optional[_Worker] = None) -> None:
+        """Sends a message to all workers `but` one; to worker 0 last, which may end by it."""
+        for worker in reversed(self._workers):
+            if worker is not but:
+                worker.send(message)
+
+
+def _signal_of(workers: typing.Iterable[_Worker]) -> dict:
+    """The first of these workers that got a signal, and that, as fields of a message; none where
+    none did."""
+    for worker in workers:
+        if worker.signal:
+            return {'rank': worker.rank, 'signal': worker.signal}
+    return {}

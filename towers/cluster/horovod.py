@@ -1,10 +1,12 @@
 """Horovod, an optional package: gradients over its processes, the broadcast at the start."""
 
+import typing
+
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.cluster import worker_step
-from towers.cluster.machines import Combined, Engine
+from towers.cluster.machines import Engine, Exchanged, Pairs
 from towers.cluster.ring import sent_as
 from towers.errors import ClusterError, MissingPackageError, reason_of
 from towers.placement.variable_device import only_device
@@ -14,8 +16,8 @@ _SCOPE = 'towers_shared/'
 """At the root of the graph: Horovod brings together by name, and callers' scopes may differ."""
 
 
-def _load():
-    """`horovod.tensorflow`, initialised; `MissingPackageError` where it cannot be loaded."""
+def _load() -> typing.Any:
+    """`horovod.tensorflow`, initialised; raises `MissingPackageError` if it cannot be loaded."""
     try:
         import horovod.tensorflow as hvd
         hvd.init()
@@ -28,54 +30,66 @@ def _load():
     return hvd
 
 
-def combine(cluster, gradients, shares):
-    """The `Combined` of a machine's gradients by Horovod's all-reduce, by the variables' names."""
-    hvd, weight, average = _load(), shares.constant, shares.is_mean
-    check, begin = worker_step.session_begun()
+def combine(cluster: typing.Any, gradients: Pairs, shares: worker_step.Shares) -> Exchanged:
+    """The `Exchanged` of a machine's gradients by Horovod's all-reduce, by the variables' names.
+    `cluster` is the `Cluster`, and `shares` have the weight of this machine."""
+    hvd = _load()
+    begun = worker_step.session_begun()
     if shares.are_weighted:
         with only_device('/cpu:0'), tf.name_scope(_SCOPE):  # before the backward pass
             examples = tf.reshape(shares.own_examples(), [1])
-            with tf.control_dependencies([check]):
+            with tf.control_dependencies([begun.check]):
                 total = hvd.allreduce(examples, op=hvd.Sum, name='towers_numbers')[0]
-            weight, average = shares.weight(total), False
-    operation, combined = hvd.Average if average else hvd.Sum, []
-    for gradient, variable in worker_step.after(check, gradients):
+            weight = shares.weight(total)
+    combined = []
+    for gradient, variable in worker_step.after(begun.check, gradients):
         with only_device(variable.device or None), tf.name_scope(
                 '%ssums/%s/' % (_SCOPE, variable.op.name)):
             dtype = gradient.dtype.base_dtype
-            sent = tf.float64 if dtype == tf.float64 else tf.float32  # as in a ring
-            gradient = map_values(tf.identity, cast(
-                gradient if average else times(gradient, weight), sent))
-            # Horovod gathers rows and adds none: each is sent once, and those of all are added.
-            total_of_all = (
-                each_row_once(hvd.allreduce(each_row_once(gradient), op=operation))
-                if isinstance(gradient, tf.IndexedSlices) else
-                hvd.allreduce(gradient, op=operation))
-            combined.append((cast(total_of_all, dtype), variable))
+            if shares.are_weighted:
+                reduced = _reduced(hvd, times(gradient, weight), hvd.Sum)
+            elif shares.is_mean:
+                reduced = _reduced(hvd, gradient, hvd.Average)
+            else:
+                reduced = _reduced(hvd, times(gradient, shares.constant), hvd.Sum)
+            combined.append((cast(reduced, dtype), variable))
     if cluster.active is None:
-        return Combined(combined, [], begin)
+        return Exchanged(combined, [], begun.begin)
     with tf.control_dependencies(tensors_of(combined)):  # which the other workers wait for
         ended = worker_step.raise_at_end(total <= 0.)
-    return Combined(worker_step.after(ended, combined), [ended], begin)
+    return Exchanged(worker_step.after(ended, combined), [ended], begun.begin)
 
 
-def broadcast(unused_cluster, variables):
+def _reduced(hvd: typing.Any, gradient: typing.Any, operation: typing.Any) -> typing.Any:
+    """The sum or mean, by an `operation` of Horovod's, of the processes' gradients, in float32; in
+    float64 if they are. Horovod gathers sparse rows and adds none: each is sent once, and those of
+    all are added."""
+    sent = tf.float64 if gradient.dtype.base_dtype == tf.float64 else tf.float32  # as in a ring
+    gradient = map_values(tf.identity, cast(gradient, sent))
+    if isinstance(gradient, tf.IndexedSlices):
+        return each_row_once(hvd.allreduce(each_row_once(gradient), op=operation))
+    return hvd.allreduce(gradient, op=operation)
+
+
+def broadcast(unused_cluster: typing.Any, variables: typing.Iterable[tf.Variable]) -> tf.Operation:
     """The operation by which all processes get these variables of rank 0."""
-    done = []
+    assignments = []
     for variable in variables:
         with only_device('/cpu:0'), tf.name_scope('%sstate/%s/' % (_SCOPE, variable.op.name)):
-            value = _load().broadcast(
-                tf.cast(variable.read_value(), sent_as(variable)), 0, name='of_rank_0')
-            done.append(tf.assign(variable, tf.cast(value, variable.dtype.base_dtype)).op)
-    return tf.group(*done)
+            own_value = tf.cast(variable.read_value(), sent_as(variable))
+            value = _load().broadcast(own_value, 0, name='of_rank_0')
+            assignments.append(
+                tf.assign(variable, tf.cast(value, variable.dtype.base_dtype)).op)
+    return tf.group(*assignments)
 
 
-def gathered_lines(text):
+def gathered_lines(text: str) -> typing.List[str]:
     """The texts of all processes, by rank. They are sent as bytes: nothing is unpickled."""
     hvd = _load()
     data = np.frombuffer(text.encode('utf-8'), np.uint8)
     with tf.Graph().as_default(), tf.device('/cpu:0'):
-        fetches = [hvd.allgather(tf.constant(np.array([data.size], np.int64)), name='towers_sizes'),
+        size = tf.constant(np.array([data.size], np.int64))
+        fetches = [hvd.allgather(size, name='towers_sizes'),
                    hvd.allgather(tf.constant(data), name='towers_texts')]
         try:
             with tf.Session(config=tf.ConfigProto(device_count={'GPU': 0})) as session:
@@ -87,11 +101,18 @@ def gathered_lines(text):
     return [together[end - size:end].tobytes().decode('utf-8') for size, end in zip(sizes, ends)]
 
 
-def _configure(unused_cluster, config):
+def _configure(unused_cluster: typing.Any, config: tf.ConfigProto) -> None:
+    """Gives each process of a machine a GPU of its own."""
     hvd = _load()
     if hvd.local_size() > 1:
         config.gpu_options.visible_device_list = str(hvd.local_rank())
 
 
-ENGINE = Engine('Horovod', [], combine, broadcast, _configure,
-                lambda: (_load().size(), _load().rank()), gathered_lines)
+def _place() -> typing.Tuple[int, int]:
+    """The number of processes, and the rank of this one."""
+    hvd = _load()
+    return hvd.size(), hvd.rank()
+
+
+ENGINE = Engine(name='Horovod', arguments=[], combine=combine, broadcast=broadcast,
+                configure=_configure, place=_place, gathered=gathered_lines)

@@ -1,11 +1,12 @@
 """The gradients of a build over machines, its step, and the builds of a graph that have these.
 
-Several builds of one graph, such as the two of a GAN, train in a ring and by Horovod: `join` is
-given one of them, and takes in all.
+An `Exchange` combines the gradients of this machine's towers with those of the others; its `step`
+gives `Machines`, the complete value, when the update is there. Several builds of one graph, such as
+the two of a GAN, train in a ring and by Horovod: `join` is given one of them, and takes in all.
 """
 
-import collections
 import itertools
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -20,201 +21,320 @@ from towers.placement.variable_device import only_device
 from towers.tower.gradient_pairs import rows_once, tensors_of
 
 BUILDS = ('__towers_builds_of_clusters',)
-"""Of a collection of the graph. TensorFlow writes those with a string for a key into checkpoints'
-graphs, as it does not its own with such a tuple."""
+"""The key of the collection of builds. TensorFlow writes collections with a string for a key into
+checkpoints' graphs, as it does not its own with such a tuple."""
+
+_CONNECTION = ('__towers_connection',)  # the key of the collection with the graph's `Connection`
+
+Pairs = typing.List[typing.Tuple[typing.Any, tf.Variable]]
+"""Gradients, each a tensor or `tf.IndexedSlices`, with their variables."""
 
 
-Engine = collections.namedtuple(
-    'Engine', 'name arguments combine broadcast configure place gathered', defaults=(None, None))
-Engine.__doc__ = """What makes a kind of cluster work; `cluster.cluster` has the list of all.
-
-Fields:
-  name: in words.
-  arguments: names of the arguments of `Cluster` that are of this kind, and not of all.
-  combine: function of a `Cluster`, gradients and `Shares`, where several workers make one step:
-    what becomes of the gradients, a `Combined`.
-  broadcast: function of a `Cluster` and variables that makes the operation by which all workers get
-    those of worker 0; None where servers have them.
-  configure: function of a `Cluster` and a `tf.ConfigProto`, to which it adds what sessions need.
-  place: None where workers have addresses; else function that gives `(their number, this rank)`.
-  gathered: and function that gives the texts of all workers, by rank, from that of this one.
-"""
-
-Combined = collections.namedtuple('Combined', 'gradients gates begin_session step', defaults=(
-    lambda session: None, lambda update: update))
-Combined.__doc__ = """What becomes of a machine's gradients: `gradients`, `gates`, `begin_session`
-as in `Machines`; `step` is a function from the update to the operation of a step."""
+class Exchanged(typing.NamedTuple):
+    """What a kind of cluster makes of a machine's gradients."""
+    gradients: Pairs  # for the update; in a ring and by Horovod the same bits on all workers
+    conditions: typing.List[tf.Operation]
+    """What every write of a step waits for: on the chief of parameter servers the arrival of all
+    gradients, until which the other workers read the variables; with `active` the proof that a
+    worker has data."""
+    begin_session: typing.Callable = lambda session: None  # lets the steps of a session be made
+    step: typing.Callable = lambda update: update  # from the update to the operation of a step
 
 
-class Machines:
-    """The gradients of one build over machines, and its step; made by `Cluster.combine`.
+class Engine(typing.NamedTuple):
+    """What makes a kind of cluster work; `cluster.cluster` has the list of all."""
+    name: str  # in words
+    arguments: typing.List[str]  # names of the arguments of `Cluster` that are not of all kinds
+    combine: typing.Callable
+    """`f(cluster, gradients, shares)`, where several workers make one step: an `Exchanged`."""
+    broadcast: typing.Any
+    """`f(cluster, variables)`: the operation by which all workers get those of worker 0; None where
+    servers have them."""
+    configure: typing.Callable
+    """`f(cluster, config)`: adds to a `tf.ConfigProto` what sessions need."""
+    place: typing.Optional[typing.Callable] = None
+    """None where workers have addresses; else `f()`: `(their number, the rank of this one)`."""
+    gathered: typing.Any = None
+    """With `place`: `f(text)`: the texts of all workers, by rank, from that of this one."""
+
+
+class Exchange:
+    """The gradients of one build over machines; made by `Cluster.combine`.
 
     Attributes:
       own: list of `(gradient, variable)` of this machine's towers.
-      gradients: such a list, for the update; in a ring and by Horovod the same bits on all workers.
+      gradients: such a list, for the update, see `Exchanged`.
+      conditions: what every write of a step waits for, see `Exchanged`.
       names_of_sums: of the operations of `gradients`, if all workers make one step; else empty.
-      gates: list of operations that every write of a step waits for: on the chief of parameter
-        servers the arrival of all gradients, until which the other workers read the variables; with
-        `active` the proof that a worker has data.
       same_examples: this machine's number of examples, if all need the same number; else None.
       updates_here: whether this worker makes the update; with `served_rank` the chief alone does.
       begin_session: function by which a session lets its steps be made.
-      connection: `Connection` of this worker when it has become a member; else None.
-
-    And of the step, when it is made:
-
-      redirect: function to call when the graph is complete, see `tower.write_order`.
-      written: dict from names of variables to the operations by which the update writes them.
-      model: names of the operations of the model that the update waits for.
-      state: list of the variables that worker 0 gives to the others in each step.
     """
-    written, model, state, connection = {}, frozenset(), (), None
 
-    def __init__(self, cluster, gradients, loss, examples, reduction):
+    def __init__(self, cluster: typing.Any, gradients: Pairs, loss: typing.Optional[tf.Tensor],
+                 examples: typing.Any, reduction: str):
+        """Combines the gradients over the machines; the arguments are those of
+        `Cluster.combine`."""
         shares = Shares(cluster, examples, reduction, loss)
         self._cluster = cluster
-        self.own, self.same_examples = gradients, shares.same_examples
-        self.updates_here, self.names_of_sums = not cluster.served_rank, frozenset()
+        self.own = gradients
+        self.same_examples = shares.same_examples
+        self.updates_here = not cluster.served_rank
         if cluster.active is not None and cluster.num_workers > 1:
             gradients = worker_step.empty_at_end(gradients, cluster.active)
-        combine = _of_this_worker if cluster.workers_a_step == 1 else cluster.engine.combine
-        self.gradients, self.gates, self.begin_session, self._step = combine(
-            cluster, gradients, shares)
-        if cluster.workers_a_step > 1:
-            self.gradients = [(without_gradient(each), variable)
-                              for each, variable in self.gradients]
-            self.names_of_sums = frozenset(
-                getattr(each, 'values', each).op.name for each, _ in self.gradients)
+        is_step_of_all = cluster.workers_a_step > 1
+        combine = cluster.engine.combine if is_step_of_all else _of_this_worker
+        exchanged = combine(cluster, gradients, shares)
+        self.gradients = exchanged.gradients
+        self.conditions = exchanged.conditions
+        self.begin_session = exchanged.begin_session
+        self._step = exchanged.step
+        self.names_of_sums: typing.FrozenSet[str] = frozenset()
+        if is_step_of_all:
+            self.gradients = [(without_gradient(gradient), variable)
+                              for gradient, variable in self.gradients]
+            sums: typing.List[typing.Any] = [gradient for gradient, _ in self.gradients]
+            self.names_of_sums = frozenset(getattr(each, 'values', each).op.name for each in sums)
 
-    def note(self, built):
-        """Records the complete build in its graph, for `builds_of`."""
+    def step(self, update: tf.Operation, before: typing.Sequence,
+             replicated: typing.Container[str],
+             redirect: typing.Optional[typing.Callable]) -> 'Machines':
+        """The complete `Machines` of the build.
+
+        Args:
+          update: the operation of the update, where this worker makes it.
+          before: what the optimizer waits for in the model: losses, and updates that ride along.
+          replicated: names of the variables of which this worker's towers have replicas.
+          redirect: as of `Machines`; None for nothing to be done.
+        """
+        model = frozenset(op.name for op in step_operations(before))
+        variables = tf.global_variables() + [variable for _, variable in self.gradients]
+        update_operations = [op for op in step_operations([update]) if op.name not in model]
+        written = _writes_of(Writes(update.graph), {each.op.name for each in variables},
+                             update_operations)
+        state: typing.List[tf.Variable] = []
+        if self._cluster.has_copies and self._cluster.workers_a_step > 1:
+            sharing = _SharedState(self, update, model)
+            state = sharing.variables(replicated)
+            if state:
+                update = sharing.shared(self._cluster, state, update, before)
+        return Machines(exchange=self, train_op=self._step(update),
+                        redirect=redirect or (lambda: None), written=written, model=model,
+                        state=state)
+
+
+class Machines(typing.NamedTuple):
+    """The gradients of one build over machines, and its step."""
+    exchange: Exchange
+    train_op: tf.Operation  # the operation of a step
+    redirect: typing.Callable
+    """Function to call when the graph is complete, see `tower.write_order`."""
+    written: typing.Dict[str, typing.List[tf.Operation]]
+    """From names of variables to the operations by which the update writes them."""
+    model: typing.FrozenSet[str]  # names of operations of the model that the update waits for
+    state: typing.List[tf.Variable]  # that worker 0 gives to the others in each step
+
+    @property
+    def updates_here(self) -> bool:
+        """Whether this worker makes the update."""
+        return self.exchange.updates_here
+
+    def note(self, built: typing.Any) -> None:
+        """Records the complete build, which has these machines, in its graph, for `builds_of`."""
         tf.add_to_collection(BUILDS, built)
 
-    def step(self, update, before, replicated, redirect):
-        """The operation of a step, with the operation `update` where this worker makes it.
 
-        `before` is a list of what the optimizer waits for in the model, `replicated` the names of
-        variables of which this worker's towers have replicas."""
-        self.redirect = redirect or (lambda: None)
-        self.model = frozenset(op.name for op in step_operations(before))
-        known = {variable.op.name for variable in tf.global_variables() + [
-            variable for _, variable in self.gradients]}
-        self.written = _writes_of(Writes(update.graph), known, [
-            op for op in step_operations([update]) if op.name not in self.model])
-        if self._cluster.has_copies and self._cluster.workers_a_step > 1:
-            update, self.state = _share_state(self._cluster, self, update, before, replicated)
-        return self._step(update)
-
-
-def _of_this_worker(cluster, gradients, unused_shares):
-    """The `Combined` for an update by the gradients of this worker alone, whose data may end."""
-    gradients, gates = rows_once(gradients), []
+def _of_this_worker(cluster: typing.Any, gradients: Pairs, unused_shares: Shares) -> Exchanged:
+    """The `Exchanged` for an update by the gradients of this worker alone, whose data may end."""
+    gradients = rows_once(gradients)
+    conditions = []
     if cluster.active is not None:
-        gates = [worker_step.raise_at_end(cluster.active < .5)]
-        gradients = worker_step.after(gates[0], gradients)
+        ended = worker_step.raise_at_end(cluster.active < .5)
+        conditions = [ended]
+        gradients = worker_step.after(ended, gradients)
     if cluster.num_workers == 1:
-        return Combined(gradients, gates)
-    check, begin = worker_step.session_begun()
-    return Combined(worker_step.after(check, gradients), gates, begin)
+        return Exchanged(gradients, conditions)
+    begun = worker_step.session_begun()
+    return Exchanged(worker_step.after(begun.check, gradients), conditions, begun.begin)
 
 
-def _writes_of(finder, names, operations):
-    """{name of a variable: those of the operations that write it}, for the variables `names`."""
-    writes = {}
+def _writes_of(finder: Writes, names: typing.Set[str], operations: typing.Iterable[tf.Operation]
+               ) -> typing.Dict[str, typing.List[tf.Operation]]:
+    """Those of the operations that write a variable, by its name.
+
+    Args:
+      finder: of the graph's writes.
+      names: of the variables to look for.
+      operations: to look among.
+    """
+    writes: typing.Dict[str, typing.List[tf.Operation]] = {}
     for op in operations:
         for name in names.intersection(finder.of(op)):
             writes.setdefault(name, []).append(op)
     return writes
 
 
-def _share_state(cluster, machines, update, before, replicated):
-    """Gives worker 0's state to the other workers, where the model writes it and training reads it:
-    `(operation of the step, list of the variables that worker 0 gives to the others in it)`.
+class _SharedState:
+    """The state that the model writes and training reads, which worker 0 gives to the others.
 
     A codebook, centers of classes, a learning rate that falls with the loss: every worker writes
     its copy from its own batch. So worker 0's value goes to the others after all of the model's
     writes, and before the update, whose reads wait for it. State that training only writes, such as
     moving averages, needs no message, nor does what the update writes.
     """
-    finder, step, model = Writes(tf.get_default_graph()), step_operations([update]), machines.model
-    sums, own = tensors_of(machines.gradients), machines.own
-    trained = [variable for _, variable in own]
-    behind = model | {op.name for op in step_operations(sums)}
-    of_update = [op for op in step if op.name not in behind]
-    known = {variable.op.name: variable for variable in tf.global_variables() + trained}
-    trained = {variable.op.name for variable in trained}
-    read = ancestors(tensors_of(own)).union(trained, [
-        each.name for op in of_update for tensor in op.inputs for each in read_from(tensor)])
-    writes = _writes_of(finder, read.intersection(known), [op for op in step if op.name in model])
-    if not writes:
-        return update, []
-    _check_trained(writes, trained, replicated, tensors_of(own))
-    _check_reads(writes, model, of_update, own)
-    reached = reachable_from([op for each in writes.values() for op in each], step, control=True)
-    waits_for = [each for op in (getattr(end, 'op', end) for end in before) if op.name in reached
-                 for each in to_wait_for(op, finder)] + [tensor.op for tensor in sums]
-    with only_device('/cpu:0'), tf.name_scope('shared_state'):
-        for name in sorted(writes):
-            with tf.control_dependencies(waits_for):
-                waits_for = [cluster.engine.broadcast(cluster, [known[name]])]
-    for op in of_update:
-        if any(_held(tensor) in writes for tensor in op.inputs):
-            compat.add_control_inputs(op, waits_for)
-    return tf.group(update, *waits_for), [known[name] for name in sorted(writes)]
+
+    def __init__(self, exchange: Exchange, update: tf.Operation, model: typing.FrozenSet[str]):
+        """
+        Args:
+          exchange: of the build.
+          update: the operation of its update.
+          model: names of the operations of the model that the update waits for.
+        """
+        self._finder = Writes(tf.get_default_graph())
+        self._model = model
+        self._step = step_operations([update])
+        self._sums = tensors_of(exchange.gradients)
+        self._own_gradients = tensors_of(exchange.own)
+        before_update = model | {op.name for op in step_operations(self._sums)}
+        self._update_operations = [op for op in self._step if op.name not in before_update]
+        trained = [variable for _, variable in exchange.own]
+        self._trained_names = {variable.op.name for variable in trained}
+        self._variables = {variable.op.name: variable
+                           for variable in tf.global_variables() + trained}
+        model_operations = [op for op in self._step if op.name in model]
+        self._writes = _writes_of(self._finder, self._names_read() & set(self._variables),
+                                  model_operations)
+
+    def _names_read(self) -> typing.Set[str]:
+        """Names of what training reads: for gradients, by the optimizer, and what is trained."""
+        names = ancestors(self._own_gradients) | self._trained_names
+        for op in self._update_operations:
+            for tensor in op.inputs:
+                names.update(source.name for source in read_from(tensor))
+        return names
+
+    def variables(self, replicated: typing.Container[str]) -> typing.List[tf.Variable]:
+        """The variables of the state, by name; raises `ClusterError` for state that cannot be
+        given to the others in time. `replicated` are names, see `Exchange.step`."""
+        if self._writes:
+            self._check_trained(replicated)
+            self._check_reads()
+        return [self._variables[name] for name in sorted(self._writes)]
+
+    def shared(self, cluster: typing.Any, state: typing.List[tf.Variable], update: tf.Operation,
+               before: typing.Sequence) -> tf.Operation:
+        """The operation of the step: the update, which waits for the values of worker 0.
+
+        Args:
+          cluster: the `Cluster`.
+          state: what `variables` returned.
+          update, before: as of `Exchange.step`.
+        """
+        waits_for = self._last_writes(before) + [tensor.op for tensor in self._sums]
+        with only_device('/cpu:0'), tf.name_scope('shared_state'):
+            for variable in state:
+                with tf.control_dependencies(waits_for):
+                    waits_for = [cluster.engine.broadcast(cluster, [variable])]
+        for op in self._update_operations:
+            if any(_held_variable(tensor) in self._writes for tensor in op.inputs):
+                compat.add_control_inputs(op, waits_for)
+        return tf.group(update, *waits_for)
+
+    def _last_writes(self, before: typing.Sequence) -> typing.List[tf.Operation]:
+        """What to wait for so that the model's writes have been made, of what the optimizer waits
+        for."""
+        writes = [op for operations in self._writes.values() for op in operations]
+        after_writes = reachable_from(writes, self._step, control=True)
+        waits_for: typing.List[tf.Operation] = []
+        for fetch in before:
+            op = getattr(fetch, 'op', fetch)
+            if op.name in after_writes:
+                waits_for.extend(to_wait_for(op, self._finder))
+        return waits_for
+
+    def _check_trained(self, replicated: typing.Container[str]) -> None:
+        """Raises `ClusterError` for a trained variable that the model writes where the other
+        workers cannot get the value in time: into replicas, or within the forward pass."""
+        forward = {op.name for op in step_operations(self._own_gradients)}
+        for name in sorted(self._trained_names.intersection(self._writes)):
+            writes = self._writes[name]
+            if name in replicated:
+                raise ClusterError(
+                    "VariablePlacement('replicated'), and the model writes the trained variable %r "
+                    '(%r), on each worker for itself. Use another placement.' % (
+                        name, writes[0].name))
+            for op in writes:
+                if op.name in forward:
+                    raise ClusterError(
+                        'the forward pass writes the trained variable %r (%r): each worker would '
+                        'compute with its own value. Put the update into the collection '
+                        "UPDATE_OPS, or return it in 'updates'." % (name, op.name))
+
+    def _check_reads(self) -> None:
+        """Raises `ClusterError` for a value of the state that the update takes, and that may be
+        this worker's own."""
+        early_names = self._names_before_gradients()
+        frames = Frames(self._update_operations)
+        for op in self._update_operations:
+            # What was made before the gradients the program may run at any time.
+            is_late = op.name not in early_names and frames.is_outside(op)
+            for tensor in op.inputs:
+                for name in self._early_values(tensor, is_late):
+                    if name in self._writes:
+                        raise ClusterError(
+                            'variable %r is written by the model of each worker and read by %r, '
+                            'for the update of the weights, at a time that cannot be told. Give '
+                            'the optimizer the variable itself (use_resource=True), or read it in '
+                            'transform_gradients by read_value().' % (name, op.name))
+
+    def _names_before_gradients(self) -> typing.Set[str]:
+        """Names of the operations that were made before the first gradient."""
+        gradient_names = {tensor.op.name for tensor in self._own_gradients}
+        operations = tf.get_default_graph().get_operations()
+        early = itertools.takewhile(lambda op: op.name not in gradient_names, operations)
+        return {op.name for op in early}
+
+    def _early_values(self, tensor: tf.Tensor, is_late: bool) -> typing.List[str]:
+        """Names of the variables whose values an input of the update may have from before the
+        message; `is_late` says whether the operation that takes it comes after that for sure."""
+        held = _held_variable(tensor)
+        if held is not None:
+            return [] if is_late else [held]
+        if tensor.op.name in self._model:
+            return [source.name for source in read_from(tensor)]
+        return []
 
 
-def _held(tensor):
+def _held_variable(tensor: tf.Tensor) -> typing.Optional[str]:
     """The name of the variable whose handle or reference a tensor is; else None."""
     source = variable_op(tensor) if is_variable(tensor) else None
     return None if source is None else source.name
 
 
-def _check_trained(writes, trained, replicated, gradients):
-    forward = {op.name for op in step_operations(gradients)}
-    for name in sorted(trained.intersection(writes)):
-        if name in replicated:
-            raise ClusterError(
-                "VariablePlacement('replicated'), and the model writes the trained variable %r "
-                '(%r), on each worker for itself. Use another placement.' % (
-                    name, writes[name][0].name))
-        for op in writes[name]:
-            if op.name in forward:
-                raise ClusterError(
-                    'the forward pass writes the trained variable %r (%r): each worker would '
-                    'compute with its own value. Put the update into the collection UPDATE_OPS, or '
-                    "return it in 'updates'." % (name, op.name))
-
-
-def _check_reads(writes, model, of_update, own):
-    """Raises for a value of the state that the update takes, and that may be this worker's own."""
-    gradients = {tensor.op.name for tensor in tensors_of(own)}
-    # What was made before the gradients the program may run at any time.
-    first = {op.name for op in itertools.takewhile(
-        lambda op: op.name not in gradients, tf.get_default_graph().get_operations())}
-    frames = Frames(of_update)
-    for op in of_update:
-        is_late = op.name not in first and frames.is_outside(op)
-        for tensor in op.inputs:
-            held = _held(tensor)
-            if held is not None:
-                taken = [] if is_late else [held]
-            else:
-                taken = [each.name for each in read_from(tensor)] if tensor.op.name in model else []
-            for name in writes.keys() & set(taken):
-                raise ClusterError(
-                    'variable %r is written by the model of each worker and read by %r, for the '
-                    'update of the weights, at a time that cannot be told. Give the optimizer the '
-                    'variable itself (use_resource=True), or read it in transform_gradients by '
-                    'read_value().' % (name, op.name))
-
-
-def builds_of(built):
-    """List of all builds over machines in the graph of a build, in their order."""
+def builds_of(built: typing.Any) -> typing.List[typing.Any]:
+    """All builds over machines in the graph of a build, in their order."""
     return built.train_op.graph.get_collection(BUILDS)
 
 
-def shared_variables(built):
+def number_of(built: typing.Any) -> int:
+    """The number of a build among `builds_of` its graph."""
+    return [each.machines.exchange for each in builds_of(built)].index(built.machines.exchange)
+
+
+def note_connection(built: typing.Any, connection: typing.Any) -> None:
+    """Records in the graph of a build that this worker has joined the cluster by a `Connection`."""
+    built.train_op.graph.get_collection_ref(_CONNECTION)[:] = [connection]
+
+
+def connection_of(built: typing.Any) -> typing.Any:
+    """The `Connection` by which this worker has joined with the builds of this graph; or None."""
+    connections = built.train_op.graph.get_collection(_CONNECTION)
+    return connections[0] if connections else None
+
+
+def shared_variables(built: typing.Any) -> typing.List[tf.Variable]:
     """List of the variables that all workers have, global or trained, sorted by name."""
-    variables = {variable.op.name: variable for variable in tf.global_variables() + [
-        variable for each in builds_of(built) for _, variable in each.gradients]}
+    variables = {variable.op.name: variable for variable in tf.global_variables()}
+    for each in builds_of(built):
+        variables.update((variable.op.name, variable) for _, variable in each.gradients)
     return [variables[name] for name in sorted(variables)]

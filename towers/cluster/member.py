@@ -21,7 +21,7 @@ from towers.cluster.between_steps import AskForCheck, AveragingHook, DriftHook
 from towers.cluster.cluster import Cluster
 from towers.cluster.connection import START_AGAIN, Connection
 from towers.cluster.coordinator import Coordinator
-from towers.cluster.machines import builds_of
+from towers.cluster.machines import builds_of, note_connection
 from towers.cluster.sessions import BeginHook, check_built
 from towers.cluster.signature import signature
 from towers.errors import ClusterError, WorkerLostError, reason_of
@@ -38,18 +38,24 @@ class Member:
     """What `join` gives: this worker's place in the cluster.
 
     Attributes:
-      cluster, is_chief: the `Cluster`, and whether this is the worker that saves.
-      target, config: what sessions connect to, and their `tf.ConfigProto`, see docs/clusters.md.
+      cluster: the `Cluster`.
+      is_chief: whether this is the worker that saves.
+      target: what sessions connect to, see docs/clusters.md.
+      config: the `tf.ConfigProto` of sessions.
       hooks: hooks that every session of training needs, before all others.
       listeners: `tf.train.CheckpointSaverListener`s for a hook that saves, of the chief.
     """
 
     def __init__(self, cluster: Cluster, built: BuiltTowers, target: str, config: tf.ConfigProto,
                  connection: Connection):
-        self.cluster, self.is_chief, self._connection = cluster, cluster.is_chief, connection
-        self.target, self.config = target, config
+        self.cluster = cluster
+        self.is_chief = cluster.is_chief
+        self.target = target
+        self.config = config
+        self._connection = connection
         self._begin = BeginHook(cluster, built, target, config, connection, self.lost_error)
-        self.hooks, self.listeners = [self._begin], []
+        self.hooks: typing.List[tf.train.SessionRunHook] = [self._begin]
+        self.listeners: typing.List[tf.train.CheckpointSaverListener] = []
         if cluster.has_local_steps:
             self.hooks.append(AveragingHook(cluster, built, connection))
         elif cluster.has_copies:
@@ -65,16 +71,19 @@ class Member:
     def session(self, hooks: typing.Sequence = ()) -> tf.train.MonitoredSession:
         """A `tf.train.MonitoredSession` that saves nothing; its variables begin with worker 0's
         values. `hooks` come after `self.hooks`."""
-        scaffold, initialises = tf.train.Scaffold(), self.is_chief or not self.cluster.is_served
-        make = tf.train.ChiefSessionCreator if initialises else tf.train.WorkerSessionCreator
-        creator = make(scaffold, self.target, self.config)
+        scaffold = tf.train.Scaffold()
+        if self.is_chief or not self.cluster.is_served:
+            creator = tf.train.ChiefSessionCreator(scaffold, self.target, self.config)
+        else:
+            creator = tf.train.WorkerSessionCreator(scaffold, self.target, self.config)
         return tf.train.MonitoredSession(self.session_creator(creator, scaffold),
                                          self.hooks + list(hooks))
 
     def lost_error(self) -> WorkerLostError:
         """A `WorkerLostError` that names the process whose end broke the session; waits up to
         `dead_after` for the name."""
-        return self._connection.error(self._connection.dead_after + 1.) or WorkerLostError(
+        error = self._connection.error(self._connection.dead_after + 1.)
+        return error or WorkerLostError(
             'TensorFlow lost the session of %s. %s.' % (self.cluster.name, START_AGAIN))
 
 
@@ -119,38 +128,53 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         check_function('on_lost', on_lost, 1, 'a function of a WorkerLostError, or None')
     config = cluster.session_config(config or session_config(built.devices))
     has_ended = threading.Event()
-    own = _described(cluster, built, dict(settings or {}, dead_after=dead_after))
     lose = on_lost or (lambda error: _end_process(error, has_ended))
+    own = _signature(cluster, built, dict(settings or {}, dead_after=dead_after))
     say = safe_say(say)
-    with _meeting(cluster, own, start_timeout, dead_after, say, lose) as connection, (
-            _servers_watched(cluster, connection, say)):
+    meeting = _meeting(cluster, own, start_timeout, dead_after, say, lose)
+    with meeting as connection, _servers_watched(cluster, connection, say):
         try:
             target = start_server(cluster, config).target if cluster.has_addresses else ''
-            for each in builds_of(built):
-                each.machines.connection = connection
+            note_connection(built, connection)
             yield Member(cluster, built, target, config, connection)
         except BaseException as error:
-            reason = None
-            if isinstance(error, tf.errors.OpError):
-                reason = explained(error) or worker_step.explained(error) or connection.error(
-                    dead_after + 1. if _may_be_a_peers(error) else 0.)
-            if cluster.has_addresses or connection.lost is None:
-                has_ended.set()  # else Horovod may wait for the lost one when the process ends
-            said = reason or error
-            connection.fail('%s: %s' % (type(said).__name__, reason_of(said)))
+            reason = _reason_of_failure(error, connection)
+            if _ends_by_itself(cluster, connection):
+                has_ended.set()
+            cause = reason or error
+            connection.fail('%s: %s' % (type(cause).__name__, reason_of(cause)))
             if reason is not None:
                 raise reason from None
             raise
         connection.finish()
-        if cluster.has_addresses or connection.lost is None:  # see above
+        if _ends_by_itself(cluster, connection):
             has_ended.set()
         lost = connection.error()
         if lost is not None:
             raise lost
 
 
-def _described(cluster, built, settings):
-    """The signature of a worker whose graph is complete."""
+def _reason_of_failure(error: BaseException,
+                       connection: Connection) -> typing.Optional[Exception]:
+    """The error in words for one of TensorFlow's that ended the training; None for any other, or if
+    its own words say all."""
+    if not isinstance(error, tf.errors.OpError):
+        return None
+    reason = explained(error) or worker_step.explained(error)
+    if reason is not None:
+        return reason
+    # Who is lost is known only when that one has been silent for so long.
+    seconds = connection.dead_after + 1. if _may_be_a_peers(error) else 0.
+    return connection.error(seconds)
+
+
+def _ends_by_itself(cluster: Cluster, connection: Connection) -> bool:
+    """Whether the process comes to its end: where a worker is lost, Horovod may wait for it."""
+    return cluster.has_addresses or connection.lost is None
+
+
+def _signature(cluster: Cluster, built: BuiltTowers, settings: dict) -> dict:
+    """The `signature` of a worker whose graph is complete; `settings` as for `join`."""
     for each in builds_of(built):
         each.machines.redirect()
     own = signature(cluster, built, settings)
@@ -161,12 +185,21 @@ def _described(cluster, built, settings):
 
 
 @contextlib.contextmanager
-def _meeting(cluster, own, start_timeout, dead_after, say, lose):
-    """The `Connection` of a worker that has met the others; on worker 0 they meet here."""
+def _meeting(cluster: Cluster, own: dict, start_timeout: float, dead_after: float,
+             say: typing.Callable, lose: typing.Callable) -> typing.Iterator[Connection]:
+    """The `Connection` of a worker that has met the others; on worker 0 they meet here.
+
+    Args:
+      cluster: the `Cluster`.
+      own: the signature of this worker.
+      start_timeout, dead_after, say: as for `join`.
+      lose: called with a `WorkerLostError`, in another thread.
+    """
     if cluster.has_addresses and not cluster.is_chief:
         listen(cluster.workers[cluster.rank]).close()  # TensorFlow's server needs the port
     wait_until(lambda: (None, silent_servers(cluster)), time.monotonic() + start_timeout, say)
-    address, listener = _address(cluster, say)
+    address = _address(cluster, say)
+    listener = listen(address) if cluster.is_chief else None
     deadline = time.monotonic() + start_timeout
     with contextlib.ExitStack() as stack:
         if listener is None:
@@ -186,41 +219,60 @@ def _meeting(cluster, own, start_timeout, dead_after, say, lose):
         yield connection
 
 
-def _address(cluster, say):
-    """Where worker 0 listens until all are there; and on worker 0 its listener, else None."""
-    address = cluster.workers[0]
-    if not cluster.has_addresses:
+def _address(cluster: Cluster, say: typing.Callable) -> str:
+    """The address where worker 0 listens until all are there. With Horovod worker 0 chooses it, and
+    `say` is called with a line while this worker waits for the others."""
+    if cluster.has_addresses:
+        return cluster.workers[0]
+    own = ''
+    if cluster.is_chief:
         host = os.environ.get('HOROVOD_HOSTNAME') or socket.gethostname()
-        say('waiting        until all processes of %s call join' % cluster.engine.name)
-        [address, *_] = cluster.engine.gathered(
-            '%s:%d' % (host, free_ports(1)[0]) if cluster.is_chief else '')
-    return address, listen(address) if cluster.is_chief else None
+        own = '%s:%d' % (host, free_ports(1)[0])
+    say('waiting        until all processes of %s call join' % cluster.engine.name)
+    return cluster.engine.gathered(own)[0]
 
 
 @contextlib.contextmanager
-def _servers_watched(cluster, connection, say):
-    """A context in which a thread says which server does not work: lost after `dead_after`, or
-    at the second look if nobody listens at its port: its process has ended."""
-    stop, dead_after = threading.Event(), connection.dead_after
-    pause = min(FIRST, dead_after) / 2.
-
-    def watch():
-        since = None
-        while not stop.wait(pause if since is None else pause / 5.):
-            silent, now = silent_servers(cluster), time.monotonic()
-            if silent and since is None:
-                say('waiting        ' + silent)
-            elif silent and not stop.is_set() and (
-                    REFUSED in silent or now - since > dead_after - 2. * pause):
-                connection.lose(None, silent)
-                return
-            since = (since or now) if silent else None
+def _servers_watched(cluster: Cluster, connection: Connection,
+                     say: typing.Callable) -> typing.Iterator[None]:
+    """A context in which a thread watches the parameter servers, see `_watch_servers`."""
+    stop = threading.Event()
     if cluster.is_served:
-        threading.Thread(target=watch, daemon=True, name='towers-servers').start()
+        threading.Thread(target=_watch_servers, args=(cluster, connection, say, stop), daemon=True,
+                         name='towers-servers').start()
     try:
         yield
     finally:
         stop.set()
+
+
+def _watch_servers(cluster: Cluster, connection: Connection, say: typing.Callable,
+                   stop: threading.Event) -> None:
+    """The thread that says which server does not work: lost after `dead_after`, or at the second
+    look if nobody listens at its port, for its process has ended.
+
+    Args:
+      cluster: the `Cluster`.
+      connection: of this worker; it is told of the loss.
+      say: called with a line.
+      stop: set when the thread is to end.
+    """
+    dead_after = connection.dead_after
+    pause = min(FIRST, dead_after) / 2.
+    silent_since: typing.Optional[float] = None
+    while not stop.wait(pause if silent_since is None else pause / 5.):
+        silent = silent_servers(cluster)
+        now = time.monotonic()
+        if not silent:
+            silent_since = None
+        elif silent_since is None:
+            silent_since = now
+            say('waiting        ' + silent)
+        elif not stop.is_set():
+            is_dead = now - silent_since > dead_after - 2. * pause
+            if is_dead or REFUSED in silent:
+                connection.lose(None, silent)
+                return
 
 
 def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
@@ -242,11 +294,13 @@ def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
         raise ClusterError('this process is %s, no parameter server: build towers in it.'
                            % cluster.name)
     listen(cluster.ps[cluster.rank]).close()
-    received, say = [], safe_say(say)
+    say = safe_say(say)
+    received: typing.List[int] = []
     with contextlib.suppress(ValueError):  # Python has signal handlers in the main thread only
-        for number in StopOnSignalHook.handled():
-            signal.signal(number, lambda got, frame: received.append(got))
-    server = start_server(cluster, cluster.session_config(tf.ConfigProto()))  # while it is held
+        for handled in StopOnSignalHook.handled():
+            signal.signal(handled, lambda number, frame: received.append(number))
+    config = cluster.session_config(tf.ConfigProto())
+    server = start_server(cluster, config)  # noqa: F841, it serves while it is held
     say('serving        %s; %s' % (cluster.who(cluster.rank, 'ps'), cluster.warning()))
     while not received:
         time.sleep(0.2)
@@ -258,9 +312,11 @@ def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
     os._exit(128 + received[0])  # the end of the server would wait for its sessions
 
 
-def start_server(cluster, config):
+def start_server(cluster: Cluster, config: tf.ConfigProto) -> tf.train.Server:
     """TensorFlow's server of this process; `ClusterError` if it cannot start."""
-    tasks = {job: list(cluster.tasks(job)) for job in ('worker', 'ps') if cluster.tasks(job)}
+    tasks = {'worker': list(cluster.workers)}
+    if cluster.ps:
+        tasks['ps'] = list(cluster.ps)
     try:
         return tf.train.Server(tasks, cluster.job, cluster.rank, config=config)
     except tf.errors.OpError as error:
@@ -274,16 +330,19 @@ _OF_PEERS = (tf.errors.CancelledError, tf.errors.UnknownError, tf.errors.Deadlin
 _REMOTE = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC', 'Socket closed')
 
 
-def _may_be_a_peers(error):
+def _may_be_a_peers(error: Exception) -> bool:
     """Whether an error may be the loss of another worker, or what that one failed by."""
-    return isinstance(error, _OF_PEERS) or isinstance(error, tf.errors.OpError) and any(
+    if isinstance(error, _OF_PEERS):
+        return True
+    return isinstance(error, tf.errors.OpError) and any(
         word in reason_of(error) for word in _REMOTE)
 
 
-def _end_process(error, ended):
-    """Ends the process if it does not end by itself, which sets the event `ended`."""
-    if not ended.wait(_TIME_TO_SAY):
-        with contextlib.suppress(OSError, ValueError):  # nobody reads
-            print(error, file=sys.stderr, flush=True)
-            sys.stdout.flush()
-        os._exit(1)
+def _end_process(error: Exception, has_ended: threading.Event) -> None:
+    """Ends the process, with an error, if it does not end by itself, which sets the event."""
+    if has_ended.wait(_TIME_TO_SAY):
+        return
+    with contextlib.suppress(OSError, ValueError):  # nobody reads
+        print(error, file=sys.stderr, flush=True)
+        sys.stdout.flush()
+    os._exit(1)

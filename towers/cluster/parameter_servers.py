@@ -9,17 +9,17 @@ The number of a round grows with the time of day, so that what another run has l
 is older, and is dropped. A token is the number of the round; its negative at the end of all data.
 """
 
-import collections
 import functools
 import time
+import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import worker_step
-from towers.cluster.machines import Combined, Engine
+from towers.cluster.machines import Engine, Exchanged, Pairs
 from towers.cluster.server_placement import device_of_server, tasks_by_size
-from towers.cluster.worker_step import COLLECTIONS, without_gradient
+from towers.cluster.worker_step import COLLECTIONS, Shares, without_gradient
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
 from towers.tower.gradient_pairs import cast, each_row_once, rows_once, tensors_of, times
@@ -30,86 +30,111 @@ _SCOPE = 'served/'
 """At the root of the graph: workers find things by name, and callers' scopes may differ."""
 
 
-def combine(cluster, gradients, shares):
-    """The `Combined` by the accumulators on the servers: the chief gets the gradients over all
-    machines, every other worker its own back."""
+class _Sum(typing.NamedTuple):
+    """The sum over the workers of one gradient, or of the numbers of their examples."""
+    accumulator: typing.Any
+    push: tf.Operation  # adds this worker's summand
+    total: typing.Any  # for the chief alone
+
+
+def combine(cluster: typing.Any, gradients: Pairs, shares: Shares) -> Exchanged:
+    """The `Exchanged` by the accumulators on the servers: the chief gets the gradients over all
+    machines, every other worker its own back. `cluster` is the `Cluster`, and `shares` have the
+    weight of this machine."""
     with tf.name_scope(_SCOPE):
         rounds = _Rounds(cluster)
-        sums = _sums(gradients, shares, cluster, rounds.own)
+        sums = [_sum(cluster, shares, rounds, summand)
+                for summand in _summands(cluster, gradients, shares)]
         step = functools.partial(_step, cluster, rounds, [each.push for each in sums])
         if not cluster.is_chief:
-            own = rows_once([(_as_sum(*each), each[1]) for each in gradients])
-            return Combined(own, [], lambda session: session.run(rounds.take_up), step)
+            own = rows_once([(_as_sum(gradient, variable), variable)
+                             for gradient, variable in gradients])
+            return Exchanged(own, [], lambda session: session.run(rounds.take_up), step)
         begin = rounds.beginning([each.accumulator for each in sums])
-        gradients, gates = _for_update(gradients, [each.total for each in sums], shares, cluster,
-                                       rounds)
-        return Combined(gradients, gates, begin, step)
+        return _for_update(cluster, gradients, shares, rounds, sums)._replace(
+            begin_session=begin, step=step)
 
 
-def _step(cluster, rounds, pushes, update):
-    """The operation of a step, on the chief with the update, elsewhere without."""
+def _step(cluster: typing.Any, rounds: '_Rounds', pushes: typing.List[tf.Operation],
+          update: tf.Operation) -> tf.Operation:
+    """The operation of a step, on the chief with the update, elsewhere without.
+
+    Args:
+      cluster: the `Cluster`.
+      rounds: of this worker.
+      pushes: the operations that add this worker's summands.
+      update: the operation of the update.
+    """
     with tf.name_scope(_SCOPE), only_device('/cpu:0'):
         if cluster.is_chief:
             with tf.control_dependencies([update] + pushes):
-                done = rounds.tell(rounds.own.read_value())
-            with tf.control_dependencies([done]):
+                told = rounds.tell(rounds.own.read_value())
+            with tf.control_dependencies([told]):
                 return tf.assign_add(rounds.own, 1).op
-        token, done = rounds.wait(pushes)
+        token, next_round = rounds.wait(pushes)
         if cluster.active is None:
-            return done.op
-        with tf.control_dependencies([done]):
+            return next_round.op
+        with tf.control_dependencies([next_round]):
             return worker_step.raise_at_end(token < 0)
 
 
 class _Rounds:
-    """The number of the round, on the first server and on this worker (`own`, without a value until
-    the operation `take_up` has begun the session), and queues of tokens."""
+    """The number of the round, on the first server and on this worker, and queues of tokens.
 
-    def __init__(self, cluster):
+    Attributes:
+      own: the variable with this worker's number.
+      take_up: the operation that gives it a value, which begins the session.
+    """
+
+    def __init__(self, cluster: typing.Any):
         self._rank = cluster.rank
         with only_device(_FIRST_SERVER):
             self._shared = tf.Variable(tf.zeros([], tf.int64), trainable=False, use_resource=True,
                                        collections=['towers_rounds'], name='round')
-            self._tokens = {rank: tf.FIFOQueue(-1, tf.int64, [[]], name='tokens_%d' % rank,
-                                               shared_name='%stokens_%d' % (_SCOPE, rank))
-                            for rank in range(1, cluster.num_workers)}
+            self._tokens = {}  # the queue of each worker but the chief, by rank
+            for rank in range(1, cluster.num_workers):
+                name = 'tokens_%d' % rank
+                self._tokens[rank] = tf.FIFOQueue(-1, tf.int64, [[]], name=name,
+                                                  shared_name=_SCOPE + name)
         with only_device('/cpu:0'):
             self.own = tf.Variable(
                 tf.zeros([], tf.int64), trainable=False, use_resource=True, name='own_round',
                 collections=COLLECTIONS)
             self.take_up = tf.assign(self.own, self._shared.read_value()).op
 
-    def beginning(self, accumulators):
-        """Function by which the chief begins the rounds of a session, before others take them up.
+    def beginning(self, accumulators: typing.List[typing.Any]) -> typing.Callable:
+        """Function of a session by which the chief begins its rounds, before others take them up.
         It drops the gradients that another run has left in the accumulators."""
         with only_device(_FIRST_SERVER):
-            first, dropped = tf.placeholder(tf.int64, []), tf.placeholder(tf.int32, [])
+            first = tf.placeholder(tf.int64, [])
+            num_dropped = tf.placeholder(tf.int32, [])
             refuse_older = tf.group(*[each.set_global_step(first) for each in accumulators])
             counts = [each.num_accumulated() for each in accumulators]
-            drops = [_take(each, dropped) for each in accumulators]
-            drops = [getattr(each, 'indices', each) for each in drops]
+            dropped = [_take(each, num_dropped) for each in accumulators]
+            drops = [getattr(each, 'indices', each) for each in dropped]
         with only_device('/cpu:0'):
             set_round = tf.group(tf.assign(self._shared, first), tf.assign(self.own, first))
 
-        def begin(session):
-            fed = {first: int(time.time() * 1e6)}
-            session.run(refuse_older, fed)
+        def begin(session: tf.Session) -> None:
+            feed = {first: int(time.time() * 1e6)}
+            session.run(refuse_older, feed)
             for drop, count in zip(drops, session.run(counts)):
                 if count:
-                    session.run(drop, {dropped: count})
-            session.run([refuse_older, set_round], fed)
+                    session.run(drop, {num_dropped: count})
+            session.run([refuse_older, set_round], feed)
         return begin
 
-    def tell(self, token):
+    def tell(self, token: tf.Tensor) -> tf.Operation:
         """The operation that gives all other workers a token."""
         with only_device(_FIRST_SERVER):
             return tf.group(*[queue.enqueue([token]) for _, queue in sorted(self._tokens.items())])
 
-    def wait(self, pushes):
+    def wait(self, pushes: typing.List[tf.Operation]) -> typing.Tuple[tf.Tensor, tf.Tensor]:
         """`(this worker's token of the round, the number of the next round)`, after some pushes;
         tokens of another run are passed over."""
+        queue = self._tokens[self._rank]
         with tf.control_dependencies(pushes):
-            own, queue = self.own.read_value(), self._tokens[self._rank]
+            own = self.own.read_value()
         with compat.control_flow_v1():  # a queue takes part in no loop of control flow v2
             token = tf.while_loop(lambda token: tf.abs(token) < own,
                                   lambda token: queue.dequeue(), [tf.zeros([], tf.int64)])
@@ -117,91 +142,134 @@ class _Rounds:
             return token, tf.assign_add(self.own, 1)
 
 
-_Sum = collections.namedtuple('_Sum', 'accumulator push total')
-_Sum.__doc__ = "An accumulator, the push of this worker's part, the total, for the chief alone."
+class _Summand(typing.NamedTuple):
+    """What a worker adds to a sum."""
+    value: typing.Any  # a tensor or `tf.IndexedSlices`
+    shape: typing.Any  # of the sum
+    name: str  # by which all workers find the accumulator
+    device: str  # the server of the accumulator
 
 
-def _sums(gradients, shares, cluster, own_round):
-    """List of `_Sum`: of the workers' examples, where these weigh, and of each gradient."""
-    # Other workers send when they have their loss, too: the update may begin as soon as they have.
-    after = [] if cluster.is_chief or shares.loss is None else [shares.loss]
-    factor = shares.own_examples() if shares.are_weighted else shares.constant
-    tasks = tasks_by_size({variable.op.name: bytes_of(variable) for _, variable in gradients},
-                          len(cluster.ps))
-    parts = [(factor, [], 'examples', _FIRST_SERVER)] if shares.are_weighted else []
+def _summands(cluster: typing.Any, gradients: Pairs, shares: Shares) -> typing.List[_Summand]:
+    """What this worker adds to the sum of each gradient: the gradient times the number of its
+    examples, where these weigh, and before them that number; else times the constant weight.
+
+    Args:
+      cluster: the `Cluster`.
+      gradients: of this worker.
+      shares: have its weight.
+    """
+    summands = []
+    factor: typing.Any = shares.constant
+    if shares.are_weighted:
+        factor = shares.own_examples()
+        summands.append(_Summand(factor, [], 'examples', _FIRST_SERVER))
+    sizes = {variable.op.name: bytes_of(variable) for _, variable in gradients}
+    tasks = tasks_by_size(sizes, len(cluster.ps))
     for gradient, variable in gradients:
+        name = variable.op.name
         dtype = gradient.dtype.base_dtype
         if dtype in (tf.float16, tf.bfloat16):  # times examples may overflow; and no accumulator's
             dtype = tf.float32
         with only_device('/cpu:0'):
-            gradient = times(cast(gradient, dtype), factor)
-            if isinstance(gradient, tf.IndexedSlices):
-                gradient = each_row_once(gradient)
-        name, shape = variable.op.name, variable.get_shape()
-        parts.append((gradient, shape, 'sums/' + name, device_of_server(tasks[name])))
-    return [_sum(*part, after, cluster.num_workers, own_round) for part in parts]
+            weighted = times(cast(gradient, dtype), factor)
+            if isinstance(weighted, tf.IndexedSlices):
+                weighted = each_row_once(weighted)
+        summands.append(_Summand(weighted, variable.get_shape(), 'sums/' + name,
+                                 device_of_server(tasks[name])))
+    return summands
 
 
-def _sum(part, shape, name, device, after, count, own_round):
-    """The `_Sum` of the parts of `count` workers; this one is pushed after some operations."""
-    is_sparse = isinstance(part, tf.IndexedSlices)
+def _sum(cluster: typing.Any, shares: Shares, rounds: _Rounds, summand: _Summand) -> _Sum:
+    """The `_Sum` of the summands of all workers.
+
+    Args:
+      cluster: the `Cluster`.
+      shares: have the loss of this worker.
+      rounds: of this worker.
+      summand: this worker's.
+    """
+    # Other workers send when they have their loss, too: the update may begin as soon as they have.
+    after = [] if cluster.is_chief or shares.loss is None else [shares.loss]
+    is_sparse = isinstance(summand.value, tf.IndexedSlices)
     kind = tf.SparseConditionalAccumulator if is_sparse else tf.ConditionalAccumulator
-    with only_device(device):
-        accumulator = kind(part.dtype.base_dtype, shape, shared_name=_SCOPE + name,
-                           reduction_type='SUM')
+    with only_device(summand.device):
+        accumulator = kind(summand.value.dtype.base_dtype, summand.shape,
+                           shared_name=_SCOPE + summand.name, reduction_type='SUM')
         add = accumulator.apply_indexed_slices_grad if is_sparse else accumulator.apply_grad
-        own_round = own_round.read_value()
+        own_round = rounds.own.read_value()
         with tf.control_dependencies(after):
-            push = add(part, local_step=own_round)
+            push = add(summand.value, local_step=own_round)
         with tf.control_dependencies([push]):
-            return _Sum(accumulator, push, without_gradient(_take(accumulator, count), part))
+            total = without_gradient(_take(accumulator, cluster.num_workers), summand.value)
+    return _Sum(accumulator, push, total)
 
 
-def _as_sum(gradient, variable):
+def _as_sum(gradient: typing.Any, variable: tf.Variable) -> typing.Any:
     """A gradient of the same types and static shapes on the chief, of servers' sums, and elsewhere:
     the update, which all workers compare, is of the same operations."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    indices, shape = tf.cast(gradient.indices, tf.int64), tf.cast(tf.shape(variable), tf.int64)
+    indices = tf.cast(gradient.indices, tf.int64)
+    shape = tf.cast(tf.shape(variable), tf.int64)
     indices.set_shape([None])
     gradient.values.set_shape(tf.TensorShape([None]).concatenate(variable.get_shape()[1:]))
     return tf.IndexedSlices(gradient.values, indices, tf.placeholder_with_default(shape, None))
 
 
-def _take(accumulator, count):
+def _take(accumulator: typing.Any, count: typing.Any) -> typing.Any:
     """The sum of `count` gradients, which leaves the accumulator."""
     if isinstance(accumulator, tf.SparseConditionalAccumulator):
         return accumulator.take_indexed_slices_grad(count)
     return accumulator.take_grad(count)
 
 
-def _for_update(gradients, sums, shares, cluster, rounds):
-    """`(the sums over all workers as the chief's gradients, the gates of its writes)`."""
+def _for_update(cluster: typing.Any, gradients: Pairs, shares: Shares, rounds: _Rounds,
+                sums: typing.List[_Sum]) -> Exchanged:
+    """The sums over all workers as the chief's gradients, and the conditions of its writes.
+
+    Args:
+      cluster: the `Cluster`.
+      gradients: of this worker.
+      shares: have its weight.
+      rounds: of this worker.
+      sums: of the gradients; before them of the examples, where these weigh.
+    """
+    totals = [each.total for each in sums]
     with only_device('/cpu:0'):  # one operation, which every write of the step waits for
-        gates = [tf.group(*tensors_of([(each, None) for each in sums]), name='all_gradients')]
+        tensors = tensors_of([(total, None) for total in totals])
+        all_gradients = tf.group(*tensors, name='all_gradients')
     if shares.are_weighted:
+        num_examples = totals.pop(0)
         with only_device(_FIRST_SERVER):
-            total, sums = sums[0], sums[1:]
-            of_all, is_over = shares.of_all(total), total <= 0.
-        sums = [times(each, of_all) for each in sums]
+            of_all = shares.of_all(num_examples)
+            is_over = num_examples <= 0.
+        totals = [times(total, of_all) for total in totals]
     # An accumulator adds up equal rows of two workers only where both send them in ascending order.
     with only_device('/cpu:0'):
-        sums = rows_once([(_as_sum(cast(each, gradient.dtype.base_dtype), variable), variable)
-                          for each, (gradient, variable) in zip(sums, gradients)])
+        combined = []
+        for total, (gradient, variable) in zip(totals, gradients):
+            of_dtype = cast(total, gradient.dtype.base_dtype)
+            combined.append((_as_sum(of_dtype, variable), variable))
+        combined = rows_once(combined)
     if cluster.active is None:
-        return sums, gates
+        return Exchanged(combined, [all_gradients])
     # In every step the chief enqueues a token: minus the round at the end of all data, else 0.
-    with tf.control_dependencies(gates), only_device('/cpu:0'):
+    with tf.control_dependencies([all_gradients]), only_device('/cpu:0'):
         told = rounds.tell(-rounds.own.read_value() * tf.cast(is_over, tf.int64))
     with tf.control_dependencies([told]):
         ended = worker_step.raise_at_end(is_over)
-    return worker_step.after(ended, sums), [ended]
+    return Exchanged(worker_step.after(ended, combined), [ended])
 
 
-def _configure(cluster, config):
-    # A worker that is gone must not keep the others from making a session.
-    config.device_filters.extend(['/job:ps', '/job:worker/task:%d' % cluster.rank
-                                  if cluster.job == 'worker' else '/job:worker'])
+def _configure(cluster: typing.Any, config: tf.ConfigProto) -> None:
+    """Lets a worker's session see the servers and itself: a worker that is gone must not keep the
+    others from making a session."""
+    own_job = '/job:worker'
+    if cluster.job == 'worker':
+        own_job = '/job:worker/task:%d' % cluster.rank
+    config.device_filters.extend(['/job:ps', own_job])
 
 
-ENGINE = Engine('parameter servers', ['ps', 'synchronous'], combine, None, _configure)
+ENGINE = Engine(name='parameter servers', arguments=['ps', 'synchronous'], combine=combine,
+                broadcast=None, configure=_configure)

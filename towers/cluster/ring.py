@@ -10,11 +10,13 @@ Sparse gradients are sent as rows: the numbers of rows of all gradients together
 then the rows of each type. A worker with fewer rows fills up with rows that are cut off again.
 """
 
+import typing
+
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import worker_step
-from towers.cluster.machines import Combined, Engine
+from towers.cluster.machines import Engine, Exchanged, Pairs
 from towers.errors import ClusterError
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
@@ -28,217 +30,348 @@ MOST_GATHERED = 3
 _GROUP = 7919  # no group that a program's own collectives are likely to use
 _HALVED = 1 << 20  # bytes from which one half of a tensor is added up while the other is sent
 _ADDED_UP = (tf.float32, tf.float64)  # a sum of float16 overflows where the mean does not
-_SENT = (  # types that every version sends, and what each of them holds without loss
-    (tf.float32, (tf.float32, tf.float16, tf.bfloat16)), (tf.float64, (tf.float64,)),
-    (tf.int32, (tf.int32, tf.bool, tf.uint8, tf.int8, tf.int16, tf.uint16)),
-    (tf.int64, (tf.int64, tf.uint32)))
+# Types that every version sends, and what each of them holds without loss.
+_SENT = {
+    tf.float32: (tf.float32, tf.float16, tf.bfloat16),
+    tf.float64: (tf.float64,),
+    tf.int32: (tf.int32, tf.bool, tf.uint8, tf.int8, tf.int16, tf.uint16),
+    tf.int64: (tf.int64, tf.uint32),
+}
+
+Sums = typing.Dict[str, typing.Any]
+"""The sum over the workers of each gradient, by the name of its variable."""
 
 
-def combine(cluster, gradients, shares):
-    """The `Combined` of a machine's gradients over the workers of a ring."""
+class Sent(typing.NamedTuple):
+    """What becomes of a message between all workers."""
+    values: typing.Any  # a tensor, or what the function says that returns this
+    last: typing.Any  # the last message of it, for which the next one waits
+
+
+def combine(cluster: typing.Any, gradients: Pairs, shares: worker_step.Shares) -> Exchanged:
+    """The `Exchanged` of a machine's gradients over the workers of a ring. `cluster` is the
+    `Cluster`, and `shares` have the weight of this machine."""
     for _, variable in gradients:
         sent_as(variable)  # no complex gradient is added up
-    ring, (first, begin) = Collectives(cluster), worker_step.session_begun()
+    ring = Collectives(cluster)
+    begun = worker_step.session_begun()
     with only_device('/cpu:0'), tf.name_scope('ring'):
+        first = begun.check
+        weight = shares.constant
         if shares.are_weighted:  # known when the batch is, before the backward pass
             first = ring.reduce(tf.reshape(shares.own_examples(), [1]), first)
             total = first[0]
-        weight = shares.weight(total) if shares.are_weighted else shares.constant
+            weight = shares.weight(total)
         # Dense and sparse gradients form two chains, each in the same order on all workers.
-        sums, last = _add_dense(ring, gradients, weight, not shares.are_weighted
-                                and shares.is_mean, first)
-        rows, last_rows = _add_rows(ring, gradients, weight, first)
+        is_plain_mean = shares.is_mean and not shares.are_weighted
+        dense = _add_dense(ring, gradients, None if is_plain_mean else weight, first)
+        sparse = _add_rows(ring, gradients, weight, first)
         # The end comes after all reductions, for which the other workers would wait.
-        with tf.control_dependencies([last, last_rows]):
+        with tf.control_dependencies([dense.last, sparse.last]):
             ended = worker_step.raise_at_end(total <= 0.) if shares.are_weighted else tf.no_op()
-        sums.update(rows)
+        sums = dict(dense.values, **sparse.values)
         gradients = worker_step.after(ended, [(sums[variable.op.name], variable)
-                                           for _, variable in gradients])
-    return Combined(gradients, [] if cluster.active is None else [ended], begin)
+                                              for _, variable in gradients])
+    conditions = [] if cluster.active is None else [ended]
+    return Exchanged(gradients, conditions, begun.begin)
 
 
-def _add_dense(ring, gradients, weight, mean, last):
-    """Adds up the dense gradients, by their weights or for the mean; the first message waits for
-    `last`. Returns `(dict from names of variables to sums, the last message)`."""
-    dense, sums = [pair for pair in gradients if not isinstance(pair[0], tf.IndexedSlices)], {}
+def _add_dense(ring: 'Collectives', gradients: Pairs, weight: typing.Any, last: typing.Any) -> Sent:
+    """Adds up the dense gradients: a `Sent` with `Sums`.
+
+    Args:
+      ring: makes the operations.
+      gradients: of this worker.
+      weight: of this worker's gradients, a number or a scalar; None for the mean of all workers.
+      last: the message, or operation, for which the first message waits.
+    """
+    dense = [pair for pair in gradients if not isinstance(pair[0], tf.IndexedSlices)]
+    sums: Sums = {}
     for buffer in buffers_of(dense, ring.buffer_bytes):
-        packed = buffer[0][0] if len(buffer) == 1 else tf.concat(
-            [tf.reshape(gradient, [-1]) for gradient, _ in buffer], 0)
-        packed, last = ring.reduce_gradient(packed if mean else times(packed, weight), mean, last)
-        shapes = [variable.get_shape() for _, variable in buffer]
-        pieces = [packed] if len(buffer) == 1 else map(tf.reshape, tf.split(
-            packed, [shape.num_elements() for shape in shapes]), [
-                shape.as_list() for shape in shapes])
-        sums.update(zip((variable.op.name for _, variable in buffer), pieces))
-    return sums, last
+        packed = _packed([gradient for gradient, _ in buffer])
+        if weight is not None:
+            packed = times(packed, weight)
+        packed, last = ring.reduce_gradient(packed, weight is None, last)
+        variables = [variable for _, variable in buffer]
+        for variable, gradient in zip(variables, _unpacked(packed, variables)):
+            sums[variable.op.name] = gradient
+    return Sent(sums, last)
 
 
-def buffers_of(pairs, most):
+def _packed(gradients: typing.List[tf.Tensor]) -> tf.Tensor:
+    """The numbers of several gradients as one vector; of one gradient as it is."""
+    if len(gradients) == 1:
+        return gradients[0]
+    return tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
+
+
+def _unpacked(packed: tf.Tensor, variables: typing.List[tf.Variable]) -> typing.List[tf.Tensor]:
+    """The gradients of these variables from what `_packed` made of them."""
+    if len(variables) == 1:
+        return [packed]
+    shapes = [variable.get_shape() for variable in variables]
+    vectors = tf.split(packed, [shape.num_elements() for shape in shapes])
+    return [tf.reshape(vector, shape.as_list()) for vector, shape in zip(vectors, shapes)]
+
+
+def buffers_of(pairs: Pairs, most: int) -> typing.List[Pairs]:
     """Lists of `(gradient, variable)` that travel together, in `most` bytes; a larger gradient
     travels alone. Those made last come first."""
-    buffers, open_ones = [], {}  # dtype -> (the buffer to be filled, bytes in it)
+    buffers: typing.List[Pairs] = []
+    open_buffers: typing.Dict[tf.DType, Pairs] = {}  # one of each type is filled
+    bytes_used: typing.Dict[tf.DType, int] = {}
     for gradient, variable in reversed(pairs):
-        dtype, size = gradient.dtype.base_dtype, bytes_of(variable)
-        is_alone = size > most or not variable.get_shape().is_fully_defined()
-        buffer, used = ([], 0) if is_alone else open_ones.get(dtype, ([], 0))
-        if used + size > most:
-            buffer, used = [], 0
-        buffers += [] if buffer else [buffer]
-        buffer.append((gradient, variable))
-        if not is_alone:
-            open_ones[dtype] = (buffer, used + size)
+        size = bytes_of(variable)
+        if size > most or not variable.get_shape().is_fully_defined():
+            buffers.append([(gradient, variable)])
+            continue
+        dtype = gradient.dtype.base_dtype
+        if dtype not in open_buffers or bytes_used[dtype] + size > most:
+            open_buffers[dtype] = []
+            bytes_used[dtype] = 0
+            buffers.append(open_buffers[dtype])
+        open_buffers[dtype].append((gradient, variable))
+        bytes_used[dtype] += size
     return buffers
 
 
-def _add_rows(ring, gradients, weight, last):
-    """Adds up the sparse ones; as `_add_dense`. The sums are `IndexedSlices` with each row once."""
-    sparse = [(gradient, variable, variable.get_shape()[1:].as_list()) for gradient, variable in
-              gradients if isinstance(gradient, tf.IndexedSlices)]
+class _Rows(typing.NamedTuple):
+    """A sparse gradient of this worker, with each row once."""
+    slices: tf.IndexedSlices
+    variable: tf.Variable
+    indices: tf.Tensor  # [n], all different
+    places: tf.Tensor  # of each row of the slices, its place among the indices
+    size: tf.Tensor  # n, an int scalar
+
+
+def _add_rows(ring: 'Collectives', gradients: Pairs, weight: typing.Any, last: typing.Any) -> Sent:
+    """Adds up the sparse gradients, each to `IndexedSlices` with each row once: a `Sent` with
+    `Sums`.
+
+    Args:
+      ring: makes the operations.
+      gradients: of this worker.
+      weight: of this worker's gradients, a number or a scalar.
+      last: the message, or operation, for which the first message waits.
+    """
+    sparse = [(slices, variable) for slices, variable in gradients
+              if isinstance(slices, tf.IndexedSlices)]
     if not sparse:
-        return {}, last
-    found = [tf.unique(slices.indices) for slices, _, _ in sparse]
-    sizes = [tf.size(indices) for indices, _ in found]
-    counts = ring.gather(tf.stack(sizes)[tf.newaxis], last)
+        return Sent({}, last)
+    unique = [tf.unique(slices.indices) for slices, _ in sparse]
+    sizes = [tf.size(indices) for indices, _ in unique]
+    own = [_Rows(slices, variable, indices, places, size)
+           for (slices, variable), (indices, places), size in zip(sparse, unique, sizes)]
+    counts = ring.gather(tf.stack(sizes)[tf.newaxis], last)  # [W, number of gradients]
     most = tf.unstack(tf.maximum(tf.reduce_max(counts, 0), 1), len(sparse))
-    indices, last = _gathered(ring, [tf.cast(each, tf.int64) for each, _ in found], most, counts)
-    by_type, rows = {}, {}
-    for place, (slices, _, _) in enumerate(sparse):
-        dtype = slices.values.dtype.base_dtype
-        by_type.setdefault(dtype if dtype in _ADDED_UP else tf.float32,
-                           []).append(place)
-    for dtype, places in sorted(by_type.items(), key=lambda item: item[0].name):
-        own = [tf.cast(tf.reshape(tf.math.unsorted_segment_sum(
-            times(sparse[place][0], weight).values, found[place][1], sizes[place]),
-            [-1] + sparse[place][2]), dtype) for place in places]
-        values, last = _gathered(ring, own, [most[place] for place in places], last)
-        rows.update(zip(places, values))
-    sums = {}
-    for place, (slices, variable, _) in enumerate(sparse):
-        is_row = tf.reshape(tf.sequence_mask(counts[:, place], most[place]), [-1])
-        sums[variable.op.name] = each_row_once(tf.IndexedSlices(
-            tf.cast(tf.boolean_mask(rows[place], is_row), slices.values.dtype),
-            tf.cast(tf.boolean_mask(indices[place], is_row), slices.indices.dtype),
-            slices.dense_shape))
-    return sums, last
+    all_indices, last = _gathered(ring, [tf.cast(each.indices, tf.int64) for each in own], most,
+                                  counts)
+    values: typing.Dict[int, tf.Tensor] = {}
+    for dtype, numbers in _numbers_by_type(own):
+        sums_of_rows = [_sums_of_rows(own[number], weight, dtype) for number in numbers]
+        gathered, last = _gathered(ring, sums_of_rows, [most[number] for number in numbers], last)
+        values.update(zip(numbers, gathered))
+    sums: Sums = {}
+    for number, rows in enumerate(own):
+        is_row = tf.reshape(tf.sequence_mask(counts[:, number], most[number]), [-1])
+        of_all = tf.IndexedSlices(
+            tf.cast(tf.boolean_mask(values[number], is_row), rows.slices.values.dtype),
+            tf.cast(tf.boolean_mask(all_indices[number], is_row), rows.slices.indices.dtype),
+            rows.slices.dense_shape)
+        sums[rows.variable.op.name] = each_row_once(of_all)
+    return Sent(sums, last)
 
 
-def _gathered(ring, tensors, most, last):
-    """`(list of tensors [W * most, …], the message)`: tensors [n, …] of one type of all W workers,
-    each worker's rows first, in one message, which waits for `last`; `most` is the largest n."""
-    padded = [tf.pad(each, [[0, count - tf.shape(each)[0]]] + [[0, 0]] * (each.shape.ndims - 1))
-              for each, count in zip(tensors, most)]
+def _numbers_by_type(own: typing.List[_Rows]
+                     ) -> typing.List[typing.Tuple[tf.DType, typing.List[int]]]:
+    """The numbers of the gradients that travel in each type, sorted by the name of the type."""
+    numbers: typing.Dict[tf.DType, typing.List[int]] = {}
+    for number, rows in enumerate(own):
+        dtype = rows.slices.values.dtype.base_dtype
+        sent = dtype if dtype in _ADDED_UP else tf.float32
+        numbers.setdefault(sent, []).append(number)
+    return sorted(numbers.items(), key=lambda item: item[0].name)
+
+
+def _sums_of_rows(rows: _Rows, weight: typing.Any, dtype: tf.DType) -> tf.Tensor:
+    """The values of a worker's gradient times its weight, [n, …] with each row once, in a type."""
+    weighted = times(rows.slices, weight).values
+    sums = tf.math.unsorted_segment_sum(weighted, rows.places, rows.size)
+    row_shape = rows.variable.get_shape()[1:].as_list()
+    return tf.cast(tf.reshape(sums, [-1] + row_shape), dtype)
+
+
+def _gathered(ring: 'Collectives', tensors: typing.List[tf.Tensor], most: typing.List[tf.Tensor],
+              last: typing.Any) -> Sent:
+    """The tensors of all W workers in one message: a `Sent` with a list of tensors [W * most, …],
+    each worker's rows first.
+
+    Args:
+      ring: makes the operations.
+      tensors: of this worker, each [n, …], of one type.
+      most: the largest n of all workers, for each of the tensors.
+      last: the message for which this one waits.
+    """
+    padded = []
+    for tensor, count in zip(tensors, most):
+        missing = [[0, count - tf.shape(tensor)[0]]]
+        padded.append(tf.pad(tensor, missing + [[0, 0]] * (tensor.shape.ndims - 1)))
     received = ring.gather(tf.concat([tf.reshape(each, [-1]) for each in padded], 0), last)
-    parts = tf.split(tf.reshape(received, [ring.num_workers, -1]),
-                     tf.stack([tf.size(each) for each in padded]), 1, num=len(padded))
-    return [tf.reshape(part, [-1] + each.shape.as_list()[1:])
-            for part, each in zip(parts, tensors)], received
+    by_worker = tf.reshape(received, [ring.num_workers, -1])
+    sizes = tf.stack([tf.size(each) for each in padded])
+    pieces = tf.split(by_worker, sizes, 1, num=len(padded))
+    gathered = [tf.reshape(piece, [-1] + tensor.shape.as_list()[1:])
+                for piece, tensor in zip(pieces, padded)]
+    return Sent(gathered, received)
 
 
-def sent_as(variable):
+def sent_as(variable: tf.Variable) -> tf.DType:
     """The type that a variable has on its way from worker 0, without loss; or `ClusterError`."""
-    dtype, shape = variable.dtype.base_dtype, variable.get_shape()
-    sent = next((sent for sent, dtypes in _SENT if dtype in dtypes), None)
-    if sent is None or not shape.is_fully_defined():
-        raise ClusterError(
-            'variable %r is %s of shape %s, which worker 0 cannot send to the others: make it a '
-            'local variable, or one of a number type and a static shape.' % (
-                variable.op.name, dtype.name, shape))
-    return sent
+    dtype = variable.dtype.base_dtype
+    if variable.get_shape().is_fully_defined():
+        for sent, held in _SENT.items():
+            if dtype in held:
+                return sent
+    raise ClusterError(
+        'variable %r is %s of shape %s, which worker 0 cannot send to the others: make it a '
+        'local variable, or one of a number type and a static shape.' % (
+            variable.op.name, dtype.name, variable.get_shape()))
 
 
 class Collectives:
     """Makes the collective operations of one worker, with keys that count on within a graph. Each
     waits for the one before it (`last`) by an edge of its own: TensorFlow drops edges of constants
-    with the operations that it simplifies."""
+    with the operations that it simplifies.
 
-    def __init__(self, cluster):
-        self.rank, self.num_workers = cluster.rank, cluster.num_workers
-        self._wire = WIRES.get(cluster.wire)
+    Attributes:
+      num_workers: how many take part.
+      buffer_bytes: the size of a buffer of gradients.
+    """
+
+    def __init__(self, cluster: typing.Any):
+        self.num_workers = cluster.num_workers
         self.buffer_bytes = max(1, int(cluster.buffer_mb * (1 << 20)))
-        keys = [op.get_attr('instance_key') for op in tf.get_default_graph().get_operations()
-                if op.type.startswith('Collective') and 'group_key' in op.node_def.attr
-                and op.get_attr('group_key') == _GROUP]
-        self._key = max(keys or [0])
+        self._rank = cluster.rank
+        self._wire = WIRES.get(cluster.wire)
+        self._key = max([0] + _keys_in_use(tf.get_default_graph()))
 
-    def reduce(self, tensor, last, mean=False):
-        """The sum, or the mean, of the workers' tensors of one shape."""
+    def reduce(self, tensor: tf.Tensor, last: typing.Any, mean: bool = False) -> tf.Tensor:
+        """The sum, or the mean, of the workers' tensors of one shape; waits for `last`."""
+        offsets = [0, 0] if bytes_of(tensor) >= _HALVED else [0]
         with tf.control_dependencies([last]):
             reduced = tf.raw_ops.CollectiveReduce(
                 input=tensor, merge_op='Add', final_op='Div' if mean else 'Id',
-                subdiv_offsets=[0, 0] if bytes_of(tensor) >= _HALVED else [0], **self._next())
+                subdiv_offsets=offsets, **self._next())
         reduced.set_shape(tensor.shape)
         return reduced
 
-    def reduce_gradient(self, gradient, mean, last):
-        """`(sum or mean of the workers' dense gradients of one static shape, the last message)`. A
+    def reduce_gradient(self, gradient: tf.Tensor, mean: bool, last: typing.Any) -> Sent:
+        """The sum or mean of the workers' dense gradients of one static shape; waits for `last`. A
         large one is sent in several pieces: in one, 64 MB take twice as long."""
         dtype = gradient.dtype.base_dtype
         tensor = gradient if dtype in _ADDED_UP else tf.cast(gradient, tf.float32)
-        turns, pieces, reduced = -(-bytes_of(tensor) // self.buffer_bytes), [tensor], []
-        if turns > 1:
-            count = tensor.shape.num_elements()
-            pieces = tf.split(tf.reshape(tensor, [-1]), [
-                count * (turn + 1) // turns - count * turn // turns for turn in range(turns)])
+        pieces = self._pieces(tensor)
+        reduced = []
         for piece in pieces:
             if self._wire is not None and piece.shape.is_fully_defined():
-                piece, last = self._reduce_16(piece, last, mean)
+                piece, last = self._reduce_16(piece, mean, last)
             else:
                 piece = last = self.reduce(piece, last, mean)
             reduced.append(piece)
-        total = reduced[0] if turns < 2 else tf.reshape(tf.concat(reduced, 0), tensor.shape)
-        return tf.cast(total, dtype), last
+        total = reduced[0]
+        if len(pieces) > 1:
+            total = tf.reshape(tf.concat(reduced, 0), tensor.shape)
+        return Sent(tf.cast(total, dtype), last)
 
-    def _reduce_16(self, tensor, last, mean):
-        """As `reduce`, with the message; 16-bit numbers travel in pairs, by their bits."""
-        count, own = tensor.shape.num_elements(), tf.cast(tf.reshape(tensor, [-1]), self._wire)
+    def _pieces(self, tensor: tf.Tensor) -> typing.List[tf.Tensor]:
+        """A tensor in pieces that fit a buffer, about equally large; one that fits, as it is."""
+        num_pieces = -(-bytes_of(tensor) // self.buffer_bytes)  # rounded up
+        if num_pieces <= 1:
+            return [tensor]
+        count = tensor.shape.num_elements()
+        ends = [count * number // num_pieces for number in range(num_pieces + 1)]
+        sizes = [end - start for start, end in zip(ends, ends[1:])]
+        return tf.split(tf.reshape(tensor, [-1]), sizes)
+
+    def _reduce_16(self, tensor: tf.Tensor, mean: bool, last: typing.Any) -> Sent:
+        """The same as `reduce`, in 16 bits on the way; they travel in pairs, by their bits."""
+        count = tensor.shape.num_elements()
+        own = tf.cast(tf.reshape(tensor, [-1]), self._wire)
         pairs = tf.reshape(tf.pad(own, [[0, count % 2]]), [1, -1, 2])
         shape = [self.num_workers, pairs.shape[1]]
         pairs = tf.bitcast(pairs, tf.int32)
         with tf.control_dependencies([last]):
             gathered = tf.raw_ops.CollectiveGather(input=pairs, shape=shape, **self._next())
         gathered.set_shape(shape)
-        total = sum(tf.cast(each, tf.float32) for each in tf.unstack(
-            tf.bitcast(gathered, self._wire)))
+        of_workers = tf.unstack(tf.bitcast(gathered, self._wire))
+        total = sum(tf.cast(each, tf.float32) for each in of_workers)
         total = tf.reshape(tf.reshape(total, [-1])[:count], tensor.shape)
-        return tf.cast(total / self.num_workers if mean else total, tensor.dtype), gathered
+        if mean:
+            total = total / self.num_workers
+        return Sent(tf.cast(total, tensor.dtype), gathered)
 
-    def gather(self, rows, last):
-        """The workers' tensors `rows` [n, …], of one n in a step, one after the other: [W n, …]."""
+    def gather(self, rows: tf.Tensor, last: typing.Any) -> tf.Tensor:
+        """The workers' tensors `rows` [n, …], of one n in a step, one after the other: [W n, …];
+        waits for `last`."""
         if compat.GATHERS_ANY_ROWS:
+            shape = [None] + rows.shape.as_list()[1:]
             with tf.control_dependencies([last]):
-                return tf.raw_ops.CollectiveGather(
-                    input=rows, shape=[None] + rows.shape.as_list()[1:], **self._next())
-        return tf.cast(self.reduce(
-            compat.among_zeros(rows, self.rank, self.num_workers), last), rows.dtype)
+                return tf.raw_ops.CollectiveGather(input=rows, shape=shape, **self._next())
+        alone = compat.among_zeros(rows, self._rank, self.num_workers)
+        return tf.cast(self.reduce(alone, last), rows.dtype)
 
-    def broadcast(self, variables):
+    def broadcast(self, variables: typing.Iterable[tf.Variable]) -> tf.Operation:
         """An operation that gives variables, the same on all workers, their values on worker 0."""
-        last, done = [], []
+        operations = []
+        last: typing.List[tf.Tensor] = []
         for variable in sorted(variables, key=lambda each: each.op.name):
-            dtype, shape, sent = variable.dtype.base_dtype, variable.get_shape(), sent_as(variable)
             with only_device('/cpu:0'), tf.name_scope('broadcast'):
                 with tf.control_dependencies(last):
-                    value = tf.raw_ops.CollectiveBcastSend(
-                        input=tf.cast(variable.read_value(), sent), shape=shape, **self._next()
-                    ) if self.rank == 0 else tf.raw_ops.CollectiveBcastRecv(
-                        T=sent, shape=shape, **self._next())
+                    value = self._from_worker_0(variable)
                 last = [value]
-                done.append(value.op if self.rank == 0 else
-                            tf.assign(variable, tf.cast(value, dtype)).op)
-        return tf.group(*done)
+                if self._rank == 0:
+                    operations.append(value.op)
+                else:
+                    value = tf.cast(value, variable.dtype.base_dtype)
+                    operations.append(tf.assign(variable, value).op)
+        return tf.group(*operations)
 
-    def _next(self):
+    def _from_worker_0(self, variable: tf.Variable) -> tf.Tensor:
+        """The value of a variable on worker 0, which sends it, in the type of `sent_as`."""
+        sent = sent_as(variable)
+        shape = variable.get_shape()
+        if self._rank == 0:
+            return tf.raw_ops.CollectiveBcastSend(
+                input=tf.cast(variable.read_value(), sent), shape=shape, **self._next())
+        return tf.raw_ops.CollectiveBcastRecv(T=sent, shape=shape, **self._next())
+
+    def _next(self) -> typing.Dict[str, int]:
         """The attributes by which TensorFlow brings this operation of all workers together."""
         self._key += 1
         return {'group_size': self.num_workers, 'group_key': _GROUP, 'instance_key': self._key}
 
 
-def _configure(cluster, config):
+def _keys_in_use(graph: tf.Graph) -> typing.List[int]:
+    """The keys of the collective operations that towers has made in a graph."""
+    keys = []
+    for op in graph.get_operations():
+        if op.type.startswith('Collective') and 'group_key' in op.node_def.attr:
+            if op.get_attr('group_key') == _GROUP:
+                keys.append(op.get_attr('instance_key'))
+    return keys
+
+
+def _broadcast(cluster: typing.Any, variables: typing.Iterable[tf.Variable]) -> tf.Operation:
+    """The operation by which all workers get these variables of worker 0."""
+    return Collectives(cluster).broadcast(variables)
+
+
+def _configure(cluster: typing.Any, config: tf.ConfigProto) -> None:
+    """Adds to a session's config what the collectives of this cluster need."""
     # Without this filter, TF 1.15 waits for the devices of all workers, and hangs.
     config.device_filters.append('/job:%s/task:%d' % (cluster.job, cluster.rank))
     config.experimental.collective_group_leader = '/job:worker/replica:0/task:0'
 
 
-ENGINE = Engine(
-    "TensorFlow's ring", ['buffer_mb', 'every', 'wire'], combine,
-    lambda cluster, variables: Collectives(cluster).broadcast(variables), _configure)
+ENGINE = Engine(name="TensorFlow's ring", arguments=['buffer_mb', 'every', 'wire'],
+                combine=combine, broadcast=_broadcast, configure=_configure)

@@ -5,20 +5,23 @@ operations are put on this worker, but for those that look up rows of a variable
 added up within the machine before they go over the wire, and rows go, not their table.
 """
 
+import typing
+
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ClusterError
 from towers.graph.edit import group_of
 from towers.graph.graph_walk import behind, bytes_of, step_operations
-from towers.graph.op_types import CALLS, LEAD_IN, RESHAPES, VARIABLE_OPS
+from towers.graph.op_types import CALLS, LEAD_IN, RESHAPES, SETS, VARIABLE_OPS
 from towers.graph.order import Precedence
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
 
 
-def spread(cluster, built, scaffold):
+def spread(cluster: typing.Any, built: typing.Any, scaffold: tf.train.Scaffold) -> None:
     """Spreads the complete graph of a build, and of the `tf.train.Scaffold` of its session."""
-    graph, trained = tf.get_default_graph(), [variable for _, variable in built.gradients]
+    graph = tf.get_default_graph()
+    trained = [variable for _, variable in built.gradients]
     if cluster.is_chief and cluster.workers_a_step > 1:
         check_writes(graph, built)
     read_after_writes(graph, trained + tf.global_variables(), built.train_op)
@@ -26,46 +29,52 @@ def spread(cluster, built, scaffold):
     spread_over_servers(cluster, graph, trained)
 
 
-def check_writes(graph, built):
+def check_writes(graph: tf.Graph, built: typing.Any) -> None:
     """Raises `ClusterError` if something beside the step computes new values of trained variables,
     which other workers would read before or after that, by chance. Values may be loaded."""
     updates = [update for tower in built.towers for update in tower.updates]
-    step, writes = {op.name for op in step_operations([built.train_op] + updates)}, Writes(graph)
+    step_names = {op.name for op in step_operations([built.train_op] + updates)}
+    writes = Writes(graph)
     for _, variable in built.gradients:
+        initializer = variable.initializer.name
         for op in writes.to(variable):
-            if op.name not in step and op.name != variable.initializer.name and (
-                    op.type not in ('Assign', 'AssignVariableOp')
-                    or any(each.type in VARIABLE_OPS for each in step_operations([op.inputs[1]]))):
-                raise ClusterError(
-                    '%r writes the trained variable %r beside built.train_op, and other workers '
-                    'may read it before or after that: put the write into the collection '
-                    "UPDATE_OPS, or use kind='ring'." % (op.name, variable.op.name))
+            if op.name in step_names or op.name == initializer or _loads(op):
+                continue
+            raise ClusterError(
+                '%r writes the trained variable %r beside built.train_op, and other workers '
+                'may read it before or after that: put the write into the collection '
+                "UPDATE_OPS, or use kind='ring'." % (op.name, variable.op.name))
 
 
-def read_after_writes(graph, variables, train_op=None):
+def _loads(op: tf.Operation) -> bool:
+    """Whether an operation sets a variable to a value that is computed from no variable."""
+    if op.type not in SETS:
+        return False
+    return all(source.type not in VARIABLE_OPS for source in step_operations([op.inputs[1]]))
+
+
+def read_after_writes(graph: tf.Graph, variables: typing.Iterable[tf.Variable],
+                      train_op: typing.Optional[tf.Operation] = None) -> None:
     """Gives what waits for a write of a reference variable the value from after that write.
 
     Between a server and a worker the value is sent at the start of the step: moving averages that
     take the global step after the train op would get the one before it. Here such an operation gets
     a read of its own, on the server, which waits for all else that the operation waits for;
-    `ClusterError` in a loop or branch (v1), or through a reshape. `train_op`, or None, counts as a
-    write of all variables: it waits for the chief's.
+    `ClusterError` in a loop or branch (v1), or through a reshape.
+
+    Args:
+      graph: of the operations.
+      variables: that may be written.
+      train_op: counts as a write of all variables: it waits for the chief's; or None.
     """
     names = {variable.op.name for variable in variables if variable.op.type in REFERENCE_VARIABLES}
-    finder, operations, writes = Writes(graph), graph.get_operations(), {}
-    for op in operations if names else ():
-        for name in names if op is train_op else names.intersection(finder.of(op)):
-            writes.setdefault(name, []).append(op)
-    order = Precedence([op for each in writes.values() for op in each])
-
-    def waits(op, source):
-        return any(order.waits_for(op, write) and op is not write
-                   for write in writes.get(source.name, ()))
-    for op in operations if writes else ():
-        for place, tensor in enumerate(op.inputs):
+    reads = _LateReads(graph, names, train_op)
+    if not reads.writes:
+        return
+    for op in graph.get_operations():
+        for position, tensor in enumerate(op.inputs):
             source = behind(tensor, LEAD_IN | RESHAPES).op
-            if (source.name not in writes or not waits(op, source) or waits(tensor.op, source)
-                    or source.name in _taken(op) or op.type in ('Merge', 'RefMerge')):
+            if not reads.is_late(op, tensor, source):
                 continue
             if behind(tensor, ('Identity',)).op is not source:
                 raise ClusterError(
@@ -73,15 +82,56 @@ def read_after_writes(graph, variables, train_op=None):
                     'a reference variable on a parameter server, whose value is sent at the start '
                     'of the step. Make it with tf.get_variable(…, use_resource=True), and read it '
                     'there by read_value().' % (op.name, source.name, source.name))
-            others = [each.op for each in op.inputs if each is not tensor] + list(op.control_inputs)
-            with graph.as_default(), tf.control_dependencies(None), tf.name_scope(
-                    'served/after/'), graph.colocate_with(source, True):
-                with tf.control_dependencies(others):
-                    compat.replace_input(op, place, tf.identity(
-                        source.outputs[0], source.name + '/read'))
+            _read_late(op, position, source)
 
 
-def spread_over_servers(cluster, graph, first=()):
+class _LateReads:
+    """Which operations read a reference variable after a write that they wait for.
+
+    Attributes:
+      writes: the operations that write each variable, by its name.
+    """
+
+    def __init__(self, graph: tf.Graph, names: typing.Set[str],
+                 train_op: typing.Optional[tf.Operation]):
+        """Looks for the writes of the variables of these `names`; all of them for `train_op`."""
+        self.writes: typing.Dict[str, typing.List[tf.Operation]] = {}
+        if names:
+            finder = Writes(graph)
+            for op in graph.get_operations():
+                written = names if op is train_op else names.intersection(finder.of(op))
+                for name in written:
+                    self.writes.setdefault(name, []).append(op)
+        self._order = Precedence([op for writes in self.writes.values() for op in writes])
+
+    def is_late(self, op: tf.Operation, tensor: tf.Tensor, source: tf.Operation) -> bool:
+        """Whether an operation waits for a write of the variable `source` whose value, its input
+        `tensor`, it takes, and the tensor itself does not wait for it."""
+        if source.name not in self.writes or op.type in ('Merge', 'RefMerge'):
+            return False
+        if source.name in _variables_taken(op):
+            return False
+        return self._waits_for_write(op, source) and not self._waits_for_write(tensor.op, source)
+
+    def _waits_for_write(self, op: tf.Operation, source: tf.Operation) -> bool:
+        """Whether an operation waits for another one that writes a variable."""
+        return any(op is not write and self._order.waits_for(op, write)
+                   for write in self.writes[source.name])
+
+
+def _read_late(op: tf.Operation, position: int, source: tf.Operation) -> None:
+    """Gives an operation, in the place of an input, a read of the variable `source` that waits for
+    all else that the operation waits for."""
+    replaced = op.inputs[position]
+    others = [tensor.op for tensor in op.inputs if tensor is not replaced]
+    with op.graph.as_default(), tf.control_dependencies(None), \
+            tf.name_scope('served/after/'), op.graph.colocate_with(source, True), \
+            tf.control_dependencies(others + list(op.control_inputs)):
+        compat.replace_input(op, position, tf.identity(source.outputs[0], source.name + '/read'))
+
+
+def spread_over_servers(cluster: typing.Any, graph: tf.Graph,
+                        first: typing.Iterable[tf.Variable] = ()) -> typing.Dict[str, int]:
     """Gives a task to each operation without one; returns what `servers_of_variables` does."""
     tasks = servers_of_variables(cluster, graph, first)
     # Name of an operation -> its server: variables, accumulators and token queues here; in the loop
@@ -92,48 +142,70 @@ def spread_over_servers(cluster, graph, first=()):
         device = tf.DeviceSpec.from_string(op.device or '')
         if device.job is not None:
             continue
-        around = [op.name] + ([] if op.type in CALLS else _taken(op) + group_of(op))
-        known = [servers[name] for name in around if name in servers]
+        neighbours = [op.name]
+        if op.type not in CALLS:
+            neighbours += _variables_taken(op) + group_of(op)
+        known = [servers[name] for name in neighbours if name in servers]
         if known:
             servers[op.name] = known[0]
-        compat.set_device(op, known[0] if known else tf.DeviceSpec(
-            job='worker', task=cluster.rank, device_type=device.device_type,
-            device_index=device.device_index).to_string())
+            compat.set_device(op, known[0])
+        else:
+            own = tf.DeviceSpec(job='worker', task=cluster.rank, device_type=device.device_type,
+                                device_index=device.device_index)
+            compat.set_device(op, own.to_string())
     return tasks
 
 
-def device_of_server(task):
+def device_of_server(task: int) -> str:
     """The device of a parameter server, by its number."""
     return '/job:ps/task:%d/device:CPU:0' % task
 
 
-def servers_of_variables(cluster, graph, first=()):
+def servers_of_variables(cluster: typing.Any, graph: tf.Graph,
+                         first: typing.Iterable[tf.Variable] = ()) -> typing.Dict[str, int]:
     """{name: number of the server} of the global variables of a graph, in whatever order they were
     made: those in `first` are dealt out before all others, a slot with its weight."""
+    first = list(first)
     variables = {variable.op.name: variable for variable in
-                 list(first) + graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)}
+                 first + graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)}
 
-    def leader(name):
+    def leader(name: str) -> str:
+        """The variable that another one is colocated with, in the end."""
         beside = [each for each in group_of(variables[name].op) if each in variables]
-        return name if not beside or name in beside else leader(beside[0])
-    leaders, is_first = {name: leader(name) for name in variables}, {each.op.name for each in first}
-    tasks = tasks_by_size({name: bytes_of(variables[name]) for name in set(leaders.values())},
-                          len(cluster.ps), is_first)
+        if not beside or name in beside:
+            return name
+        return leader(beside[0])
+    leaders = {name: leader(name) for name in variables}
+    sizes = {name: bytes_of(variables[name]) for name in set(leaders.values())}
+    tasks = tasks_by_size(sizes, len(cluster.ps), {variable.op.name for variable in first})
     return {name: tasks[leaders[name]] for name in variables}
 
 
-def tasks_by_size(sizes, count, first=()):
+def tasks_by_size(sizes: typing.Dict[str, int], count: int,
+                  first: typing.Container[str] = ()) -> typing.Dict[str, int]:
     """{name: number of the server}: each goes to the one that has the fewest bytes so far, the
-    largest first, those of the names `first` before all others."""
-    used, tasks = [0] * count, {}
+    largest first, those of the names `first` before all others.
+
+    Args:
+      sizes: bytes of each variable, by its name.
+      count: how many servers there are.
+      first: names.
+    """
+    bytes_of_servers = [0] * count
+    tasks = {}
     for name in sorted(sizes, key=lambda each: (each not in first, -sizes[each], each)):
-        tasks[name] = used.index(min(used))
-        used[tasks[name]] += sizes[name]
+        server = bytes_of_servers.index(min(bytes_of_servers))
+        bytes_of_servers[server] += sizes[name]
+        tasks[name] = server
     return tasks
 
 
-def _taken(op):
+def _variables_taken(op: tf.Operation) -> typing.List[str]:
     """Names of the variables that an operation takes by handle or reference, not by value."""
-    by_reference = any(argument.is_ref for argument in op.op_def.input_arg)
-    return [behind(tensor, LEAD_IN).op.name for tensor in op.inputs if tensor.dtype == tf.resource
-            or by_reference and tensor.dtype != tensor.dtype.base_dtype]
+    may_take_reference = any(argument.is_ref for argument in op.op_def.input_arg)
+    names = []
+    for tensor in op.inputs:
+        is_reference = may_take_reference and tensor.dtype != tensor.dtype.base_dtype
+        if tensor.dtype == tf.resource or is_reference:
+            names.append(behind(tensor, LEAD_IN).op.name)
+    return names

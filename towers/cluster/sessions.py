@@ -1,6 +1,5 @@
 """Sessions of a cluster's workers: how one begins, which calls are its steps, and how all stop."""
 
-import contextlib
 import types
 import typing
 
@@ -10,7 +9,8 @@ from towers.api.built import BuiltTowers
 from towers.arguments import check_instance
 from towers.cluster.between_steps import replica_refreshes
 from towers.cluster.cluster import Cluster
-from towers.cluster.machines import builds_of, shared_variables
+from towers.cluster.connection import Connection
+from towers.cluster.machines import builds_of, connection_of, number_of, shared_variables
 from towers.cluster.server_placement import spread
 from towers.cluster.worker_step import HOW_TO_BEGIN
 from towers.errors import ClusterError
@@ -18,7 +18,7 @@ from towers.graph.graph_walk import step_operations
 from towers.run.stopping import StopOnSignalHook
 
 
-def check_built(built):
+def check_built(built: typing.Any) -> None:
     """Raises for what is no build with a cluster."""
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if built.machines is None:
@@ -28,24 +28,41 @@ def check_built(built):
 class BeginHook(tf.train.SessionRunHook):
     """Begins a session on all workers together, and lets its steps be made."""
 
-    def __init__(self, cluster, built, target, config, connection, lost):
-        self._cluster, self._built, self._connection = cluster, built, connection
-        self._target, self._config, self._lost = target, config, lost
-        self._is_by_member = self._has_begun = self._was_served = False
-        self._operations, self._names = [], []
+    def __init__(self, cluster: Cluster, built: BuiltTowers, target: str, config: tf.ConfigProto,
+                 connection: Connection, lost: typing.Callable):
+        """
+        Args:
+          cluster, built, connection: of this member.
+          target, config: of its sessions.
+          lost: function that gives the error for a session that was lost.
+        """
+        self._cluster = cluster
+        self._built = built
+        self._target = target
+        self._config = config
+        self._connection = connection
+        self._lost = lost
+        self._is_by_member = False  # whether the session to come is made by `creator`
+        self._was_served = False  # whether one was made already, with parameter servers
+        self._has_begun = False
+        self._operations: typing.List[tf.Operation] = []  # by which others get worker 0's values,
+        self._names: typing.List[str] = []  # and the names of these variables
 
-    def creator(self, creator, scaffold):
-        """See `Member.session_creator`."""
+    def creator(self, creator: tf.train.SessionCreator,
+                scaffold: tf.train.Scaffold) -> types.SimpleNamespace:
+        """The creator of `Member.session_creator`, for that `creator` and `scaffold`."""
         if self._was_served:
             raise ClusterError(
                 'join with parameter servers is for one session, and this is the second one: train '
                 'in one, and evaluate its checkpoints in another process.')
-        self._is_by_member, self._was_served, made = True, self._cluster.is_served, []
+        self._is_by_member = True
+        self._was_served = self._cluster.is_served
+        has_made: typing.List[bool] = []
 
         def create():
-            if made:  # `MonitoredSession` asks for another one when a machine is lost
+            if has_made:  # `MonitoredSession` asks for another one when a machine is lost
                 raise self._lost()
-            made.append(True)
+            has_made.append(True)
             if self._cluster.is_served:
                 spread(self._cluster, self._built, scaffold)
                 if not self._cluster.is_chief:  # the chief's is there before
@@ -53,88 +70,121 @@ class BeginHook(tf.train.SessionRunHook):
             return creator.create_session()
         return types.SimpleNamespace(create_session=create)
 
-    def begin(self):
+    def begin(self) -> None:
         """Makes the operations that worker 0's values go to the others by."""
-        by_member, self._is_by_member, self._has_begun = self._is_by_member, False, False
-        if not by_member and self._cluster.is_served:
+        is_by_member = self._is_by_member
+        self._is_by_member = False
+        self._has_begun = False
+        cluster = self._cluster
+        if not is_by_member and cluster.is_served:
             raise ClusterError(
                 'this session is not made by the member of the cluster, which puts the variables '
                 'on the parameter servers when the graph is complete. %s, and not by '
                 'tf.train.MonitoredTrainingSession.' % HOW_TO_BEGIN)
-        if not by_member and self._cluster.has_addresses and not self._cluster.is_chief:
+        if not is_by_member and cluster.has_addresses and not cluster.is_chief:
             # MonitoredTrainingSession waits for the chief's initializers; in a ring each worker's
             # variables live in its own server, for the session to come.
             with tf.Session(self._target, config=self._config) as session:
                 session.run([variable.initializer for variable in tf.global_variables()])
-        if self._cluster.has_copies:
+        if cluster.has_copies:
             variables = shared_variables(self._built)
             self._names = [variable.op.name for variable in variables]
-            self._operations = [self._cluster.engine.broadcast(self._cluster, variables)] + (
-                replica_refreshes(self._built))
+            broadcast = cluster.engine.broadcast(cluster, variables)
+            self._operations = [broadcast] + replica_refreshes(self._built)
 
-    def after_create_session(self, session, coord):
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Waits for the sessions of all workers, and lets steps be made. Raises for a session that
         was lost, and for workers with other variables, which would wait for ever."""
         if self._has_begun:
             raise self._lost()
         self._has_begun = True
         builds = builds_of(self._built)
-        for built in builds:
-            built.machines.begin_session(session)
+        for each in builds:
+            each.machines.exchange.begin_session(session)
         # Other workers of parameter servers have waited for the chief, see `creator`.
         waits = not self._cluster.is_served or self._cluster.is_chief
         if waits and self._connection.begin_session(self._names) is not None:
-            models = {variable.op.name for built in builds for variable in built.variables}
+            model_names = {variable.op.name for each in builds for variable in each.variables}
+            others = [name for name in self._names if name not in model_names]
             raise ClusterError(
                 'the workers have other variables, besides those of the model; this one has '
                 '%.300s: worker 0 gives them to all. Make the same ones on every worker, or what '
                 'one needs for itself in collections=[tf.GraphKeys.LOCAL_VARIABLES].' % (
-                    ', '.join(name for name in self._names if name not in models) or 'none'))
+                    ', '.join(others) or 'none'))
         for operation in self._operations:
             session.run(operation)
-        _begin_together(session, builds, self._connection)
+        _StepsTogether(session, builds, self._connection).take_over()
 
 
-def _begin_together(session, builds, connection):
-    """Has the steps of some builds begin on all workers or on none, in the session of hooks."""
-    run, make_callable, known = session.run, session.make_callable, {}
+class _StepsTogether:
+    """The calls of a session that is made for hooks: those that run steps of some builds begin on
+    all workers or on none."""
 
-    def steps_of(fetches):
-        try:
-            fetched = [getattr(leaf, 'op', leaf) for leaf in
-                       tf.nest.flatten(fetches, expand_composites=True)]
-            key = tuple(op.name if isinstance(op, tf.Operation) else op for op in fetched)
-            if key not in known:
-                known[key] = _steps_of(fetched, builds)
-            return known[key]
-        except (TypeError, ValueError, KeyError):  # an object of its own, or a name of nothing
-            return list(range(len(builds)))
+    def __init__(self, session: tf.Session, builds: typing.List[BuiltTowers],
+                 connection: Connection):
+        self._session = session
+        self._run = session.run
+        self._make_callable = session.make_callable
+        self._builds = builds
+        self._connection = connection
+        self._known: typing.Dict[tuple, typing.List[int]] = {}  # the builds of former fetches
 
-    def made(steps, step):
-        with connection.step(steps) if steps else contextlib.nullcontext():
+    def take_over(self) -> None:
+        """Has the session call these methods in the place of its own."""
+        self._session.run = self.run
+        self._session.make_callable = self.make_callable
+
+    def run(self, fetches: typing.Any, *arguments: typing.Any,
+            **keywords: typing.Any) -> typing.Any:
+        """The session's `run` of these fetches, with its further arguments."""
+        numbers = self._builds_run_by(fetches)
+        return self._step(numbers, lambda: self._run(fetches, *arguments, **keywords))
+
+    def make_callable(self, fetches: typing.Any, *arguments: typing.Any,
+                      **keywords: typing.Any) -> typing.Callable:
+        """The session's `make_callable` of these fetches, with its further arguments."""
+        numbers = self._builds_run_by(fetches)
+        step = self._make_callable(fetches, *arguments, **keywords)
+        return lambda *fed, **options: self._step(numbers, lambda: step(*fed, **options))
+
+    def _step(self, numbers: typing.List[int], step: typing.Callable) -> typing.Any:
+        """Calls `step`, which runs the train ops of the builds of these numbers, or of none."""
+        if not numbers:
+            return step()
+        with self._connection.step(numbers):
             return step()
 
-    def checked(fetches, *given, **named):
-        return made(steps_of(fetches), lambda: run(fetches, *given, **named))
+    def _builds_run_by(self, fetches: typing.Any) -> typing.List[int]:
+        """The numbers of the builds whose train op some fetches run; of all for fetches that are no
+        nest of tensors, operations and names."""
+        try:
+            leaves = tf.nest.flatten(fetches, expand_composites=True)
+            fetched = [getattr(leaf, 'op', leaf) for leaf in leaves]
+            key = tuple(op.name if isinstance(op, tf.Operation) else op for op in fetched)
+            if key not in self._known:
+                self._known[key] = _numbers_of_steps(fetched, self._builds)
+            return self._known[key]
+        except (TypeError, ValueError, KeyError):  # an object of its own, or a name of nothing
+            return list(range(len(self._builds)))
 
-    def checked_callable(fetches, *given, **named):
-        steps, step = steps_of(fetches), make_callable(fetches, *given, **named)
-        return lambda *fed, **options: made(steps, lambda: step(*fed, **options))
-    session.run, session.make_callable = checked, checked_callable
 
-
-def _steps_of(fetched, builds):
-    """List of the numbers of the builds whose train op some fetches run. `ClusterError` for sums of
-    all workers' gradients without their step, which the others do not make."""
+def _numbers_of_steps(fetched: typing.List[typing.Any],
+                      builds: typing.List[BuiltTowers]) -> typing.List[int]:
+    """The numbers of the builds whose train op some operations, or names, run. `ClusterError` for
+    sums of all workers' gradients without their step, which the others do not make."""
     graph = builds[0].train_op.graph
     elements = [graph.as_graph_element(each) for each in fetched]
-    names = {op.name for op in step_operations([getattr(each, 'op', each) for each in elements])}
-    left_out = [built for built in builds if built.train_op.name not in names]
-    if any(not names.isdisjoint(built.machines.names_of_sums) for built in left_out):
-        raise ClusterError(
-            "session.run takes built.gradients, the sums of all workers' gradients, without the "
-            'step: fetch them with built.train_op.')
-    return [place for place, built in enumerate(builds) if built not in left_out]
+    operations = step_operations([getattr(each, 'op', each) for each in elements])
+    names = {op.name for op in operations}
+    numbers = []
+    for number, built in enumerate(builds):
+        if built.train_op.name in names:
+            numbers.append(number)
+        elif not names.isdisjoint(built.machines.exchange.names_of_sums):
+            raise ClusterError(
+                "session.run takes built.gradients, the sums of all workers' gradients, without "
+                'the step: fetch them with built.train_op.')
+    return numbers
 
 
 class StopTogetherHook(StopOnSignalHook):
@@ -161,9 +211,11 @@ class StopTogetherHook(StopOnSignalHook):
         check_instance('cluster', cluster, Cluster, 'a Cluster')
         check_built(built)
         super(StopTogetherHook, self).__init__(stream)
-        self._cluster, self._machines, self._connection = cluster, built.machines, None
-        self._own = [each.machines for each in builds_of(built)].index(built.machines)
-        self._made = 0  # steps, when the connection was looked at last
+        self._cluster = cluster
+        self._built = built
+        self._connection: typing.Optional[Connection] = None
+        self._number = number_of(built)
+        self._steps = 0  # that were made, when the connection was looked at last
 
     @property
     def is_told(self) -> bool:
@@ -175,7 +227,9 @@ class StopTogetherHook(StopOnSignalHook):
         """`(rank, number)` of the worker that got a signal, and the signal's; or `(None, None)`."""
         if self.received is not None:
             return self._cluster.rank, self.received
-        return self._connection and self._connection.stopped_by or (None, None)
+        if self._connection is None or self._connection.stopped_by is None:
+            return None, None
+        return self._connection.stopped_by
 
     @property
     def stopping_signal(self) -> typing.Optional[int]:
@@ -187,28 +241,40 @@ class StopTogetherHook(StopOnSignalHook):
         """The exit status that says so: 128 plus that number; 0 without a signal."""
         return 0 if self.stopping_signal is None else 128 + self.stopping_signal
 
-    def begin(self):
-        """A session begins; `ClusterError` if not within `join`."""
-        self._connection, self._made = self._machines.connection, 0
+    def begin(self) -> None:
+        """Begins with a session; `ClusterError` if not within `join`."""
+        self._connection = connection_of(self._built)
+        self._steps = 0
+        self._connected()
+
+    def _connected(self) -> Connection:
+        """The connection of a worker that has joined."""
         if self._connection is None:
             raise ClusterError('StopTogetherHook is for sessions within towers.join: make the '
                                'session there.')
+        return self._connection
 
-    def before_run(self, run_context):
+    def before_run(self, run_context: typing.Any) -> None:
         """Says a signal, if there was one."""
         if self.received is not None:
-            self._connection.ask(self.received)
+            self._connected().ask(self.received)
 
-    def after_run(self, run_context, run_values):
+    def after_run(self, run_context: tf.train.SessionRunContext,
+                  run_values: tf.train.SessionRunValues) -> None:
         """Asks the session to stop when all do: after a step that ends a round."""
-        connection, made = self._connection, self._made
-        self._made = connection.steps_made
-        if (connection.is_over and made < self._made and self._own in connection.builds
-                if self._cluster.waits else connection.is_over or self.received is not None):
+        connection = self._connected()
+        has_made_step = connection.steps_made > self._steps
+        self._steps = connection.steps_made
+        if self._cluster.waits:
+            ends_round = has_made_step and self._number in connection.builds
+            stops = connection.is_over and ends_round
+        else:
+            stops = connection.is_over or self.received is not None
+        if stops:
             run_context.request_stop()
 
-    def end(self, session):
+    def end(self, session: tf.Session) -> None:
         """Tells the others that this session makes no more steps."""
         self.before_run(None)
-        self._connection.leave()
+        self._connected().leave()
         super(StopTogetherHook, self).end(session)

@@ -12,189 +12,281 @@ TensorFlow itself makes other operations, and nothing is compared.
 
 import itertools
 import re
+import typing
 import zlib
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.machines import builds_of
+from towers.cluster.machines import Machines, builds_of, number_of
 from towers.graph.edit import Library
 from towers.graph.op_types import VARIABLE_OPS
 from towers.tower.gradient_pairs import tensors_of
 from towers.tower.objectives import flat
 
-_ADDED_UP = ('Collective', 'Horovod')  # begin types of operations with equal results on all workers
+_REDUCED = ('Collective', 'Horovod')  # begin types of operations with equal results on all workers
 # Types of operations that bring in data, and attributes with names, seeds, sizes and settings.
 _SOURCE = re.compile('Iterator|Dequeue|Dataset|ReaderRead|ReadFile|^Placeholder|^Arg$|^_Arg$')
 _NOT_COMPARED = frozenset(
     'seed seed2 shape shapes element_shape output_shapes message shared_name container frame_name '
     'stack_name tensor_array_name token config config_proto'.split())
-_VALUE = 'its %s is %s, and that of worker 0 %s'
+
+# Texts about an entry that differs: its name, this worker's value, and worker 0's.
+_VALUE_DIFFERS = 'its %s is %s, and that of worker 0 %s'
+_VARIABLE_DIFFERS = 'its model is another one: variable %r is %s, and that of worker 0 %s'
+_GRADIENT_DIFFERS = (
+    'it trains other variables, or trains them otherwise: the gradient of %r is %s, and that of '
+    'worker 0 %s. Make the same loss on every worker, in one order, such as that of '
+    'sorted(names), with the same var_list')
+_STATE_DIFFERS = ('its state that training reads is another one: %r is %s, and that of worker 0 %s')
+_SERVER_DIFFERS = (
+    'it spreads other variables over the servers: %r is on number %s, and that of worker 0, '
+    'which gives it its value, on %s. Make the same variables on all workers, or what one of '
+    'them needs for itself in collections=[tf.GraphKeys.LOCAL_VARIABLES]')
 
 
-def signature(cluster, built, settings=None):
-    """What has to be the same on all workers, of all builds in the graph of `built`; `settings` as
-    for `join`."""
+class _Line(typing.NamedTuple):
+    """One operation of a program. It goes through JSON, and comes back as a list."""
+    kind: str  # its type; 'variable'; or 'given', of what is not looked into
+    inputs: str  # numbers of lines and outputs; of a variable its name
+    attributes: str
+    name: str
+
+
+_NOTHING = _Line('nothing', 'nothing', 'nothing', 'nothing')
+
+
+def signature(cluster: typing.Any, built: typing.Any,
+              settings: typing.Optional[dict] = None) -> dict:
+    """What has to be the same on all workers of a `cluster`, of all builds in the graph of `built`;
+    `settings` as for `join`."""
     builds = builds_of(built)
-    return {
-        'values': {
-            'kind of cluster': cluster.kind,
-            'list of workers': ', '.join(map(str, cluster.workers)),
-            'list of parameter servers': ', '.join(cluster.ps), 'synchronous': cluster.synchronous,
-            'wire': cluster.wire, 'buffer_mb': cluster.buffer_mb, 'every': cluster.every,
-            'compare': cluster.compare,
-            'TensorFlow': tf.version.VERSION,  # 1.15 and 2.21 do not understand each other
-            'number of builds with cluster=': len(builds),
-            'build that is given to join': [
-                each.machines is built.machines for each in builds].index(True)},
-        'settings': dict(settings or {}), 'builds': [_of_build(cluster, each) for each in builds]}
+    values = {
+        'kind of cluster': cluster.kind,
+        'list of workers': ', '.join(map(str, cluster.workers)),
+        'list of parameter servers': ', '.join(cluster.ps),
+        'synchronous': cluster.synchronous,
+        'wire': cluster.wire,
+        'buffer_mb': cluster.buffer_mb,
+        'every': cluster.every,
+        'compare': cluster.compare,
+        'TensorFlow': tf.version.VERSION,  # 1.15 and 2.21 do not understand each other
+        'number of builds with cluster=': len(builds),
+        'build that is given to join': number_of(built)}
+    compares_programs = cluster.num_workers > 1 and cluster.compare == 'program'
+    return {'values': values, 'settings': dict(settings or {}),
+            'builds': [_of_build(each, compares_programs) for each in builds]}
 
 
-def _of_build(cluster, built):
+def _of_build(built: typing.Any, compares_programs: bool) -> dict:
+    """What has to be the same of one build; of the operations if `compares_programs`."""
     machines = built.machines
-    inputs = [each for each in tf.nest.flatten(built.towers[0].inputs, expand_composites=True)
-              if isinstance(each, tf.Tensor)]
-    compares = cluster.num_workers > 1 and cluster.compare == 'program'
+    inputs = [tensor for tensor in
+              tf.nest.flatten(built.towers[0].inputs, expand_composites=True)
+              if isinstance(tensor, tf.Tensor)]
     return {
-        'values': {'number of towers': len(built.devices), 'reduction': built.plan.reduction,
-                   'number of examples a step': machines.same_examples or 'not fixed',
+        'values': {'number of towers': len(built.devices),
+                   'reduction': built.plan.reduction,
+                   'number of examples a step': machines.exchange.same_examples or 'not fixed',
                    'optimizer': built.plan.line('optimizer')},
-        'variables': {variable.op.name: '%s %s' % (variable.dtype.base_dtype.name,
-                                                   variable.get_shape())
-                      for variable in built.variables},
-        # Those of several workers meet by their place in a message, or on a server.
-        'gradients': {variable.op.name: '%s %s, number %d' % (
-            'sparse' if isinstance(gradient, tf.IndexedSlices) else 'dense',
-            gradient.dtype.base_dtype.name, place)
-                      for place, (gradient, variable) in enumerate(machines.own)},
+        'variables': {variable.op.name: _type_and_shape(variable) for variable in built.variables},
+        'gradients': _gradient_texts(machines),
         'state': {variable.op.name: 'sent' for variable in machines.state},
-        'shapes': [None if each.shape.ndims is None else each.shape.as_list() for each in inputs],
-        'loss': _lines_of_loss(built, inputs) if compares else [],
-        'update': _lines_of_update(machines) if compares else []}
+        'shapes': [_static_sizes(tensor) for tensor in inputs],
+        'loss': _lines_of_loss(built, inputs) if compares_programs else [],
+        'update': _lines_of_update(machines) if compares_programs else []}
 
 
-def difference(own, other):
+def _type_and_shape(variable: tf.Variable) -> str:
+    """The type and shape of a variable as a text."""
+    return '%s %s' % (variable.dtype.base_dtype.name, variable.get_shape())
+
+
+def _gradient_texts(machines: Machines) -> typing.Dict[str, str]:
+    """The gradient of each variable as a text, with its number: those of several workers meet by
+    their place in a message, or on a server."""
+    texts = {}
+    for number, (gradient, variable) in enumerate(machines.exchange.own):
+        kind = 'sparse' if isinstance(gradient, tf.IndexedSlices) else 'dense'
+        texts[variable.op.name] = '%s %s, number %d' % (
+            kind, gradient.dtype.base_dtype.name, number)
+    return texts
+
+
+def _static_sizes(tensor: tf.Tensor) -> typing.Optional[list]:
+    """The shape of a tensor as a list, with None for a size that is not static; None for no
+    shape."""
+    return None if tensor.shape.ndims is None else tensor.shape.as_list()
+
+
+def difference(own: dict, other: dict) -> typing.Optional[str]:
     """How a worker's signature `other` differs from worker 0's, `own`: a clause, or None."""
-    why = (_other_entry(_VALUE, own['values'], other['values'])
-           or _other_entry(_VALUE, own['settings'], other['settings']))
-    for number, (ours, theirs) in enumerate(zip(own['builds'], other['builds'])):
-        found = None if why else _other_build(ours, theirs)
+    found = (_other_entry(_VALUE_DIFFERS, own['values'], other['values'])
+             or _other_entry(_VALUE_DIFFERS, own['settings'], other['settings']))
+    if found:
+        return found
+    for number, (own_build, other_build) in enumerate(zip(own['builds'], other['builds'])):
+        found = _other_build(own_build, other_build)
         if found:
-            why = ('in build %d of the graph ' % number if len(own['builds']) > 1 else '') + found
-    mine, theirs = own.get('servers', {}), other.get('servers', {})  # the chief may have more
-    return why or _other_entry(
-        'it spreads other variables over the servers: %r is on number %s, and that of worker 0, '
-        'which gives it its value, on %s. Make the same variables on all workers, or what one of '
-        'them needs for itself in collections=[tf.GraphKeys.LOCAL_VARIABLES]',
-        {name: mine[name] for name in sorted(mine) if name in theirs}, theirs if mine else {})
+            place = 'in build %d of the graph ' % number if len(own['builds']) > 1 else ''
+            return place + found
+    own_servers = own.get('servers', {})  # the chief may have more
+    other_servers = other.get('servers', {})
+    if not own_servers:
+        return None
+    in_both = {name: own_servers[name] for name in sorted(own_servers) if name in other_servers}
+    return _other_entry(_SERVER_DIFFERS, in_both, other_servers)
 
 
-def _other_build(own, other):
-    return (_other_entry(_VALUE, own['values'], other['values'])
-            or _other_entry('its model is another one: variable %r is %s, and that of worker 0 %s',
-                            own['variables'], other['variables'])
-            or _other_entry('it trains other variables, or trains them otherwise: the gradient of '
-                            '%r is %s, and that of worker 0 %s. Make the same loss on every '
-                            'worker, in one order, such as that of sorted(names), with the same '
-                            'var_list', own['gradients'], other['gradients'])
+def _other_build(own: dict, other: dict) -> typing.Optional[str]:
+    """How a build of another worker differs from worker 0's, `own`: a clause, or None."""
+    return (_other_entry(_VALUE_DIFFERS, own['values'], other['values'])
+            or _other_entry(_VARIABLE_DIFFERS, own['variables'], other['variables'])
+            or _other_entry(_GRADIENT_DIFFERS, own['gradients'], other['gradients'])
             or _other_operation('loss', own, other)
-            or _other_entry('its state that training reads is another one: %r is %s, and that of '
-                            'worker 0 %s', own['state'], other['state'])
+            or _other_entry(_STATE_DIFFERS, own['state'], other['state'])
             or _other_operation('update', own, other))
 
 
-def _other_entry(text, own, other):
+def _other_entry(text: str, own: dict, other: dict) -> typing.Optional[str]:
+    """The text about the first entry of another worker's dict that is not that of worker 0's,
+    `own`; or None."""
     for name in list(own) + list(other):
         if own.get(name) != other.get(name):
             return text % (name, other.get(name, 'missing'), own.get(name, 'missing'))
     return None
 
 
-def _other_operation(section, own, other):
-    known = [[shape and [size is not None for size in shape] for shape in each['shapes']]
-             for each in (own, other)]
-    ours, theirs = own[section], other[section]
-    if not ours or not theirs or known[0] != known[1]:
+def _other_operation(section: str, own: dict, other: dict) -> typing.Optional[str]:
+    """The text about the first operation of a section that is not that of worker 0's build, `own`;
+    or None. With other sizes of the inputs, attributes do not count."""
+    if not own[section] or not other[section]:
         return None
-    compared = 3 if own['shapes'] == other['shapes'] else 2
-    for lines in itertools.zip_longest(theirs, ours, fillvalue=['nothing'] * 4):
-        if lines[0][:compared] != lines[1][:compared]:
+    if _known_sizes(own['shapes']) != _known_sizes(other['shapes']):
+        return None
+    num_compared = 3 if own['shapes'] == other['shapes'] else 2  # the first fields of a line
+    pairs = itertools.zip_longest(own[section], other[section], fillvalue=_NOTHING)
+    for own_line, other_line in pairs:
+        if list(own_line[:num_compared]) != list(other_line[:num_compared]):
             return ('its program is another one: its %s is computed by %s, and that of worker 0 by '
                     '%s. Run one program with the same flags, which makes its operations in one '
                     "order, such as that of sorted(names); or give Cluster compare='variables'" % (
-                        (section,) + tuple(
-                            '%s %s (%s)' % (kind, attributes[:200] or 'of other inputs', name)
-                            for kind, _, attributes, name in lines)))
+                        section, _line_text(other_line), _line_text(own_line)))
     return None
 
 
-def _lines_of_loss(built, inputs):
-    losses = [each.op for each in flat(built.towers[0].data_loss) if each is not None]
-    names = {each.op.name for each in inputs}
-    before = itertools.takewhile(lambda op: op.name not in names, losses[0].graph.get_operations())
-    return _lines_of(losses, names, {op.name for op in before})
+def _known_sizes(shapes: list) -> list:
+    """Of each shape, which of its sizes are static."""
+    return [shape and [size is not None for size in shape] for shape in shapes]
 
 
-def _lines_of_update(machines):
-    ends = [op for _, writes in sorted(machines.written.items())
-            for op in sorted(writes, key=lambda each: each.name)]
-    return _lines_of(ends, {tensor.op.name for tensor in tensors_of(machines.gradients)},
-                     machines.model)
+def _line_text(line: typing.Sequence[str]) -> str:
+    """A line of a signature for people."""
+    kind, _, attributes, name = line
+    return '%s %s (%s)' % (kind, attributes[:200] or 'of other inputs', name)
 
 
-def _lines_of(ends, known, outside):
-    """List of `[type, inputs, attributes, name]` of all operations that the `ends` come from. By
-    name, those `known` are inputs or sums over the workers, those `outside` were made before."""
-    texts, lines, order, places = _Texts(ends[0].graph), [], [], {}
+def _lines_of_loss(built: typing.Any, inputs: typing.List[tf.Tensor]) -> typing.List[_Line]:
+    """The lines from the losses of a build back to its inputs."""
+    losses = [loss.op for loss in flat(built.towers[0].data_loss) if loss is not None]
+    input_names = {tensor.op.name for tensor in inputs}
+    operations = losses[0].graph.get_operations()
+    before = itertools.takewhile(lambda op: op.name not in input_names, operations)
+    return _lines(losses, input_names, {op.name for op in before})
 
-    def place(op):
-        if op.name not in places:
-            places[op.name] = len(order)
+
+def _lines_of_update(machines: Machines) -> typing.List[_Line]:
+    """The lines from what the update writes back to the sums over the workers."""
+    writes = []
+    for _, operations in sorted(machines.written.items()):
+        writes += sorted(operations, key=lambda op: op.name)
+    sums = {tensor.op.name for tensor in tensors_of(machines.exchange.gradients)}
+    return _lines(writes, sums, machines.model)
+
+
+def _lines(ends: typing.List[tf.Operation], known: typing.Container[str],
+           outside: typing.Container[str]) -> typing.List[_Line]:
+    """A line for each operation that the `ends` come from.
+
+    Args:
+      ends: operations.
+      known: names of inputs, or of sums over the workers.
+      outside: names of what was made before, and is not looked into but for constants.
+    """
+    texts = _Texts(ends[0].graph)
+    order: typing.List[tf.Operation] = []  # grows while it is gone through
+    numbers: typing.Dict[str, int] = {}
+
+    def number_of_line(op: tf.Operation) -> int:
+        if op.name not in numbers:
+            numbers[op.name] = len(order)
             order.append(op)
-        return places[op.name]
+        return numbers[op.name]
+
+    def is_given(op: tf.Operation) -> bool:
+        if op.name in known or op.type.startswith(_REDUCED):
+            return True
+        return op.type != 'Const' and (op.name in outside or bool(_SOURCE.search(op.type)))
     for op in ends:
-        place(op)
-    for op in order:  # which grows
+        number_of_line(op)
+    lines = []
+    for op in order:
         if op.type in VARIABLE_OPS:
-            lines.append(['variable', op.name, '', op.name])
-        elif op.name in known or op.type.startswith(_ADDED_UP) or op.type != 'Const' and (
-                op.name in outside or _SOURCE.search(op.type)):
-            lines.append(['given', '', '', op.name])
+            lines.append(_Line('variable', op.name, '', op.name))
+        elif is_given(op):
+            lines.append(_Line('given', '', '', op.name))
         else:
-            inputs = ['%d:%d' % (place(each.op), each.value_index) for each in op.inputs]
-            lines.append([op.type, ' '.join(inputs), texts.attributes(op.node_def), op.name])
+            inputs = ['%d:%d' % (number_of_line(tensor.op), tensor.value_index)
+                      for tensor in op.inputs]
+            lines.append(_Line(op.type, ' '.join(inputs), texts.attributes(op.node_def), op.name))
     return lines
 
 
 class _Texts:
     """The attributes of operations as texts, with a checksum of each function that they call."""
 
-    def __init__(self, graph):
-        self._library, self._bodies = Library(graph), {}
+    def __init__(self, graph: tf.Graph):
+        self._library = Library(graph)
+        self._checksums: typing.Dict[str, int] = {}  # of functions, by name
 
-    def attributes(self, node):
+    def attributes(self, node: tf.NodeDef) -> str:
         """The attributes of a `NodeDef` that count; of a constant its type, or its number."""
         if node.op == 'Const':
-            constant = node.attr['value'].tensor
-            kind = tf.as_dtype(constant.dtype)
-            return kind.name if constant.tensor_shape.dim or not kind.is_floating else (
-                '%s %.9g' % (kind.name, float(tf.make_ndarray(constant))))
+            return self._constant(node.attr['value'].tensor)
         texts = ['calls %08x' % self._checksum(name) for name in self._library.called_by(node)]
         for name, value in sorted(node.attr.items()):
-            if name in _NOT_COMPARED or value.HasField('func') or value.list.func or (
-                    name[0] == '_' and name != '_gradient_op_type'):
-                continue
-            text = tf.as_dtype(value.type).name if value.type else str(value)
-            if name[0] == '_':  # gradients of their own are numbered in the order they are made
-                text = re.sub(r'\d+', '', text)
-            texts.append('%s=%s' % (name, re.sub(r'\s+', ' ', text).strip()))
+            if self._counts(name, value):
+                texts.append('%s=%s' % (name, self._value(name, value)))
         return ' '.join(texts)
 
-    def _checksum(self, name):
-        """Of a function's operations, whose inputs are numbered in the order they are made."""
-        if name not in self._bodies:
-            self._bodies[name] = 0  # of one that calls itself
-            body = [(node.op, self.attributes(node), [
-                re.sub(r'_\d+', '', each) for each in node.input if each[0] != '^'])
-                    for node in self._library.function(name).node_def]
-            self._bodies[name] = zlib.crc32(repr(body).encode('utf-8'))
-        return self._bodies[name]
+    def _constant(self, constant: typing.Any) -> str:
+        """The type of a `TensorProto`; of one floating number that, too."""
+        dtype = tf.as_dtype(constant.dtype)
+        if constant.tensor_shape.dim or not dtype.is_floating:
+            return dtype.name
+        return '%s %.9g' % (dtype.name, float(tf.make_ndarray(constant)))
+
+    def _counts(self, name: str, value: tf.AttrValue) -> bool:
+        """Whether an attribute has to be the same: no name of a function, and none of TensorFlow's
+        own but for that of a custom gradient."""
+        if name in _NOT_COMPARED or value.HasField('func') or value.list.func:
+            return False
+        return not name.startswith('_') or name == '_gradient_op_type'
+
+    def _value(self, name: str, value: tf.AttrValue) -> str:
+        """The value of an attribute as a text."""
+        text = tf.as_dtype(value.type).name if value.type else str(value)
+        if name == '_gradient_op_type':  # they are numbered in the order they are made
+            text = re.sub(r'\d+', '', text)
+        return re.sub(r'\s+', ' ', text).strip()
+
+    def _checksum(self, name: str) -> int:
+        """The checksum of a function's operations, whose inputs are numbered in the order they are
+        made."""
+        if name not in self._checksums:
+            self._checksums[name] = 0  # of one that calls itself
+            body = []
+            for node in self._library.function(name).node_def:
+                inputs = [re.sub(r'_\d+', '', each) for each in node.input if each[0] != '^']
+                body.append((node.op, self.attributes(node), inputs))
+            self._checksums[name] = zlib.crc32(repr(body).encode('utf-8'))
+        return self._checksums[name]

@@ -1,5 +1,5 @@
-"""A worker's part in a step: the weight of its gradient, and gates: no step is made before its
-session has begun, nor when all data have ended.
+"""What a worker adds to a step: the weight of its gradient, and conditions: no step is made before
+its session has begun, nor when all data have ended.
 
 In a plain `tf.Session` each worker would train by itself, without a word. So a step reads a
 variable that has no value but from the hooks that begin a session: TensorFlow's initializers leave
@@ -9,7 +9,6 @@ A worker whose data have ended gives no gradient. The step in which no worker ha
 changes nothing.
 """
 
-import collections
 import re
 import typing
 
@@ -17,7 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.arguments import check_instance
-from towers.errors import ClusterError, InputError, reason_of
+from towers.errors import ClusterError, InputError, TowersError, reason_of
 from towers.placement.variable_device import only_device
 from towers.tower.gradient_pairs import map_values
 
@@ -25,8 +24,8 @@ COLLECTIONS = ['towers_begun']  # of the variables that the hooks alone give a v
 HOW_TO_BEGIN = ('Make it by member.session(hooks), or, to save as well, by towers.training_session('
        'directory, …, member=member) on the chief')
 
-_NAMES = ('own_round', 'session_begun')
-_FOUND = re.compile(r'\b(?:%s)\b' % '|'.join(_NAMES))
+_BEGUN = 'session_begun'  # the name of the variable that a session's hooks give a value to
+_WITHOUT_VALUE = re.compile(r'\b(?:own_round|%s)\b' % _BEGUN)  # in TensorFlow's error
 _EMPTY = 'towers: no batch for until_all_end'
 _TOO_FEW = re.compile(r'towers: (a batch for \d+ [\w-]+ needs at least \d+ examples and has)'
                       r'\]? \[?(\d+)')  # of `split_batch`
@@ -34,70 +33,83 @@ _TOO_FEW = re.compile(r'towers: (a batch for \d+ [\w-]+ needs at least \d+ examp
 _NO_GRADIENT = ("a gradient of the gradient over several machines would be of one machine's "
                 "examples: put second derivatives into the model function's loss")
 
-Feed = collections.namedtuple('Feed', 'inputs active initializer')
-Feed.__doc__ = """A worker's batches: the tensors `inputs`, for `build_towers`; the float32 scalar
-`active`, 0 when this worker has no batch left, for `cluster._replace(active=…)`; the operation
-`initializer`, which begins the data, and which `tf.train.MonitoredSession` runs itself."""
+class Feed(typing.NamedTuple):
+    """A worker's batches, see `until_all_end`."""
+    inputs: typing.Any  # the tensors of a batch, for `build_towers`
+    active: tf.Tensor
+    """float32 scalar, 0 when this worker has no batch left, for `cluster._replace(active=…)`."""
+    initializer: tf.Operation
+    """The operation that begins the data; `tf.train.MonitoredSession` runs it itself."""
 
 
-def session_begun():
-    """`(check, begin)`: an operation that fails until the function `begin` gets the session."""
+class SessionBegun(typing.NamedTuple):
+    """What keeps steps from being made in a session that has not begun."""
+    check: tf.Operation  # fails until then
+    begin: typing.Callable  # function of the session that has begun
+
+
+def session_begun() -> SessionBegun:
+    """Makes the operations of a `SessionBegun`."""
     with only_device('/cpu:0'):
-        begun = tf.Variable(0., trainable=False, collections=COLLECTIONS, name=_NAMES[-1])
-        return (tf.identity(begun.read_value()).op,
-                lambda session: session.run(begun.initializer))
+        begun = tf.Variable(0., trainable=False, collections=COLLECTIONS, name=_BEGUN)
+        check = tf.identity(begun.read_value()).op
+        return SessionBegun(check, lambda session: session.run(begun.initializer))
 
 
-def explained(error):
+def explained(error: Exception) -> typing.Optional[TowersError]:
     """The error in words for a step whose session has not begun, or without any data; or None."""
-    if isinstance(error, tf.errors.FailedPreconditionError) and _FOUND.search(reason_of(error)):
+    is_without_value = isinstance(error, tf.errors.FailedPreconditionError)
+    if is_without_value and _WITHOUT_VALUE.search(reason_of(error)):
         return ClusterError(
             'a step was run in a session that has not begun as those of a cluster do, with the '
             'initial values of worker 0. A plain tf.Session does not. %s.' % HOW_TO_BEGIN)
-    few = _TOO_FEW.search(str(error))
-    if few is not None:
+    too_few = _TOO_FEW.search(str(error))
+    if too_few is not None:
         return InputError('%s %s, on this worker: give each worker some in every step. One whose '
-                          'data end early goes on by until_all_end(dataset).' % few.groups())
-    return InputError(
-        'the data set that this worker gave to until_all_end has no batch: expected one at least. '
-        'Share out examples by dataset.shard(cluster.num_workers, cluster.rank).'
-    ) if _EMPTY in str(error) else None
+                          'data end early goes on by until_all_end(dataset).' % too_few.groups())
+    if _EMPTY in str(error):
+        return InputError(
+            'the data set that this worker gave to until_all_end has no batch: expected one at '
+            'least. Share out examples by dataset.shard(cluster.num_workers, cluster.rank).')
+    return None
 
 
-def raise_at_end(is_over):
+def raise_at_end(is_over: tf.Tensor) -> tf.Operation:
     """An operation that raises `tf.errors.OutOfRangeError` when a bool scalar is true."""
     # An operation waits for all of a branch of control flow v1, and for the condition alone of v2.
     # The scope is towers' own: what runs on one server shares iterators of one name.
     with only_device('/cpu:0'), compat.control_flow_v1(), tf.name_scope('towers_no_data'):
         no_data = tf.data.make_one_shot_iterator(tf.data.Dataset.range(0))
-        return tf.identity(tf.cond(is_over, no_data.get_next, lambda: tf.constant(0, tf.int64))).op
+        number = tf.cond(is_over, no_data.get_next, lambda: tf.constant(0, tf.int64))
+        return tf.identity(number).op
 
 
-def after(operation, gradients):
+def after(operation: tf.Operation, gradients: typing.Iterable) -> list:
     """The same `(gradient, variable)` pairs; each gradient waits for an operation."""
     with tf.control_dependencies([operation]):
         return [(map_values(tf.identity, gradient), variable) for gradient, variable in gradients]
 
 
-def empty_at_end(gradients, active):
-    """Gradients of a worker that computes its first batch again: where `active` is 0, dense ones
-    are zeros, and sparse ones have no row. A weight of 0 is not enough: momentum moves the rows
-    that a sparse gradient has, and 0 times infinity is NaN in the sum of all workers."""
+def empty_at_end(gradients: typing.Iterable, active: tf.Tensor) -> list:
+    """The `(gradient, variable)` pairs of a worker that computes its first batch again: where
+    `active` is 0, dense gradients are zeros, and sparse ones have no row. A weight of 0 is not
+    enough: momentum moves the rows that a sparse gradient has, and 0 times infinity is NaN in the
+    sum of all workers."""
     with only_device('/cpu:0'):
         has_batch = active >= .5
-        of_rows = tf.cast(has_batch, tf.int32)
-    found = []
+        one_if_batch = tf.cast(has_batch, tf.int32)
+    pairs = []
     for gradient, variable in gradients:
         values = getattr(gradient, 'values', gradient)
         with only_device(values.device or None), tf.name_scope('empty_at_end'):
             if isinstance(gradient, tf.IndexedSlices):
-                rows = of_rows * tf.shape(gradient.indices)[0]
-                gradient = tf.IndexedSlices(values[:rows], gradient.indices[:rows],
+                num_rows = one_if_batch * tf.shape(gradient.indices)[0]
+                gradient = tf.IndexedSlices(values[:num_rows], gradient.indices[:num_rows],
                                             gradient.dense_shape)
             else:
                 gradient = tf.where_v2(has_batch, gradient, tf.zeros_like(gradient))
-        found.append((gradient, variable))
-    return found
+        pairs.append((gradient, variable))
+    return pairs
 
 
 def until_all_end(dataset: typing.Any) -> Feed:
@@ -122,20 +134,23 @@ def until_all_end(dataset: typing.Any) -> Feed:
     """
     check_instance('dataset', dataset, compat.DATASET_TYPES, 'a tf.data.Dataset')
 
-    def marked(active):
-        return lambda *batch: (batch if len(batch) > 1 else batch[0],
-                               tf.constant(active, tf.float32))
+    def marked(active: float) -> typing.Callable:
+        def with_mark(*batch):
+            components = batch if len(batch) > 1 else batch[0]
+            return components, tf.constant(active, tf.float32)
+        return with_mark
     with tf.device('/cpu:0'):
-        first = dataset.take(1).cache().repeat()
-        iterator = tf.data.make_initializable_iterator(
-            dataset.map(marked(1.)).concatenate(first.map(marked(0.))))
+        first_batch = dataset.take(1).cache().repeat()
+        batches = dataset.map(marked(1.)).concatenate(first_batch.map(marked(0.)))
+        iterator = tf.data.make_initializable_iterator(batches)
         # The data end only if the data set is empty.
         batch = tf.data.experimental.get_next_as_optional(iterator)
-        with tf.control_dependencies([tf.raw_ops.Assert(
-                condition=batch.has_value(), data=[_EMPTY])]):
-            batch = tf.nest.map_structure(tf.identity, batch.get_value(), expand_composites=True)
+        has_batch = tf.raw_ops.Assert(condition=batch.has_value(), data=[_EMPTY])
+        with tf.control_dependencies([has_batch]):
+            inputs, active = tf.nest.map_structure(
+                tf.identity, batch.get_value(), expand_composites=True)
         tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
-    return Feed(batch[0], batch[1], iterator.initializer)
+    return Feed(inputs, active, iterator.initializer)
 
 
 class Shares:
@@ -144,41 +159,50 @@ class Shares:
     n_w are the examples of worker w (0 of one that is not active), n those of all W workers.
 
     Attributes:
-      same_examples: n_w where it has to be the same on all workers, else None.
-      are_weighted: whether it is None; else `constant` is the weight, 1 / W for the mean or 1.
+      is_mean: whether the gradient is a mean over the examples.
       loss: of this machine's batch, which reads the weights before any machine changes them.
+      same_examples: n_w where it has to be the same on all workers, else None.
+      are_weighted: whether it is None; else `constant` is the weight.
+      constant: 1 / W for the mean, else 1.
     """
 
-    def __init__(self, cluster, examples, reduction, loss):
-        self.is_mean, self.loss = reduction == 'mean', loss
-        self.same_examples = examples if isinstance(examples, int) and not cluster.uneven and (
-            cluster.active is None) else None
+    def __init__(self, cluster: typing.Any, examples: typing.Any, reduction: str,
+                 loss: typing.Optional[tf.Tensor]):
+        """Takes the arguments of `Cluster.combine`."""
+        self._cluster = cluster
+        self._examples = examples
+        self.is_mean = reduction == 'mean'
+        self.loss = loss
+        self.same_examples: typing.Optional[int] = None
+        if isinstance(examples, int) and not cluster.uneven and cluster.active is None:
+            self.same_examples = examples
         self.are_weighted = self.same_examples is None
         self.constant = 1. / cluster.num_workers if self.is_mean else 1.
-        self._cluster, self._examples = cluster, examples
 
-    def own_examples(self):
+    def own_examples(self) -> tf.Tensor:
         """n_w as a float64 scalar."""
         examples = tf.cast(self._examples, tf.float64)
         if self._cluster.active is not None:
             examples *= tf.cast(self._cluster.active, tf.float64)
         return examples
 
-    def of_all(self, total):
-        """1 / n for the mean, W / n for the sum, a float64 scalar; n = 0 counts as 1."""
-        return (1. if self.is_mean else float(self._cluster.num_workers)) / tf.maximum(total, 1.)
+    def of_all(self, total: tf.Tensor) -> tf.Tensor:
+        """1 / n for the mean, W / n for the sum, a float64 scalar, where `total` is n, and 0 counts
+        as 1."""
+        numerator = 1. if self.is_mean else float(self._cluster.num_workers)
+        return numerator / tf.maximum(total, 1.)
 
-    def weight(self, total):
-        """The weight of this machine, a float64 scalar, from n."""
+    def weight(self, total: tf.Tensor) -> tf.Tensor:
+        """The weight of this machine, a float64 scalar, where `total` is n."""
         return self.own_examples() * self.of_all(total)
 
 
-def without_gradient(gradient, beside=None):
+def without_gradient(gradient: typing.Any, own: typing.Any = None) -> typing.Any:
     """The same gradient; to differentiate it is a `LookupError` of TensorFlow's, which finds the
-    way from a server's sum to the variables by `beside`, this machine's part of it."""
-    def stopped(values):
+    way from a server's sum to the variables by `own`, this machine's summand."""
+    def stopped(values: tf.Tensor) -> tf.Tensor:
         with only_device(values.device or None):
-            if beside is not None:
-                values = tf.identity_n([values, getattr(beside, 'values', beside)])[0]
+            if own is not None:
+                values = tf.identity_n([values, getattr(own, 'values', own)])[0]
             return tf.raw_ops.PreventGradient(input=values, message=_NO_GRADIENT)
     return map_values(stopped, gradient)

@@ -69,8 +69,9 @@ class KerasTowers:
         self.builds.append(built)
         self.updates.extend(layer_updates)
         updates = [op for _, op in layer_updates]
+        known = set(updates)
         other_updates = [update for update in built.towers[0].updates
-                         if getattr(update, 'op', update) not in set(updates)]
+                         if getattr(update, 'op', update) not in known]
         return Called(outputs, built.predictions['masks'], losses, updates + other_updates)
 
 
