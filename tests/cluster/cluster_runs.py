@@ -1,8 +1,11 @@
 """Clusters of real processes for tests: started by the launcher, listened to, hit, and ended."""
 
+import contextlib
 import os
 import re
 import signal
+import socket
+import threading
 import time
 
 import numpy as np
@@ -138,3 +141,25 @@ def is_running(pid):
             return stat.read().rpartition(')')[2].split()[0] != 'Z'
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+NO_WORKER = b'HTTP/1.1 400 Bad Request\r\n\r\n'  # what a web server says to a worker
+
+
+@contextlib.contextmanager
+def answering(says):
+    """The address of a process that says something to who connects; None: nothing, for a second."""
+    def answer():
+        connection, _ = listener.accept()
+        with contextlib.closing(connection):
+            if says is None:
+                time.sleep(1.)
+            else:
+                connection.sendall(says)
+    with contextlib.closing(socket.socket()) as listener:
+        listener.bind(('127.0.0.1', 0))
+        listener.listen(1)
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        yield '127.0.0.1:%d' % listener.getsockname()[1]
+        thread.join()

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-import towers
 from towers import Cluster
 from towers.cluster import addresses as addresses_module, coordinator as coordinator_module
-from towers.cluster.connection import Connection, Lines, _compared
+from towers.cluster.connection import Connection
 from towers.cluster.coordinator import Coordinator
-from towers.cluster.addresses import connect, listen, split_address, why_silent
+from towers.cluster.addresses import connect, listen
 from towers.errors import ClusterError, WorkerLostError
-from cluster_runs import wait_until
+from cluster_runs import NO_WORKER, answering, wait_until
 from one_process import addresses, together
 
 PATIENCE = 120.  # seconds that a loaded machine may take for what comes at once
@@ -271,52 +270,12 @@ def test_a_rank_that_is_here_already_is_refused(monkeypatch):
     together(work, 3)
 
 
-@contextlib.contextmanager
-def answering(says):
-    """The address of a process that says something to who connects; None: nothing, for a second."""
-    def answer():
-        connection, _ = listener.accept()
-        with contextlib.closing(connection):
-            if says is None:
-                time.sleep(1.)
-            else:
-                connection.sendall(says)
-    with contextlib.closing(socket.socket()) as listener:
-        listener.bind(('127.0.0.1', 0))
-        listener.listen(1)
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
-        yield '127.0.0.1:%d' % listener.getsockname()[1]
-        thread.join()
-
-
-NO_WORKER = b'HTTP/1.1 400 Bad Request\r\n\r\n'
-
-
 @pytest.mark.parametrize('says, expected', [
     (b'', 'its process has ended, or its machine cut the connection: see what it says'),
     (NO_WORKER, "it sent b'HTTP.*' is no message: another program may use its port")])
 def test_what_else_is_at_the_address_of_worker_0_is_said(says, expected):
     with answering(says) as address, pytest.raises(ClusterError, match=expected):
         Member([address] + addresses(1), 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('says, expected', [
-    (None, 'takes connections and says nothing: its process is frozen'),
-    (NO_WORKER, "is no server of TensorFlow's: another program"),
-    (b'', "(is no server of TensorFlow's: another program|does not answer: Connection reset)")])
-def test_what_answers_for_a_server_and_is_none(says, expected):
-    with answering(says) as address:
-        assert re.match(expected, why_silent(address, 0.5))
-
-
-def test_a_port_in_use_is_a_message():
-    with contextlib.closing(socket.socket()) as taken:
-        taken.bind(('127.0.0.1', 0))
-        taken.listen(1)
-        with pytest.raises(ClusterError, match='Address already in use'):
-            listen('127.0.0.1:%d' % taken.getsockname()[1])
 
 
 def test_settings_may_be_numbers_of_numpy():
@@ -332,14 +291,6 @@ def test_what_workers_may_differ_by_is_found_by_the_worker():
     renamed = json.loads(json.dumps(own).replace('name', 'other'))
     workers = addresses(2)
     together(lambda rank: Member(workers, rank, [own, renamed][rank]), 2)
-
-
-@pytest.mark.parametrize('change', [
-    {'builds': [[]]}, {'builds': [3]}, {'settings': [1]}, {'builds': [{'gradients': 1}]},
-    {'servers': 7}])
-def test_a_signature_of_any_other_form_is_refused(change):
-    assert _compared(dict(SAME, **change), SAME)['why'] == (
-        'worker 0 sends no signature of a worker')
 
 
 def test_the_end_of_a_process_is_told_to_all():
@@ -395,19 +346,6 @@ def test_all_end_together_however_long_the_chief_takes():
     assert not any(each.losses for each in of_all)
 
 
-def test_a_message_may_come_in_pieces_and_several_at_once():
-    messages = [{'type': 'lost', 'rank': rank} for rank in (1, 2, 3)]
-    first, second, third = [json.dumps(each).encode() + b'\n' for each in messages]
-    sender, other = socket.socketpair()
-    with contextlib.closing(sender), contextlib.closing(Lines(other)) as receiver:
-        sender.sendall(first + second + third[:5])
-        assert receiver.take() == messages[:2]
-        sender.sendall(third[5:9])
-        assert receiver.take() == []
-        sender.sendall(third[9:] + first + second)
-        assert receiver.take() == messages[2:] + messages[:2]
-
-
 def test_of_ten_thousand_messages_of_strangers_none_does_more_than_close_its_connection():
     draw, workers = random.Random(0), addresses(2)
     values = [True, -1, 1, 1 << 70, 1.5, None, [], {}, '', '\x1b[2J', 'a\nb', 'hello', 'lost',
@@ -451,18 +389,3 @@ def test_of_ten_thousand_messages_of_strangers_none_does_more_than_close_its_con
     of_all = together(work, 2, seconds=PATIENCE)
     assert said and all(each.isprintable() for each in said)
     assert not any(each.losses for each in of_all)
-
-
-def test_host_and_port():
-    for address, expected in (('a:1', ('a', 1)), ('10.0.0.1:65535', ('10.0.0.1', 65535)),
-                              ('[::1]:2222', ('::1', 2222))):
-        assert split_address(address) == expected
-    for address in ('a', ':1', 'a:b', 'a:0', 'a:65536', 'a:1.5', None, 'http://a:1', 'a b:5',
-                    'a:5\n', 'a:+5', 'a:\u0663\u0663', '::1:5', 'a\x1b:5'):
-        with pytest.raises(ClusterError, match="is no address: expected 'host:port', "):
-            split_address(address)
-
-
-def test_no_outgoing_connection_gets_a_free_port():
-    ports = towers.free_ports(5)
-    assert len(set(ports)) == 5 and all(20000 <= port < 32768 for port in ports)

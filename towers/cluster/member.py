@@ -1,4 +1,7 @@
-"""This process as a member of a cluster: its server, its sessions, and its end."""
+"""This process as a member of a cluster: its server, its sessions, and its end.
+
+Its tests are `tests/cluster/test_sessions.py`, and `test_faults.py` with real processes.
+"""
 
 import contextlib
 import os

@@ -1,4 +1,7 @@
-"""A Keras model in towers: inputs cut, the model called on each device, outputs merged."""
+"""A Keras model in towers: inputs cut, the model called on each device, outputs merged.
+
+Its test is `tests/fronts/test_keras_model.py`.
+"""
 
 import typing
 

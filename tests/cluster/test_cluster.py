@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers import Cluster
 from towers.optimizers import combiner_of
-from towers.cluster.addresses import parse_tf_config
 from towers.errors import ClusterError, InvalidArgumentError, MissingPackageError
 
 ONE, TWO, THREE = 'a:1', 'b:2', 'c:3'
@@ -127,32 +126,9 @@ def test_what_was_built_without_the_cluster_cannot_join_it():
             pass
 
 
-def test_all_forms_of_tf_config():
-    text = json.dumps({'cluster': {'master': [ONE], 'worker': [TWO, THREE], 'ps': ['d:4'],
-                                   'evaluator': None},
-                       'task': {'type': 'master', 'index': '0'}, 'environment': 'cloud'})
-    assert parse_tf_config(text)._asdict() == {'workers': [ONE, TWO, THREE], 'ps': ['d:4'], 'job': 'worker',
-                                     'rank': 0}
-    for text in ('{}', ' \n', '{"task": null, "cluster": null}'):
-        assert parse_tf_config(text)._asdict() == {'workers': [], 'ps': [], 'job': 'worker', 'rank': 0}
-    assert parse_tf_config(config(('worker',), chief=[ONE], worker=[TWO])['TF_CONFIG']).rank == 1
+def test_what_tf_config_says_is_not_given_as_well():
     with pytest.raises(InvalidArgumentError, match='rank=1: TF_CONFIG says it'):
         Cluster.from_tf_config(None, {}, rank=1)
-
-
-@pytest.mark.parametrize('text, expected', [
-    ('[]', 'no such objects'), ('{"cluster": [1]}', 'no such objects'), ('{"a":' * 100000, 'no'),
-    ('{"cluster": {"worker": "a:1"}}', 'a job is no list of addresses'),
-    ('{"task": {"type": "worker", "index": "\u0663"}}', 'is no whole number'),
-    ('{"task": {"type": "worker", "index": NaN}}', 'the index nan is no whole number')])
-def test_what_cannot_be_read_is_said_without_words_of_python(text, expected):
-    with pytest.raises(ClusterError) as error:
-        parse_tf_config(text)
-    found = str(error.value)
-    assert 'cannot be read (' in found and expected in found
-    assert found.startswith('TF_CONFIG=%r%s cannot' % (text[:80], '…' * (len(text) > 80)))
-    assert 'expected {"cluster": {"worker": ["host:port"]}' in found
-    assert 'attribute' not in found and 'argument' not in found and len(found) < 300
 
 
 @pytest.mark.parametrize('cluster, task, expected', [
