@@ -1,5 +1,30 @@
 """A worker's side of the coordinator: its connection with worker 0, see `Coordinator`; and the
-messages between the two: one JSON object a line, nothing else."""
+messages between the two: one JSON object a line, nothing else.
+
+A message has a `type`, and further fields that go with it. A worker says
+
+    hello     it is here: `rank`, `digest` of the signature that it knows: its own, or after
+              `compare` worker 0's, with `why` its own differs
+    alive     it is at work: `in_step`
+    begin     it waits to begin something: `session`, `digest` of what, `signal`, `checks`
+    left      its session makes no more steps: `session`, `signal`
+    done      its training is over
+    failed    it ends by an error: `why`
+
+and worker 0
+
+    compare   look how you differ: its `signature`
+    welcome   all are there
+    refused   a worker does not fit: `rank`, `why`
+    waiting   you wait for others: `why`
+    alive     it is at work
+    go        begin: `signal` and its `rank`, `is_last`, `checks`
+    differs   the worker `rank` would begin something else
+    over      a worker has left this session
+    gone      an asynchronous worker is lost, and the others go on: `rank`, `why`
+    lost      a worker is lost, and with it all: `rank`, `why`
+    end       all have said that their training is over
+"""
 
 import contextlib
 import hashlib
@@ -197,11 +222,14 @@ class Connection:
                                    max(0., deadline - time.monotonic()))
         if self._is_member:
             return
-        rank, reason = self.lost or (
-            0, 'it waits for others, or is frozen, and start_timeout is over')
+        refused_rank = self._cluster.rank
+        reason = 'it waits for others, or is frozen, and start_timeout is over'
+        if self.lost is not None:
+            rank, reason = self.lost
+            if rank:  # another worker is refused; 0 is the connection of this one
+                refused_rank = rank
         raise ClusterError('%s does not take %s in: %s.' % (
-            self._cluster.who(0), self._cluster.who(rank or self._cluster.rank),
-            reason.rstrip('.')))
+            self._cluster.who(0), self._cluster.who(refused_rank), reason.rstrip('.')))
 
     def _begin_steps(self) -> None:
         """Sets what is of one session to its beginning."""

@@ -415,13 +415,10 @@ class Coordinator:
             return [each for each in workers if each.begins is None]
         # It trains: those who are silent may hold it up, and in a step those who have ended.
         silence = max(FIRST, 1.5 * self._beat)
-        waited_for = []
-        for each in workers:
-            is_silent = each.done is None and now - each.heard > silence
-            has_ended = each.done is not None
-            if is_silent or (has_ended and worker.in_step):
-                waited_for.append(each)
-        return waited_for
+        silent = [each for each in workers if now - each.heard > silence and each.done is None]
+        ended = [each for each in workers if each.done is not None]
+        waited_for = silent + ended if worker.in_step else silent
+        return sorted(waited_for, key=lambda each: each.rank)
 
     def _named(self, workers: typing.Iterable[_Worker]) -> str:
         """Workers in words."""

@@ -241,9 +241,9 @@ class _SharedState:
         return tf.group(update, *waits_for)
 
     def _last_writes(self, before: typing.Sequence) -> typing.List[tf.Operation]:
-        """What to wait for so that the model's writes have been made, of what the optimizer waits
-        for."""
-        writes = [op for operations in self._writes.values() for op in operations]
+        """The operations to wait for so that the model has written the state: those that come after
+        a write, among the losses and updates `before` the optimizer."""
+        writes = sum(self._writes.values(), [])
         after_writes = reachable_from(writes, self._step, control=True)
         waits_for: typing.List[tf.Operation] = []
         for fetch in before:

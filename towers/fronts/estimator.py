@@ -299,8 +299,8 @@ class TowerOptimizer(tf.train.Optimizer):
         if calls_of(tf.get_default_graph()) is not None:
             raise InvalidArgumentError(
                 '%s has a minimize of its own, which replicate_model_fn would call in each tower, '
-                'for a part of the batch. Put what it does between the gradients and their update '
-                'into its apply_gradients, which gets those of all towers.'
+                'for its shard of the batch. Put what it does between the gradients and their '
+                'update into its apply_gradients, which gets those of all towers.'
                 % type(optimizer).__name__)
         return optimizer.minimize
 

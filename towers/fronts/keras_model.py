@@ -18,7 +18,7 @@ from towers.tower.build_context import check_not_nested
 def ParallelModel(  # pylint: disable=invalid-name
         model: typing.Any,
         devices: typing.Union[None, int, str, typing.Sequence] = None) -> typing.Any:
-    """A Keras model that computes each batch on several devices, one part of it on each.
+    """A Keras model that computes each batch on several devices, one shard of it on each.
 
         model = towers.ParallelModel(model, devices=2)
         model.compile('sgd', 'mse')
@@ -29,14 +29,14 @@ def ParallelModel(  # pylint: disable=invalid-name
     CPU, the tower of each device calls the one model, and outputs are put together in batch order
     on the CPU, under the model's output names. Losses and metrics are computed from the merged
     outputs, so they and the gradients are those of one device on the whole batch, whatever the
-    sizes of the parts: n examples on N devices are cut as with `remainder='weight'` of
+    sizes of the shards: n examples on N devices are cut as with `remainder='weight'` of
     `build_towers`. With fewer examples than devices, the other devices get the first example again,
     which does not count there. Gradients are computed on the devices of the towers.
 
-    Batch norm normalises each part by itself; its moving statistics come from the first tower. A
+    Batch norm normalises each shard by itself; its moving statistics come from the first tower. A
     loss that layers add counts once: regularizers of weights as they are, `add_loss` of tensors and
-    activity regularizers as the mean over the parts, weighted by their examples. A scalar output,
-    such as a loss, becomes [batch, 1]: each example has the value of its part, so that the mean
+    activity regularizers as the mean over the shards, weighted by their examples. A scalar output,
+    such as a loss, becomes [batch, 1]: each example has the value of its shard, so that the mean
     over the batch is the weighted mean.
 
     `summary`, `save`, `save_weights` and `load_weights` are those of the model inside, and

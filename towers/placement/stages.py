@@ -1,4 +1,4 @@
-"""Stages: parts of one model on several devices of a tower; arrays and stacks of loops."""
+"""Stages: pieces of one model on several devices of a tower; arrays and stacks of loops."""
 
 import contextlib
 import typing
@@ -17,7 +17,7 @@ from towers.placement.tower_device import StageDevice, TowerDevice, current_towe
 
 @contextlib.contextmanager
 def stage(number: int) -> typing.Iterator[None]:
-    """The scope of a part of a model that is on one of its tower's devices.
+    """The scope of a stage, a piece of a model that is on one of its tower's devices.
 
     >>> with towers.stage(0):
     ...     net = stem(images)

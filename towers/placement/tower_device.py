@@ -111,16 +111,28 @@ def keep_with_tower(operations: typing.Iterable[tf.Operation], own: typing.Conta
     for op in operations:
         names = names_beside(op)
         in_tower = [op.graph.get_operation_by_name(name) for name in names if name in own]
-        kept = [other for other in in_tower if not _reads_resource_outside(other, own)]
-        if len({other.device for other in kept}) > 1:
-            on_same_device = [other for other in kept if other.device == op.device]
-            kept = on_same_device or kept[:1]
+        kept = _leaders_to_keep(op, in_tower, own)
         if not in_tower or len(kept) == len(names):
             continue
-        leaders = kept or [op]
-        device_of_leader = (kept or in_tower)[0].device
-        colocate(op, [leader.name for leader in leaders])
-        compat.set_device(op, device_of_leader or stages_of(device)[0])
+        colocate(op, [leader.name for leader in kept] or [op.name])
+        leader = kept[0] if kept else in_tower[0]
+        compat.set_device(op, leader.device or stages_of(device)[0])
+
+
+def _leaders_to_keep(op: tf.Operation, in_tower: typing.List[tf.Operation],
+                     own: typing.Container[str]) -> typing.List[tf.Operation]:
+    """The operations, all on one device, that an operation stays colocated with.
+
+    Args:
+      op: a gradient operation.
+      in_tower: the operations of the tower that it is colocated with.
+      own: as of `keep_with_tower`.
+    """
+    kept = [other for other in in_tower if not _reads_resource_outside(other, own)]
+    if len({other.device for other in kept}) <= 1:
+        return kept
+    on_same_device = [other for other in kept if other.device == op.device]
+    return on_same_device or kept[:1]
 
 
 def _reads_resource_outside(op: tf.Operation, own: typing.Container[str]) -> bool:
