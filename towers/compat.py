@@ -358,6 +358,34 @@ def control_flow_context(op):
     return op._get_control_flow_context()
 
 
+def contexts_around(op):
+    """The objects of the loops and branches (v1) around an operation, from the inside: a list."""
+    found, context = [], control_flow_context(op)
+    while context is not None:
+        found.append(context)
+        context = context.outer_context
+    return found
+
+
+def restore_context(like, definition):
+    """Makes a loop or branch (v1) of its definition, for operations that were imported; `like` is
+    a context of the same kind. `tf.train.import_meta_graph` alone does so by a public name."""
+    key = tf.GraphKeys.COND_CONTEXT if like.IsCondContext() else tf.GraphKeys.WHILE_CONTEXT
+    tf.add_to_collection(key, type(like).from_proto(definition))
+
+
+def attributes_of_scopes(op):
+    """{name: `tf.AttrValue`} of attributes that the open scopes, such as XLA's `jit_scope`, give to
+    new operations, and not to imported ones."""
+    found = {}
+    for name, value in op.graph._attr_scope_map.items():
+        if callable(value):
+            value = value(op.node_def)
+        if value is not None and name not in op.node_def.attr:
+            found[name] = value
+    return found
+
+
 def in_control_flow(op):
     """Whether an operation is in a branch of a `tf.cond` or the body of a `tf.while_loop` (v1)."""
     return control_flow_context(op) is not None

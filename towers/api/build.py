@@ -1,4 +1,4 @@
-"""`build_towers`: from a model function to a data-parallel train op."""
+"""`build_towers`: from a model function, or a finished model, to a data-parallel train op."""
 
 import inspect
 import typing
@@ -21,6 +21,7 @@ from towers.tower.batch_inputs import (VariablesBehindInputs, check_nothing_is_t
                                        checked_inputs, variables_behind)
 from towers.tower.build_context import BuildCollections, check_not_nested
 from towers.tower.cut_inputs import Shards
+from towers.tower.finished_model import FinishedModel
 from towers.tower.metric_counters import join_counters
 from towers.tower.objectives import map_shaped, naming_loss
 from towers.tower.outputs import ModelOutput, merge_metrics, merge_predictions, weighted_mean
@@ -28,7 +29,7 @@ from towers.tower.shards import checked_size, cut
 from towers.tower.variables import full_scope_name
 
 
-def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typing.Any,
+def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
                  devices: typing.Union[None, int, str, typing.Sequence] = None,
                  reduction: str = 'sum', *, remainder: str = 'error',
                  shares: typing.Optional[typing.Sequence[int]] = None,
@@ -52,13 +53,16 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         sum:   N (sum_k (n_k / n) dL_k + dR)  (the hand-written tower loop, for equal shards)
 
     Args:
-      model_fn: ordinary TF1 code, called with a shard, once or once per tower (`copies`):
-        as `model_fn(*inputs)` where `inputs` is a plain tuple or list, else as `model_fn(inputs)`.
-        It returns a scalar loss, the mean over the shard's examples; or a dict or `ModelOutput`
-        with `loss`, `predictions`, `metrics` and `updates`.
+      model: a model function: ordinary TF1 code, called with a shard, once or once per tower
+        (`copies`): as `model(*inputs)` where `inputs` is a plain tuple or list, else as
+        `model(inputs)`. It returns a scalar loss, the mean over the shard's examples; or a dict or
+        `ModelOutput` with `loss`, `predictions`, `metrics` and `updates`. Or a finished model: such
+        a loss, dict or `ModelOutput` of tensors that are in the graph already, see
+        `finished_model`.
       inputs: the batch: a nest of tensors [n, …], dense or sparse, of any dtype; or `Shards`, a
         batch that is cut already; or the result of `staged`, whose shards are on the towers'
-        devices before a step begins.
+        devices before a step begins. Of a finished model: the tensors of its graph at which the
+        batch enters, such as its placeholders, which are fed as before.
       optimizer: a `tf.train.Optimizer`, or None for evaluation and prediction; or an `Objective`,
         an optimizer with the variables to train and a function of their gradients. Or a dict of
         either by name, for a model function whose `loss` is a dict of losses by these names (a
@@ -108,7 +112,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         TensorFlow cannot remove them: make the next build in a new graph.
     """
     request = checked_request(
-        model_fn=model_fn, optimizer=optimizer, devices=devices, reduction=reduction,
+        model=model, optimizer=optimizer, devices=devices, reduction=reduction,
         remainder=remainder, shares=shares, global_step=global_step,
         regularization=regularization, update_ops=update_ops, batch_norm=batch_norm,
         variables=variables, numerics=numerics, memory=memory, pipeline=pipeline, cluster=cluster,
@@ -116,7 +120,11 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
     graph = tf.get_default_graph()
     check_not_nested(graph)
     check_inputs(request, inputs)
-    collections_before = BuildCollections(graph)
+    if request.is_finished:
+        request = request._replace(
+            model=FinishedModel(request.model, inputs, len(request.parts)))
+    collections_before = BuildCollections(
+        graph, request.model.output.updates if request.is_finished else ())
     make_towers = call_for_each_tower if request.copies == 'reuse' else call_once_and_copy
     with collections_before.of_build():
         batch, behind = split(request, inputs)
@@ -157,6 +165,9 @@ def check_build_arguments(*given, **named):
 def check_inputs(request, inputs):
     """Raises `InputError` for inputs that cannot be cut; the graph has no new name then."""
     if isinstance(inputs, Shards):
+        if request.is_finished:
+            raise InputError('the inputs are cut into shards already, and the model is finished: '
+                             'pass the tensors of its graph at which the whole batch enters.')
         for name, given, default in (('remainder', request.remainder, 'error'),
                                      ('shares', set(request.shares), {1})):
             if given != default:

@@ -1,6 +1,7 @@
 """The towers of a build: one call of the model function and copies, or a call for each tower.
 
-`copies='clone'`: tower 0 is the model function's graph; the other towers are copies of it.
+`copies='clone'`: tower 0 is the model function's graph, or an import of a finished model; the other
+towers are copies of it.
 
 `copies='reuse'`: the recipe, as in a hand-written tower loop:
 
@@ -43,23 +44,25 @@ def call_once_and_copy(request, batch, behind, scaled_losses):
               for weight in weights]
     of_model = request.objectives.of_model
     of_calls = [None] if of_model is None else _as_tensors(of_model.weights(batch), batch.is_even)
-    recorded = record(
-        request, batch, 0, contextlib.nullcontext if of_model is None else (
-            lambda: of_model.call(of_calls[0], request.placement)))
-    of_update, slots = ([], []) if of_model is None else (of_model.fetches(), of_model.slots())
-    names_of_slots = {slot.op.name for slot in slots}  # which a Saver made there reads
-    recorded = recorded._replace(variables=[
-        each for each in recorded.variables if each.op.name not in names_of_slots])
-    # In this order: state is where its stage is; and `ownership` takes writes that become updates
-    # out of the forward pass, before that is differentiated.
-    cuts = put_on_devices(recorded, request, request.parts[0].device)
-    roles = ownership(recorded, request, batch.sizes[0],
-                      trained_variables(request.objectives), of_update,
-                      make_replicas if request.placement.has_replicas else None)
-    taken = of_update + roles.inline_updates.updates
-    losses = make_losses(recorded, request, 0)
-    gradients = TowerGradients(request, batch, behind, scaled_losses, roles.trained)
-    first = gradients.differentiate(recorded, losses, 0, scales[0], taken)
+    with tf.name_scope(request.parts[0].scope) if request.is_finished else (
+            contextlib.nullcontext()):
+        recorded = record(
+            request, batch, 0, contextlib.nullcontext if of_model is None else (
+                lambda: of_model.call(of_calls[0], request.placement)))
+        of_update, slots = ([], []) if of_model is None else (of_model.fetches(), of_model.slots())
+        names_of_slots = {slot.op.name for slot in slots}  # which a Saver made there reads
+        recorded = recorded._replace(variables=[
+            each for each in recorded.variables if each.op.name not in names_of_slots])
+        # In this order: state is where its stage is; and `ownership` takes writes that become
+        # updates out of the forward pass, before that is differentiated.
+        cuts = put_on_devices(recorded, request, request.parts[0].device)
+        roles = ownership(recorded, request, batch.sizes[0],
+                          trained_variables(request.objectives), of_update,
+                          make_replicas if request.placement.has_replicas else None)
+        taken = of_update + roles.inline_updates.updates
+        losses = make_losses(recorded, request, 0)
+        gradients = TowerGradients(request, batch, behind, scaled_losses, roles.trained)
+        first = gradients.differentiate(recorded, losses, 0, scales[0], taken)
     copies = copies_of(first, roles, request, batch, [weights, scales, of_calls], of_update)
     others = [tower for tower, _ in copies]
     # `ownership` turned some of tower 0's writes into updates; copies have none of these.
@@ -76,8 +79,9 @@ def call_once_and_copy(request, batch, behind, scaled_losses):
         request=request, batch=batch, towers=towers, recorded=recorded, losses=losses,
         gradients=gradients, roles=roles, recomputed=first.recomputed, cuts=cuts, slots=slots,
         copies=[copied for _, copied in copies],
-        how_built='1 call of the model function, %d cop%s of its graph' % (
-            len(others), 'y' if len(others) == 1 else 'ies'))
+        how_built='%s, %d cop%s of its graph' % (
+            '1 import of the finished model' if request.is_finished else
+            '1 call of the model function', len(others), 'y' if len(others) == 1 else 'ies'))
 
 
 def copies_of(first, roles, request, batch, by_shard, further):

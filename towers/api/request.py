@@ -18,6 +18,7 @@ from towers.placement.variable_device import Placement
 from towers.reduce.loss_scale import LossScale
 from towers.reduce.micro_batches import kept_at_once
 from towers.tower.build_context import check_no_failed_build
+from towers.tower.finished_model import is_finished, output_of_finished
 from towers.tower.shards import checked_shares
 from towers.tower.stage_cuts import Cutting
 from towers.tower.variables import scope_to_enter
@@ -29,7 +30,7 @@ _CHOICES = dict(reduction=REDUCTIONS, regularization=('none', 'add'),
 
 
 class Request(collections.namedtuple('Request', [
-        'model_fn', 'objectives', 'devices', 'reduction', 'remainder', 'shares', 'global_step',
+        'model', 'objectives', 'devices', 'reduction', 'remainder', 'shares', 'global_step',
         'regularization', 'update_ops', 'batch_norm', 'numerics', 'recompute', 'cluster', 'copies',
         'reuse', 'earlier', 'variable_scope', 'name', 'parts_before', 'parts',
         'accumulate', 'schedule', 'cutting', 'placement', 'loss_scale',
@@ -37,6 +38,8 @@ class Request(collections.namedtuple('Request', [
     """The checked arguments of a call; arguments under their own names, and:
 
     Attributes:
+      model: a model function; or, of a finished model, its `ModelOutput`, and then the
+        `FinishedModel`.
       shares: the proportions of the parts, see `checked_shares`.
       reuse: as the variable scope of the model takes it.
       earlier: `BuiltTowers`, whose variables are shared; or None.
@@ -52,6 +55,11 @@ class Request(collections.namedtuple('Request', [
       precision_text: the plan's line about the precision; None for float32.
     """
     __slots__ = ()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the model is in the graph already."""
+        return is_finished(self.model)
 
     @property
     def factor(self) -> float:
@@ -88,7 +96,7 @@ Part = collections.namedtuple('Part', 'tower micro_batch device scope')
 """The place of a shard: numbers of its tower and of the micro-batch there; device; name scope."""
 
 
-def checked_request(*, model_fn, optimizer, devices, reduction, remainder, shares, global_step,
+def checked_request(*, model, optimizer, devices, reduction, remainder, shares, global_step,
                     regularization, update_ops, batch_norm, variables, numerics, memory, pipeline,
                     cluster, copies, reuse):
     """Checks the arguments of `build_towers`, before any operation is made: the `Request`."""
@@ -107,8 +115,10 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
             reduction=reduction, regularization=regularization, update_ops=update_ops,
             batch_norm=batch_norm, copies=copies).items():
         check_choice(argument, given, _CHOICES[argument])
-    check_model_fn(model_fn)
+    check_model(model)
     objectives = checked_objectives(optimizer)
+    if is_finished(model):
+        model = output_of_finished(model, bool(objectives), objectives.names)
     if global_step is not None:
         check_step_variable(global_step)
     if not (cluster is None or hasattr(cluster, 'check_build')):
@@ -123,9 +133,11 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
         _check_losses(objectives.names, accumulate, numerics, cluster)
     _check_micro_batches(devices, objectives, memory, pipeline)
     placement = _checked_placement(variables, devices, objectives, earlier, cluster)
-    name, parts = _named_parts(tf.get_default_graph(), devices, accumulate, copies)
+    # The first tower is the model function's call itself, in the scope of the build.
+    num_without_scope = 1 if copies == 'clone' and not is_finished(model) else 0
+    name, parts = _named_parts(tf.get_default_graph(), devices, accumulate, num_without_scope)
     request = Request(
-        model_fn=model_fn, objectives=objectives, devices=devices, reduction=reduction,
+        model=model, objectives=objectives, devices=devices, reduction=reduction,
         remainder=remainder, shares=tuple(each for each in shares for _ in range(accumulate)),
         global_step=global_step, regularization=regularization, update_ops=update_ops,
         batch_norm=batch_norm, numerics=numerics, recompute=memory.recompute, cluster=cluster,
@@ -148,14 +160,20 @@ def checked_request(*, model_fn, optimizer, devices, reduction, remainder, share
     return request
 
 
-def check_model_fn(model_fn):
-    """Raises `ModelFunctionError` for a model function that cannot be called."""
-    if not callable(model_fn):
-        raise ModelFunctionError('model_fn=%.80r cannot be called: expected a function from a '
-                                 'shard to its loss.' % (model_fn,))
-    if hasattr(model_fn, 'get_concrete_function'):
-        raise ModelFunctionError('model_fn=%.80r is a tf.function: pass the Python function that '
-                                 'it was made of.' % (model_fn,))
+def check_model(model):
+    """Raises `ModelFunctionError` for what is neither a model function nor a finished model."""
+    if is_finished(model):
+        return
+    loss = getattr(model, 'loss', None)
+    if isinstance(loss, tf.Tensor):
+        raise ModelFunctionError('model=%.80r is an object with a loss: pass the loss itself, '
+                                 'such as model.loss.' % (model,))
+    if not callable(model):
+        raise ModelFunctionError('model=%.80r: expected a function from a shard to its loss, or '
+                                 'the loss of a model that is in the graph already.' % (model,))
+    if hasattr(model, 'get_concrete_function'):
+        raise ModelFunctionError('model=%.80r is a tf.function: pass the Python function that '
+                                 'it was made of.' % (model,))
 
 
 def _checked_placement(variables, devices, objectives, earlier, cluster):
@@ -245,6 +263,12 @@ def _check_together(request):
         (recompute and request.numerics.xla,
          'recompute=%s and xla=True: XLA chooses the results that it keeps. Pass one of the two.'
          % recompute),
+        (request.is_finished and request.copies == 'reuse',
+         "copies='reuse' calls a model function for every tower, and the model is finished: pass "
+         "copies='clone'."),
+        (request.is_finished and request.earlier is None and request.reuse is not None,
+         'reuse=%r is for variables that a model function makes, and the model is finished: leave '
+         'it out.' % (request.reuse,)),
         (request.copies == 'reuse' and (has_replicas or request.cutting is not None),
          "copies='reuse' goes with neither VariablePlacement('replicated') nor stages=: pass "
          "copies='clone'."),
@@ -278,15 +302,16 @@ def _no_batch_values(accumulate, cluster):
         'the batch is on several machines, which do not exchange it: build without cluster=')
 
 
-def _named_parts(graph, devices, accumulate, copies):
-    """`(prefix of the towers' name scopes, list of Part)`: scopes that the graph does not have."""
+def _named_parts(graph, devices, accumulate, num_without_scope):
+    """`(prefix of the towers' name scopes, list of Part)`: scopes that the graph does not have.
+    `num_without_scope` first parts use none."""
     around = graph.get_name_scope()
     for number in itertools.count(1):
         name = 'tower' if number == 1 else 'build_%d/tower' % number
         parts = [Part(tower, micro_batch, device, '%s_%d' % (name, tower)
                       + ('_micro_%d' % micro_batch if micro_batch else ''))
                  for tower, device in enumerate(devices) for micro_batch in range(accumulate)]
-        scopes = [part.scope for part in parts[copies == 'clone':]] + [name + 's']
+        scopes = [part.scope for part in parts[num_without_scope:]] + [name + 's']
         if all(graph.unique_name(scope, mark_as_used=False) == (
                 '%s/%s' % (around, scope) if around else scope) for scope in scopes):
             return name, parts

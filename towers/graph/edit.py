@@ -48,6 +48,22 @@ def group_in_node(node: tf.NodeDef) -> typing.List[str]:
             if group.startswith(_PREFIX.encode())]
 
 
+def set_group_in_node(node: tf.NodeDef, names: typing.Iterable[str]) -> None:
+    """Writes into a `NodeDef` that it is colocated with the operations of these names."""
+    node.attr['_class'].list.s[:] = [(_PREFIX + name).encode() for name in names]
+
+
+_TOLD_APART_BY = ('frame_name', 'stack_name', 'tensor_array_name', '_XlaScope')
+"""Attributes by which TensorFlow tells loops, stacks, arrays and XLA's clusters apart."""
+
+
+def tell_apart(node: tf.NodeDef, scope: str) -> None:
+    """Gives the loops, stacks, arrays and clusters of a `NodeDef` names of a name scope."""
+    for name in _TOLD_APART_BY:
+        if name in node.attr and node.attr[name].s:
+            node.attr[name].s = scope.encode() + node.attr[name].s
+
+
 def producer(text: str) -> str:
     """The operation that an input of a `NodeDef` comes from: of 'a:1' and of '^a' it is a."""
     return text.lstrip('^').split(':')[0]

@@ -9,6 +9,21 @@ def _with_prefixes(prefixes, names):
 VARIABLE_OPS = frozenset(['Variable', 'VariableV2', 'VarHandleOp'])
 PLACEHOLDERS = frozenset(['Placeholder', 'PlaceholderV2', 'PlaceholderWithDefault'])
 
+# Operations that give the next elements of a queue, a data set or a reader, by how they begin.
+DRAWS_DATA = ('QueueDequeue', 'IteratorGetNext', 'MultiDeviceIteratorGetNext', 'ReaderRead',
+              'Unstage', 'MapUnstage', 'OrderedMapUnstage', 'RecordInput', 'BarrierTakeMany')
+
+# Iterators that keep state as tables and queues do, without having a `shared_name`.
+_WITHOUT_NAME = ('Anonymous', 'IteratorFromStringHandle')
+
+
+def keeps_state(op):
+    """Whether an operation is more than its type, inputs and attributes: a table, a queue, an
+    iterator, a resource variable."""
+    return op.type.startswith(_WITHOUT_NAME) or any(
+        attribute.name == 'shared_name' for attribute in op.op_def.attr)
+
+
 # Control flow v1: operations that enter, leave or repeat a loop or a branch; and v2.
 CONTROL_FLOW = _with_prefixes(('', 'Ref'), (
     'Switch', 'Merge', 'Enter', 'Exit', 'NextIteration')) | {'LoopCond'}

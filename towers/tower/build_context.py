@@ -67,6 +67,13 @@ _UPDATES_OF_BUILDS = ('towers_update_ops',)
 """A key that is no string, like the keys of TF's own stores, so that no meta graph holds it."""
 
 
+def updates_of_no_build(graph: tf.Graph) -> list:
+    """The `UPDATE_OPS` of a graph that no build has made: a list."""
+    of_builds = set(graph.get_collection(_UPDATES_OF_BUILDS))
+    return [update for update in graph.get_collection(tf.GraphKeys.UPDATE_OPS)
+            if _name_of(update) not in of_builds]
+
+
 class BuildCollections:
     """The collections of a graph, as they were before a build.
 
@@ -74,11 +81,12 @@ class BuildCollections:
     example, without updates of an earlier build in this graph, which belong to its step.
     """
 
-    def __init__(self, graph: tf.Graph):
+    def __init__(self, graph: tf.Graph, of_model: typing.Sequence = ()):
+        """`of_model` are `UPDATE_OPS` of a finished model, which the towers compute."""
         self._graph, self._before = graph, _snapshot(graph)
-        of_builds = set(graph.get_collection(_UPDATES_OF_BUILDS))
-        before = self._before.get(tf.GraphKeys.UPDATE_OPS, ())
-        self.updates = [entry for entry in before if _name_of(entry) not in of_builds]
+        of_model = set(map(_name_of, of_model))
+        self.updates = [update for update in updates_of_no_build(graph)
+                        if _name_of(update) not in of_model]
 
     def new_updates(self) -> list:
         """The `UPDATE_OPS` that are there now and were not before the build: a list."""

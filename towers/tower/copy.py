@@ -18,9 +18,9 @@ from towers import compat
 from towers.errors import CloneError
 from towers.graph import graph_walk
 from towers.graph.edit import (Library, colocate, copied_functions, functions_of, group_in_node,
-                               producer, rename_functions)
+                               producer, rename_functions, tell_apart)
 from towers.graph.graph_walk import fetches_in, leaves_of, map_leaves
-from towers.graph.op_types import CONTROL_FLOW, PLACEHOLDERS
+from towers.graph.op_types import CONTROL_FLOW, PLACEHOLDERS, keeps_state
 from towers.graph.order import waited_instead
 from towers.graph.variable_access import without_writes
 from towers.nonfinite import message_of_tower
@@ -33,9 +33,6 @@ from towers.tower.stateless_random import give_seed_of_tower, key_of
 from towers.tower.tower import Substitution, Tower
 
 _MEETS_OTHERS = ('Collective', 'Nccl', 'Horovod')
-_WITHOUT_NAME = ('Anonymous', 'IteratorFromStringHandle')
-_TOLD_APART_BY = ('frame_name', 'stack_name', 'tensor_array_name', '_XlaScope')
-"""Attributes by which TensorFlow tells loops, stacks, arrays and XLA's clusters apart."""
 
 
 class Copies:
@@ -145,8 +142,7 @@ class Copies:
                              "operations by a name: pass copies='reuse', which calls the model "
                              'function for every tower.' % (op.name, op.type))
         is_from_shard = op.name in self._from_shard
-        if not (op.type in PLACEHOLDERS or op.type.startswith(_WITHOUT_NAME)
-                or 'shared_name' in node.attr) or is_batch_value(op) or (
+        if not (op.type in PLACEHOLDERS or keeps_state(op)) or is_batch_value(op) or (
                     op.type == 'PlaceholderWithDefault' and is_from_shard):
             return False
         if is_from_shard or compat.in_control_flow(op):
@@ -208,9 +204,7 @@ class Copies:
             give_seed_of_tower(node, draws_as)
             if names:
                 rename_functions(node, names)
-            for key in _TOLD_APART_BY:
-                if key in node.attr and node.attr[key].s:
-                    node.attr[key].s = root.encode() + node.attr[key].s
+            tell_apart(node, root)
             if node.op == 'CheckNumerics':
                 node.attr['message'].s = message_of_tower(
                     node.attr['message'].s.decode(), number).encode()

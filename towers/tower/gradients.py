@@ -71,6 +71,8 @@ class TowerGradients:
                                for place in range(2)]
         by_loss = [operations for _, _, operations in found]
         backward = sum(by_loss, [])
+        if recorded.imported is not None:
+            recorded.imported.redirect(backward)
         keep_with_tower(backward, {op.name for op in forward + backward} - recorded.owned,
                         part.device)
         # Only now, since a recomputation in the backward pass has to draw the same numbers.

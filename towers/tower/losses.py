@@ -82,9 +82,13 @@ def registered_losses():
 def _registered(recorded):
     """`(inside, outside)`: the losses that belong to the model, in its own loss or not."""
     registered = list(recorded.registered)
-    # A call of the recipe may register the losses of the call before anew, or not.
-    registered += [each for each in _of_before(recorded) if not is_computed_from(registered, each)]
     of_weights, of_activations = recorded.keras_losses
+    # A call of the recipe may register the losses of the call before anew, or not.
+    before = [each for each in _of_before(recorded) if not is_computed_from(registered, each)]
+    if recorded.imported is None:
+        registered += before
+    else:  # the loss of a finished model has imports of them
+        of_weights = of_weights + before
     # A program may itself have registered a loss that its Keras layers hold.
     of_weights = [each for each in of_weights if not is_computed_from(registered, each)]
     losses, inside, outside = flat(recorded.output.loss), [], []

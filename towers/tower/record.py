@@ -1,4 +1,5 @@
-"""Records the model function: one call on shard 0, in the caller's scopes, as a value."""
+"""Records the model on shard 0, as a value: one call of the model function, in the caller's scopes;
+or the import of a finished model."""
 
 import collections
 import contextlib
@@ -16,6 +17,7 @@ from towers.placement.tower_device import TowerDevice, check_reads_in_loops, sta
 from towers.placement.numerics import compiled
 from towers.tower.batch_values import is_batch_value
 from towers.tower.keras_calls import record_keras_calls, unique
+from towers.tower.finished_model import FinishedModel
 from towers.tower.losses import registered_losses
 from towers.tower.build_context import BuildCollections, call_of_model_fn, without
 from towers.tower.outputs import call_model_fn, to_model_output
@@ -27,8 +29,8 @@ from towers.tower.variables import NewVariables
 class Recorded(collections.namedtuple('Recorded', [
         'output', 'operations', 'sources', 'from_shard', 'created', 'direct', 'owned', 'variables',
         'updates', 'registered', 'registered_before', 'keras_losses', 'keras_states',
-        'opened_scopes', 'in_sync'])):
-    """A call of the model function.
+        'opened_scopes', 'in_sync', 'imported'])):
+    """A call of the model function, or the import of a finished model.
 
     Attributes:
       output: `ModelOutput`.
@@ -44,13 +46,14 @@ class Recorded(collections.namedtuple('Recorded', [
       keras_losses: `(of weights, of activations)`: the losses of the Keras layers that were called.
       keras_states: the variables that Keras layers call their state.
       in_sync: how many batch norms have the statistics of the whole batch.
+      imported: `Imported`, of a finished model; None where a model function was called.
     """
     __slots__ = ()
 
 
 def record(request, batch, number, around=contextlib.nullcontext):
-    """Calls the model function on part `number` of the batch, 0 but for the recipe's later calls:
-    `Recorded`. `around` makes a further context of the call."""
+    """Calls the model function on part `number` of the batch, 0 but for the recipe's later calls,
+    or imports the finished model for it: `Recorded`. `around` makes a further context of that."""
     graph, inputs, parts = tf.get_default_graph(), batch.inputs[number], len(request.parts)
     before, registered_before = BuildCollections(graph), registered_losses()
     made_variables = NewVariables(request.placement, None if number else request.earlier)
@@ -61,7 +64,11 @@ def record(request, batch, number, around=contextlib.nullcontext):
         with made_variables.recorded(request.variable_scope, reuse), \
                 record_keras_calls() as keras, compiled(request.numerics.xla), around(), \
                 call_of_model_fn(graph, made_variables, parts, request.no_batch_values):
-            returned = _call(request.model_fn, inputs, batch.batch_size if parts > 1 else None)
+            if isinstance(request.model, FinishedModel):
+                returned, registered, imported = request.model.import_for(inputs)
+            else:
+                returned = _call(request.model, inputs, batch.batch_size if parts > 1 else None)
+                registered, imported = [], None
             in_sync, instead = synchronize(made.so_far(), leaves_of(inputs), graph) if (
                 request.batch_norm == 'sync' and parts > 1) else (0, {})
         output = to_model_output(returned, bool(request.objectives), request.objectives.names)
@@ -81,9 +88,10 @@ def record(request, batch, number, around=contextlib.nullcontext):
         created=made_variables.created, direct=made_variables.direct, owned=made_variables.owned,
         variables=made_variables.created + [each for each in read if each.op.name not in names],
         updates=unique(before.new_updates() + keras_updates + list(output.updates or ())),
-        registered=without(registered_losses(), registered_before),
+        registered=without(registered_losses(), registered_before) + registered,
         registered_before=registered_before, keras_losses=keras_losses,
-        keras_states=keras.states(), opened_scopes=made_variables.opened_scopes, in_sync=in_sync)
+        keras_states=keras.states(), opened_scopes=made_variables.opened_scopes, in_sync=in_sync,
+        imported=imported)
 
 
 def put_on_devices(recorded, request, device):
