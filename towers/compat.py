@@ -374,6 +374,36 @@ def restore_context(like, definition):
     tf.add_to_collection(key, type(like).from_proto(definition))
 
 
+_GRAPHS_OF_FUNCTIONS = {
+    'While': [('cond', '_cond_graph'), ('body', '_body_graph')],
+    'If': [('then_branch', '_true_graph'), ('else_branch', '_false_graph')]}
+"""Attributes of a loop or branch (v2) that name its functions, and those of the Python object where
+the gradient looks for their graphs."""
+
+
+def restore_function_graphs(op):
+    """Makes the graphs of the functions of an imported loop or branch (v2), and of those in it.
+
+    The gradient would make them itself, and does not say in a nested one which variables its
+    handles stand for. TF 1.15 does not look for them where they are put here.
+    """
+    kind = op.type.replace('Stateless', '')
+    if TF_VERSION < (2, 0) or kind not in _GRAPHS_OF_FUNCTIONS:
+        return
+    # pylint: disable=import-outside-toplevel,no-name-in-module
+    from tensorflow.python.ops import control_flow_util_v2, handle_data_util
+    arguments = list(op.inputs)[0 if kind == 'While' else 1:]
+    shapes = [tensor.shape for tensor in arguments] if kind == 'If' else [
+        tf.TensorShape(shape) for shape in op.get_attr('output_shapes')]
+    for attribute, place in _GRAPHS_OF_FUNCTIONS[kind]:
+        graph = control_flow_util_v2.get_func_graph(op, shapes, op.get_attr(attribute).name)
+        for outside, inside in zip(arguments, graph.inputs):
+            handle_data_util.copy_handle_data(outside, inside)
+        setattr(op, place, graph)
+        for nested in graph.get_operations():
+            restore_function_graphs(nested)
+
+
 def attributes_of_scopes(op):
     """{name: `tf.AttrValue`} of attributes that the open scopes, such as XLA's `jit_scope`, give to
     new operations, and not to imported ones."""

@@ -140,8 +140,12 @@ def copied_functions(functions, suffix, change):
                      if argument.type == tf.resource.as_datatype_enum}
         taking = [node for node in copy.node_def if not resources.isdisjoint(node.input)]
         groups = {name for node in taking for name in [node.name] + group_in_node(node)}
+        inside = {node.name for node in copy.node_def}
         for node in copy.node_def:
             rename_functions(node, names)
+            # A group of what the function does not have would be one for all copies.
+            if not inside.issuperset(group_in_node(node)):
+                del node.attr['_class']
             change(node, not groups.isdisjoint([node.name] + group_in_node(node)))
         copies.append(copy)
     return copies, names

@@ -124,6 +124,7 @@ def _finish(op, imported):
         compat.set_device(new, leaders[0].device)
     for name, value in compat.attributes_of_scopes(new).items():
         compat.set_attribute(new, name, value)
+    compat.restore_function_graphs(new)
     if not op.graph.is_fetchable(op):  # in a loop or branch
         op.graph.prevent_fetching(new)
 
