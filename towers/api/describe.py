@@ -185,7 +185,7 @@ def _learning_rates(request):
 
 
 def _recomputation(recomputed, asked):
-    operations = sum(each.operations for each in recomputed)
+    operations = sum(len(each.operations) for each in recomputed)
     if not operations:
         return None if asked is None else (
             'nothing: ' + ('no place of the forward pass is worth it' if asked == 'auto' else

@@ -4,10 +4,13 @@ import collections
 
 import tensorflow.compat.v1 as tf
 
+from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
 from towers.graph.graph_walk import fetches_in
 from towers.graph.variable_access import metric_variables
 from towers.optimizers import GradientsOfModel, has_own_minimize
+from towers.placement.tower_device import stages_of
+from towers.placement.variable_device import only_device
 from towers.reduce.micro_batches import check_order
 from towers.reduce.replicas import follow_updates
 from towers.reduce.update import apply_update, checked_transform
@@ -115,7 +118,7 @@ class _Steps:
             scaled_losses = scaled_losses.watched(of_losses[0].combined.gradients)
         # Several optimizers apply gradients that all were taken at the weights before the step.
         before, applied = losses + updates, []
-        first = before + (read if len(of_losses) > 1 else [])
+        first = before + _recomputations(tower_set) + (read if len(of_losses) > 1 else [])
         for each in of_losses:
             after = first + [done.train_op for done in applied]
             with graph_walk.Recording(tf.get_default_graph()) as made:
@@ -133,6 +136,26 @@ class _Steps:
                 for pair in list(each.combined.gradients) + each.combined.of_replicas],
                         before, self._shown, gates)
         return _Step(applied, tuple(before), redirect, scaled_losses)
+
+
+def _recomputations(tower_set):
+    """An operation for each tower, after the recomputation of what was computed from reference
+    variables; [] without such. The update, which writes these, has to wait for it."""
+    first = [op for each in tower_set.recomputed if each.reads_references
+             for op in each.operations]
+    if not first:
+        return []
+    if tower_set.request.copies == 'reuse':
+        raise InvalidArgumentError(
+            "recompute=, copies='reuse', and the model computes with reference variables, which "
+            "an update may write before they are read again: make them with use_resource=True, or "
+            "pass copies='clone'.")
+    of_towers = [first] + [list(map(copied, first)) for copied in tower_set.copies]
+    done = []
+    for tower, operations in zip(tower_set.towers, of_towers):
+        with only_device(stages_of(tower.device)[0]):
+            done.append(tf.group(*operations))
+    return done
 
 
 def _applying(of_loss, copies):

@@ -50,10 +50,12 @@ class Imported:
         return tensor
 
     def leaf(self, leaf: typing.Any) -> typing.Any:
-        """The import of a tensor, or of an operation; a variable is itself."""
+        """The import of a tensor or operation; of a variable, as by `tf.assign`, its operation."""
         if isinstance(leaf, tf.Operation):
             return self.operation(leaf)
-        return self.tensor(leaf) if isinstance(leaf, tf.Tensor) else leaf
+        if isinstance(leaf, tf.Tensor):
+            return self.tensor(leaf)
+        return self.operations.get(leaf.op.name, leaf)
 
     def redirect(self, operations: typing.Iterable[tf.Operation]) -> None:
         """Makes operations that take an original tensor take its import.

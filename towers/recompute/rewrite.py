@@ -16,7 +16,8 @@ from towers.errors import InvalidArgumentError
 from towers.graph.graph_walk import inputs_of, names_of, producers_of
 from towers.graph.op_types import SIZES
 from towers.placement.tower_device import current_tower_device, follows_tower
-from towers.recompute.segments import best_cuts, cut_into_segments, repeatable_operations
+from towers.recompute.segments import (best_cuts, cut_into_segments, repeatable_operations,
+                                       trained_references)
 
 _EXAMPLES = 3  # of names, in an error
 
@@ -26,10 +27,13 @@ class Recomputed(typing.NamedTuple):
 
     Attributes:
       segments: the number of segments.
-      operations: the number of operations in them that run again.
+      operations: the operations that run the ones in them again.
+      reads_references: whether these read reference variables again, which the update has to wait
+        for.
     """
     segments: int
-    operations: int
+    operations: typing.List[tf.Operation]
+    reads_references: bool = False
 
 
 class _Use(typing.NamedTuple):
@@ -50,11 +54,11 @@ def rewrite(keep: typing.Union[None, str, typing.Sequence[str]],
       root: the tower's name scope, with a slash at its end; or ''.
 
     Raises:
-      InvalidArgumentError: `keep` has a name that is not in the model; or the model computes with
-        a trained reference variable.
+      InvalidArgumentError: `keep` has a name that is not in the model; or the model writes a
+        trained reference variable.
     """
     if keep is None:
-        return Recomputed(segments=0, operations=0)
+        return Recomputed(segments=0, operations=[])
     uses = _uses_of_forward(backward, names_of(forward))
     operations = repeatable_operations(forward, set(uses), keeps_small=keep == 'auto')
     if keep == 'auto':
@@ -65,13 +69,13 @@ def rewrite(keep: typing.Union[None, str, typing.Sequence[str]],
     stages = getattr(current_tower_device(graph), 'stages', ())
     segments, kept = cut_into_segments(operations, cuts, stages)
     if not segments:
-        return Recomputed(segments=0, operations=0)
+        return Recomputed(segments=0, operations=[])
     rewriter = _Rewriter(backward, uses, kept, root, stages)
     scope = graph.unique_name('recompute')  # within the tower's scope
-    count = 0
+    recomputed = []
     for number, segment in enumerate(segments):
-        count += rewriter.recompute(segment, '%s/segment_%d/' % (scope, number))
-    return Recomputed(len(segments), count)
+        recomputed += rewriter.recompute(segment, '%s/segment_%d/' % (scope, number))
+    return Recomputed(len(segments), recomputed, bool(trained_references(forward)))
 
 
 def _uses_of_forward(backward, forward_names):
@@ -200,7 +204,7 @@ class _Rewriter:
         self._root = root
         self._stages = stages
 
-    def recompute(self, segment: typing.List[tf.Operation], scope: str) -> int:
+    def recompute(self, segment: typing.List[tf.Operation], scope: str) -> list:
         """Recomputes the tensors of a segment that the backward pass takes, and gives it these.
 
         Args:
@@ -208,11 +212,11 @@ class _Rewriter:
           scope: the name scope of the recomputed operations, with a slash at its end.
 
         Returns:
-          The number of recomputed operations.
+          The recomputed operations.
         """
         wanted = self._wanted_of(segment)
         if not wanted:
-            return 0
+            return []
         users = {}
         for tensor in wanted:
             users.update((use.op.name, use.op) for use in self._uses[tensor.name])
@@ -227,7 +231,7 @@ class _Rewriter:
             recomputed = copies[tensor.op.name].outputs[tensor.value_index]
             for use in self._uses[tensor.name]:
                 compat.replace_input(use.op, use.position, recomputed)
-        return len(copies)
+        return list(copies.values())
 
     def _wanted_of(self, segment):
         """The tensors of a segment that the backward pass takes and that are not kept: a list."""

@@ -20,7 +20,7 @@ from towers.graph import graph_walk
 from towers.graph.edit import functions_of
 from towers.graph.graph_walk import names_of, producers_of
 from towers.graph.op_types import RESHAPES
-from towers.graph.variable_access import REFERENCE_VARIABLES
+from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
 
 # Calls of Python, which may draw or count even where their type is not stateful.
 _PYTHON = frozenset(['PyFunc', 'PyFuncStateless', 'EagerPyFunc'])
@@ -45,7 +45,7 @@ def repeatable_operations(forward: typing.List[tf.Operation], taken: typing.Set[
       keeps_small: whether small floating tensors are kept. Small integers are in any case.
 
     Raises:
-      InvalidArgumentError: the model computes with a trained reference variable.
+      InvalidArgumentError: the model writes a trained reference variable.
     """
     place = {op.name: index for index, op in enumerate(forward)}
     from_references = _computed_from_references(forward)
@@ -113,32 +113,45 @@ def _those_needed(repeatable, taken):
     return [op for name, op in repeatable.items() if name in needed]
 
 
-def _computed_from_references(forward):
-    """Names of the operations of the graph that are computed from reference variables.
+def trained_references(forward: typing.List[tf.Operation]) -> typing.List[tf.Operation]:
+    """The operations of the trained reference variables that a forward pass computes with.
 
     The memory of such a variable may hold another value when it is read again. Variables that the
     towers make are no references; those made before the towers on TF 1 may be.
+    """
+    references = [variable.op for variable in tf.trainable_variables()
+                  if variable.op.type in REFERENCE_VARIABLES]
+    if not references:
+        return []
+    operations = forward[0].graph.get_operations()
+    forward_names = names_of(forward)
+    return [op for op in references
+            if forward_names & graph_walk.reachable_from([op], operations)]
+
+
+def _computed_from_references(forward):
+    """Names of operations computed from reference variables that are not trained.
+
+    A step may write these variables before they are read again. The update of the trained ones
+    waits for the recomputation.
 
     Raises:
-      InvalidArgumentError: the model computes with a trained reference variable.
+      InvalidArgumentError: the forward pass writes a trained reference variable.
     """
-    operations = forward[0].graph.get_operations()
-    sources = [op for op in operations if op.type in REFERENCE_VARIABLES]
-    if not sources:
-        return set()
-    computed = graph_walk.reachable_from(sources, operations)
-    forward_names = names_of(forward)
-    if computed.isdisjoint(forward_names):
-        return computed
-    for variable in tf.trainable_variables():
-        if variable.op.name not in computed:
-            continue
-        if forward_names & graph_walk.reachable_from([variable.op], operations):
+    graph = forward[0].graph
+    trained = names_of(trained_references(forward))
+    writes = Writes(graph)
+    for op in forward if trained else ():
+        for name in trained.intersection(writes.of(op)):
             raise InvalidArgumentError(
-                'recompute=, and the model computes with the reference variable %s, which may hold '
-                'another value when it is read again: make it with use_resource=True, or in the '
-                'model function.' % variable.op.name)
-    return computed
+                'recompute=, and the model computes with the reference variable %s, which %s '
+                'writes before it is read again: make it with use_resource=True, or in a model '
+                'function.' % (name, op.name))
+    others = [op for op in graph.get_operations()
+              if op.type in REFERENCE_VARIABLES and op.name not in trained]
+    if not others:
+        return set()
+    return graph_walk.reachable_from(others, graph.get_operations())
 
 
 # ---- where to cut --------------------------------------------------------------------------------
