@@ -71,7 +71,7 @@ class Session:
 # run, and `reached` for what would be called next.
 CALLS = {
     'build_towers': lambda given: (towers.build_towers, dict(
-        model_fn=model_fn, inputs=given.x, optimizer=given.optimizer, devices=2)),
+        model=model_fn, inputs=given.x, optimizer=given.optimizer, devices=2)),
     'split_batch': lambda given: (towers.split_batch, dict(inputs=given.x, num_shards=2)),
     'staged': lambda given: (towers.staged, dict(dataset=given.dataset, devices=2)),
     'combine_gradients': lambda given: (towers.combine_gradients, dict(tower_gradients=[[]])),
@@ -192,7 +192,7 @@ ODD = [Odd(), 'two words', '', -1, 0, 1.5, float('nan'), b'bytes', [], {}, [None
 
 # Functions of the caller's, which are called: what they do is theirs.
 _FUNCTIONS = {('Objective', 'transform_gradients'), ('Objective', 'var_list'),
-              ('build_towers', 'model_fn'),
+              ('build_towers', 'model'),
               ('export_saved_model', 'build'), ('Evaluation', 'model_fn'),
               ('training_session', 'say'), ('check_towers', 'model_fn'),
               ('memory_report', 'build'), ('fit_batch_size', 'build')}

@@ -235,15 +235,15 @@ VECTORS = samples.vectors(4)
 MISUSES = [
     ('a variable a call', towers.SharedVariableError,
      "tower 1 makes variable 'a'.*copies='clone'",
-     dict(model_fn=lambda: makes_a_variable, copies='reuse')),
+     dict(model=lambda: makes_a_variable, copies='reuse')),
     ('wrong arguments', towers.ModelFunctionError, 'cannot take the inputs',
-     dict(model_fn=lambda: lambda x: tf.reduce_mean(x))),
+     dict(model=lambda: lambda x: tf.reduce_mean(x))),
     ('no model function', towers.ModelFunctionError, 'cannot be called',
-     dict(model_fn=lambda: 'net')),
+     dict(model=lambda: 'net')),
     ('no variable', towers.GradientError, 'no trainable variable.*optimizer=None',
-     dict(model_fn=lambda: lambda x, y: tf.reduce_mean(x))),
+     dict(model=lambda: lambda x, y: tf.reduce_mean(x))),
     ('no gradient', towers.GradientError, 'none of the 1 variables has a gradient',
-     dict(model_fn=lambda: lambda x, y: tf.stop_gradient(linear(x, y)))),
+     dict(model=lambda: lambda x, y: tf.stop_gradient(linear(x, y)))),
     ('var_list leaves none', towers.GradientError, 'left by var_list: the choices were kernel',
      dict(optimizer=lambda: towers.Objective(sgd(), lambda every: []))),
     ('var_list of names', towers.InvalidArgumentError, "var_list holds 'kernel' of type str",
@@ -260,7 +260,7 @@ MISUSES = [
     ('no operation', towers.InvalidArgumentError, 'returned None: expected the operation',
      dict(optimizer=lambda: ReturnsNoOperation(1.))),
     ('loss without the shard', towers.ModelFunctionError, 'does not depend on its shard',
-     dict(model_fn=lambda: lambda x, y: linear(tf.constant(VECTORS[0]), tf.constant(VECTORS[1])))),
+     dict(model=lambda: lambda x, y: linear(tf.constant(VECTORS[0]), tf.constant(VECTORS[1])))),
     ('Keras optimizer', towers.InvalidArgumentError, 'tf.train.Optimizer.*Keras',
      dict(optimizer=lambda: keras.optimizers.SGD(0.1))),
     ('reduction', towers.InvalidArgumentError, "'avg': expected one of 'sum', 'mean'",
@@ -270,9 +270,9 @@ MISUSES = [
 @pytest.mark.parametrize('error, text, misuse', [each[1:] for each in MISUSES],
                          ids=[each[0] for each in MISUSES])
 def test_misuse_is_one_typed_line_and_leaves_no_trace(error, text, misuse):
-    arguments = dict(model_fn=lambda: linear, inputs=VECTORS, optimizer=sgd, devices=2)
+    arguments = dict(model=lambda: linear, inputs=VECTORS, optimizer=sgd, devices=2)
     arguments.update(misuse)
-    for name in ('model_fn', 'inputs'):
+    for name in ('model', 'inputs'):
         if callable(arguments[name]):
             arguments[name] = arguments[name]()
     before = tf.global_variables()

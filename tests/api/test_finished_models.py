@@ -71,6 +71,7 @@ def check_equal(make_loss, arrays, num_towers=2, make_optimizer=momentum, tolera
     return built
 
 
+@slow
 @pytest.mark.parametrize('name', list(SAMPLES))
 def test_samples(name):
     sample = SAMPLES[name]
@@ -174,7 +175,11 @@ KINDS.update((each.__name__, (each, None)) for each in [
     nested_control_flow, two_rnns, custom_gradient, gradient_penalty, python_function, look_up])
 
 
+LONG = ('nested_control_flow', 'two_rnns')
+
+
 @pytest.mark.parametrize('name, variables', [
+    pytest.param(name, variables, marks=slow) if name in LONG or variables == 'resource' else
     (name, variables) for name in KINDS for variables in ('resource', 'reference')
     # In a loop, TF 1.15 cannot differentiate a branch that reads a resource variable.
     if (name, variables) != ('nested_control_flow', 'resource') or tf.version.VERSION > '2'])
@@ -185,7 +190,8 @@ def test_kinds_of_operations(name, variables):
 
 
 @pytest.mark.skipif(tf.version.VERSION < '2', reason='TF 1.15 fails without towers, too')
-@pytest.mark.parametrize('name', ['branch', 'nested_control_flow', 'two_rnns', 'custom_gradient'])
+@pytest.mark.parametrize('name', ['branch', 'custom_gradient'] + [
+    pytest.param(name, marks=slow) for name in LONG])
 def test_control_flow_v2(name):
     make_loss, feed = KINDS[name]
     with switched('resource_variables', True), switched('control_flow_v2', True):
@@ -375,8 +381,10 @@ def layers(x, y):
     return mean_square(dense(h, 3, 'last'), y)
 
 
-@pytest.mark.parametrize('variables', ['resource', 'reference'])
-@pytest.mark.parametrize('name', list(OPTIONS))
+@pytest.mark.parametrize('name, variables', [
+    (name, 'reference') if name == 'recompute' else pytest.param(name, variables, marks=slow)
+    for name in OPTIONS for variables in ('resource', 'reference')
+    if (name, variables) != ('recompute', 'resource')])
 def test_options(name, variables):
     with switched('resource_variables', variables == 'resource'):
         check_equal(layers, (X, Y), 2, remainder='weight', **OPTIONS[name])
@@ -393,3 +401,99 @@ def test_stages_by_the_device_scopes_of_the_program():
     devices = {op.device for op in graph.get_operations()
                if op.name.startswith('tower_1/') and op.type == 'MatMul'}
     assert devices == {'/device:CPU:2', '/device:CPU:3'}
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+def finished(**changes):
+    """The arguments of a build that is right, with some others: `x`, `y` are its placeholders."""
+    x, y = placeholders((X, Y))
+    loss = samples.linear(x, y)
+    given = dict(model=loss, inputs=(x, y), optimizer=sgd(), devices=2, reduction='mean')
+    given.update({name: change(x, y, loss) for name, change in changes.items()})
+    return given
+
+
+def waits_for_training(x, y, loss):
+    with tf.control_dependencies([sgd().minimize(loss)]):
+        return tf.identity(loss)
+
+
+def with_a_dequeue(x, y, loss):
+    queue = tf.FIFOQueue(3, [tf.float64], [[]])
+    return loss * queue.dequeue()
+
+
+def of_a_static_batch(x, y, loss):
+    x, y = tf.placeholder(tf.float64, [8, 6]), tf.placeholder(tf.float64, [8, 3])
+    STATIC[:] = [x, y]
+    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+        return samples.linear(x, y)
+
+
+STATIC = []
+
+
+def of_another_graph(x, y, loss):
+    with tf.Graph().as_default():
+        return samples.linear(*placeholders((X, Y)))
+
+
+class Program:
+    loss = None
+
+    @classmethod
+    def made(cls, x, y, loss):
+        program = cls()
+        program.loss = loss
+        return program
+
+
+@pytest.mark.parametrize('error, text, changes', [
+    (towers.InputError, r'inputs\[2\] .* does not reach the loss',
+     dict(inputs=lambda x, y, loss: (x, y, tf.placeholder(tf.float64, [None, 2])))),
+    (towers.InputError, 'computes with the placeholder .* of shape .*, which may hold a batch',
+     dict(inputs=lambda x, y, loss: x)),
+    (towers.InputError, 'is computed from another of the inputs',
+     dict(inputs=lambda x, y, loss: (x, y, tf.identity(x, 'again')),
+          model=lambda x, y, loss: loss + 0. * tf.reduce_mean(
+              tf.get_default_graph().get_tensor_by_name('again:0')))),
+    (towers.ModelFunctionError, 'waits for .*, which updates a variable',
+     dict(model=waits_for_training)),
+    (towers.InputError, 'of which a step takes the next elements', dict(model=with_a_dequeue)),
+    (towers.InputError, 'has the static size 8',
+     dict(model=of_a_static_batch, inputs=lambda *_: tuple(STATIC))),
+    (towers.ModelFunctionError, 'is of another graph', dict(model=of_another_graph)),
+    (towers.ModelFunctionError, 'does not depend on the inputs',
+     dict(model=lambda x, y, loss: towers.ModelOutput(
+         tf.nn.l2_loss(tf.trainable_variables()[0]), predictions=loss))),
+    (towers.ModelFunctionError, 'pass the loss itself', dict(model=Program.made)),
+    (towers.InputError, 'are the tensors of its graph at which the batch enters',
+     dict(inputs=lambda x, y, loss: (X[:4], Y[:4]))),
+    (towers.InputError, 'the model is finished', dict(
+        inputs=lambda x, y, loss: towers.Shards([(x, y), (x, y)]))),
+    (towers.InvalidArgumentError, "copies='reuse' calls", dict(copies=lambda *_: 'reuse')),
+    (towers.InvalidArgumentError, 'leave it out', dict(reuse=lambda *_: True))])
+def test_refusals_are_one_line_and_make_nothing(error, text, changes):
+    if 'model' in changes and 'inputs' in changes:  # the inputs may name what the model makes
+        changes = dict(sorted(changes.items()))
+        if changes['model'] is of_a_static_batch:
+            changes = dict(model=changes['model'], inputs=changes['inputs'])
+    given = finished(**changes)
+    count = len(tf.get_default_graph().get_operations())
+    with pytest.raises(error, match=text) as caught:
+        towers.build_towers(**given)
+    assert '\n' not in str(caught.value) and len(str(caught.value)) < 450
+    assert len(tf.get_default_graph().get_operations()) == count
+
+
+def test_a_batch_fed_to_a_placeholder_without_a_shape_fails():
+    x, y = tf.placeholder(tf.float64, [None, 6]), tf.placeholder(tf.float64, name='target')
+    kernel = tf.get_variable('kernel', [6, 3], tf.float64)
+    loss = tf.reduce_mean(tf.square(tf.matmul(x, kernel))) * tf.reduce_mean(y)
+    built = towers.build_towers(loss, x, sgd(), 2, 'mean')
+    with tf.Session(config=towers.session_config(2)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op, {x: X[:4], y: 2.})
+        with pytest.raises(tf.errors.InvalidArgumentError, match='target'):
+            session.run(built.train_op, {x: X[:4], y: Y[:4]})

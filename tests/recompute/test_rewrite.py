@@ -125,8 +125,8 @@ def test_what_draws_without_saying_so_is_run_once(draw, size):
     np.testing.assert_allclose(gradient, net.mean(0), rtol=0, atol=1e-6)
 
 
-def of_one_block(images):
-    with tf.name_scope('block3'):
+def of_one_block(images, wait=()):
+    with tf.name_scope('block3'), tf.control_dependencies(list(wait)):
         return tf.reduce_mean(convolution(images, 'first'))
 
 
@@ -139,14 +139,19 @@ def of_one_block(images):
     (dict(memory=towers.Memory(recompute='auto'), numerics=towers.Numerics(xla=True)),
      'XLA chooses the results'),
     (dict(memory=towers.Memory(recompute='auto'), before=True),
-     'recompute=, and the model computes with the reference variable first/kernel, which may')])
+     'the model computes with the reference variable first/kernel, which Assign writes before')])
 def test_errors(options, text):
+    model = of_one_block
     options = dict(dict(optimizer=tf.train.GradientDescentOptimizer(.1)), **options)
     with tf.Graph().as_default(), pytest.raises(towers.InvalidArgumentError) as error:
         if options.pop('before', False):
             with tf.variable_scope('', reuse=tf.AUTO_REUSE, use_resource=False):
                 convolution(tf.constant(X), 'first')
-        towers.build_towers(of_one_block, tf.constant(X), devices=1, **options)
+            kernel = tf.trainable_variables()[0]
+
+            def model(images):
+                return of_one_block(images, [tf.assign(kernel, kernel * .9).op])
+        towers.build_towers(model, tf.constant(X), devices=1, **options)
     assert text in str(error.value)
 
 

@@ -164,16 +164,24 @@ def check_model(model):
     """Raises `ModelFunctionError` for what is neither a model function nor a finished model."""
     if is_finished(model):
         return
-    loss = getattr(model, 'loss', None)
-    if isinstance(loss, tf.Tensor):
+    if isinstance(getattr(model, 'loss', None), tf.Tensor):
         raise ModelFunctionError('model=%.80r is an object with a loss: pass the loss itself, '
                                  'such as model.loss.' % (model,))
-    if not callable(model):
-        raise ModelFunctionError('model=%.80r: expected a function from a shard to its loss, or '
-                                 'the loss of a model that is in the graph already.' % (model,))
-    if hasattr(model, 'get_concrete_function'):
-        raise ModelFunctionError('model=%.80r is a tf.function: pass the Python function that '
-                                 'it was made of.' % (model,))
+    check_model_fn(model)
+
+
+def check_model_fn(model_fn):
+    """Raises `ModelFunctionError` for a model function that cannot be called."""
+    if is_finished(model_fn):
+        raise ModelFunctionError('model_fn=%.80r is a finished model, and a graph is made here: '
+                                 'pass a function from a shard to its loss.' % (model_fn,))
+    if not callable(model_fn):
+        raise ModelFunctionError('model_fn=%.80r cannot be called: expected a function from a '
+                                 'shard to its loss, or to build_towers the loss of a model that '
+                                 'is in the graph already.' % (model_fn,))
+    if hasattr(model_fn, 'get_concrete_function'):
+        raise ModelFunctionError('model_fn=%.80r is a tf.function: pass the Python function that '
+                                 'it was made of.' % (model_fn,))
 
 
 def _checked_placement(variables, devices, objectives, earlier, cluster):

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.api.options import Memory, Pipeline
-from towers.api.request import REDUCTIONS, check_model
+from towers.api.request import REDUCTIONS, check_model_fn
 from towers.arguments import (check_choice, check_count, check_flag, check_function,
                               check_instance, check_number)
 from towers.cluster.cluster import KINDS
@@ -86,7 +86,7 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
       StepError: TensorFlow cannot run the model's step, on one device or on the towers.
       TowersError: bad arguments, as `build_towers`; or a cluster that cannot be made.
     """
-    check_model(model_fn)
+    check_model_fn(model_fn)
     check_choice('reduction', reduction, REDUCTIONS)
     _check_inputs(inputs)
     if make_optimizer is None:

@@ -13,6 +13,7 @@ from towers.arguments import (check_count, check_function, check_graph_mode,
 from towers.api.build import build_towers, check_build_arguments
 from towers.api.built import BuiltTowers, check_same_graph
 from towers.api.options import Numerics, Pipeline, VariablePlacement
+from towers.api.request import check_model_fn
 from towers.errors import InputError, InvalidArgumentError, SharedVariableError
 from towers.graph.graph_walk import step_operations
 from towers.graph.variable_access import Writes
@@ -74,6 +75,7 @@ class Evaluation:
         options = dict(
             remainder='weight', reuse=trained, variables=variables, copies=copies,
             numerics=numerics, regularization=regularization, pipeline=pipeline, shares=shares)
+        check_model_fn(model_fn)
         check_build_arguments(model_fn, None, None, devices, **options)
         with tf.device('/cpu:0'):
             self._iterator = tf.data.make_initializable_iterator(dataset)

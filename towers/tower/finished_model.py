@@ -39,7 +39,9 @@ class ImportedModel(typing.NamedTuple):
 
 def is_finished(model: typing.Any) -> bool:
     """Whether the model of a build is a finished one, as tensors or as `FinishedModel`."""
-    return isinstance(model, (tf.Tensor, ModelOutput, dict, FinishedModel))
+    if isinstance(model, (dict, ModelOutput)):
+        return bool(fetches_in(model))
+    return isinstance(model, (tf.Tensor, FinishedModel))
 
 
 def output_of_finished(model: typing.Any, needs_loss: bool,
