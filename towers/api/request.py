@@ -115,10 +115,8 @@ def checked_request(*, model, optimizer, devices, reduction, remainder, shares, 
             reduction=reduction, regularization=regularization, update_ops=update_ops,
             batch_norm=batch_norm, copies=copies).items():
         check_choice(argument, given, _CHOICES[argument])
-    check_model(model)
     objectives = checked_objectives(optimizer)
-    if is_finished(model):
-        model = output_of_finished(model, bool(objectives), objectives.names)
+    model = checked_model(model, objectives)
     if global_step is not None:
         check_step_variable(global_step)
     if not (cluster is None or hasattr(cluster, 'check_build')):
@@ -160,14 +158,16 @@ def checked_request(*, model, optimizer, devices, reduction, remainder, shares, 
     return request
 
 
-def check_model(model):
-    """Raises `ModelFunctionError` for what is neither a model function nor a finished model."""
+def checked_model(model, objectives):
+    """A model function, or the `ModelOutput` of a finished model. Raises `ModelFunctionError` for
+    what is neither."""
     if is_finished(model):
-        return
+        return output_of_finished(model, bool(objectives), objectives.names)
     if isinstance(getattr(model, 'loss', None), tf.Tensor):
         raise ModelFunctionError('model=%.80r is an object with a loss: pass the loss itself, '
                                  'such as model.loss.' % (model,))
     check_model_fn(model)
+    return model
 
 
 def check_model_fn(model_fn):

@@ -93,6 +93,7 @@ class FinishedModel:
         self._shared = [op for op in needed.values() if self._is_shared(op)]
         self._check_operations()
         self._check_inputs(checked, num_parts)
+        self._check_losses()
 
     def import_for(self, shard: typing.Any) -> ImportedModel:
         """Imports the model into the current name scope, with a shard in the place of the batch."""
@@ -190,10 +191,10 @@ class FinishedModel:
             shape = op.outputs[0].shape
             if op.type in PLACEHOLDERS and shape.ndims and shape.as_list()[0] is None:
                 raise InputError(
-                    'the model computes with the placeholder %s of shape %s, which may hold a batch, '
-                    'and each tower would compute with all of it: pass it as one of the inputs; or, '
-                    'if it is the same for all examples, set its first dimension, by its '
-                    'set_shape.' % (op.outputs[0].name, shape))
+                    'the model computes with the placeholder %s of shape %s, which may hold a '
+                    'batch, and each tower would compute with all of it: pass it as one of the '
+                    'inputs; or, if it is the same for all examples, set its first dimension, by '
+                    'its set_shape.' % (op.outputs[0].name, shape))
 
     def _check_inputs(self, checked, num_parts):
         if num_parts > 1 and checked.size is not None:
@@ -204,19 +205,20 @@ class FinishedModel:
         taken = {tensor.name for op in self._operations for tensor in op.inputs}
         taken.update(fetch.name for fetch in fetches_in(tuple(self.output)))
         for path, leaf in checked.leaves:
-            names = {tensor.name for tensor in leaves_of([leaf])}
-            if leaf is not None and taken.isdisjoint(names):
+            tensors = leaves_of([leaf])
+            if tensors and taken.isdisjoint(tensor.name for tensor in tensors):
                 raise InputError(
                     '%s (%s) does not reach the loss, or another output of the model: pass the '
                     'tensors that it is computed from, such as its placeholders.' % (
-                        path, ', '.join(sorted(names))))
-        for path, leaf in checked.leaves:
-            for tensor in leaves_of([leaf]):
-                behind = graph_walk.ancestors(tensor.op.inputs) & self._input_operations
-                if behind:
-                    raise InputError(
-                        '%s (%s) is computed from another of the inputs, %s: pass one of the two.'
-                        % (path, tensor.name, min(behind)))
+                        path, tensors[0].name))
+            behind = set().union(*(graph_walk.ancestors(tensor.op.inputs) for tensor in tensors))
+            others = behind & self._input_operations
+            if others:
+                raise InputError(
+                    '%s (%s) is computed from another of the inputs, %s: pass one of the two.'
+                    % (path, tensors[0].name, min(others)))
+
+    def _check_losses(self):
         reached = graph_walk.reachable_from(
             [tensor.op for tensor in self._inputs], self._operations, control=True)
         for name, loss in with_parts('loss', self.output.loss):
