@@ -3,17 +3,28 @@
 >>> digits = datasets.get_dataset('digits')
 >>> batches = digits.train_batches(batch_size=100, seed=1)
 
-A data set that fits in memory is an `ArraySet`, which needs a load function; one of image files an
-`ImageSet`, which needs a source like `FolderImages`.
+In comes a name and what it needs, a folder of files, say; out comes a data set, which gives batches
+for training (`train_batches`, from any example on) and for evaluation (`eval_batches`). A data set
+that fits in memory is an `ArraySet`, which needs a load function; one of image files an `ImageSet`,
+which needs a source like `FolderImages`; one of the user's own is an `Own`.
+
+Read `epochs` (the order of examples), then `arrays`, `digits` and `keras_sets`; for image files
+`record_files`, `tfrecords`, `image_records`, `image_folder`, `preprocessing`, then `image_set`; for
+the user's own `own_code` and `own`; and `bad_examples` and `held_out`, which leave examples out.
 """
 
 import os
+import typing
 
 from datasets import digits
 from datasets.arrays import ArraySet
 from datasets.bad_examples import check_data  # noqa: F401 (public here)
-from datasets.errors import (BadExampleError, DatasetError, OwnDataError,  # noqa: F401 (public)
-                             OwnModelError)
+from datasets.errors import (  # noqa: F401 (public here)
+    BadExampleError,
+    DatasetError,
+    OwnDataError,
+    OwnModelError,
+)
 from datasets.image_folder import folder_splits
 from datasets.image_records import count_classes, record_splits
 from datasets.image_set import ImageSet
@@ -25,9 +36,11 @@ from towers.errors import InvalidArgumentError
 _IN_FOLDERS = ('folder', 'imagenet', 'tfrecords')
 _COUNTED = ('tfrecords', 'synthetic')  # those that have to be told how many classes there are
 _IMAGENET_CLASSES = 1001  # labels are 1 .. 1000, and 0 is the background class
+_SYNTHETIC_CLASSES = 1000
 
 
-def get_dataset(name, data_dir=None, num_classes=0, background_class=False, **options):
+def get_dataset(name: str, data_dir: typing.Optional[str] = None, num_classes: int = 0,
+                background_class: bool = False, **options: typing.Any) -> typing.Any:
     """The data set of that name.
 
     Args:
@@ -46,20 +59,8 @@ def get_dataset(name, data_dir=None, num_classes=0, background_class=False, **op
     """
     if ':' in name:
         return own_set(name, data_dir)
-    known = sorted(NAMES + ['digits', 'synthetic'] + list(_IN_FOLDERS))
-    if name not in known:
-        raise InvalidArgumentError('There is no data set %r; choose one of: %s; or module:function.'
-                                   % (name, ', '.join(known)))
-    if (num_classes and name not in _COUNTED) or (background_class and name != 'tfrecords'):
-        raise InvalidArgumentError('The data set %r has its own number of classes: leave '
-                                   'num_classes=%r and background_class=%r out.' % (
-                                       name, num_classes, background_class))
-    if (name in _IN_FOLDERS) != (data_dir is not None):
-        raise InvalidArgumentError(
-            'The data set %r needs a data_dir, the folder of its files.' % name
-            if name in _IN_FOLDERS else 'The data set %r is %s and takes no data_dir (%r): leave '
-            'it out.' % (name, "in Keras' cache" if name in NAMES else 'part of this package',
-                         data_dir))
+    _check_name(name)
+    _check_arguments(name, data_dir, num_classes, background_class)
     if name == 'folder':
         classes, splits = folder_splits(data_dir)
         return ImageSet(name, splits, len(classes), classes, **options)
@@ -68,16 +69,52 @@ def get_dataset(name, data_dir=None, num_classes=0, background_class=False, **op
     if name == 'tfrecords':
         return _tfrecords(data_dir, num_classes, background_class, **options)
     if name == 'synthetic':
-        return Synthetic(num_classes or 1000)
-    return keras_set(name) if name in NAMES else ArraySet(
-        name, digits.NUM_CLASSES, digits.IMAGE_SHAPE, digits.NUM_EXAMPLES, digits.load_digits)
+        return Synthetic(num_classes or _SYNTHETIC_CLASSES)
+    if name == 'digits':
+        return ArraySet(name, digits.NUM_CLASSES, digits.IMAGE_SHAPE, digits.NUM_EXAMPLES,
+                        digits.load_digits)
+    return keras_set(name)
+
+
+def _check_name(name):
+    known = sorted(NAMES + ['digits', 'synthetic'] + list(_IN_FOLDERS))
+    if name not in known:
+        raise InvalidArgumentError('There is no data set %r; choose one of: %s; or module:function.'
+                                   % (name, ', '.join(known)))
+
+
+def _check_arguments(name, data_dir, num_classes, background_class):
+    """Raises `InvalidArgumentError` for arguments of `get_dataset` that do not fit its `name`."""
+    takes_num_classes = name in _COUNTED
+    takes_background_class = name == 'tfrecords'
+    if (num_classes and not takes_num_classes) or (background_class and not takes_background_class):
+        raise InvalidArgumentError('The data set %r has its own number of classes: leave '
+                                   'num_classes=%r and background_class=%r out.' % (
+                                       name, num_classes, background_class))
+    if name in _IN_FOLDERS and data_dir is None:
+        raise InvalidArgumentError(
+            'The data set %r needs a data_dir, the folder of its files.' % name)
+    if name not in _IN_FOLDERS and data_dir is not None:
+        place = "in Keras' cache" if name in NAMES else 'part of this package'
+        raise InvalidArgumentError('The data set %r is %s and takes no data_dir (%r): leave it out.'
+                                   % (name, place, data_dir))
 
 
 def _tfrecords(data_dir, num_classes, background_class, **options):
-    counted_in = None if num_classes else os.path.join(data_dir, 'labels.txt')
-    num_classes = num_classes or count_classes(counted_in)
+    """The data set 'tfrecords'.
+
+    Args:
+      data_dir, background_class, options: as for `get_dataset`.
+      num_classes: likewise; 0 for as many as labels.txt lists.
+    """
+    counted_in = None
+    if not num_classes:
+        counted_in = os.path.join(data_dir, 'labels.txt')
+        num_classes = count_classes(counted_in)
     if not num_classes:
         raise InvalidArgumentError('TFRecords do not say how many classes there are, and %s has no '
                                    'labels.txt: give --num_classes.' % data_dir)
-    return ImageSet('tfrecords', record_splits(data_dir), num_classes + bool(background_class),
-                    counted_in=counted_in, **options)
+    if background_class:
+        num_classes += 1
+    return ImageSet('tfrecords', record_splits(data_dir), num_classes, counted_in=counted_in,
+                    **options)

@@ -1,6 +1,6 @@
 """Batches of a data set that fits in memory, in the order of `epochs`."""
 
-import collections
+import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -12,8 +12,7 @@ from towers.errors import InvalidArgumentError
 _PREFETCHED = 2  # batches: one for the step that comes next, one in the making
 
 
-class ArraySet(collections.namedtuple(
-        'ArraySet', ['name', 'num_classes', 'image_shape', 'num_examples', 'load'])):
+class ArraySet(typing.NamedTuple):
     """A data set that fits in memory.
 
     Fields:
@@ -24,10 +23,16 @@ class ArraySet(collections.namedtuple(
       load: `load(split)` gives `(images, labels)` as arrays, float32 [n, height, width, channels]
         with values in 0..1 and int64 [n].
     """
-    __slots__ = ()
+    name: str
+    num_classes: int
+    image_shape: typing.Tuple[int, int, int]
+    num_examples: typing.Dict[str, int]
+    load: typing.Callable[[str], typing.Tuple[np.ndarray, np.ndarray]]
 
-    def train_batches(self, batch_size, seed, image_size=None, channels=None, first_example=0,
-                      shift=0, remainder='carry', share=(0, 1)):
+    def train_batches(self, batch_size: int, seed: int, image_size: typing.Optional[int] = None,
+                      channels: typing.Optional[int] = None, first_example: typing.Any = 0,
+                      shift: int = 0, remainder: str = 'carry',
+                      share: typing.Tuple[int, int] = (0, 1)) -> tf.data.Dataset:
         """Batches of the training images, for ever.
 
         Args:
@@ -60,12 +65,16 @@ class ArraySet(collections.namedtuple(
         with tf.device('/cpu:0'):
             order = epoch_order(len(images), seed)
             shifts = shifts_of_epoch(len(images), seed, shift)
-            batches = Epochs(len(images), batch_size * share[1], remainder).batches(
-                (lambda epoch: (order(epoch), shifts(epoch))) if shift else order,
-                first_example, share)
+
+            def order_and_shifts(epoch):
+                return order(epoch), shifts(epoch)
+            _, workers = share
+            epochs = Epochs(len(images), batch_size * workers, remainder)
+            batches = epochs.batches(order_and_shifts if shift else order, first_example, share)
             return _examples(images, labels, batches, prepare, shift)
 
-    def eval_batches(self, batch_size, image_size=None, channels=None):
+    def eval_batches(self, batch_size: int, image_size: typing.Optional[int] = None,
+                     channels: typing.Optional[int] = None) -> tf.data.Dataset:
         """All test examples once, in order; the last batch is short when batch_size does not divide
         n. As `train_batches`."""
         images, labels = self._checked('test')
@@ -77,41 +86,59 @@ class ArraySet(collections.namedtuple(
                              _preparation(images.shape, image_size, channels))
 
     def _checked(self, split):
+        """`(images, labels)` of a split; raises `BadExampleError` for a label that is no class."""
         images, labels = self.load(split)
         wrong = np.flatnonzero((labels < 0) | (labels >= self.num_classes))
         if len(wrong):
+            others = '' if len(wrong) == 1 else ', and %d more have such labels' % (len(wrong) - 1)
             raise BadExampleError(
                 'Example %d of the %s set of %s has the label %d, which is not in 0 .. %d%s: its '
                 'files are damaged. Remove them, and fetch them again; --mode=check_data lists all '
-                'such examples.' % (
-                    wrong[0], split, self.name, labels[wrong[0]], self.num_classes - 1,
-                    '' if len(wrong) == 1 else ', and %d more have such labels' % (len(wrong) - 1)))
+                'such examples.' % (wrong[0], split, self.name, labels[wrong[0]],
+                                    self.num_classes - 1, others))
         return images, labels
 
 
-def shifts_of_epoch(num_examples, seed, largest):
+def shifts_of_epoch(num_examples: int, seed: int,
+                    largest: int) -> typing.Callable[[tf.Tensor], tf.Tensor]:
     """The function from an epoch, an int64 scalar, to its shifts: int64 [n, 2], pixels down and to
     the right, in [-largest, largest].
 
         shift = stateless_uniform([n, 2], seed=[seed, -1 - e], 0 <= shift <= 2 * largest) - largest
+
+    Args:
+      num_examples: n.
+      seed: as for `epoch_order`.
+      largest: pixels.
     """
     def shifts(epoch):
         # Epochs of the order are counted up from 0: no seed pair serves both.
-        return tf.random.stateless_uniform(
-            [num_examples, 2], seed=tf.stack([tf.constant(seed, tf.int64), -1 - epoch]), minval=0,
-            maxval=2 * largest + 1, dtype=tf.int64) - largest
+        seed_pair = tf.stack([tf.constant(seed, tf.int64), -1 - epoch])
+        draws = tf.random.stateless_uniform(
+            [num_examples, 2], seed=seed_pair, minval=0, maxval=2 * largest + 1, dtype=tf.int64)
+        return draws - largest
     return shifts
 
 
 def _examples(images, labels, batches, prepare, largest_shift=0):
-    """From batches of indices, or of (indices, shifts), to batches of (images, labels)."""
+    """From batches of indices, or of (indices, shifts), to batches of (images, labels).
+
+    Args:
+      images, labels: the arrays.
+      batches: `tf.data.Dataset` of indices [batch], or of these and of shifts [batch, 2].
+      prepare: function from a batch of images to one of the wanted size and channels.
+      largest_shift: pixels.
+    """
+    def rows(indices):
+        return images[indices], labels[indices]
+
     @plain_python
     def gather(indices, shifts=None):
         # The arrays stay outside of the graph, and of every checkpoint's meta graph.
-        found = tf.numpy_function(lambda wanted: (images[wanted], labels[wanted]), [indices],
-                                  [tf.as_dtype(images.dtype), tf.as_dtype(labels.dtype)])
-        batch, its_labels = (tf.ensure_shape(part, indices.shape.concatenate(array.shape[1:]))
-                             for part, array in zip(found, (images, labels)))
+        batch, its_labels = tf.numpy_function(
+            rows, [indices], [tf.as_dtype(images.dtype), tf.as_dtype(labels.dtype)])
+        batch = tf.ensure_shape(batch, indices.shape.concatenate(images.shape[1:]))
+        its_labels = tf.ensure_shape(its_labels, indices.shape.concatenate(labels.shape[1:]))
         if shifts is not None:
             batch = _shifted(batch, shifts, largest_shift)
         return prepare(batch), its_labels
@@ -121,7 +148,8 @@ def _examples(images, labels, batches, prepare, largest_shift=0):
 
 
 def _shifted(images, shifts, largest):
-    """Images [batch, h, w, c] moved by [batch, 2] pixels down and to the right, 0 moving in."""
+    """Images [batch, h, w, c] moved by `shifts`, pixels [batch, 2] down and to the right, `largest`
+    at most; what moves in is 0."""
     height, width = images.shape.as_list()[1:3]
     padded = tf.pad(images, [[0, 0], [largest, largest], [largest, largest], [0, 0]])
     rows = largest - shifts[:, :1] + tf.range(height, dtype=tf.int64)
@@ -131,7 +159,8 @@ def _shifted(images, shifts, largest):
 
 
 def _preparation(shape, image_size, channels):
-    """The function that brings a batch of images of `shape` [n, h, w, c] to size and channels."""
+    """The function that brings a batch of images of `shape` [n, h, w, c] to `image_size` and
+    `channels`, None for theirs."""
     if channels is not None and shape[3] not in (1, channels):
         raise InvalidArgumentError(
             'Got channels=%d for images with %d channels. Only gray images (1 channel) can be '
@@ -143,5 +172,7 @@ def _preparation(shape, image_size, channels):
             # The op itself: TF 1's and TF 2's tf.image.resize differ in where pixel centres lie.
             images = tf.raw_ops.ResizeBilinear(
                 images=images, size=[image_size, image_size], half_pixel_centers=True)
-        return images if channels in (None, shape[3]) else tf.tile(images, [1, 1, 1, channels])
+        if channels in (None, shape[3]):
+            return images
+        return tf.tile(images, [1, 1, 1, channels])
     return prepare

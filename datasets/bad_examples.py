@@ -9,6 +9,7 @@ ends the run by an error.
 
 import collections
 import functools
+import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -19,31 +20,49 @@ from towers.safe_files import read_data, written_whole
 
 MOST_PIXELS = 10 ** 8  # decoded 300 MB, for each processor at once
 
-_JPEG, _PNG = b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n'
-_JPEG_END, _PNG_END = b'\xff\xd9', b'IEND'
-_SCAN, _FRAMES = b'\xda', (b'\xc0', b'\xc1', b'\xc2')  # segments of a JPEG
+_JPEG = b'\xff\xd8\xff'
+_JPEG_END = b'\xff\xd9'
+_PNG = b'\x89PNG\r\n\x1a\n'
+_PNG_END = b'IEND'
+_SCAN = b'\xda'  # segments of a JPEG
+_FRAMES = (b'\xc0', b'\xc1', b'\xc2')
 _MOST_BYTES = 2 ** 28  # of a list
 _LISTED = 20  # classes
 
 
-def read_list(path):
-    """The names of the examples that a list leaves out, a set.
+class _Found(typing.NamedTuple):
+    """What the examples of a split are."""
+    labels: typing.Counter[int]  # how many usable examples have each label
+    sizes: typing.Counter[typing.Tuple[int, int]]  # and each (height, width)
+    bad: typing.List[typing.Tuple[str, str]]  # a bad example's name in a list, and what is wrong
+
+
+class _JpegHeader(typing.NamedTuple):
+    """What the segments before the compressed data of a JPEG say."""
+    height: int  # 0 where they do not say
+    width: int
+    end: int  # the place of the byte behind them
+
+
+def read_list(path: str) -> typing.Set[str]:
+    """The names of the examples that a list leaves out.
 
     Raises:
       DatasetError: the file cannot be read, or is no such list.
     """
     try:
         data = read_data(path, _MOST_BYTES)
-        lines = None if data is None else data.decode('utf-8').splitlines()
+        lines = [] if data is None else data.decode('utf-8').splitlines()
     except (OSError, ValueError) as error:
         raise DatasetError('Cannot read the list of bad examples %s: %s.' % (path, error))
-    if lines is None or any('\t' not in line for line in lines):
+    if data is None or not all('\t' in line for line in lines):
         raise DatasetError('%s is no list of bad examples: expected lines of a name, a tab and '
                            'what is wrong, as --mode=check_data writes them.' % path)
     return {line.partition('\t')[0] for line in lines}
 
 
-def check_data(dataset, say=print, bad_list=None):
+def check_data(dataset: typing.Any, say: typing.Callable[[str], None] = print,
+               bad_list: typing.Optional[str] = None) -> int:
     """Reads and decodes every example, and says what there is: classes, sizes, bad examples.
 
     Args:
@@ -58,107 +77,144 @@ def check_data(dataset, say=print, bad_list=None):
       DatasetError: it is no set of files.
       LogFileError: the list cannot be written.
     """
-    listed = []
+    bad = []
     for split in ('train', 'test'):
-        labels, sizes, bad = _looked_at(dataset, split)
-        for line in _report(split, labels, sizes, bad, dataset.num_classes,
-                            getattr(dataset, 'classes', None)):
+        found = _examples_of(dataset, split)
+        for line in _report(split, found, dataset.num_classes, getattr(dataset, 'classes', None)):
             say(line)
-        listed += bad
-    say('check          %s' % ('every example can be used' if not listed else '%d bad example%s' % (
-        len(listed), '' if len(listed) == 1 else 's')))
+        bad += found.bad
+    if not bad:
+        say('check          every example can be used')
+    else:
+        say('check          %d bad example%s' % (len(bad), '' if len(bad) == 1 else 's'))
     if bad_list is not None:
         with written_whole(bad_list, advice='Make room or make the directory writable.') as lines:
-            lines.write(''.join('%s\t%s\n' % (shown(name), shown(text)) for name, text in listed))
+            for name, text in bad:
+                lines.write('%s\t%s\n' % (shown(name), shown(text)))
         say('list           %s' % shown(bad_list))
-    return len(listed)
+    return len(bad)
 
 
-def _looked_at(dataset, split):
-    """`(labels, sizes, bad)`: counts of labels, and of (height, width); and pairs of a bad
-    example's name in a list and what is wrong."""
-    labels, sizes, bad = collections.Counter(), collections.Counter(), []
+def _examples_of(dataset, split):
+    """Looks at every example of a split: `_Found`."""
     if hasattr(dataset, 'look'):
-        for number in range(len(dataset.sources[split])):
-            try:
-                size, label = dataset.look(split, number)
-            except DatasetError as error:
-                bad.append((dataset.listed_name(split, number), str(error)))
-                continue
-            sizes[size] += 1
-            labels[label] += 1
-    elif hasattr(dataset, 'load'):
-        images, found = dataset.load(split)
-        good = (found >= 0) & (found < dataset.num_classes) & np.isfinite(images).all((1, 2, 3))
-        bad = [('%s/%d' % (split, number), 'example %d of the %s set has the label %d, or pixels '
-                'that are not finite' % (number, split, found[number]))
-               for number in np.flatnonzero(~good)]
-        labels.update(found[good].tolist())
-        sizes[images.shape[1:3]] += int(good.sum())
-    else:
-        raise DatasetError('%s is no set of files that could be checked.' % dataset.name)
-    return labels, sizes, bad
+        return _examples_in_files(dataset, split)
+    if hasattr(dataset, 'load'):
+        return _examples_in_arrays(dataset, split)
+    raise DatasetError('%s is no set of files that could be checked.' % dataset.name)
 
 
-def _report(split, labels, sizes, bad, num_classes, classes):
-    """The report on a split, line by line."""
-    count = sum(labels.values())
-    yield '%-14s %s images that can be used, %d bad' % (split, '{:,}'.format(count), len(bad))
+def _examples_in_files(dataset, split):
+    found = _Found(collections.Counter(), collections.Counter(), [])
+    for number in range(len(dataset.sources[split])):
+        try:
+            size, label = dataset.look(split, number)
+        except DatasetError as error:
+            found.bad.append((dataset.listed_name(split, number), str(error)))
+            continue
+        found.sizes[size] += 1
+        found.labels[label] += 1
+    return found
+
+
+def _examples_in_arrays(dataset, split):
+    images, labels = dataset.load(split)
+    is_class = (labels >= 0) & (labels < dataset.num_classes)
+    is_good = is_class & np.isfinite(images).all((1, 2, 3))
+    bad = []
+    for number in np.flatnonzero(~is_good):
+        bad.append(('%s/%d' % (split, number),
+                    'example %d of the %s set has the label %d, or pixels that are not finite' % (
+                        number, split, labels[number])))
+    sizes = collections.Counter({images.shape[1:3]: int(is_good.sum())})
+    return _Found(collections.Counter(labels[is_good].tolist()), sizes, bad)
+
+
+def _report(split, found, num_classes, classes):
+    """The report on a split, line by line.
+
+    Args:
+      split: 'train' or 'test'.
+      found: `_Found`.
+      num_classes: labels are 0 .. num_classes - 1.
+      classes: their names, or None.
+    """
+    count = sum(found.labels.values())
+    yield '%-14s %s images that can be used, %d bad' % (
+        split, '{:,}'.format(count), len(found.bad))
     if count:
-        counts = [labels[label] for label in range(num_classes)]
+        counts = [found.labels[label] for label in range(num_classes)]
+        with_images = num_classes - counts.count(0)
         yield '  classes      %d of %d, %d to %d images each' % (
-            sum(number > 0 for number in counts), num_classes, min(counts), max(counts))
-        present = [(label, number) for label, number in enumerate(counts)
-                   if number or num_classes <= _LISTED]
-        for label, number in present[:_LISTED]:
-            yield '    %5d %-20s %s' % (label, shown(classes[label]) if classes else '',
-                                        '{:,}'.format(number))
-        if len(present) > _LISTED:
-            yield '    ... %d more' % (len(present) - _LISTED)
-        for name, values in zip(('height', 'width'), zip(*sizes.elements())):
-            yield '  %-12s %d to %d pixels, median %d' % (
-                name, min(values), max(values), np.median(values))
-    for _, text in bad:
+            with_images, num_classes, min(counts), max(counts))
+        yield from _lines_of_classes(counts, classes)
+        heights, widths = zip(*found.sizes.elements())
+        yield _range('height', heights)
+        yield _range('width', widths)
+    for _, text in found.bad:
         yield '  bad          %s' % text
 
 
-def wrong_bytes(encoded):
+def _lines_of_classes(counts, classes):
+    """A line a class, `counts` images each: of many classes the first ones that have images."""
+    present = [label for label, count in enumerate(counts) if count or len(counts) <= _LISTED]
+    for label in present[:_LISTED]:
+        name = shown(classes[label]) if classes else ''
+        yield '    %5d %-20s %s' % (label, name, '{:,}'.format(counts[label]))
+    if len(present) > _LISTED:
+        yield '    ... %d more' % (len(present) - _LISTED)
+
+
+def _range(name, sides):
+    return '  %-12s %d to %d pixels, median %d' % (name, min(sides), max(sides), np.median(sides))
+
+
+def wrong_bytes(encoded: bytes) -> str:
     """What is wrong with the bytes of an image by their beginning and end; '' for nothing.
 
     The decoders are no judges of it: that of PNGs takes a GIF of one picture as well, and that of a
     part of a JPEG does not come to its end. A file that was not copied to its end is the commonest
     damage.
     """
+    if not encoded:
+        return 'is empty'
     if encoded.startswith(_JPEG):
-        height, width, place = _jpeg_header(encoded)
+        kind = 'JPEG'
+        height, width, end_of_header = _jpeg_header(encoded)
         # Bytes after the marker do not matter, as they do not to the decoder; in the compressed
         # data a byte ff is followed by 00 or the number of a restart.
-        kind, is_whole = 'JPEG', encoded.find(_JPEG_END, place) >= 0
+        is_whole = encoded.find(_JPEG_END, end_of_header) >= 0
     elif encoded.startswith(_PNG):
-        width, height = (int.from_bytes(encoded[at:at + 4], 'big') for at in (16, 20))
-        kind, is_whole = 'PNG', _PNG_END in encoded
+        kind = 'PNG'
+        width = int.from_bytes(encoded[16:20], 'big')
+        height = int.from_bytes(encoded[20:24], 'big')
+        is_whole = _PNG_END in encoded
     else:
-        return ('is neither a JPEG nor a PNG: it begins with %r' % encoded[:8] if encoded else
-                'is empty')
+        return 'is neither a JPEG nor a PNG: it begins with %r' % encoded[:8]
     if width * height > MOST_PIXELS:
         return ('is a %s of %d x %d pixels, and MOST_PIXELS of datasets/bad_examples.py is %d: '
                 'make it smaller' % (kind, width, height, MOST_PIXELS))
-    return '' if is_whole else ('is a damaged %s: it ends before its end marker, as a file that '
-                                'was copied in part does' % kind)
+    if not is_whole:
+        return ('is a damaged %s: it ends before its end marker, as a file that was copied in part '
+                'does' % kind)
+    return ''
 
 
 def _jpeg_header(encoded):
-    """Height and width of a JPEG, 0 where it does not say, and the place where its header ends.
-
-    The header may hold a JPEG of its own, a thumbnail.
-    """
-    height, width, place = 0, 0, 2
-    while encoded[place:place + 1] == b'\xff' and encoded[place + 1:place + 2] != _SCAN:
-        if encoded[place + 1:place + 2] in _FRAMES:
-            height, width = (int.from_bytes(encoded[place + at:place + at + 2], 'big')
-                             for at in (5, 7))
-        place += 2 + int.from_bytes(encoded[place + 2:place + 4], 'big')  # a segment
-    return height, width, place
+    """The `_JpegHeader` of an encoded image, which may hold a JPEG of its own, a thumbnail."""
+    height = 0
+    width = 0
+    place = 2
+    while encoded[place:place + 1] == b'\xff':
+        segment = encoded[place + 1:place + 2]
+        if segment == _SCAN:
+            break
+        if segment in _FRAMES:
+            height = int.from_bytes(encoded[place + 5:place + 7], 'big')
+            width = int.from_bytes(encoded[place + 7:place + 9], 'big')
+        length = int.from_bytes(encoded[place + 2:place + 4], 'big')
+        place += 2 + length
+    return _JpegHeader(height, width, place)
 
 
 @functools.lru_cache(maxsize=None)
@@ -168,11 +224,11 @@ def _decoder():
         encoded = tf.placeholder(tf.string, [])
         # It decodes JPEGs as well.
         size = tf.shape(tf.image.decode_png(encoded, channels=3))[:2]
-    return tf.Session(graph=graph, config=tf.ConfigProto(
-        device_count={'GPU': 0})).make_callable(size, [encoded])
+    session = tf.Session(graph=graph, config=tf.ConfigProto(device_count={'GPU': 0}))
+    return session.make_callable(size, [encoded])
 
 
-def decoded_size(encoded):
+def decoded_size(encoded: bytes) -> typing.Tuple[int, int]:
     """Height and width of an image, which is decoded whole.
 
     Raises:
@@ -183,5 +239,5 @@ def decoded_size(encoded):
     except tf.errors.OpError as error:
         # TensorFlow puts its traceback before the reason, and the operation's name after it.
         reason = error.message.split(' [[')[0].rstrip().split('\n')[-1].rstrip('.')[:120]
-        raise DatasetError('is a damaged %s: %s' % (
-            'JPEG' if encoded.startswith(_JPEG) else 'PNG', reason))
+        kind = 'JPEG' if encoded.startswith(_JPEG) else 'PNG'
+        raise DatasetError('is a damaged %s: %s' % (kind, reason))

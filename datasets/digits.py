@@ -4,6 +4,7 @@ Source, licence (CC BY 4.0) and how the file was made: digits.LICENSE.md.
 """
 
 import os
+import typing
 import zipfile
 import zlib
 
@@ -22,7 +23,7 @@ _MAX_INK = 16  # a pixel counts the black dots in a block of 4x4 of the scanned 
 _TEST_EVERY = 5
 
 
-def load_digits(split):
+def load_digits(split: str) -> typing.Tuple[np.ndarray, np.ndarray]:
     """The images and labels of one part of the handwritten digits, in the order of the source.
 
     The split is fixed: of the images sorted by class (a stable sort), every fifth, from the first
@@ -44,12 +45,13 @@ def load_digits(split):
             'Got split %r, expected one of %s.' % (split, sorted(NUM_EXAMPLES)))
     try:
         with np.load(PATH, allow_pickle=False) as arrays:
-            images, labels = arrays['images'], arrays['labels']
+            images = arrays['images']
+            labels = arrays['labels']
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DatasetError('Cannot read the digits file %s: %s. Bring the file back, for example '
                            'with `git checkout -- datasets/digits.npz`.' % (PATH, error))
     is_test = np.zeros(len(labels), dtype=bool)
     is_test[np.argsort(labels, kind='stable')[::_TEST_EVERY]] = True
     chosen = is_test if split == 'test' else ~is_test
-    return (images[chosen, :, :, np.newaxis].astype(np.float32) / np.float32(_MAX_INK),
-            labels[chosen].astype(np.int64))
+    ink = images[chosen, :, :, np.newaxis].astype(np.float32)
+    return ink / np.float32(_MAX_INK), labels[chosen].astype(np.int64)

@@ -42,9 +42,9 @@ def epoch_order(num_examples: int, seed: int) -> typing.Callable[[tf.Tensor], tf
       seed: an int, -2^63 <= seed < 2^63. Two seeds share no epoch's order, except by chance.
     """
     def order(epoch):
+        seed_pair = tf.stack([tf.constant(seed, tf.int64), epoch])
         keys = tf.random.stateless_uniform(
-            [num_examples], seed=tf.stack([tf.constant(seed, tf.int64), epoch]), minval=0,
-            maxval=_KEY_RANGE, dtype=tf.int64)
+            [num_examples], seed=seed_pair, minval=0, maxval=_KEY_RANGE, dtype=tf.int64)
         return tf.cast(tf.math.top_k(keys, k=num_examples).indices, tf.int64)
     return order
 
@@ -69,7 +69,8 @@ class Epochs:
           InvalidArgumentError: an unknown `remainder`; with 'drop', fewer examples than a batch.
         """
         check_choice('remainder', remainder, REMAINDERS)
-        self._batch, self.length = batch_size, num_examples
+        self._batch = batch_size
+        self.length = num_examples
         if remainder == 'drop':
             self.length -= num_examples % batch_size
             if not self.length:
@@ -78,15 +79,18 @@ class Epochs:
                     "batches, or another remainder." % (num_examples, batch_size))
 
     def steps(self, begin: int, end: int) -> int:
-        """Steps from one place of the stream until all examples before another were given; 0 where
-        that is done already."""
+        """Steps from `begin`, a place of the stream, until all examples before `end` were given; 0
+        where that is done already."""
         return max(0, -(-(end - begin) // self._batch))
 
     def place_after(self, begin: int, steps: int) -> int:
         """The place in the stream after so many steps from `begin`, which may be any place."""
         return begin + steps * self._batch
 
-    def batches(self, of_epoch, first_example=0, share=(0, 1), example=None, read=None):
+    def batches(self, of_epoch: typing.Callable[[tf.Tensor], typing.Any],
+                first_example: typing.Any = 0, share: typing.Tuple[int, int] = (0, 1),
+                example: typing.Optional[typing.Callable] = None,
+                read: typing.Optional[typing.Callable] = None) -> tf.data.Dataset:
         """The elements of of_epoch(0), then those of of_epoch(1), …, from a place on, in batches.
 
         The batches that W workers have in one step are, one after the other, the batch that one
@@ -103,18 +107,18 @@ class Epochs:
         worker, workers = share
         own_batch = self._batch // workers
         first_example = tf.cast(first_example, tf.int64)
-        first_epoch, within = first_example // self.length, first_example % self.length
+        first_epoch = first_example // self.length
+        within = first_example % self.length
 
         @plain_python
         def one_epoch(epoch):
-            elements = tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(
-                lambda tensor: tensor[:self.length], of_epoch(epoch)))
-            return elements.skip(tf.where(
-                tf.equal(epoch, first_epoch), within, tf.zeros_like(within)))
+            given = tf.nest.map_structure(lambda tensor: tensor[:self.length], of_epoch(epoch))
+            skipped = tf.where(tf.equal(epoch, first_epoch), within, tf.zeros_like(within))
+            return tf.data.Dataset.from_tensor_slices(given).skip(skipped)
         elements = tf.data.Dataset.range(first_epoch, _INT64_MAX).flat_map(one_epoch)
         if workers > 1:  # before anything is read or decoded
-            elements = elements.batch(own_batch, drop_remainder=True).shard(workers, worker).apply(
-                tf.data.experimental.unbatch())
+            parts = elements.batch(own_batch, drop_remainder=True).shard(workers, worker)
+            elements = parts.apply(tf.data.experimental.unbatch())
         if read is not None:
             elements = read_together(elements, read)
         if example is not None:
@@ -123,6 +127,6 @@ class Epochs:
 
 
 def read_together(elements: tf.data.Dataset, read: typing.Callable) -> tf.data.Dataset:
-    """The elements that a function makes of several elements at once, see `Epochs.batches`."""
-    return elements.batch(_TOGETHER).map(plain_python(read), tf.data.experimental.AUTOTUNE).apply(
-        tf.data.experimental.unbatch())
+    """The elements that `read` makes of several elements at once, see `Epochs.batches`."""
+    groups = elements.batch(_TOGETHER).map(plain_python(read), tf.data.experimental.AUTOTUNE)
+    return groups.apply(tf.data.experimental.unbatch())

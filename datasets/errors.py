@@ -1,6 +1,7 @@
 """The errors of a data set whose files cannot be used; folders that cannot be read."""
 
 import os
+import typing
 
 from towers.errors import TowersError, shown
 
@@ -11,7 +12,7 @@ class DatasetError(TowersError, IOError):
     Its text is one line that can be encoded, whatever the names in it: see `shown`.
     """
 
-    def __init__(self, text):
+    def __init__(self, text: str):
         super(DatasetError, self).__init__(shown(text))
 
 
@@ -28,8 +29,8 @@ class OwnModelError(DatasetError):
     """A user's own model function raised an error, or a step of it failed; likewise."""
 
 
-def names_in(folder):
-    """Sorted list of the names in a folder.
+def names_in(folder: str) -> typing.List[str]:
+    """The names in a folder, sorted.
 
     Raises:
       DatasetError: there is no such folder; it may not be listed; or it may, but its contents may

@@ -1,6 +1,7 @@
 """Other examples to evaluate than the test set: part of the training set, or images of no label."""
 
 import os
+import typing
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from datasets.image_set import ImageSet
 from towers.errors import InvalidArgumentError
 
 
-def with_validation(dataset, part):
+def with_validation(dataset: typing.Any, part: float) -> typing.Any:
     """The data set without every (1 / part)-th training example, and with these as its test set.
 
     They are the same in every run, and of all classes where files are in the order of classes.
@@ -22,28 +23,36 @@ def with_validation(dataset, part):
     Raises:
       InvalidArgumentError: the data set has no examples of its own, or too few.
     """
-    is_files = isinstance(dataset, ImageSet)
-    if not is_files and not hasattr(dataset, 'load'):
+    if isinstance(dataset, ImageSet):
+        numbers = np.unique(dataset.numbers['train'])
+        source = dataset.sources['train']
+        training, validation = _parts(numbers, part)
+        return dataset.with_images({'train': (source, training), 'test': (source, validation)})
+    if not hasattr(dataset, 'load'):
         raise InvalidArgumentError(
             'validation=%g: this data set gives batches, and not examples: let its function hold '
             'some out for the test batches.' % part)
-    numbers = np.unique(dataset.numbers['train']) if is_files else np.arange(
-        dataset.num_examples['train'])
+    training, validation = _parts(np.arange(dataset.num_examples['train']), part)
+    numbers = {'train': training, 'test': validation}
+
+    def load(split):
+        images, labels = dataset.load('train')
+        return images[numbers[split]], labels[numbers[split]]
+    num_examples = {'train': len(training), 'test': len(validation)}
+    return dataset._replace(num_examples=num_examples, load=load)
+
+
+def _parts(numbers, part):
+    """The numbers of the examples to train on, and of those that are held out, a `part` of all."""
     every = int(round(1 / part))
-    is_held = np.arange(len(numbers)) % every == every - 1
-    if not is_held.any():
+    is_held_out = np.arange(len(numbers)) % every == every - 1
+    if not is_held_out.any():
         raise InvalidArgumentError('validation=%g of %d training examples is none: give more.' % (
             part, len(numbers)))
-    numbers = {'train': numbers[~is_held], 'test': numbers[is_held]}
-    if is_files:
-        return dataset.with_images({split: (dataset.sources['train'], each)
-                                    for split, each in numbers.items()})
-    return dataset._replace(
-        num_examples={split: len(each) for split, each in numbers.items()},
-        load=lambda split: tuple(each[numbers[split]] for each in dataset.load('train')))
+    return numbers[~is_held_out], numbers[is_held_out]
 
 
-def with_unlabelled(dataset, folder):
+def with_unlabelled(dataset: ImageSet, folder: str) -> ImageSet:
     """The data set with the images in a folder, and in folders within it, as its test set.
 
     They are in the order of their paths, and their label is 0.
@@ -55,10 +64,14 @@ def with_unlabelled(dataset, folder):
     Raises:
       DatasetError: there are no images.
     """
-    paths = sorted(os.path.join(parent, name) for parent, _, names in os.walk(folder)
-                   for name in names if not name.startswith('.'))
-    paths = [path for path in paths if is_image(path)]
+    paths = []
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            if not name.startswith('.') and is_image(path):
+                paths.append(path)
     if not paths:
         raise DatasetError('%s has no images: expected JPEG or PNG files.' % folder)
-    return dataset.with_images({'test': (FolderImages(paths, [0] * len(paths)),
-                                         np.arange(len(paths)))})
+    paths.sort()
+    images = FolderImages(paths, [0] * len(paths))
+    return dataset.with_images({'test': (images, np.arange(len(paths)))})

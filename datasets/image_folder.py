@@ -6,6 +6,7 @@ each class, from the first on, is a test image.
 """
 
 import os
+import typing
 
 import numpy as np
 
@@ -19,25 +20,26 @@ _TEST_EVERY = 5
 class FolderImages:
     """The images of one split; a source of `ImageSet`."""
 
-    def __init__(self, paths, labels):
-        self.paths, self.labels = list(paths), np.asarray(labels, np.int64)
+    def __init__(self, paths: typing.Iterable[str], labels: typing.Iterable[int]):
+        self.paths = list(paths)
+        self.labels = np.asarray(labels, np.int64)
 
     def __len__(self):
         return len(self.paths)
 
-    def where(self, number):
+    def where(self, number: int) -> str:
         """The path of an image."""
         return self.paths[number]
 
-    def name(self, number):
+    def name(self, number: int) -> str:
         """The name of an image that stays when its folder is moved, `daisy/1.jpg`."""
         return '/'.join(self.paths[number].split(os.sep)[-2:])
 
-    def names(self):
+    def names(self) -> typing.List[str]:
         """What images are numbered by: list of class folders and files."""
         return [self.name(number) for number in range(len(self))]
 
-    def image(self, number):
+    def image(self, number: int) -> typing.Tuple[bytes, int]:
         """`(encoded, label)` of an image.
 
         Raises:
@@ -49,13 +51,30 @@ class FolderImages:
         except OSError as error:
             raise DatasetError('cannot be read: %s' % (error.strerror or error))
 
-    def is_intact(self, number):
+    def is_intact(self, number: int) -> bool:
         """Files have no checksum of their own."""
         return True
 
 
-def folder_splits(data_dir):
-    """`(classes, {'train': FolderImages, 'test': FolderImages})` of a folder.
+class FolderSplits(typing.NamedTuple):
+    """What a folder of class folders holds.
+
+    Attributes:
+      classes: their names, by number.
+      images: dict from 'train' and 'test' to `FolderImages`.
+    """
+    classes: typing.List[str]
+    images: typing.Dict[str, FolderImages]
+
+
+class _Images(typing.NamedTuple):
+    """Images of some class folders."""
+    paths: typing.List[str]
+    labels: typing.List[int]  # the number of the class of each
+
+
+def folder_splits(data_dir: str) -> FolderSplits:
+    """The images of a folder to train on and to test on.
 
     Raises:
       DatasetError: there is no such folder, it or one in it cannot be read, it has no class
@@ -67,8 +86,11 @@ def folder_splits(data_dir):
     if not os.path.isdir(train):
         return _every_fifth_for_testing(data_dir)
     classes = _folders(train)
-    test = next((os.path.join(data_dir, name) for name in _TEST_NAMES
-                 if os.path.isdir(os.path.join(data_dir, name))), None)
+    test = None
+    for name in _TEST_NAMES:
+        folder = os.path.join(data_dir, name)
+        if test is None and os.path.isdir(folder):
+            test = folder
     if test is None:
         raise DatasetError(
             '%s has a folder train, but none named %s: make one, with class folders of the images '
@@ -80,56 +102,65 @@ def folder_splits(data_dir):
         raise DatasetError(
             '%s has a class %r that %s does not have: give the folder the name of a class, move it '
             'away, or add images of it to train on.' % (test, unknown[0], train))
-    return classes, {'train': FolderImages(*_images(train, classes, classes)),
-                     'test': FolderImages(*_images(test, tested, classes))}
+    train_images = _images(train, classes, classes)
+    test_images = _images(test, tested, classes)
+    return FolderSplits(classes, {'train': FolderImages(*train_images),
+                                  'test': FolderImages(*test_images)})
 
 
 def _every_fifth_for_testing(data_dir):
+    """The `FolderSplits` of a folder that has no folder of its own for training."""
     classes = _folders(data_dir)
-    paths, labels = (np.array(each, kind) for each, kind in zip(
-        _images(data_dir, classes, classes), (object, np.int64)))
+    images = _images(data_dir, classes, classes)
+    paths = np.array(images.paths, object)
+    labels = np.array(images.labels, np.int64)
     is_test = np.zeros(len(paths), bool)
     for label in range(len(classes)):
-        of_class = np.flatnonzero(labels == label)
-        if len(of_class) > 1:  # a class of one image has to be learned before it is tested
-            is_test[of_class[::_TEST_EVERY]] = True
+        places = np.flatnonzero(labels == label)
+        if len(places) > 1:  # a class of one image has to be learned before it is tested
+            is_test[places[::_TEST_EVERY]] = True
     if not is_test.any():
         raise DatasetError('%s has one image a class, which is to train on, so that nothing is '
                            'left to test on: add images, or folders train and test.' % data_dir)
-    return classes, {'train': FolderImages(paths[~is_test], labels[~is_test]),
-                     'test': FolderImages(paths[is_test], labels[is_test])}
+    return FolderSplits(classes, {'train': FolderImages(paths[~is_test], labels[~is_test]),
+                                  'test': FolderImages(paths[is_test], labels[is_test])})
 
 
 def _folders(parent):
-    found = [name for name in names_in(parent)
+    """The names of the folders in a folder; raises `DatasetError` where there are none."""
+    names = [name for name in names_in(parent)
              if os.path.isdir(os.path.join(parent, name)) and not name.startswith('.')]
-    if not found:
+    if not names:
         raise DatasetError(
             '%s has no folders: expected one for each class, with its images: move each image into '
             'one, such as %s.' % (parent, os.path.join(parent, 'daisy', '1.jpg')))
-    return found
+    return names
 
 
 def _images(parent, folders, classes):
-    """`(paths, labels)` of the images in class folders."""
-    paths, labels = [], []
-    for folder in folders:
-        inside = [os.path.join(parent, folder, name)
-                  for name in names_in(os.path.join(parent, folder)) if not name.startswith('.')]
-        found = [path for path in inside if is_image(path)]
-        if not found:
-            deep = [path for path in inside if os.path.isdir(path)]
-            raise DatasetError('The folder %s has no images: expected files %s.%s' % (
-                os.path.join(parent, folder), '*' + ', *'.join(_ENDINGS),
-                ' Folders within class folders are not looked into, such as %s: move the images '
-                'up.' % deep[0] if deep else ''))
-        paths += found
-        labels += [classes.index(folder)] * len(found)
-    return paths, labels
+    """The `_Images` in class folders of a folder; `classes` has the names of all classes."""
+    images = _Images([], [])
+    for name in folders:
+        folder = os.path.join(parent, name)
+        inside = [os.path.join(folder, each) for each in names_in(folder)
+                  if not each.startswith('.')]
+        paths = [path for path in inside if is_image(path)]
+        if not paths:
+            advice = ''
+            subfolders = [path for path in inside if os.path.isdir(path)]
+            if subfolders:
+                advice = (' Folders within class folders are not looked into, such as %s: move the '
+                          'images up.' % subfolders[0])
+            raise DatasetError('The folder %s has no images: expected files *%s.%s' % (
+                folder, ', *'.join(_ENDINGS), advice))
+        images.paths.extend(paths)
+        images.labels.extend([classes.index(name)] * len(paths))
+    return images
 
 
-def is_image(path):
+def is_image(path: str) -> bool:
     """Whether a path is that of an image by its name. A pipe is none, since reading it would wait
     for ever; a link that leads nowhere is one that cannot be read."""
-    return path.lower().endswith(_ENDINGS) and (
-        os.path.isfile(path) or not os.path.exists(path))
+    if not path.lower().endswith(_ENDINGS):
+        return False
+    return os.path.isfile(path) or not os.path.exists(path)

@@ -6,6 +6,7 @@ counts as one more.
 """
 
 import os
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -20,11 +21,11 @@ _MOST_BYTES = 2 ** 26  # of labels.txt
 class RecordImages(Records):
     """The images of one split; a source of `ImageSet`."""
 
-    def names(self):
+    def names(self) -> typing.List[str]:
         """What images are numbered by: list of the files' names."""
         return [os.path.basename(path) for path in self.paths]
 
-    def image(self, number):
+    def image(self, number: int) -> typing.Tuple[bytes, int]:
         """`(encoded, label)` of an image.
 
         Raises:
@@ -42,12 +43,12 @@ class RecordImages(Records):
 
 
 def _only(example, name, kind):
-    """The only value of a feature."""
+    """The only value of the feature of a `name`, in a list of a `kind`, of a `tf.train.Example`."""
     features = example.features.feature
     if name not in features:
+        names = ', '.join(repr(each) for each in sorted(features))
         raise DatasetError('has no feature %r, but %s' % (
-            name, ', '.join(repr(each) for each in sorted(features)) or
-            'none at all: is it a tf.train.Example?'))
+            name, names or 'none at all: is it a tf.train.Example?'))
     values = getattr(features[name], kind).value
     if len(values) != 1:
         raise DatasetError('has a feature %r of the kind %s with %d values of %s: expected one' % (
@@ -55,8 +56,8 @@ def _only(example, name, kind):
     return values[0]
 
 
-def record_splits(data_dir):
-    """{'train': RecordImages, 'test': RecordImages} of a folder.
+def record_splits(data_dir: str) -> typing.Dict[str, RecordImages]:
+    """The images of a folder: a dict from 'train' and 'test' to `RecordImages`.
 
     Raises:
       DatasetError: no such folder or files, a folder that cannot be read, damaged files.
@@ -64,7 +65,7 @@ def record_splits(data_dir):
     return {split: RecordImages(paths) for split, paths in record_paths(data_dir).items()}
 
 
-def count_classes(path):
+def count_classes(path: str) -> typing.Optional[int]:
     """How many classes a `labels.txt` of slim's conversion scripts lists, a line each; None where
     there is none.
 
@@ -78,7 +79,7 @@ def count_classes(path):
     if data is None:
         return None
     # The names may be of any encoding: they are but counted.
-    count = sum(bool(line.strip()) for line in data.splitlines())
+    count = len([line for line in data.splitlines() if line.strip()])
     if not count:
         raise DatasetError('%s lists no class: expected a line for each, such as 0:daisy; or give '
                            '--num_classes.' % path)
