@@ -76,14 +76,15 @@ def get_dataset(name: str, data_dir: typing.Optional[str] = None, num_classes: i
     return keras_set(name)
 
 
-def _check_name(name):
+def _check_name(name: str):
     known = sorted(NAMES + ['digits', 'synthetic'] + list(_IN_FOLDERS))
     if name not in known:
         raise InvalidArgumentError('There is no data set %r; choose one of: %s; or module:function.'
                                    % (name, ', '.join(known)))
 
 
-def _check_arguments(name, data_dir, num_classes, background_class):
+def _check_arguments(name: str, data_dir: typing.Optional[str], num_classes: int,
+                     background_class: bool):
     """Raises `InvalidArgumentError` for arguments of `get_dataset` that do not fit its `name`."""
     takes_num_classes = name in _COUNTED
     takes_background_class = name == 'tfrecords'

@@ -66,7 +66,7 @@ class ArraySet(typing.NamedTuple):
             order = epoch_order(len(images), seed)
             shifts = shifts_of_epoch(len(images), seed, shift)
 
-            def order_and_shifts(epoch):
+            def order_and_shifts(epoch: tf.Tensor):
                 return order(epoch), shifts(epoch)
             _, workers = share
             epochs = Epochs(len(images), batch_size * workers, remainder)
@@ -85,7 +85,7 @@ class ArraySet(typing.NamedTuple):
             return _examples(images, labels, indices,
                              _preparation(images.shape, image_size, channels))
 
-    def _checked(self, split):
+    def _checked(self, split: str):
         """`(images, labels)` of a split; raises `BadExampleError` for a label that is no class."""
         images, labels = self.load(split)
         wrong = np.flatnonzero((labels < 0) | (labels >= self.num_classes))
@@ -111,7 +111,7 @@ def shifts_of_epoch(num_examples: int, seed: int,
       seed: as for `epoch_order`.
       largest: pixels.
     """
-    def shifts(epoch):
+    def shifts(epoch: tf.Tensor):
         # Epochs of the order are counted up from 0: no seed pair serves both.
         seed_pair = tf.stack([tf.constant(seed, tf.int64), -1 - epoch])
         draws = tf.random.stateless_uniform(
@@ -129,11 +129,11 @@ def _examples(images, labels, batches, prepare, largest_shift=0):
       prepare: function from a batch of images to one of the wanted size and channels.
       largest_shift: pixels.
     """
-    def rows(indices):
+    def rows(indices: np.ndarray):
         return images[indices], labels[indices]
 
     @plain_python
-    def gather(indices, shifts=None):
+    def gather(indices: tf.Tensor, shifts: typing.Optional[tf.Tensor] = None):
         # The arrays stay outside of the graph, and of every checkpoint's meta graph.
         batch, its_labels = tf.numpy_function(
             rows, [indices], [tf.as_dtype(images.dtype), tf.as_dtype(labels.dtype)])
@@ -147,7 +147,7 @@ def _examples(images, labels, batches, prepare, largest_shift=0):
     return batches.prefetch(_PREFETCHED)
 
 
-def _shifted(images, shifts, largest):
+def _shifted(images: tf.Tensor, shifts: tf.Tensor, largest: int):
     """Images [batch, h, w, c] moved by `shifts`, pixels [batch, 2] down and to the right, `largest`
     at most; what moves in is 0."""
     height, width = images.shape.as_list()[1:3]
@@ -167,7 +167,7 @@ def _preparation(shape, image_size, channels):
             "repeated: choose another network, such as model='inception_v3', or leave channels "
             'out to keep them as they are.' % (channels, shape[3]))
 
-    def prepare(images):
+    def prepare(images: tf.Tensor):
         if image_size is not None and (image_size, image_size) != tuple(shape[1:3]):
             # The op itself: TF 1's and TF 2's tf.image.resize differ in where pixel centres lie.
             images = tf.raw_ops.ResizeBilinear(

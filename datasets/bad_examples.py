@@ -95,7 +95,7 @@ def check_data(dataset: typing.Any, say: typing.Callable[[str], None] = print,
     return len(bad)
 
 
-def _examples_of(dataset, split):
+def _examples_of(dataset: typing.Any, split: str):
     """Looks at every example of a split: `_Found`."""
     if hasattr(dataset, 'look'):
         return _examples_in_files(dataset, split)
@@ -104,7 +104,7 @@ def _examples_of(dataset, split):
     raise DatasetError('%s is no set of files that could be checked.' % dataset.name)
 
 
-def _examples_in_files(dataset, split):
+def _examples_in_files(dataset: typing.Any, split: str):
     found = _Found(collections.Counter(), collections.Counter(), [])
     for number in range(len(dataset.sources[split])):
         try:
@@ -117,7 +117,7 @@ def _examples_in_files(dataset, split):
     return found
 
 
-def _examples_in_arrays(dataset, split):
+def _examples_in_arrays(dataset: typing.Any, split: str):
     images, labels = dataset.load(split)
     is_class = (labels >= 0) & (labels < dataset.num_classes)
     is_good = is_class & np.isfinite(images).all((1, 2, 3))
@@ -155,7 +155,7 @@ def _report(split, found, num_classes, classes):
         yield '  bad          %s' % text
 
 
-def _lines_of_classes(counts, classes):
+def _lines_of_classes(counts: typing.List[int], classes: typing.Optional[typing.List[str]]):
     """A line a class, `counts` images each: of many classes the first ones that have images."""
     present = [label for label, count in enumerate(counts) if count or len(counts) <= _LISTED]
     for label in present[:_LISTED]:
@@ -165,7 +165,7 @@ def _lines_of_classes(counts, classes):
         yield '    ... %d more' % (len(present) - _LISTED)
 
 
-def _range(name, sides):
+def _range(name: str, sides: typing.Sequence[int]):
     return '  %-12s %d to %d pixels, median %d' % (name, min(sides), max(sides), np.median(sides))
 
 
@@ -200,7 +200,7 @@ def wrong_bytes(encoded: bytes) -> str:
     return ''
 
 
-def _jpeg_header(encoded):
+def _jpeg_header(encoded: bytes):
     """The `_JpegHeader` of an encoded image, which may hold a JPEG of its own, a thumbnail."""
     height = 0
     width = 0

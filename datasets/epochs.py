@@ -41,7 +41,7 @@ def epoch_order(num_examples: int, seed: int) -> typing.Callable[[tf.Tensor], tf
       num_examples: n, at least 1.
       seed: an int, -2^63 <= seed < 2^63. Two seeds share no epoch's order, except by chance.
     """
-    def order(epoch):
+    def order(epoch: tf.Tensor):
         seed_pair = tf.stack([tf.constant(seed, tf.int64), epoch])
         keys = tf.random.stateless_uniform(
             [num_examples], seed=seed_pair, minval=0, maxval=_KEY_RANGE, dtype=tf.int64)
@@ -111,7 +111,7 @@ class Epochs:
         within = first_example % self.length
 
         @plain_python
-        def one_epoch(epoch):
+        def one_epoch(epoch: tf.Tensor):
             given = tf.nest.map_structure(lambda tensor: tensor[:self.length], of_epoch(epoch))
             skipped = tf.where(tf.equal(epoch, first_epoch), within, tf.zeros_like(within))
             return tf.data.Dataset.from_tensor_slices(given).skip(skipped)

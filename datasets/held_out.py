@@ -35,14 +35,14 @@ def with_validation(dataset: typing.Any, part: float) -> typing.Any:
     training, validation = _parts(np.arange(dataset.num_examples['train']), part)
     numbers = {'train': training, 'test': validation}
 
-    def load(split):
+    def load(split: str):
         images, labels = dataset.load('train')
         return images[numbers[split]], labels[numbers[split]]
     num_examples = {'train': len(training), 'test': len(validation)}
     return dataset._replace(num_examples=num_examples, load=load)
 
 
-def _parts(numbers, part):
+def _parts(numbers: np.ndarray, part: float):
     """The numbers of the examples to train on, and of those that are held out, a `part` of all."""
     every = int(round(1 / part))
     is_held_out = np.arange(len(numbers)) % every == every - 1

@@ -108,7 +108,7 @@ def folder_splits(data_dir: str) -> FolderSplits:
                                   'test': FolderImages(*test_images)})
 
 
-def _every_fifth_for_testing(data_dir):
+def _every_fifth_for_testing(data_dir: str):
     """The `FolderSplits` of a folder that has no folder of its own for training."""
     classes = _folders(data_dir)
     images = _images(data_dir, classes, classes)
@@ -126,7 +126,7 @@ def _every_fifth_for_testing(data_dir):
                                   'test': FolderImages(paths[is_test], labels[is_test])})
 
 
-def _folders(parent):
+def _folders(parent: str):
     """The names of the folders in a folder; raises `DatasetError` where there are none."""
     names = [name for name in names_in(parent)
              if os.path.isdir(os.path.join(parent, name)) and not name.startswith('.')]
@@ -137,7 +137,7 @@ def _folders(parent):
     return names
 
 
-def _images(parent, folders, classes):
+def _images(parent: str, folders: typing.List[str], classes: typing.List[str]):
     """The `_Images` in class folders of a folder; `classes` has the names of all classes."""
     images = _Images([], [])
     for name in folders:

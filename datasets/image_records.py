@@ -42,7 +42,7 @@ class RecordImages(Records):
                 _only(example, 'image/class/label', 'int64_list'))
 
 
-def _only(example, name, kind):
+def _only(example: tf.train.Example, name: str, kind: str):
     """The only value of the feature of a `name`, in a list of a `kind`, of a `tf.train.Example`."""
     features = example.features.feature
     if name not in features:

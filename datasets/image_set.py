@@ -25,6 +25,13 @@ from towers.errors import InvalidArgumentError, shown
 _PREFETCHED = 2  # batches
 
 
+class _Read(typing.NamedTuple):
+    """What was read of some examples; of one example its tensors have no first dimension."""
+    encoded: tf.Tensor  # string [n]
+    labels: tf.Tensor  # int64 [n]
+    wrong: tf.Tensor  # string [n]: what is wrong with each, '' for nothing
+
+
 class ImageSet:
     """A data set of encoded images.
 
@@ -40,8 +47,9 @@ class ImageSet:
 
     image_shape = (None, None, 3)
 
-    def __init__(self, name, sources, num_classes, classes=None, augment='inception',
-                 bad_list=None, counted_in=None):
+    def __init__(self, name: str, sources: typing.Dict[str, typing.Any], num_classes: int,
+                 classes: typing.Optional[typing.List[str]] = None, augment: str = 'inception',
+                 bad_list: typing.Optional[str] = None, counted_in: typing.Optional[str] = None):
         """
         Args:
           name, sources, num_classes, classes: the attributes.
@@ -53,25 +61,31 @@ class ImageSet:
           DatasetError: the list cannot be read, names an example that is not there, or leaves out
             all images of a split.
         """
-        self.name, self.num_classes, self.classes = name, num_classes, classes
-        self.sources, self._augment, self._counted_in = sources, augment, counted_in
+        self.name = name
+        self.num_classes = num_classes
+        self.classes = classes
+        self.sources = sources
+        self._augment = augment
+        self._counted_in = counted_in
         bad = read_list(bad_list) if bad_list else set()
-        self.numbers = {split: self._taken(split, bad, bad_list) for split in sources}
-        self.left_out = sum(len(source) - len(np.unique(self.numbers[split]))
-                            for split, source in sources.items())
+        self.numbers = {}
+        self.left_out = 0
+        for split, source in sources.items():
+            good = self._good_numbers(split, bad)
+            if not len(good):
+                raise DatasetError('%s leaves out all images of the %s set.' % (bad_list, split))
+            self.left_out += len(source) - len(good)
+            self.numbers[split] = good if split == 'test' else _with_next_ones(good, len(source))
         if self.left_out != len(bad):
             raise DatasetError('%s names %d examples, and %s has %d of them: let --mode=check_data '
                                'write it anew.' % (bad_list, len(bad), name, self.left_out))
 
-    def _taken(self, split, bad, bad_list):
-        """The `numbers` of a split."""
-        count = len(self.sources[split])
-        good = np.array([number for number in range(count) if not bad
-                         or self.listed_name(split, number) not in bad], np.int64)
-        if not len(good):
-            raise DatasetError('%s leaves out all images of the %s set.' % (bad_list, split))
-        return good if split == 'test' else good[
-            np.searchsorted(good, np.arange(count)) % len(good)]
+    def _good_numbers(self, split, bad):
+        """The numbers, int64 [n], of the images of a split whose names are not in the set `bad`."""
+        numbers = range(len(self.sources[split]))
+        if bad:
+            numbers = [number for number in numbers if self.listed_name(split, number) not in bad]
+        return np.array(numbers, np.int64)
 
     @property
     def num_examples(self) -> typing.Dict[str, int]:
@@ -87,8 +101,9 @@ class ImageSet:
             other.numbers = dict(other.numbers, **{split: numbers})
         return other
 
-    def train_batches(self, batch_size, seed, image_size, channels=3, first_example=0, shift=0,
-                      remainder='carry', share=(0, 1)):
+    def train_batches(self, batch_size: int, seed: int, image_size: int, channels: int = 3,
+                      first_example: typing.Any = 0, shift: int = 0, remainder: str = 'carry',
+                      share: typing.Tuple[int, int] = (0, 1)) -> tf.data.Dataset:
         """Batches for ever, in the order of `epochs.epoch_order`.
 
         Args:
@@ -106,13 +121,19 @@ class ImageSet:
         """
         _check(channels, shift)
         count = len(self.numbers['train'])
+        _, workers = share
         order = epoch_order(count, seed)
+
+        def epochs_and_places(epoch: tf.Tensor):
+            return tf.fill([count], epoch), order(epoch)
+
+        def read(epochs: tf.Tensor, places: tf.Tensor):
+            return (epochs, places) + self._read('train', places)
         with tf.device('/cpu:0'):
-            return Epochs(count, batch_size * share[1], remainder).batches(
-                lambda epoch: (tf.fill([count], epoch), order(epoch)), first_example, share,
-                self._example(self._augment, seed, image_size),
-                lambda epochs, places: (epochs, places) + self._read('train', places)
-                ).prefetch(_PREFETCHED)
+            epochs = Epochs(count, batch_size * workers, remainder)
+            batches = epochs.batches(epochs_and_places, first_example, share,
+                                     self._example(self._augment, seed, image_size), read)
+            return batches.prefetch(_PREFETCHED)
 
     def eval_batches(self, batch_size: int, image_size: int, channels: int = 3) -> tf.data.Dataset:
         """The test images once, in order: the central 87.5 % of each, scaled.
@@ -124,16 +145,19 @@ class ImageSet:
         _check(channels, 0)
         numbers = self.numbers['test']
 
+        def read(places: tf.Tensor):
+            return tuple(self._read('test', places))  # which tf.data unpacks, but no named one
+
         @plain_python
         def example(*read):
-            encoded, label = _checked(*read)
+            encoded, label = _checked(_Read(*read))
             return preprocessing.central_image(encoded, image_size), label
         with tf.device('/cpu:0'):
-            examples = read_together(
-                tf.data.Dataset.range(len(numbers)), lambda places: self._read(
-                    'test', places)).map(example, tf.data.experimental.AUTOTUNE)
-            return examples.batch(batch_size, drop_remainder=len(numbers) % batch_size == 0
-                                  ).prefetch(_PREFETCHED)
+            examples = read_together(tf.data.Dataset.range(len(numbers)), read)
+            examples = examples.map(example, tf.data.experimental.AUTOTUNE)
+            # Where nothing is short there is nothing to drop, and the shape becomes static.
+            is_even = len(numbers) % batch_size == 0
+            return examples.batch(batch_size, drop_remainder=is_even).prefetch(_PREFETCHED)
 
     def names_digest(self, split: str) -> str:
         """8 hexadecimal digits: others where the names of a split's files are others."""
@@ -148,7 +172,7 @@ class ImageSet:
         """File, and place in it, of an example."""
         return self.sources[split].where(number)
 
-    def look(self, split: str, number: int) -> tuple:
+    def look(self, split: str, number: int) -> typing.Tuple[typing.Tuple[int, int], int]:
         """Reads and decodes one example: `((height, width), label)`.
 
         Args:
@@ -168,70 +192,85 @@ class ImageSet:
         except DatasetError as error:
             raise DatasetError('%s %s' % (source.where(number), error))
 
-    def _image(self, source, number):
+    def _image(self, source: typing.Any, number: int):
         """`(encoded, label)` of an example.
 
         Raises:
           DatasetError: it cannot be used; the text goes on after its place.
         """
         encoded, label = source.image(number)
-        wrong = wrong_bytes(encoded) or self._wrong_label(label)  # that the decoders might take
+        # The decoders might take what is wrong.
+        wrong = wrong_bytes(encoded) or self._wrong_label(label)
         if wrong:
             raise DatasetError(wrong)
         return encoded, label
 
-    def _wrong_label(self, label):
+    def _wrong_label(self, label: int):
         """What is wrong with a label; '' for nothing."""
-        return '' if 0 <= label < self.num_classes else (
-            'has the label %d, which is not in 0 .. %d%s%s' % (
-                label, self.num_classes - 1,
-                ', by the classes that %s lists' % self._counted_in if self._counted_in else '',
-                '' if self.name != 'tfrecords' or label < 0 else
-                ': give --background_class where labels begin at 1, or more --num_classes'))
+        if 0 <= label < self.num_classes:
+            return ''
+        text = 'has the label %d, which is not in 0 .. %d' % (label, self.num_classes - 1)
+        if self._counted_in:
+            text += ', by the classes that %s lists' % self._counted_in
+        if self.name == 'tfrecords' and label >= 0:
+            text += ': give --background_class where labels begin at 1, or more --num_classes'
+        return text
 
-    def _example(self, augment, seed, image_size):
+    def _example(self, augment: str, seed: int, image_size: int):
         """Function from the epoch, the place in it and what was read to an image and its label."""
-        def example(epoch, place, *read):
-            encoded, label = _checked(*read)
+        def example(epoch: tf.Tensor, place: tf.Tensor, *read):
+            encoded, label = _checked(_Read(*read))
             # Epochs of the order are counted up from 0: no seed pair serves both.
             number = -1 - (epoch * len(self.numbers['train']) + place)
-            draws = tf.random.stateless_uniform(
-                [preprocessing.TRAIN_DRAWS], seed=tf.stack([tf.constant(seed, tf.int64), number]))
+            seed_pair = tf.stack([tf.constant(seed, tf.int64), number])
+            draws = tf.random.stateless_uniform([preprocessing.TRAIN_DRAWS], seed=seed_pair)
             return preprocessing.random_image(encoded, draws, image_size, augment), label
         return example
 
     def _read(self, split, places):
-        """`(encoded, labels, wrong)`, [n] each, of the examples at some places, int64 [n].
+        """What is `_Read` of the examples of a split at some places, int64 [n].
 
-        `wrong` says what is wrong with an example, '' for nothing: an error would be that of all n
-        examples.
+        An error would be that of all n examples.
         """
-        source, numbers = self.sources[split], self.numbers[split]
+        source = self.sources[split]
+        numbers = self.numbers[split]
 
-        def read(places):
-            found = []
+        def read(places: np.ndarray):
+            encoded = []
+            labels = []
+            wrong = []
             for number in numbers[places]:
+                image, label, text = b'', 0, ''
                 try:
-                    found.append(self._image(source, number) + ('',))
+                    image, label = self._image(source, number)
                 except DatasetError as error:
-                    found.append((b'', 0, '%s %s' % (shown(source.where(number)), error)))
-            encoded, labels, wrong = zip(*found)
-            return (np.array(encoded, object), np.array(labels, np.int64),
-                    np.array([text.encode('utf-8') for text in wrong], object))
-        read_ones = tf.numpy_function(read, [places], [tf.string, tf.int64, tf.string],
-                                      name='read_examples')
-        return tuple(tf.ensure_shape(each, [None]) for each in read_ones)
+                    text = '%s %s' % (shown(source.where(number)), error)
+                encoded.append(image)
+                labels.append(label)
+                wrong.append(text.encode('utf-8'))
+            return np.array(encoded, object), np.array(labels, np.int64), np.array(wrong, object)
+        examples = tf.numpy_function(read, [places], [tf.string, tf.int64, tf.string],
+                                     name='read_examples')
+        return _Read(*[tf.ensure_shape(tensor, [None]) for tensor in examples])
 
 
-def _checked(encoded, label, wrong):
-    """The encoded image and the label of an example that can be used; else the step fails."""
+def _with_next_ones(good, count):
+    """For each of the numbers below `count` itself, or the next one that is among the `good`."""
+    return good[np.searchsorted(good, np.arange(count)) % len(good)]
+
+
+def _checked(example: _Read):
+    """The encoded image and the label of a `_Read` example that can be used; else the step fails.
+    """
     # The op itself: tf.Assert puts a tf.cond around it, which costs more than the check.
-    valid = tf.raw_ops.Assert(condition=tf.equal(wrong, ''), data=[wrong], summarize=3)
+    valid = tf.raw_ops.Assert(condition=tf.equal(example.wrong, ''), data=[example.wrong],
+                              summarize=3)
     with tf.control_dependencies([valid]):
-        return tf.identity(encoded), tf.identity(label)
+        return tf.identity(example.encoded), tf.identity(example.labels)
 
 
-def _check(channels, shift):
+def _check(channels: int, shift: int):
+    """Raises `InvalidArgumentError` for arguments that do not fit images in files."""
     if channels != 3:
         raise InvalidArgumentError('These are images of 3 channels, and the network is for %r: '
                                    "choose another, such as model='inception_v3'." % channels)

@@ -4,6 +4,7 @@ Keras fetches a set once and keeps it in `~/.keras/datasets` (of Keras 3: below 
 """
 
 import functools
+import typing
 
 import numpy as np
 
@@ -12,26 +13,39 @@ from datasets.errors import DatasetError
 
 _GOOGLE = 'https://storage.googleapis.com/tensorflow/tf-keras-datasets/'
 _TORONTO = 'https://www.cs.toronto.edu/~kriz/'
-# Classes, shape of an image, numbers of them, and where the files come from and go to.
+_NUM_TEST = 10000
+
+
+class _Source(typing.NamedTuple):
+    """What a set is like, and where its files come from."""
+    num_classes: int
+    image_shape: typing.Tuple[int, int, int]
+    num_train: int  # of images
+    url: str
+    path: str  # in Keras' cache
+
+
 _SETS = {
-    'mnist': (10, (28, 28, 1), 60000, _GOOGLE + 'mnist.npz', 'mnist.npz'),
-    'fashion_mnist': (10, (28, 28, 1), 60000, _GOOGLE + '{train,t10k}-{images-idx3,labels-idx1}'
-                      '-ubyte.gz', 'fashion-mnist/'),
-    'cifar10': (10, (32, 32, 3), 50000, _TORONTO + 'cifar-10-python.tar.gz',
-                'cifar-10-batches-py.tar.gz'),
-    'cifar100': (100, (32, 32, 3), 50000, _TORONTO + 'cifar-100-python.tar.gz',
-                 'cifar-100-python.tar.gz')}
+    'mnist': _Source(10, (28, 28, 1), 60000, _GOOGLE + 'mnist.npz', 'mnist.npz'),
+    'fashion_mnist': _Source(
+        10, (28, 28, 1), 60000, _GOOGLE + '{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz',
+        'fashion-mnist/'),
+    'cifar10': _Source(10, (32, 32, 3), 50000, _TORONTO + 'cifar-10-python.tar.gz',
+                       'cifar-10-batches-py.tar.gz'),
+    'cifar100': _Source(100, (32, 32, 3), 50000, _TORONTO + 'cifar-100-python.tar.gz',
+                        'cifar-100-python.tar.gz')}
 NAMES = sorted(_SETS)
 
 
-def keras_set(name):
-    """The `ArraySet` of a name of `NAMES`."""
-    num_classes, image_shape, count, _, _ = _SETS[name]
-    return ArraySet(name, num_classes, image_shape, {'train': count, 'test': 10000},
+def keras_set(name: str) -> ArraySet:
+    """The data set of a name of `NAMES`."""
+    source = _SETS[name]
+    num_examples = {'train': source.num_train, 'test': _NUM_TEST}
+    return ArraySet(name, source.num_classes, source.image_shape, num_examples,
                     functools.partial(load_keras_set, name))
 
 
-def load_keras_set(name, split):
+def load_keras_set(name: str, split: str) -> typing.Tuple[np.ndarray, np.ndarray]:
     """`(images, labels)` of a split: float32 [n, height, width, channels] in 0..1; int64 [n].
 
     Raises:
@@ -39,14 +53,14 @@ def load_keras_set(name, split):
         fetch and where to put it.
     """
     from tensorflow import keras  # pylint: disable=import-outside-toplevel
-    _, _, _, url, path = _SETS[name]
+    source = _SETS[name]
     try:
-        parts = dict(zip(('train', 'test'), getattr(keras.datasets, name).load_data()))
+        train, test = getattr(keras.datasets, name).load_data()
     except Exception as error:  # of the network, the archive, the pickle or the zip file
         text = ' '.join(str(error).split())[:200].rstrip('.') or type(error).__name__
         raise DatasetError('Cannot load %s: %s. Without a network, fetch %s to %s in '
                            '~/.keras/datasets; a file there that is damaged has to be removed.' % (
-                               name, text, url, path)) from None
-    images, labels = parts[split]
+                               name, text, source.url, source.path)) from None
+    images, labels = train if split == 'train' else test
     images = images.reshape(images.shape[:3] + (-1,))  # gray ones have no channels
     return images.astype(np.float32) / np.float32(255), labels.reshape(-1).astype(np.int64)

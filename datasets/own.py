@@ -20,6 +20,8 @@ Data that do not keep to this are an error that names `--dataset=module:function
 where the static shapes and types tell, else in the step that would have had the batch.
 """
 
+import typing
+
 import tensorflow.compat.v1 as tf
 
 from datasets.errors import OwnDataError
@@ -34,8 +36,12 @@ _ARGUMENTS = {'train_batches': ('batch_size', 'seed', 'image_size', 'channels', 
               'eval_batches': ('batch_size', 'image_size', 'channels')}
 
 
-def own_set(name, data_dir=None):
+def own_set(name: str, data_dir: typing.Optional[str] = None) -> 'Own':
     """The data set that `module:function` stands for.
+
+    Args:
+      name: `module:function`.
+      data_dir: what the function is called with.
 
     Raises:
       InvalidArgumentError: there is no such module or function, or it returned something else.
@@ -62,8 +68,12 @@ class Own:
 
     image_shape = (None, None, None)
 
-    def __init__(self, name, fields):
+    def __init__(self, name: str, fields: dict):
         """
+        Args:
+          name: `module:function`.
+          fields: what the function returned.
+
         Raises:
           InvalidArgumentError: a field is not what it has to be.
         """
@@ -72,28 +82,40 @@ class Own:
         if self.num_classes is not None:
             check_count('num_classes of %s' % name, self.num_classes)
             self.num_classes = int(self.num_classes)  # NumPy's would not do as a dimension
-        given = fields['num_examples']
-        check_instance('num_examples of %s' % name, given, dict, "a dict such as {'train': 3320, "
-                       "'test': 350}, how many examples each has")
-        for split in ('train', 'test'):
-            check_count('num_examples of %s for %s' % (name, split), given.get(split))
-        self.num_examples = {split: int(given[split]) for split in ('train', 'test')}
+        self.num_examples = self._checked_counts(fields['num_examples'])
         self._functions = fields
         for field, arguments in _ARGUMENTS.items():
-            arguments = self._taken(dict.fromkeys(arguments))
-            if not takes(fields[field], **arguments):
-                raise InvalidArgumentError(
-                    '%s of %s is %.80r: expected a function that takes the arguments %s by '
-                    'name.' % (field, name, fields[field], ', '.join(arguments)))
+            self._check_function(field, arguments)
         self._size = None  # height and width of the images, once they are known
+
+    def _checked_counts(self, counts: typing.Any):
+        """How many examples each split has, a dict."""
+        check_instance('num_examples of %s' % self.name, counts, dict,
+                       "a dict such as {'train': 3320, 'test': 350}, how many examples each has")
+        checked = {}
+        for split in ('train', 'test'):
+            check_count('num_examples of %s for %s' % (self.name, split), counts.get(split))
+            checked[split] = int(counts[split])
+        return checked
+
+    def _check_function(self, field, arguments):
+        """Raises `InvalidArgumentError` where a field is no function of these arguments."""
+        taken = self._taken(dict.fromkeys(arguments))
+        if not takes(self._functions[field], **taken):
+            raise InvalidArgumentError(
+                '%s of %s is %.80r: expected a function that takes the arguments %s by '
+                'name.' % (field, self.name, self._functions[field], ', '.join(taken)))
 
     def _taken(self, arguments):
         """Those of the arguments, a dict, that the user's functions have."""
-        return {name: value for name, value in arguments.items()
-                if self.num_classes is not None or name not in _OF_IMAGES}
+        if self.num_classes is not None:
+            return arguments
+        return {name: value for name, value in arguments.items() if name not in _OF_IMAGES}
 
-    def train_batches(self, batch_size, seed, image_size=None, channels=3, first_example=0,
-                      shift=0, remainder='carry', share=(0, 1)):
+    def train_batches(self, batch_size: int, seed: int, image_size: typing.Optional[int] = None,
+                      channels: int = 3, first_example: typing.Any = 0, shift: int = 0,
+                      remainder: str = 'carry',
+                      share: typing.Tuple[int, int] = (0, 1)) -> tf.data.Dataset:
         """The user's batches; of several workers, every Wth of them.
 
         Raises:
@@ -110,9 +132,12 @@ class Own:
             batches = self._batches('train_batches', batch_size, dict(
                 batch_size=batch_size, seed=seed, image_size=image_size, channels=channels,
                 first_example=tf.cast(first_example, tf.int64)))
-            return batches if workers == 1 else batches.shard(workers, worker)
+            if workers == 1:
+                return batches
+            return batches.shard(workers, worker)
 
-    def eval_batches(self, batch_size, image_size=None, channels=3):
+    def eval_batches(self, batch_size: int, image_size: typing.Optional[int] = None,
+                     channels: int = 3) -> tf.data.Dataset:
         """The user's test batches; raises as `train_batches`.
 
         They fail where they are more than `num_examples` says: a pipeline whose end TensorFlow
@@ -120,7 +145,7 @@ class Own:
         """
         said = self.num_examples['test']
 
-        def count(before, batch):
+        def count(before: tf.Tensor, batch: typing.Any):
             found = before + _rows(tf.nest.flatten(batch)[-1])
             check = _expected(found <= said, [
                 'eval_batches of %s gives ' % self.name, found, ' examples or more, and its '
@@ -129,9 +154,9 @@ class Own:
             with tf.control_dependencies([check]):
                 return tf.identity(found), batch
         with tf.device('/cpu:0'):
-            return self._batches('eval_batches', None, dict(
-                batch_size=batch_size, image_size=image_size, channels=channels)).apply(
-                    tf.data.experimental.scan(tf.constant(0, tf.int64), count))
+            batches = self._batches('eval_batches', None, dict(
+                batch_size=batch_size, image_size=image_size, channels=channels))
+            return batches.apply(tf.data.experimental.scan(tf.constant(0, tf.int64), count))
 
     def _batches(self, function, batch_size, arguments):
         """The data set of a user's function, whose batches fail where they are not what they have
@@ -143,8 +168,33 @@ class Own:
           arguments: a dict, of which it takes those that it has.
         """
         what = '%s of %s' % (function, self.name)
+        dataset = self._called(function, arguments)
+        shapes = tf.data.get_output_shapes(dataset)
+        if self.num_classes is not None:
+            self._check_images(what, dataset, arguments['channels'])
+        else:
+            _check_batches(what, shapes)
+        sizes = {shape.as_list()[0] for shape in tf.nest.flatten(shapes) if shape.ndims}
+        if batch_size is not None and not sizes <= {batch_size, None}:
+            raise OwnDataError('%s gives batches of the shapes %s: expected %d examples in each, '
+                               'its argument batch_size.' % (
+                                   what, compat.shapes_text(shapes), batch_size))
+
+        def checked(*batch):
+            return _checked_batch(what, batch if len(batch) > 1 else batch[0], batch_size)
+
+        def checked_images(images: tf.Tensor, labels: tf.Tensor):
+            return tf.cast(images, tf.float32), _checked_labels(what, labels, self.num_classes)
+        dataset = compat.map_batches(dataset, checked)
+        if self.num_classes is not None:
+            dataset = compat.map_batches(dataset, checked_images)
+        return dataset
+
+    def _called(self, function: str, arguments: dict):
+        """What the user's function of a name returns, a data set of this graph; or raises."""
         with calling(self.name, function):
             dataset = self._functions[function](**self._taken(arguments))
+        what = '%s of %s' % (function, self.name)
         if not isinstance(dataset, compat.DATASET_TYPES):
             raise OwnDataError('%s returned a %s: expected a tf.data.Dataset.' % (
                 what, type(dataset).__name__))
@@ -152,89 +202,118 @@ class Own:
             raise OwnDataError('%s returned a tf.data.Dataset of another graph: expected one that '
                                'it makes each time it is called, without a tf.Graph() of its own.'
                                % what)
-        shapes = tf.data.get_output_shapes(dataset)
-        if self.num_classes is not None:
-            self._check_images(what, dataset, arguments['channels'])
-        elif type(shapes) is tuple and len(shapes) > 2 or any(
-                shape.ndims == 0 for shape in tf.nest.flatten(shapes)):
-            raise OwnDataError(
-                '%s gives elements of the shapes %s: expected batches of (features, labels), or of '
-                'features alone, [batch, …] each, from .batch(batch_size) or .padded_batch; '
-                'several features in a dict.' % (what, compat.shapes_text(shapes)))
-        sizes = {shape.as_list()[0] for shape in tf.nest.flatten(shapes) if shape.ndims} - {None}
-        if batch_size is not None and sizes - {batch_size}:
-            raise OwnDataError('%s gives batches of the shapes %s: expected %d examples in each, '
-                               'its argument batch_size.' % (
-                                   what, compat.shapes_text(shapes), batch_size))
-        dataset = compat.map_batches(dataset, lambda *batch: _checked_batch(
-            what, batch if len(batch) > 1 else batch[0], batch_size))
-        return dataset if self.num_classes is None else compat.map_batches(
-            dataset, lambda images, labels: (
-                tf.cast(images, tf.float32), _checked_labels(what, labels, self.num_classes)))
+        return dataset
 
-    def _check_images(self, what, dataset, channels):
-        """Raises `OwnDataError` for a data set of no images and labels by its static shapes."""
-        shapes, types = (get(dataset) for get in (
-            tf.data.get_output_shapes, tf.data.get_output_types))
-        if (tf.data.get_output_classes(dataset) != (tf.Tensor, tf.Tensor)
-                or not types[0].is_floating or types[1] != tf.int64
-                or shapes[0].ndims != 4 or shapes[1].ndims != 1
-                or shapes[0].as_list()[3] != channels):
+    def _check_images(self, what: str, dataset: tf.data.Dataset, channels: int):
+        """Raises `OwnDataError` for a data set of no images and labels by its static shapes.
+
+        `what` names the function that made it; the images are to have so many `channels`.
+        """
+        shapes = tf.data.get_output_shapes(dataset)
+        types = tf.data.get_output_types(dataset)
+        if not _is_of_images(dataset, channels):
+            type_names = ' and '.join(each.name for each in tf.nest.flatten(types))
             raise OwnDataError(
                 '%s gives elements of the shapes %s and the types %s: expected images of a '
                 'floating-point type [batch, height, width, %d], and their classes, int64 [batch]; '
                 'end it with a .map() that returns these two, with set_shape or output_shapes '
                 'where shapes are unknown.' % (
-                    what, compat.shapes_text(shapes), ' and '.join(
-                        each.name for each in tf.nest.flatten(types)), channels))
+                    what, compat.shapes_text(shapes), type_names, channels))
         size = shapes[0].as_list()[1:3]
-        if None not in size:
-            if self._size not in (None, size):
-                raise OwnDataError(
-                    '%s gives images of %d x %d pixels, and the other function of %d x %d: '
-                    'expected one size.' % ((what,) + tuple(size + self._size)))
-            self._size = size
+        if None in size:
+            return
+        if self._size not in (None, size):
+            raise OwnDataError(
+                '%s gives images of %d x %d pixels, and the other function of %d x %d: '
+                'expected one size.' % ((what,) + tuple(size + self._size)))
+        self._size = size
+
+
+def _is_of_images(dataset: tf.data.Dataset, channels: int):
+    """Whether elements are images [batch, height, width, channels] and int64 labels [batch]."""
+    if tf.data.get_output_classes(dataset) != (tf.Tensor, tf.Tensor):
+        return False
+    image_type, label_type = tf.data.get_output_types(dataset)
+    if not image_type.is_floating or label_type != tf.int64:
+        return False
+    image_shape, label_shape = tf.data.get_output_shapes(dataset)
+    if image_shape.ndims != 4 or label_shape.ndims != 1:
+        return False
+    return image_shape.as_list()[3] == channels
+
+
+def _check_batches(what, shapes):
+    """Raises `OwnDataError` for elements of these static shapes that are no batches.
+
+    `what` names the function that made them.
+    """
+    has_scalars = any(shape.ndims == 0 for shape in tf.nest.flatten(shapes))
+    has_many_parts = type(shapes) is tuple and len(shapes) > 2
+    if has_scalars or has_many_parts:
+        raise OwnDataError(
+            '%s gives elements of the shapes %s: expected batches of (features, labels), or of '
+            'features alone, [batch, …] each, from .batch(batch_size) or .padded_batch; '
+            'several features in a dict.' % (what, compat.shapes_text(shapes)))
 
 
 def _checked_batch(what, batch, batch_size):
-    """A batch, which fails where it has not `batch_size` examples in every part; or, if that is
-    None, as many in each, and at least one."""
+    """A batch, which fails where its parts have other numbers of examples than they are to have.
+
+    Args:
+      what: text that names the function that made it.
+      batch: nest of tensors.
+      batch_size: examples of each part; None for as many in each, and at least one.
+    """
     leaves = tf.nest.flatten(batch)
     counts = tf.stack([_rows(leaf) for leaf in leaves])
-    is_good = (tf.equal(counts, counts[0]) & (counts > 0) if batch_size is None
-               else tf.equal(counts, batch_size))
+    if batch_size is None:
+        is_good = tf.equal(counts, counts[0]) & (counts > 0)
+        expected = 'as many in each, and at least one'
+    else:
+        is_good = tf.equal(counts, batch_size)
+        expected = '%d in each, its argument batch_size, from drop_remainder=True' % batch_size
     check = _expected(tf.reduce_all(is_good), [
         '%s gives a batch of ' % what, tf.strings.reduce_join(tf.as_string(counts), separator=', '),
-        ' examples by its parts: expected ' + (
-            'as many in each, and at least one' if batch_size is None else
-            '%d in each, its argument batch_size, from drop_remainder=True' % batch_size)])
+        ' examples by its parts: expected ' + expected])
     with tf.control_dependencies([check]):
         leaves = tf.nest.map_structure(tf.identity, leaves, expand_composites=True)
-    for leaf in leaves:
-        if batch_size is not None and isinstance(leaf, tf.Tensor) and leaf.shape.ndims is not None:
-            leaf.set_shape([batch_size] + leaf.shape.as_list()[1:])
+    if batch_size is not None:
+        for leaf in leaves:
+            if isinstance(leaf, tf.Tensor) and leaf.shape.ndims is not None:
+                leaf.set_shape([batch_size] + leaf.shape.as_list()[1:])
     return tf.nest.pack_sequence_as(batch, leaves)
 
 
-def _checked_labels(what, labels, num_classes):
+def _checked_labels(what: str, labels: tf.Tensor, num_classes: int):
+    """Labels, which fail where they are not from 0 to num_classes - 1; `what` made them."""
     outside = tf.boolean_mask(labels, tf.logical_or(labels < 0, labels >= num_classes))
+    first_outside = tf.concat([outside, [0]], 0)[0]
     check = _expected(tf.equal(tf.size(outside), 0), [
-        '%s gives the label ' % what, tf.concat([outside, [0]], 0)[0],
-        ': expected 0 to %d' % (num_classes - 1)])
+        '%s gives the label ' % what, first_outside, ': expected 0 to %d' % (num_classes - 1)])
     with tf.control_dependencies([check]):
         return tf.identity(labels)
 
 
-def _rows(leaf):
+def _rows(leaf: typing.Any):
     """Examples of one part of a batch, an int64 scalar."""
     if isinstance(leaf, tf.RaggedTensor):
         return tf.cast(leaf.nrows(), tf.int64)
-    return (leaf.dense_shape if isinstance(leaf, tf.SparseTensor) else tf.shape(
-        leaf, out_type=tf.int64))[0]
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.dense_shape[0]
+    return tf.shape(leaf, out_type=tf.int64)[0]
 
 
 def _expected(condition, parts):
-    # The texts have no quotes: TensorFlow would put backslashes before them.
-    return tf.Assert(condition, [tf.strings.join([
-        part if isinstance(part, str) or part.dtype == tf.string else tf.as_string(part)
-        for part in parts])])
+    """An operation that fails with a text where a condition does not hold.
+
+    The text is joined from `parts`: strings, and tensors of strings or numbers. They have no
+    quotes: TensorFlow would put backslashes before them.
+    """
+    return tf.Assert(condition, [tf.strings.join([_as_text(part) for part in parts])])
+
+
+def _as_text(part):
+    """A part of a text: a string itself, of a number its digits."""
+    if isinstance(part, str) or part.dtype == tf.string:
+        return part
+    return tf.as_string(part)

@@ -5,14 +5,16 @@ import importlib
 import inspect
 import os
 import sys
+import typing
 
 from datasets.errors import OwnDataError
 from towers import compat
 from towers.errors import InvalidArgumentError, TowersError
 
 
-def own_function(name, flag='dataset', kind=OwnDataError,
-                 example='flowers:batches for the function batches of flowers.py'):
+def own_function(name: str, flag: str = 'dataset', kind: type = OwnDataError,
+                 example: str = 'flowers:batches for the function batches of flowers.py'
+                 ) -> typing.Callable:
     """The function that `module:function` stands for.
 
     Args:
@@ -35,7 +37,12 @@ def own_function(name, flag='dataset', kind=OwnDataError,
 
 
 def _module(name, module_name, flag, kind):
-    """The module, from the working directory or installed."""
+    """The module, from the working directory or installed.
+
+    Args:
+      name, flag, kind: as of `calling`.
+      module_name: its part of `name`.
+    """
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     with calling(name, 'the module %s' % module_name, flag, kind):
@@ -47,8 +54,9 @@ def _module(name, module_name, flag, kind):
                 'or installed.' % (flag, name, error)) from None
 
 
-def takes(function, *arguments, **named):
-    """Whether it can be called so; Python's own without a signature are taken to do."""
+def takes(function: typing.Any, *arguments: typing.Any, **named: typing.Any) -> bool:
+    """Whether a function can be called with these arguments; one of Python's own without a
+    signature is taken to do."""
     if not callable(function):
         return False
     try:
@@ -61,7 +69,8 @@ def takes(function, *arguments, **named):
 
 
 @contextlib.contextmanager
-def calling(name, what, flag='dataset', kind=OwnDataError):
+def calling(name: str, what: str, flag: str = 'dataset',
+            kind: type = OwnDataError) -> typing.Iterator[None]:
     """Within it, where code of the user's runs, its errors become one of that kind, by name.
 
     Args:
@@ -78,5 +87,6 @@ def calling(name, what, flag='dataset', kind=OwnDataError):
         if compat.missing_layers(error):
             raise  # the towers say what to install
         text = ' '.join(str(error).split())
+        reason = ': %.200s' % text if text else ''
         raise kind('--%s=%s: %s raised %s%s' % (
-            flag, name, what, type(error).__name__, ': %.200s' % text if text else '')) from error
+            flag, name, what, type(error).__name__, reason)) from error

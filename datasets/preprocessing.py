@@ -11,6 +11,8 @@ Nothing draws a number here: what is random is given as numbers in [0, 1), `TRAI
 so that augmentation is a function of the seed, the epoch and the example.
 """
 
+import typing
+
 import tensorflow.compat.v1 as tf
 
 AUGMENTS = ('inception', 'crop', 'none')
@@ -20,14 +22,18 @@ AUGMENTS = ('inception', 'crop', 'none')
 ATTEMPTS = 100
 # The draws: mirrored; order of the colours' distortions; four factors; four of each attempt.
 MIRRORED = 0
-_COLORS, _WINDOWS = slice(1, 6), 6
+_COLORS = slice(1, 6)
+_WINDOWS = 6
 TRAIN_DRAWS = _WINDOWS + 4 * ATTEMPTS
-_LEAST_AREA, _LEAST_COVERED = 0.05, 0.1
-_ASPECTS = (3. / 4., 4. / 3.)  # width / height; slim has 0.75 .. 1.33
+_LEAST_AREA = 0.05
+_LEAST_COVERED = 0.1
+_LEAST_ASPECT = 3. / 4.  # width / height; slim has 0.75 .. 1.33
+_MOST_ASPECT = 4. / 3.
 _CENTRAL_SHARE = 0.875
 
 
-def random_image(encoded, draws, image_size, augment='inception'):
+def random_image(encoded: tf.Tensor, draws: tf.Tensor, image_size: int,
+                 augment: str = 'inception') -> tf.Tensor:
     """A training image: a random part of an encoded one, scaled, mirrored, its colours distorted.
 
     Args:
@@ -41,17 +47,21 @@ def random_image(encoded, draws, image_size, augment='inception'):
     """
     if augment == 'none':
         return central_image(encoded, image_size)
-    image = decoded_part(encoded, lambda height, width: random_window(draws, height, width),
-                         image_size, draws[MIRRORED] >= 0.5)
-    return (distorted_colors(image, draws[_COLORS]) if augment == 'inception' else image) * 2. - 1.
+
+    def window(height: tf.Tensor, width: tf.Tensor):
+        return random_window(draws, height, width)
+    image = decoded_part(encoded, window, image_size, mirrored=draws[MIRRORED] >= 0.5)
+    if augment == 'inception':
+        image = distorted_colors(image, draws[_COLORS])
+    return image * 2. - 1.
 
 
-def central_image(encoded, image_size):
+def central_image(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
     """A test image: the central part, scaled; see `random_image`."""
     return decoded_part(encoded, central_window, image_size) * 2. - 1.
 
 
-def random_window(draws, height, width):
+def random_window(draws: tf.Tensor, height: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
     """The crop: top, left, height and width, float32 [4], whole numbers of pixels.
 
     The first of `ATTEMPTS` windows that is inside the image, has an area within the bounds and
@@ -62,7 +72,7 @@ def random_window(draws, height, width):
       height, width: of the image, float32 scalars.
     """
     draws = tf.reshape(draws[_WINDOWS:], [ATTEMPTS, 4])
-    aspect = _ASPECTS[0] + (_ASPECTS[1] - _ASPECTS[0]) * draws[:, 0]
+    aspect = _LEAST_ASPECT + (_MOST_ASPECT - _LEAST_ASPECT) * draws[:, 0]
     area = height * width
     least = tf.round(tf.sqrt(_LEAST_AREA * area / aspect))
     most = tf.minimum(tf.round(tf.sqrt(area / aspect)), height)
@@ -70,9 +80,9 @@ def random_window(draws, height, width):
     least = tf.minimum(least, most)
     heights = tf.minimum(least + tf.floor(draws[:, 1] * (most - least + 1.)), most)
     widths = tf.round(heights * aspect)
+    is_large = heights * widths >= max(_LEAST_AREA, _LEAST_COVERED) * area
     fits = tf.reduce_all(tf.stack([
-        heights >= 1., widths >= 1., heights <= height, widths <= width,
-        heights * widths >= max(_LEAST_AREA, _LEAST_COVERED) * area], axis=1), axis=1)
+        heights >= 1., widths >= 1., heights <= height, widths <= width, is_large], axis=1), axis=1)
     tops = tf.floor(draws[:, 2] * tf.maximum(height - heights, 1.))
     lefts = tf.floor(draws[:, 3] * tf.maximum(width - widths, 1.))
     whole = tf.stack([0., 0., height, width])
@@ -82,13 +92,14 @@ def random_window(draws, height, width):
     return windows[tf.argmax(fits)]  # the first of those that fit
 
 
-def central_window(height, width):
+def central_window(height: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
     """The central part: top, left, height, width; as much is left out on either side."""
     begin = tf.floor(tf.stack([height, width]) * ((1. - _CENTRAL_SHARE) / 2.))
     return tf.concat([begin, tf.stack([height, width]) - 2. * begin], 0)
 
 
-def decoded_part(encoded, window_of, image_size, mirrored=None):
+def decoded_part(encoded: tf.Tensor, window_of: typing.Callable, image_size: int,
+                 mirrored: typing.Optional[tf.Tensor] = None) -> tf.Tensor:
     """A part of an encoded image, scaled.
 
     Images of other colours are converted as the decoders do it, as slim's are: gray as equal red,
@@ -104,6 +115,7 @@ def decoded_part(encoded, window_of, image_size, mirrored=None):
       float32 [image_size, image_size, 3] in 0..1.
     """
     def window_in(shape):
+        """Top, left, height and width of the part of an image of a shape [3]."""
         size = tf.cast(shape[:2], tf.float32)
         return tf.cast(window_of(size[0], size[1]), tf.int32)
 
@@ -125,7 +137,7 @@ def decoded_part(encoded, window_of, image_size, mirrored=None):
     return tf.ensure_shape(scaled, [image_size, image_size, 3]) / 255.
 
 
-def distorted_colors(image, draws):
+def distorted_colors(image: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
     """Brightness, saturation, hue and contrast changed at random, in one of four orders.
 
     The ranges and orders are those of slim's `inception_preprocessing`.
@@ -137,19 +149,19 @@ def distorted_colors(image, draws):
     Returns:
       The same, in 0..1.
     """
-    def brightness(pixels):
+    def brightness(pixels: tf.Tensor):
         return tf.image.adjust_brightness(pixels, (draws[1] * 2. - 1.) * 32. / 255.)
 
-    def contrast(pixels):
+    def contrast(pixels: tf.Tensor):
         return tf.image.adjust_contrast(pixels, 0.5 + draws[2])
 
-    def saturation(pixels):
+    def saturation(pixels: tf.Tensor):
         return tf.image.adjust_saturation(pixels, 0.5 + draws[3])
 
-    def hue(pixels):
+    def hue(pixels: tf.Tensor):
         return tf.image.adjust_hue(pixels, draws[4] * 0.4 - 0.2)
 
-    def applied(order):
+    def applied(order: typing.Sequence[typing.Callable]):
         def apply():
             changed = image
             for change in order:

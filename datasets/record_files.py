@@ -5,9 +5,9 @@ with `train`, `validation` or `test` right before a number and a count; or, wher
 of these, names that end in `.tfrecord` or `.tfrecords` with one of these words.
 """
 
-import collections
 import os
 import re
+import typing
 
 from datasets.errors import DatasetError, names_in
 
@@ -18,7 +18,7 @@ _COUNTED = re.compile(
 _PLAIN = re.compile(r'(?:|.*[-_.])(?P<word>train|validation|test)(?:[-_.].*|)\.tfrecords?', re.S)
 
 
-def record_paths(folder):
+def record_paths(folder: str) -> typing.Dict[str, typing.List[str]]:
     """Sorted paths of the files of each split: `{'train': paths, 'test': paths}`. To test on are
     the files of `validation`, or of `test` where there are none.
 
@@ -26,49 +26,83 @@ def record_paths(folder):
       DatasetError: the folder cannot be read, has no files of a split, or lacks some of those that
         the names count.
     """
-    names = [name for name in names_in(folder) if not name.startswith('.')
-             and os.path.isfile(os.path.join(folder, name))]
-    found = ([_COUNTED.fullmatch(name) for name in names if _COUNTED.fullmatch(name)]
-             or [_PLAIN.fullmatch(name) for name in names if _PLAIN.fullmatch(name)])
+    matches = _matches(folder)
     paths = {}
     for split, words in _WORDS.items():
-        files = next(filter(None, ([each for each in found if each.group('word') == word]
-                                   for word in words)), [])
+        files = []
+        for word in words:
+            files = files or [match for match in matches if match.group('word') == word]
         if not files:
             raise DatasetError(
                 'There are no TFRecords to %s on in %s: expected names such as %s.' % (
                     split, folder, ' or '.join('%s-00000-of-00005' % word for word in words)))
         if files[0].re is _COUNTED:
             _check_whole(folder, files)
-        paths[split] = [os.path.join(folder, each.group()) for each in files]
+        paths[split] = [os.path.join(folder, match.group()) for match in files]
     return paths
 
 
-def _check_whole(folder, files):
-    """Raises `DatasetError` where the names of matches count more files, or others, than there are.
+def _matches(folder: str):
+    """The matches of the names of files with `_COUNTED`; if there is none, with `_PLAIN`."""
+    names = [name for name in names_in(folder) if not name.startswith('.')
+             and os.path.isfile(os.path.join(folder, name))]
+    for pattern in (_COUNTED, _PLAIN):
+        matches = [pattern.fullmatch(name) for name in names]
+        matches = [match for match in matches if match]
+        if matches:
+            return matches
+    return []
+
+
+class _Set(typing.NamedTuple):
+    """Files whose names are alike but for their numbers."""
+    files: typing.Dict[int, typing.Match]  # by number
+
+    @property
+    def example(self) -> typing.Match:
+        """The name of one of them."""
+        return next(iter(self.files.values()))
+
+
+def _check_whole(folder: str, matches: typing.List[typing.Match]):
+    """Raises `DatasetError` where names of files count more files, or others, than there are.
 
     A copy under another ending (train-00001-of-00004.bak) and the rest of a set that was written
     anew in another number of files would give examples twice.
+
+    Args:
+      folder: of the files, for the error.
+      matches: of their names with `_COUNTED`.
     """
-    sets = collections.defaultdict(dict)
-    for each in files:
-        ends = sets[each.group('begin')]
-        ends.setdefault(each.group('end'), {})[int(each.group('number'))] = each
-    for ends in sets.values():
-        examples = [next(iter(numbered.values())) for numbered in ends.values()]
-        if len(examples) > 1:
+    sets = {}  # by the name before its number: by the name behind it: the `_Set`
+    for match in matches:
+        by_end = sets.setdefault(match.group('begin'), {})
+        files = by_end.setdefault(match.group('end'), _Set({})).files
+        files[int(match.group('number'))] = match
+    for by_end in sets.values():
+        first, *others = by_end.values()
+        if others:
             raise DatasetError(
                 '%s and %s of %s are of two sets of files, which would give examples twice: move '
-                'those of one set away.' % (examples[0].group(), examples[1].group(), folder))
-        (numbered,), example = ends.values(), examples[0]
-        count = int(example.group('count'))
-        first = 1 if 0 not in numbered and count in numbered else 0
-        wanted = (number for number in range(first, first + count) if number not in numbered)
-        lacking = next(wanted, None)
-        if lacking is not None or len(numbered) != count:
-            raise DatasetError(
-                '%s has %d files %s*%s, and the names count %d%s: copy those that are missing '
-                'again, or move these away.' % (
-                    folder, len(numbered), example.group()[:example.start('number')],
-                    example.group('end'), count, '' if lacking is None else
-                    ', from %d on: number %d is missing' % (first, lacking)))
+                'those of one set away.' % (
+                    first.example.group(), others[0].example.group(), folder))
+        _check_counted(folder, first)
+
+
+def _check_counted(folder: str, one_set: _Set):
+    """Raises `DatasetError` where the names of a `_Set` count more files than it has, or others."""
+    files = one_set.files
+    example = one_set.example
+    count = int(example.group('count'))
+    first = 1 if 0 not in files and count in files else 0
+    lacking = next((number for number in range(first, first + count) if number not in files), None)
+    if lacking is None and len(files) == count:
+        return
+    missing = ''
+    if lacking is not None:
+        missing = ', from %d on: number %d is missing' % (first, lacking)
+    raise DatasetError(
+        '%s has %d files %s*%s, and the names count %d%s: copy those that are missing '
+        'again, or move these away.' % (
+            folder, len(files), example.group()[:example.start('number')], example.group('end'),
+            count, missing))

@@ -3,6 +3,8 @@
 Nothing is read or decoded; a step cuts the batch among the towers and copies it as any other batch.
 """
 
+import typing
+
 import numpy as np
 import tensorflow.compat.v1 as tf
 
@@ -19,24 +21,33 @@ class Synthetic:
     image_shape = (None, None, None)
     num_examples = NUM_EXAMPLES
 
-    def __init__(self, num_classes=1000):
+    def __init__(self, num_classes: int = 1000):
         self.num_classes = num_classes
 
-    def train_batches(self, batch_size, seed, image_size, channels=3, first_example=0, shift=0,
-                      remainder='carry', share=(0, 1)):
+    def train_batches(self, batch_size: int, seed: int, image_size: int, channels: int = 3,
+                      first_example: typing.Any = 0, shift: int = 0, remainder: str = 'carry',
+                      share: typing.Tuple[int, int] = (0, 1)) -> tf.data.Dataset:
         """One batch, over and over: float32 in -1..1 and int64, of static shapes.
 
         Each worker of a `share` has another one: those of the seeds from `seed` on.
         """
         del first_example, shift, remainder
-        return self._batch(batch_size, seed + share[0], image_size, channels).repeat()
+        worker, _ = share
+        return self._batch(batch_size, seed + worker, image_size, channels).repeat()
 
-    def eval_batches(self, batch_size, image_size, channels=3):
+    def eval_batches(self, batch_size: int, image_size: int, channels: int = 3) -> tf.data.Dataset:
         """As `train_batches`, as often as it takes for the test images or a few more."""
-        return self._batch(batch_size, 0, image_size, channels).repeat(
-            -(-NUM_EXAMPLES['test'] // batch_size))
+        count = -(-NUM_EXAMPLES['test'] // batch_size)
+        return self._batch(batch_size, 0, image_size, channels).repeat(count)
 
     def _batch(self, size, seed, image_size, channels):
+        """A data set of one batch.
+
+        Args:
+          size: of the batch.
+          seed: of images and labels.
+          image_size, channels: of the images.
+        """
         with tf.device('/cpu:0'):
             images = tf.random.stateless_uniform([size, image_size, image_size, channels],
                                                  [seed, 1], minval=-1., maxval=1.)

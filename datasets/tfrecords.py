@@ -15,6 +15,7 @@ import concurrent.futures
 import os
 import struct
 import tempfile
+import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -29,7 +30,7 @@ _THREADS = 16  # that wait for a disk while they look for the places of records
 class Records:
     """All records of some TFRecord files, numbered from 0 in the order of the files."""
 
-    def __init__(self, paths):
+    def __init__(self, paths: typing.Iterable[str]):
         """Finds the records.
 
         Raises:
@@ -38,29 +39,31 @@ class Records:
         """
         self.paths = list(paths)
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-            found = list(pool.map(_places, self.paths))
-        self._files = np.repeat(np.arange(len(found)), [len(places) for places in found])
-        self._places = np.concatenate(found)  # [n, 2]: where the data begins, and its length
+            places_of_files = list(pool.map(_places, self.paths))
+        counts = [len(places) for places in places_of_files]
+        self._files = np.repeat(np.arange(len(counts)), counts)  # [n]: number of the file
+        self._places = np.concatenate(places_of_files)  # [n, 2]: where the data begins; its length
 
     def __len__(self):
         return len(self._places)
 
-    def name(self, number):
+    def name(self, number: int) -> str:
         """The name of record `number` that stays when its folder is moved."""
         file, within = self._within(number)
         return '%s, record %d' % (os.path.basename(self.paths[file]), within)
 
-    def where(self, number):
+    def where(self, number: int) -> str:
         """The file, the number in it and the offset of record `number`, for error texts."""
         file, within = self._within(number)
-        return '%s, record %d at byte %d' % (self.paths[file], within,
-                                             self._places[number][0] - _HEADER.size)
+        begin = self._places[number][0] - _HEADER.size
+        return '%s, record %d at byte %d' % (self.paths[file], within, begin)
 
     def _within(self, number):
+        """`(number of its file, number within the file)` of a record."""
         file = self._files[number]
         return file, number - int(np.searchsorted(self._files, file))
 
-    def read(self, number, before=0, after=0):
+    def read(self, number: int, before: int = 0, after: int = 0) -> bytes:
         """The data of record `number`, with so many bytes that stand before and after it.
 
         Raises:
@@ -77,7 +80,7 @@ class Records:
             raise DatasetError('cannot be read: the file has become shorter since it was opened')
         return data
 
-    def is_intact(self, number):
+    def is_intact(self, number: int) -> bool:
         """Whether record `number` has the checksums that are written with it, by TensorFlow's own
         reader."""
         with tempfile.NamedTemporaryFile(prefix='record') as file:
@@ -90,7 +93,7 @@ class Records:
         return True
 
 
-def _places(path):
+def _places(path: str):
     """Where the data of each record of a file begins, and its length, int64 [records, 2].
 
     Raises:
@@ -101,12 +104,16 @@ def _places(path):
             size = os.fstat(file.fileno()).st_size
             if not size:
                 raise DatasetError('The file %s is empty. Copy it again.' % path)
-            places, begin = [], 0
+            places = []
+            begin = 0
             while begin < size:
                 header = os.pread(file.fileno(), _HEADER.size, begin)
-                length = _length(path, header, begin)
-                following = begin + _HEADER.size + (length or 0) + _FOOTER_BYTES
-                if length is None or following > size:
+                is_cut_off = len(header) < _HEADER.size
+                if not is_cut_off:
+                    length = _length(path, header, begin)
+                    following = begin + _HEADER.size + length + _FOOTER_BYTES
+                    is_cut_off = following > size
+                if is_cut_off:
                     raise DatasetError('%s ends in the middle of the record that begins at byte '
                                        '%d: it has %d bytes. Copy it again.' % (path, begin, size))
                 places.append((begin + _HEADER.size, length))
@@ -118,10 +125,8 @@ def _places(path):
         raise DatasetError('Cannot read %s: %s.' % (path, error.strerror or error))
 
 
-def _length(path, header, begin):
-    """The length that a header says; None of one that is cut off."""
-    if len(header) < _HEADER.size:
-        return None
+def _length(path: str, header: bytes, begin: int):
+    """The length that the header of the record at a place says, whose checksum is compared."""
     length, checksum = _HEADER.unpack(header)
     if masked_crc32c(header[:8]) == checksum:
         return length
@@ -132,7 +137,7 @@ def _length(path, header, begin):
                        'record is wrong.' % path)
 
 
-def masked_crc32c(data):
+def masked_crc32c(data: bytes) -> int:
     """TFRecord's checksum of some bytes: CRC-32C, rotated by 15 bits, plus a constant."""
     crc = 0xffffffff
     for byte in data:
@@ -141,8 +146,8 @@ def masked_crc32c(data):
     return (crc >> 15 | crc << 17) + 0xa282ead8 & 0xffffffff
 
 
-def _remainder(value):
-    """Of a byte, by the reversed polynomial of Castagnoli."""
+def _remainder(value: int):
+    """The remainder of a byte by the reversed polynomial of Castagnoli."""
     for _ in range(8):
         value = value >> 1 ^ (value & 1) * 0x82f63b78
     return value

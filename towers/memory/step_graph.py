@@ -79,7 +79,8 @@ class StepGraph:
         nodes_in_order = self._in_order()
         for node in nodes_in_order:
             self._measure(node, elements_of or _static_elements)
-        for node in nodes_in_order:  # in a loop a size may come after the operation that asks for it
+        # In a loop a size may come after the operation that asks for it.
+        for node in nodes_in_order:
             node.folded = _is_folded(node)
         _keep_order_of_folded(nodes_in_order)
 

@@ -254,7 +254,7 @@ class _Rewriter:
         return list(needed)
 
     def _copies_of(self, operations, scope):
-        """Copies of operations of a segment, each on its stage: `{name of the operation: its copy}`.
+        """Copies of operations of a segment, each on its stage: `{operation's name: copy}`.
 
         A copy takes the copies' results, but for kept tensors and those from outside of the
         segment, which it takes themselves.
