@@ -188,9 +188,9 @@ def damage(prefix: str) -> typing.Optional[str]:
             path = prefix
         return 'is damaged: %s: %s' % (os.path.basename(path), first_line(error))
     for name in names:
-        error = _read_error(reader, prefix, name)
-        if error is not None:
-            return 'is damaged: %s: tensor %s: %s' % (_data_files(prefix), name, first_line(error))
+        fault = _read_error(reader, prefix, name)
+        if fault is not None:
+            return 'is damaged: %s: tensor %s: %s' % (_data_files(prefix), name, first_line(fault))
     return None
 
 

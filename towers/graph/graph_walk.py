@@ -15,7 +15,7 @@ class Recording:
 
     def __init__(self, graph: tf.Graph):
         self._graph = graph
-        self.operations = []
+        self.operations: typing.List[tf.Operation] = []
 
     def __enter__(self):
         self._start = len(self._graph.get_operations())

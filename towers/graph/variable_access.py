@@ -68,7 +68,7 @@ def variables_read(
             is_from_outside = source.name not in made or source.name in owned
             if is_from_outside or source.type in VARIABLE_OPS:
                 read |= names_of(read_from(tensor))
-    known = collections.OrderedDict()
+    known: typing.Dict[str, tf.Variable] = collections.OrderedDict()
     of_collections = tf.global_variables() + tf.local_variables() + tf.trainable_variables()
     for variable in of_collections + list(others):
         known.setdefault(variable.op.name, variable)
@@ -109,7 +109,8 @@ class Writes:
 
     def __init__(self, graph: tf.Graph):
         self._library = Library(graph)
-        self._known = {}
+        # (name of a function, position of an argument): whether the function writes it
+        self._known: typing.Dict[typing.Tuple[str, int], bool] = {}
 
     def of(self, op: tf.Operation) -> typing.List[str]:
         """The names of the operations of the variables that one operation may write."""

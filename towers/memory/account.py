@@ -259,7 +259,8 @@ class _Reader:
         for node in step.nodes:
             for source, _ in node.inputs:
                 self._takers[source.number].append(node)
-        self._kept = {}  # number of a node: whether the backward pass takes its outputs
+        # Number of a node: whether the backward pass takes its outputs.
+        self._kept: typing.Dict[int, bool] = {}
 
     def account(self, run: Run, device: typing.Optional[str],
                 kept: typing.List[HeldTensor]) -> DeviceAccount:
@@ -277,7 +278,7 @@ class _Reader:
             kind = self._kind(buffer, owner, output)
             tensors.append(HeldTensor(owner.name, kind, buffer.size, buffer.device))
         tensors.sort(key=lambda tensor: -tensor.bytes)
-        kinds = collections.Counter()
+        kinds: typing.Counter[str] = collections.Counter()
         for tensor in tensors:
             kinds[tensor.kind] += tensor.bytes
         if _has_best_fit_allocator(device):

@@ -5,6 +5,7 @@ take a `Node` of a `StepGraph`.
 """
 
 import os
+import typing
 
 from towers import compat
 from towers.graph.op_types import HAND_ON, RESHAPES
@@ -32,7 +33,8 @@ _BINARY = ['Add', 'AddV2', 'Atan2', 'BitwiseAnd', 'BitwiseOr', 'Div', 'DivNoNan'
            'TanhGrad']
 _ANY_INPUT = tuple(range(10000))
 # Type: {number of an output: numbers of the inputs that it may be written into}.
-REUSES = dict.fromkeys(_UNARY, {0: (0,)})
+REUSES: typing.Dict[str, typing.Dict[int, typing.Tuple[int, ...]]] = {}
+REUSES.update(dict.fromkeys(_UNARY, {0: (0,)}))
 REUSES.update(dict.fromkeys(_BINARY, {0: (0, 1)}))
 REUSES.update({
     'AddN': {0: _ANY_INPUT}, 'AccumulateNV2': {0: _ANY_INPUT},

@@ -95,15 +95,16 @@ class Buffer:
 class _Memory:
     """The memory of all devices. Each allocation and each release is an event, counted from 1."""
 
-    def __init__(self):
-        self.buffers = []
-        self.peaks = {}  # of each device, and of all together under None
+    def __init__(self) -> None:
+        self.buffers: typing.List[Buffer] = []
+        # Of each device, and of all together under None.
+        self.peaks: typing.Dict[typing.Optional[str], Peak] = {}
         self.last_event = 0
         self._in_use = collections.Counter()  # bytes, under the same keys
 
-    def allocate(self, size: int, device: str, node: Node, output: int = 0, what: str = OUTPUT,
-                 variable: typing.Optional[Node] = None) -> typing.Optional[Buffer]:
-        """A new `Buffer`; None for no bytes, but for a variable.
+    def allocate(self, size: int, device: str, node: Node, output: int = 0,
+                 what: str = OUTPUT) -> typing.Optional[Buffer]:
+        """A new `Buffer`; None for no bytes.
 
         Args:
           size: bytes.
@@ -111,17 +112,35 @@ class _Memory:
           node: the operation that begins.
           output: the number of its output that the buffer holds.
           what: the buffer's use.
-          variable: the variable that it holds, or None.
         """
-        if not size and variable is None:
+        if not size:
             return None
+        return self._add(Buffer(size, device, what, None, self._next_owner(node, output)), node)
+
+    def allocate_variable(self, variable: Node, size: int, node: Node,
+                          what: str = VARIABLE) -> Buffer:
+        """A new `Buffer` of a variable, also of one that has no bytes.
+
+        Args:
+          variable: its operation.
+          size: bytes.
+          node: the operation that begins.
+          what: the buffer's use.
+        """
+        owner = self._next_owner(node, 0)
+        return self._add(Buffer(size, variable.device, what, variable, owner), node)
+
+    def _next_owner(self, node, output):
         self.last_event += 1
-        buffer = Buffer(size, device, what, variable, _Owner(self.last_event, node, output))
+        return _Owner(self.last_event, node, output)
+
+    def _add(self, buffer, node):
+        """Counts the bytes of a new buffer, which an operation begins with; returns the buffer."""
         self.buffers.append(buffer)
-        for key in (device, None):
-            self._in_use[key] += size
+        for key in (buffer.device, None):
+            self._in_use[key] += buffer.size
             if self._in_use[key] > self.peaks.get(key, NO_PEAK).bytes:
-                self.peaks[key] = Peak(self._in_use[key], self.last_event, node)
+                self.peaks[key] = Peak(self._in_use[key], buffer.since, node)
         return buffer
 
     def release(self, buffer: typing.Optional[Buffer]) -> None:
@@ -150,18 +169,20 @@ class Run:
         self._memory = _Memory()
         self.buffers = self._memory.buffers
         self.peaks = self._memory.peaks
-        # Nodes are named by their numbers here.
-        self._waits = {}  # node: how many others it waits for
-        self._takers = collections.defaultdict(list)  # node: the `Node`s that wait for it
-        self._uses = collections.defaultdict(list)  # (node, output): devices of its takers
-        self._held = {}  # (node, output, device or None for its own): the `Buffer` of an output
-        self._variables = {}  # variable: the `Buffer` that holds it now
+        # Nodes and variables are named by their numbers here, outputs by (node, output).
+        self._waits: typing.Dict[int, int] = {}  # node: how many others it waits for
+        self._takers: typing.Dict[int, typing.List[Node]] = collections.defaultdict(list)
+        self._uses: typing.Dict[typing.Tuple[int, int], typing.List[str]] = (
+            collections.defaultdict(list))  # output: devices of its takers
+        # (node, output, device, or None for the node's own): the buffer of the output there.
+        self._held: typing.Dict[typing.Tuple[int, int, typing.Optional[str]], Buffer] = {}
+        self._variables: typing.Dict[int, Buffer] = {}  # what holds each of them now
         nodes = [node for node in step.nodes if not node.folded]
         for node in nodes:
             self._connect(node)
             if node.type in _VARIABLES:
-                self._variables[node.number] = self._memory.allocate(
-                    _variable_bytes(node), node.device, node, what=VARIABLE, variable=node)
+                self._variables[node.number] = self._memory.allocate_variable(
+                    node, _variable_bytes(node), node)
         self._run(nodes)
 
     def alive(self, event: int, device: typing.Optional[str] = None) -> typing.List[Buffer]:
@@ -225,8 +246,8 @@ class Run:
                 continue
             old = self._variables.get(_variable_of(source))
             if old is not None and old.references > 1:
-                self._variables[old.variable.number] = self._memory.allocate(
-                    old.size, old.device, node, what=UPDATE, variable=old.variable)
+                self._variables[old.variable.number] = self._memory.allocate_variable(
+                    old.variable, old.size, node, what=UPDATE)
                 self._memory.release(old)
 
     def _outputs(self, node):

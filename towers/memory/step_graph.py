@@ -44,10 +44,10 @@ class Node:
         self.type = op.type
         self.device = op.device or '/device:CPU:0'
         self.number = number
-        self.inputs = []
-        self.controls = []
-        self.sizes = []
-        self.shapes = []
+        self.inputs: typing.List[typing.Tuple['Node', int]] = []
+        self.controls: typing.List['Node'] = []
+        self.sizes: typing.List[int] = []
+        self.shapes: typing.List[typing.Optional[tuple]] = []
         self.folded = False
 
 
@@ -73,7 +73,7 @@ class StepGraph:
         ops.sort(key=lambda op: places[op.name])
         self.nodes = [Node(op, number) for number, op in enumerate(ops)]
         self.by_name = {node.name: node for node in self.nodes}
-        self.unknown = []
+        self.unknown: typing.List[str] = []
         for node in self.nodes:
             self._connect(node)
         nodes_in_order = self._in_order()

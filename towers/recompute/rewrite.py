@@ -72,7 +72,7 @@ def rewrite(keep: typing.Union[None, str, typing.Sequence[str]],
         return Recomputed(segments=0, operations=[])
     rewriter = _Rewriter(backward, uses, kept, root, stages)
     scope = graph.unique_name('recompute')  # within the tower's scope
-    recomputed = []
+    recomputed: typing.List[tf.Operation] = []
     for number, segment in enumerate(segments):
         recomputed += rewriter.recompute(segment, '%s/segment_%d/' % (scope, number))
     return Recomputed(len(segments), recomputed, bool(trained_references(forward)))
@@ -204,7 +204,8 @@ class _Rewriter:
         self._root = root
         self._stages = stages
 
-    def recompute(self, segment: typing.List[tf.Operation], scope: str) -> list:
+    def recompute(self, segment: typing.List[tf.Operation],
+                  scope: str) -> typing.List[tf.Operation]:
         """Recomputes the tensors of a segment that the backward pass takes, and gives it these.
 
         Args:
@@ -217,7 +218,7 @@ class _Rewriter:
         wanted = self._wanted_of(segment)
         if not wanted:
             return []
-        users = {}
+        users: typing.Dict[str, tf.Operation] = {}
         for tensor in wanted:
             users.update((use.op.name, use.op) for use in self._uses[tensor.name])
         gradients = self._order.make_wait(list(users.values()))

@@ -175,9 +175,9 @@ def crossing_bytes(operations: typing.List[tf.Operation], others: bool) -> typin
         first operation that takes them.
     """
     place = {op.name: index for index, op in enumerate(operations)}
-    tensors = {}
-    first_place = {}
-    last_place = {}
+    tensors: typing.Dict[str, tf.Tensor] = {}
+    first_place: typing.Dict[str, int] = {}
+    last_place: typing.Dict[str, int] = {}
     for index, op in enumerate(operations):
         for tensor in op.inputs:
             is_made_here = tensor.op.name in place
@@ -211,7 +211,7 @@ def best_cuts(operations: typing.List[tf.Operation], taken: typing.Set[str]) -> 
     crossing = crossing_bytes(operations, others=False)
     recomputed = [_recomputed_bytes(op, taken) for op in operations]
     total = sum(recomputed)
-    candidates = [[]]
+    candidates: typing.List[typing.List[int]] = [[]]
     if total:
         for step in range(1, _SIZES_TRIED + 1):
             fraction = math.exp(-step * math.log(len(operations) + 1) / _SIZES_TRIED)
