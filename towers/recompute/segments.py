@@ -140,18 +140,25 @@ def _computed_from_references(forward):
     """
     graph = forward[0].graph
     trained = names_of(trained_references(forward))
-    writes = Writes(graph)
-    for op in forward if trained else ():
-        for name in trained.intersection(writes.of(op)):
-            raise InvalidArgumentError(
-                'recompute=, and the model computes with the reference variable %s, which %s '
-                'writes before it is read again: make it with use_resource=True, or in a model '
-                'function.' % (name, op.name))
+    if trained:
+        _check_no_writes(forward, trained)
     others = [op for op in graph.get_operations()
               if op.type in REFERENCE_VARIABLES and op.name not in trained]
     if not others:
         return set()
     return graph_walk.reachable_from(others, graph.get_operations())
+
+
+def _check_no_writes(forward, trained):
+    """Raises `InvalidArgumentError` where a forward pass writes a variable of the names `trained`.
+    """
+    writes = Writes(forward[0].graph)
+    for op in forward:
+        for name in trained.intersection(writes.of(op)):
+            raise InvalidArgumentError(
+                'recompute=, and the model computes with the reference variable %s, which %s '
+                'writes before it is read again: make it with use_resource=True, or in a model '
+                'function.' % (name, op.name))
 
 
 # ---- where to cut --------------------------------------------------------------------------------
