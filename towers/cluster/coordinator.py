@@ -57,6 +57,21 @@ class _Worker:
         self.done: typing.Optional[float] = None
         self.begin_to_wait()
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it has a connection."""
+        return self.lines is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits to begin something."""
+        return self.begins is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its training is over."""
+        return self.done is not None
+
     def begin_to_wait(self) -> None:
         """Notes that it is heard of, and is to be told after a while for whom it waits."""
         self.heard = time.monotonic()
@@ -136,7 +151,7 @@ class Coordinator:
 
     def missing(self) -> ClusterError:
         """The error about the workers that have not come."""
-        missing = [worker for worker in self._workers[1:] if worker.lines is None]
+        missing = [worker for worker in self._workers[1:] if not worker.is_here]
         never_came = [worker for worker in missing if not worker.has_come]
         return ClusterError(
             '%s did not join within start_timeout: start each one, correct the address, see why '
@@ -210,7 +225,7 @@ class Coordinator:
             return
         if not self._is_complete:
             worker.lines = None
-        elif worker.done is None:
+        elif not worker.has_ended:
             self._lose(worker, why)
 
     def _worker_of(self, lines: Lines) -> typing.Optional[_Worker]:
@@ -232,7 +247,7 @@ class Coordinator:
         if not 0 < rank < number and lines is not self._own:
             self._refuse(lines, rank, 'its rank is %d, and the cluster has %d workers' % (
                 rank, number))
-        elif self._workers[rank].lines is not None:
+        elif self._workers[rank].is_here:
             self._refuse(lines, rank, 'worker %d is here already: two processes have the same '
                          'place in the cluster' % rank)
         elif message.get('why'):
@@ -259,7 +274,7 @@ class Coordinator:
         """Makes one that trains the same the worker of that rank; welcomes all when all have
         come."""
         self._workers[rank] = _Worker(rank, lines)
-        if any(worker.lines is None for worker in self._workers):
+        if not all(worker.is_here for worker in self._workers):
             return
         self._is_complete = True
         self._listener.close()  # TensorFlow's server of worker 0 may need the port
@@ -280,7 +295,7 @@ class Coordinator:
 
     def _let_begin(self) -> None:
         """Answers those who wait to begin: all say so, or some worker never will."""
-        if all(worker.done is not None for worker in self._workers):
+        if all(worker.has_ended for worker in self._workers):
             self._send_all({'type': 'end'})
         if self._cluster.synchronous:
             self._let_begin_together()
@@ -293,7 +308,7 @@ class Coordinator:
         last_left = max(worker.left for worker in self._workers)
         waiting = []
         for worker in self._workers:
-            if worker.begins is None:
+            if not worker.waits:
                 continue
             if worker.session <= last_left:
                 worker.answer(dict(signal, type='over'))
@@ -319,21 +334,21 @@ class Coordinator:
     def _let_begin_alone(self) -> None:
         """Has asynchronous workers begin when the chief has, and end when it has left."""
         chief = self._workers[0]
-        waiting = [worker for worker in self._workers if worker.begins is not None]
-        if chief.left or chief.done is not None:
+        waiting = [worker for worker in self._workers if worker.waits]
+        if chief.left or chief.has_ended:
             self._send_all(dict(_signal_of([chief]), type='over'))
         if chief.session:
             for worker in waiting:
                 worker.answer({'type': 'go'})
         for worker in self._workers[1:]:
-            if worker.done is not None:
+            if worker.has_ended:
                 worker.send({'type': 'end'})
 
     def _lose(self, worker: _Worker, why: str) -> None:
         """Tells the others that a worker is lost: the loss of all, but for asynchronous workers
         that lose another one than the chief."""
         is_asynchronous = not self._cluster.synchronous
-        if self._is_lost or (is_asynchronous and worker.done is not None):
+        if self._is_lost or (is_asynchronous and worker.has_ended):
             return
         goes_on = is_asynchronous and worker.rank > 0
         self._send_all({'type': 'gone' if goes_on else 'lost', 'rank': worker.rank, 'why': why},
@@ -343,7 +358,7 @@ class Coordinator:
             self._let_begin()
             return
         self._is_lost = True
-        if worker.done is not None:
+        if worker.has_ended:
             worker.send({'type': 'end'})  # it need not wait for the end of all
 
     def _look(self, started: float) -> None:
@@ -362,7 +377,7 @@ class Coordinator:
             self._send_all({'type': 'alive'})
         self._look_for_early_end(now)
         for worker in self._workers:
-            if worker.done is None and now - worker.heard > self._dead_after:
+            if not worker.has_ended and now - worker.heard > self._dead_after:
                 why = SILENT % self._dead_after
                 worker.send({'type': 'lost', 'rank': worker.rank, 'why': why})  # if it thaws
                 self._lose(worker, why)
@@ -383,19 +398,19 @@ class Coordinator:
         if not ended or not self._cluster.synchronous:
             return
         first, ended_at = ended[0]
-        others_wait = any(worker.in_step or worker.begins is not None for worker in self._workers)
+        others_wait = any(worker.in_step or worker.waits for worker in self._workers)
         if others_wait and now - ended_at > self._dead_after:
             self._lose(first, _ENDED_EARLY)
 
     def _why_waits(self, worker: _Worker, now: float) -> str:
         """What a worker waits for, in words; '' if for nothing."""
-        if worker.lines is None:
+        if not worker.is_here:
             return ''
         waited_for = self._waited_for(worker, now)
         if waited_for:
             return 'for ' + self._named(waited_for)
         is_in_step_of_all = (self._is_complete and self._cluster.waits and worker.in_step
-                             and worker.done is None and worker.begins is None)
+                             and not worker.has_ended and not worker.waits)
         seconds = now - self._began
         if is_in_step_of_all and seconds > FIRST + min(2. * self._lasted, AGAIN):
             return ('for the end of a step that all have begun %.0f s ago: it is a long one, '
@@ -406,17 +421,17 @@ class Coordinator:
         """The workers that a worker waits for."""
         workers = self._workers
         if not self._is_complete:
-            return [each for each in workers if each.lines is None]
-        if worker.done is not None:
-            return [each for each in workers if each.done is None]
+            return [each for each in workers if not each.is_here]
+        if worker.has_ended:
+            return [each for each in workers if not each.has_ended]
         if not self._cluster.synchronous:
-            return [] if worker.begins is None else workers[:1]
-        if worker.begins is not None:
-            return [each for each in workers if each.begins is None]
+            return workers[:1] if worker.waits else []
+        if worker.waits:
+            return [each for each in workers if not each.waits]
         # It trains: those who are silent may hold it up, and in a step those who have ended.
         silence = max(FIRST, 1.5 * self._beat)
-        silent = [each for each in workers if now - each.heard > silence and each.done is None]
-        ended = [each for each in workers if each.done is not None]
+        silent = [each for each in workers if now - each.heard > silence and not each.has_ended]
+        ended = [each for each in workers if each.has_ended]
         waited_for = silent + ended if worker.in_step else silent
         return sorted(waited_for, key=lambda each: each.rank)
 

@@ -14,7 +14,7 @@ from towers import compat
 from towers.cluster import worker_step
 from towers.cluster.worker_step import Shares, without_gradient
 from towers.errors import ClusterError
-from towers.graph.graph_walk import ancestors, reachable_from, step_operations
+from towers.graph.graph_walk import ancestors, names_of, reachable_from, step_operations
 from towers.graph.order import Frames, to_wait_for
 from towers.graph.variable_access import Writes, is_variable, read_from, variable_op
 from towers.placement.variable_device import only_device
@@ -195,7 +195,7 @@ class _SharedState:
         self._step = step_operations([update])
         self._sums = tensors_of(exchange.gradients)
         self._own_gradients = tensors_of(exchange.own)
-        before_update = model | {op.name for op in step_operations(self._sums)}
+        before_update = model | names_of(step_operations(self._sums))
         self._update_operations = [op for op in self._step if op.name not in before_update]
         trained = [variable for _, variable in exchange.own]
         self._trained_names = {variable.op.name for variable in trained}
@@ -255,7 +255,7 @@ class _SharedState:
     def _check_trained(self, replicated: typing.Container[str]) -> None:
         """Raises `ClusterError` for a trained variable that the model writes where the other
         workers cannot get the value in time: into replicas, or within the forward pass."""
-        forward = {op.name for op in step_operations(self._own_gradients)}
+        forward = names_of(step_operations(self._own_gradients))
         for name in sorted(self._trained_names.intersection(self._writes)):
             writes = self._writes[name]
             if name in replicated:
@@ -292,7 +292,7 @@ class _SharedState:
         gradient_names = {tensor.op.name for tensor in self._own_gradients}
         operations = tf.get_default_graph().get_operations()
         early = itertools.takewhile(lambda op: op.name not in gradient_names, operations)
-        return {op.name for op in early}
+        return names_of(early)
 
     def _early_values(self, tensor: tf.Tensor, is_late: bool) -> typing.List[str]:
         """Names of the variables whose values an input of the update may have from before the

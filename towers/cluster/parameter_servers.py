@@ -206,8 +206,9 @@ def _sum(cluster: typing.Any, shares: Shares, rounds: _Rounds, summand: _Summand
 
 
 def _as_sum(gradient: typing.Any, variable: tf.Variable) -> typing.Any:
-    """A gradient of the same types and static shapes on the chief, of servers' sums, and elsewhere:
-    the update, which all workers compare, is of the same operations."""
+    """A gradient of a variable with types and static shapes that are the same on the chief, where
+    it is a server's sum, and elsewhere, where it is the worker's own. So all workers make the
+    update, which they compare, of the same operations."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     indices = tf.cast(gradient.indices, tf.int64)

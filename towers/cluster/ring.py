@@ -257,7 +257,7 @@ class Collectives:
 
     def reduce(self, tensor: tf.Tensor, last: typing.Any, mean: bool = False) -> tf.Tensor:
         """The sum, or the mean, of the workers' tensors of one shape; waits for `last`."""
-        offsets = [0, 0] if bytes_of(tensor) >= _HALVED else [0]
+        offsets = [0, 0] if bytes_of(tensor) >= _HALVED else [0]  # an offset a half
         with tf.control_dependencies([last]):
             reduced = tf.raw_ops.CollectiveReduce(
                 input=tensor, merge_op='Add', final_op='Div' if mean else 'Id',

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import ClusterError
 from towers.graph.edit import group_of
-from towers.graph.graph_walk import behind, bytes_of, step_operations
+from towers.graph.graph_walk import behind, bytes_of, names_of, step_operations
 from towers.graph.op_types import CALLS, LEAD_IN, RESHAPES, SETS, VARIABLE_OPS
 from towers.graph.order import Precedence
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
@@ -33,7 +33,7 @@ def check_writes(graph: tf.Graph, built: typing.Any) -> None:
     """Raises `ClusterError` if something beside the step computes new values of trained variables,
     which other workers would read before or after that, by chance. Values may be loaded."""
     updates = [update for tower in built.towers for update in tower.updates]
-    step_names = {op.name for op in step_operations([built.train_op] + updates)}
+    step_names = names_of(step_operations([built.train_op] + updates))
     writes = Writes(graph)
     for _, variable in built.gradients:
         initializer = variable.initializer.name
@@ -86,7 +86,7 @@ def read_after_writes(graph: tf.Graph, variables: typing.Iterable[tf.Variable],
 
 
 class _LateReads:
-    """Which operations read a reference variable after a write that they wait for.
+    """Which operations take the value of a reference variable, and wait for a write of it.
 
     Attributes:
       writes: the operations that write each variable, by its name.
@@ -105,8 +105,8 @@ class _LateReads:
         self._order = Precedence([op for writes in self.writes.values() for op in writes])
 
     def is_late(self, op: tf.Operation, tensor: tf.Tensor, source: tf.Operation) -> bool:
-        """Whether an operation waits for a write of the variable `source` whose value, its input
-        `tensor`, it takes, and the tensor itself does not wait for it."""
+        """Whether an operation takes a value that is too old: it waits for a write of the variable
+        `source`, and its input `tensor`, which has the variable's value, does not."""
         if source.name not in self.writes or op.type in ('Merge', 'RefMerge'):
             return False
         if source.name in _variables_taken(op):

@@ -14,7 +14,7 @@ from towers.cluster.machines import builds_of, connection_of, number_of, shared_
 from towers.cluster.server_placement import spread
 from towers.cluster.worker_step import HOW_TO_BEGIN
 from towers.errors import ClusterError
-from towers.graph.graph_walk import step_operations
+from towers.graph.graph_walk import names_of, step_operations
 from towers.run.stopping import StopOnSignalHook
 
 
@@ -174,8 +174,7 @@ def _numbers_of_steps(fetched: typing.List[typing.Any],
     sums of all workers' gradients without their step, which the others do not make."""
     graph = builds[0].train_op.graph
     elements = [graph.as_graph_element(each) for each in fetched]
-    operations = step_operations([getattr(each, 'op', each) for each in elements])
-    names = {op.name for op in operations}
+    names = names_of(step_operations(elements))
     numbers = []
     for number, built in enumerate(builds):
         if built.train_op.name in names:

@@ -19,6 +19,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.cluster.machines import Machines, builds_of, number_of
 from towers.graph.edit import Library
+from towers.graph.graph_walk import names_of
 from towers.graph.op_types import VARIABLE_OPS
 from towers.tower.gradient_pairs import tensors_of
 from towers.tower.objectives import flat
@@ -191,7 +192,7 @@ def _lines_of_loss(built: typing.Any, inputs: typing.List[tf.Tensor]) -> typing.
     input_names = {tensor.op.name for tensor in inputs}
     operations = losses[0].graph.get_operations()
     before = itertools.takewhile(lambda op: op.name not in input_names, operations)
-    return _lines(losses, input_names, {op.name for op in before})
+    return _lines(losses, input_names, names_of(before))
 
 
 def _lines_of_update(machines: Machines) -> typing.List[_Line]:

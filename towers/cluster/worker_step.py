@@ -21,8 +21,9 @@ from towers.placement.variable_device import only_device
 from towers.tower.gradient_pairs import map_values
 
 COLLECTIONS = ['towers_begun']  # of the variables that the hooks alone give a value to
-HOW_TO_BEGIN = ('Make it by member.session(hooks), or, to save as well, by towers.training_session('
-       'directory, …, member=member) on the chief')
+HOW_TO_BEGIN = (
+    'Make it by member.session(hooks), or, to save as well, by towers.training_session(directory, '
+    '…, member=member) on the chief')
 
 _BEGUN = 'session_begun'  # the name of the variable that a session's hooks give a value to
 _WITHOUT_VALUE = re.compile(r'\b(?:own_round|%s)\b' % _BEGUN)  # in TensorFlow's error
@@ -32,6 +33,7 @@ _TOO_FEW = re.compile(r'towers: (a batch for \d+ [\w-]+ needs at least \d+ examp
 
 _NO_GRADIENT = ("a gradient of the gradient over several machines would be of one machine's "
                 "examples: put second derivatives into the model function's loss")
+
 
 class Feed(typing.NamedTuple):
     """A worker's batches, see `until_all_end`."""

@@ -144,7 +144,7 @@ class OptimizerCalls(GradientsOfModel):
             optimizer=optimizer, pairs=pairs, waits_for=waits_for,
             stand_ins=[pair for pair in stand_ins if pair[0] is not None],
             update=getattr(update, 'op', update),
-            operations={op.name for op in made.operations}))
+            operations=graph_walk.names_of(made.operations)))
         return update
 
     def check_spec(self, spec: typing.Any) -> None:
@@ -157,7 +157,7 @@ class OptimizerCalls(GradientsOfModel):
         step = graph_walk.step_operations([spec.train_op])
         self._check_wrapped(spec.train_op, step)
         self._check_before_updates([spec.loss] + tf.get_collection(tf.GraphKeys.UPDATE_OPS))
-        step_names = {op.name for op in step}
+        step_names = graph_walk.names_of(step)
         self._numbers_in_step = [number for number, call in enumerate(self._calls)
                                  if call.update.name in step_names]
 

@@ -1,5 +1,6 @@
 """Which devices the towers run on, and the session config that such a graph wants."""
 
+import collections
 import numbers
 import os
 import typing
@@ -124,17 +125,18 @@ def _check_repeated(resolved: typing.Sequence[str], devices: typing.Any,
       devices: the same as the caller gave them, for the message.
       allow_repeated: whether two towers may share a device. Two stages of one tower may not.
     """
-    names = [name for device in resolved for name in stages_of(device)]
-    repeated = sorted(name for name in set(names) if names.count(name) > 1)
-    if not repeated:
-        return
-    stages_differ = all(len(set(stages_of(device))) == len(stages_of(device))
-                        for device in resolved)
-    if allow_repeated and stages_differ:
+    counts = collections.Counter(name for device in resolved for name in stages_of(device))
+    repeated = sorted(name for name, count in counts.items() if count > 1)
+    if not repeated or (allow_repeated and all(map(_has_different_stages, resolved))):
         return
     raise DeviceError('%s is named %d times in devices=%r: give each tower a device of its '
                       'own, or pass resolve_devices(…, allow_repeated=True) to put several on '
-                      'one.' % (short_name(repeated[0]), names.count(repeated[0]), devices))
+                      'one.' % (short_name(repeated[0]), counts[repeated[0]], devices))
+
+
+def _has_different_stages(device: str) -> bool:
+    """Whether all stages of a tower are on different devices."""
+    return len(set(stages_of(device))) == len(stages_of(device))
 
 
 def canonical_device(name: str) -> str:

@@ -9,10 +9,11 @@ from towers import compat
 from towers.arguments import check_count
 from towers.errors import ModelFunctionError
 from towers.graph.edit import Library, beside, colocate, is_free, names_beside
-from towers.graph.graph_walk import is_control_flow
+from towers.graph.graph_walk import is_control_flow, names_of
 from towers.graph.op_types import HAND_ON
 from towers.graph.variable_access import read_from
-from towers.placement.tower_device import StageDevice, TowerDevice, current_tower_device, stages_of
+from towers.placement.tower_device import (
+    StageDevice, TowerDevice, current_tower_device, resources_taken, stages_of)
 
 
 @contextlib.contextmanager
@@ -107,7 +108,7 @@ def check_stages(operations: typing.Iterable[tf.Operation], device: str) -> None
     """
     stages = stages_of(device)
     operations = list(operations)
-    names = {op.name for op in operations}
+    names = names_of(operations)
     for op in operations:
         # TensorFlow keeps some operations with a variable, wherever the variable is.
         if op.device not in stages or not is_free(op):
@@ -199,7 +200,7 @@ def _devices_of_loops(graph: tf.Graph, backward: typing.Iterable[tf.Operation],
                       stages: typing.Tuple[str, ...]) -> typing.Dict[typing.Any, str]:
     """The device of each loop or branch (v1): that of the first operation in it that is on one of
     the `stages`; for a `backward` operation its forward operation counts."""
-    backward_names = {op.name for op in backward}
+    backward_names = names_of(backward)
     devices: typing.Dict[typing.Any, str] = {}
     for op in graph.get_operations():
         context = compat.control_flow_context(op)
@@ -230,16 +231,17 @@ def keep_arrays_with_readers(operations: typing.Iterable[tf.Operation], device: 
     for array in arrays:
         users = _uses(array.outputs[0]).users
         readers = [user for user in users if user.type in _READS and is_free(user)]
-        devices = {reader.device for reader in readers}
-        if len(devices) != 1 or not devices.issubset(stages):
+        device_of_loop = _common_device(readers)
+        if device_of_loop not in stages:
             continue
         for user in users:
             is_before_loop = user.inputs[0].op is array  # not within another loop
-            if user.type in _FILLS and is_before_loop and not is_free(user) and (
-                    user.device in ('',) + stages):
+            if user.type not in _FILLS or not is_before_loop or is_free(user):
+                continue
+            if user.device == '' or user.device in stages:
                 # By name, so that copies follow their own reader.
                 colocate(user, [readers[0].name])
-                compat.set_device(user, readers[0].device)
+                compat.set_device(user, device_of_loop)
 
 
 def keep_stacks_with_loops(operations: typing.Iterable[tf.Operation]) -> None:
@@ -250,21 +252,27 @@ def keep_stacks_with_loops(operations: typing.Iterable[tf.Operation]) -> None:
     stacks = [op for op in operations if op.type == 'StackV2']
     for stack in stacks:
         uses = _uses(stack.outputs[0])
-        users = [user for user in uses.users if user.type in ('StackPushV2', 'StackPopV2')]
-        devices = {user.device for user in users}
-        if len(devices) != 1 or '' in devices:
+        device = _common_device(
+            [user for user in uses.users if user.type in ('StackPushV2', 'StackPopV2')])
+        if not device:
             continue
         sizes = [tensor.op for tensor in stack.inputs if tensor.op.type == 'Const']
         for op in [stack] + sizes + uses.handing_on:
             if _is_beside_resource(op):
-                compat.set_device(op, users[0].device)
+                compat.set_device(op, device)
                 colocate(op, [op.name])
+
+
+def _common_device(operations: typing.Iterable[tf.Operation]) -> typing.Optional[str]:
+    """The device of all these operations; None where they have several, or there are none."""
+    devices = {op.device for op in operations}
+    return devices.pop() if len(devices) == 1 else None
 
 
 def _is_beside_resource(op: tf.Operation) -> bool:
     """Whether an operation is colocated with one that takes a resource: TensorFlow moves it to that
     resource, on whatever device."""
-    return any(tensor.dtype == tf.resource for other in beside(op) for tensor in other.inputs)
+    return any(resources_taken(other) for other in beside(op))
 
 
 class _Uses(typing.NamedTuple):

@@ -138,7 +138,12 @@ def _leaders_to_keep(op: tf.Operation, in_tower: typing.List[tf.Operation],
 def _reads_resource_outside(op: tf.Operation, own: typing.Container[str]) -> bool:
     """Whether an operation takes a resource that is not among a tower's own operations: TensorFlow
     moves it to that resource, whatever device it was made for."""
-    return any(tensor.dtype == tf.resource and tensor.op.name not in own for tensor in op.inputs)
+    return any(resource.name not in own for resource in resources_taken(op))
+
+
+def resources_taken(op: tf.Operation) -> typing.List[tf.Operation]:
+    """The operations of the resources that an operation takes, such as a variable's handle."""
+    return [tensor.op for tensor in op.inputs if tensor.dtype == tf.resource]
 
 
 def current_tower_device(graph: tf.Graph) -> typing.Optional[TowerDevice]:
@@ -218,12 +223,11 @@ def operation_device(op: tf.Operation) -> str:
 
 def _placed_together(op: tf.Operation) -> typing.List[tf.Operation]:
     """The operations on whose device the runtime puts an operation, or which it puts on that."""
-    resources = [tensor.op for tensor in op.inputs if tensor.dtype == tf.resource]
     takers: typing.List[tf.Operation] = []
     for tensor in op.outputs:
         if tensor.dtype == tf.resource or op.type == 'Const':
             takers.extend(tensor.consumers())
-    return resources + beside(op) + takers
+    return resources_taken(op) + beside(op) + takers
 
 
 def resolved(device: str) -> str:
