@@ -15,11 +15,25 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
-from towers.arguments import (check_config, check_function, check_instance, check_number,
-                              check_say, safe_say)
+from towers.arguments import (
+    check_config,
+    check_function,
+    check_instance,
+    check_number,
+    check_say,
+    safe_say,
+)
 from towers.cluster import server_placement, worker_step
-from towers.cluster.addresses import (FIRST, REFUSED, connect, free_ports, listen,
-                                      silent_servers, wait_until, why_silent)
+from towers.cluster.addresses import (
+    FIRST,
+    REFUSED,
+    connect,
+    free_ports,
+    listen,
+    silent_servers,
+    wait_until,
+    why_silent,
+)
 from towers.cluster.between_steps import AskForCheck, AveragingHook, DriftHook
 from towers.cluster.cluster import Cluster
 from towers.cluster.connection import START_AGAIN, Connection

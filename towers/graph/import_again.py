@@ -12,7 +12,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.graph.edit import (colocate, group_in_node, producer, set_group_in_node, tell_apart)
+from towers.graph.edit import colocate, group_in_node, producer, set_group_in_node, tell_apart
 
 
 class Imported:

@@ -13,7 +13,12 @@ from towers.graph.graph_walk import is_control_flow, names_of
 from towers.graph.op_types import HAND_ON
 from towers.graph.variable_access import read_from
 from towers.placement.tower_device import (
-    StageDevice, TowerDevice, current_tower_device, resources_taken, stages_of)
+    StageDevice,
+    TowerDevice,
+    current_tower_device,
+    resources_taken,
+    stages_of,
+)
 
 
 @contextlib.contextmanager

@@ -16,8 +16,12 @@ from towers.errors import InvalidArgumentError
 from towers.graph.graph_walk import inputs_of, names_of, producers_of
 from towers.graph.op_types import SIZES
 from towers.placement.tower_device import current_tower_device, follows_tower
-from towers.recompute.segments import (best_cuts, cut_into_segments, repeatable_operations,
-                                       trained_references)
+from towers.recompute.segments import (
+    best_cuts,
+    cut_into_segments,
+    repeatable_operations,
+    trained_references,
+)
 
 _EXAMPLES = 3  # of names, in an error
 
