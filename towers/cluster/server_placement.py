@@ -109,7 +109,7 @@ class _LateReads:
         `source`, and its input `tensor`, which has the variable's value, does not."""
         if source.name not in self.writes or op.type in ('Merge', 'RefMerge'):
             return False
-        if source.name in _variables_taken(op):
+        if source.name in _variables_taken(op):  # it takes the variable itself, not its value
             return False
         return self._waits_for_write(op, source) and not self._waits_for_write(tensor.op, source)
 
