@@ -15,6 +15,12 @@ from trainer.metrics_log import entries
 SINCE_BEST = 'since_best'  # evaluations since the best one: 0 where there is none better so far
 
 
+class _Value(typing.NamedTuple):
+    """The value of the metric in an evaluation."""
+    step: int
+    value: float
+
+
 class RunEvaluation:
     """An `Evaluation` that gives itself up where going on would lose trained steps, that is at a
     signal and at an error of the test set; `EvaluationHook` then stops the session, which saves.
@@ -32,22 +38,37 @@ class RunEvaluation:
 
     def __init__(self, evaluation: towers.Evaluation, train_dir: str, global_step: tf.Variable,
                  metric: str = '', stopped: typing.Optional[typing.Callable[[], bool]] = None):
-        """`metric` is that of --keep_best; `stopped` is a function that tells whether a signal has
-        come, or None: machines, which stop together at a step, never give up."""
-        self.metrics, self.check_examples = dict(evaluation.metrics), evaluation.check_examples
-        self.failure = self.text = None
-        self._evaluation, self._stopped = evaluation, stopped
-        self._global_step, self._name = global_step, metric.lstrip('-')
+        """
+        Args:
+          evaluation: what is run.
+          train_dir: folder of the run.
+          global_step: of the run.
+          metric: that of --keep_best; '' for none.
+          stopped: function that tells whether a signal has come; None: machines, which stop
+            together at a step, never give up.
+
+        Raises:
+          InvalidArgumentError: the evaluation has no such metric.
+        """
+        self.metrics = dict(evaluation.metrics)
+        self.check_examples = evaluation.check_examples
+        self.failure: typing.Optional[Exception] = None
+        self.text: typing.Optional[str] = None
+        self._evaluation = evaluation
+        self._stopped = stopped
+        self._global_step = global_step
+        self._name = metric.lstrip('-')
         if not metric:
             return
         if self._name not in evaluation.metrics:
             raise towers.InvalidArgumentError('--keep_best=%s: the model has no such metric; it '
                                               'has %s.' % (metric, ', '.join(evaluation.metrics)))
-        self._sign = -1 if metric.startswith('-') or self._name == 'loss' else 1
+        less_is_better = metric.startswith('-') or self._name == 'loss'
+        self._sign = -1 if less_is_better else 1
         self.metrics[SINCE_BEST] = None
-        self._path, self._log = (os.path.join(train_dir, *names) for names in (
-            ('best', 'model.ckpt'), ('metrics.jsonl',)))
-        self._values = None  # pairs of a step and a value, of all evaluations before
+        self._path = os.path.join(train_dir, 'best', 'model.ckpt')
+        self._log = os.path.join(train_dir, 'metrics.jsonl')
+        self._values: typing.Optional[typing.List[_Value]] = None  # of all evaluations before
         self._saver = tf.train.Saver(max_to_keep=1, save_relative_paths=True)
         former = tf.train.latest_checkpoint(os.path.dirname(self._path))
         self._saver.recover_last_checkpoints([former] if former else [])
@@ -59,29 +80,38 @@ class RunEvaluation:
         except (datasets.DatasetError, InputError) + INPUT_ERRORS as error:
             if self._stopped is None:
                 raise
-            self.failure = error if not isinstance(error, tf.errors.OpError) else (
-                own_failure(error) or input_failure(error) or error)
+            self.failure = error
+            if isinstance(error, tf.errors.OpError):
+                self.failure = own_failure(error) or input_failure(error) or error
             return None
-        return results if results is None or not self._name else self._with_best(session, results)
+        if results is None or not self._name:
+            return results
+        return self._with_best(session, results)
 
-    def _with_best(self, session, results):
+    def _with_best(self, session: tf.Session, results: dict):
         """Saves if these results are the best; returns them with `SINCE_BEST`."""
-        step, value = int(session.run(self._global_step)), results[self._name]
-        self._values = [pair for pair in self._values or self._read() if pair[0] < step] + [
-            (step, value)]
-        finite = [pair for pair in self._values if math.isfinite(pair[1])]
+        step = int(session.run(self._global_step))
+        before = self._values or self._read()
+        self._values = [each for each in before if each.step < step]
+        self._values.append(_Value(step, results[self._name]))
+        finite = [each for each in self._values if math.isfinite(each.value)]
         if not finite:
             return dict(results, **{SINCE_BEST: 0})
-        best, kept = max(finite, key=lambda pair: (self._sign * pair[1], -pair[0]))
-        if best == step:
+        best = max(finite, key=lambda each: (self._sign * each.value, -each.step))
+        if best.step == step:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             self._saver.save(session, self._path, step, write_meta_graph=False)
-        self.text = '%s %.4g at step %d: %s-%d' % (self._name, kept, best, self._path, best)
-        return dict(results, **{SINCE_BEST: sum(pair[0] > best for pair in self._values)})
+        self.text = '%s %.4g at step %d: %s-%d' % (
+            self._name, best.value, best.step, self._path, best.step)
+        since_best = len([each for each in self._values if each.step > best.step])
+        return dict(results, **{SINCE_BEST: since_best})
 
     def _read(self):
         """`_values` of a run that resumes, from its log, where null stands for NaN."""
-        found = [(entry['step'], entry['test_' + self._name]) for entry in entries(self._log)
-                 if 'test_' + self._name in entry]
-        return [(step, value if isinstance(value, (int, float)) else math.nan)
-                for step, value in found]
+        values = []
+        for entry in entries(self._log):
+            if 'test_' + self._name in entry:
+                value = entry['test_' + self._name]
+                is_number = isinstance(value, (int, float))
+                values.append(_Value(entry['step'], value if is_number else math.nan))
+        return values

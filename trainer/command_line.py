@@ -6,41 +6,59 @@ import os
 import re
 import sys
 import textwrap
+import typing
 
 from absl import flags
 
 from towers.errors import BadFileError, shown
 from towers.safe_files import SCALAR, read_json
 from trainer.contradictions import contradiction
-from trainer.flags import (FLAGS, FLAGS_BY_NAME, GROUPS, OPTIONS, OPTIONS_BY_NAME, PATHS,
-                           SETTINGS)
+from trainer.flags import (
+    FLAGS,
+    FLAGS_BY_NAME,
+    GROUPS,
+    OPTIONS,
+    OPTIONS_BY_NAME,
+    PATHS,
+    SETTINGS,
+    Setting,
+)
 
+
+_HELP_WIDTH = 98
 _HELP = {'--help', '--helpshort', '-h', '-help', '-helpshort'}
 
 
-def help_text(summary):
+def help_text(summary: str) -> str:
     """The text of --help: a summary, all flags in groups, and the names of all options."""
     lines = [summary]
     for group, settings in GROUPS.items():
-        lines += ['%s:' % group] + _described(settings, '--')
-    return '\n'.join(lines + textwrap.wrap(
-        'Options of --config, which --config=help describes: %s.' % ', '.join(
-            option.name for option in OPTIONS), 98, subsequent_indent='  '))
+        lines.append('%s:' % group)
+        lines += _described(settings, '--')
+    option_names = ', '.join(option.name for option in OPTIONS)
+    lines += textwrap.wrap('Options of --config, which --config=help describes: %s.' % option_names,
+                           _HELP_WIDTH, subsequent_indent='  ')
+    return '\n'.join(lines)
 
 
-def _described(settings, prefix):
-    """Lines about settings: a sentence each, with the values that there are, and the default."""
+def _described(settings: typing.Iterable[Setting], prefix: str):
+    """Lines about settings: a sentence each, with the values that there are, and the default.
+
+    `prefix` is written before their names.
+    """
     lines = []
-    for name, default, limits, _, text in settings:
-        words = ', '.join(filter(None, limits)) if isinstance(limits, list) else ''
+    for setting in settings:
+        text = setting.text
+        if setting.name in ('optimizer', 'decay'):  # whose text does not say which there are
+            text += ': ' + ', '.join(word for word in setting.limits if word)
+        default = "''" if setting.default == '' else setting.default
         lines += textwrap.wrap(
-            '%s%s (%s).' % (text, ': ' + words if words and name in ('optimizer', 'decay') else '',
-                            "''" if default == '' else default),
-            98, initial_indent='  %-22s ' % (prefix + name), subsequent_indent=' ' * 25)
+            '%s (%s).' % (text, default), _HELP_WIDTH,
+            initial_indent='  %-22s ' % (prefix + setting.name), subsequent_indent=' ' * 25)
     return lines
 
 
-def parse_flags(argv, summary=''):
+def parse_flags(argv: typing.List[str], summary: str = '') -> typing.List[str]:
     """Parses flags as absl does, and the options of --config.
 
     Args:
@@ -53,9 +71,11 @@ def parse_flags(argv, summary=''):
     Raises:
       SystemExit: after the help, which is in groups, or an error, which is one line (status 2).
     """
-    if _HELP & set(argv[1:]) or '--config=help' in argv:
-        print('\n'.join(_described(OPTIONS, '')) if '--config=help' in argv else
-              help_text(summary))
+    if '--config=help' in argv:
+        print('\n'.join(_described(OPTIONS, '')))
+        sys.exit(0)
+    if _HELP & set(argv[1:]):
+        print(help_text(summary))
         sys.exit(0)
     try:
         argv = FLAGS.read_flags_from_files(argv, force_gnu=False)
@@ -64,30 +84,37 @@ def parse_flags(argv, summary=''):
         for config in FLAGS.config:
             _take_options(config)
     except flags.Error as error:
-        text = re.sub(r"invalid literal for int\(\) with base 10: .*", 'expected a whole number',
-                      str(error))
-        text = re.sub('could not convert string to float: .*', 'expected a number', text)
-        refuse(re.sub(r"\('Non-boolean argument .*", 'expected true or false', text))
+        refuse(_without_python(str(error)))
     except BadFileError as error:
         refuse(error)
     if len(rest) > 1:
         refuse('%r is no flag: flags begin with --' % rest[1])
     for name in PATHS:  # as of a shell, which leaves --train_dir=~/run as it is
-        FLAGS[name].value = os.path.expanduser(re.sub('^file://(?=/)', '', FLAGS[name].value))
+        path = re.sub('^file://(?=/)', '', FLAGS[name].value)
+        FLAGS[name].value = os.path.expanduser(path)
     wrong = contradiction({name for name in FLAGS if FLAGS[name].present})
     if wrong:
         refuse(wrong)
     return rest
 
 
+def _without_python(text):
+    """The text of an error of absl about a value, with what was expected in plain words."""
+    text = re.sub(r'invalid literal for int\(\) with base 10: .*', 'expected a whole number', text)
+    text = re.sub('could not convert string to float: .*', 'expected a number', text)
+    return re.sub(r"\('Non-boolean argument .*", 'expected true or false', text)
+
+
 def _refuse_options(arguments):
-    """Ends the program where an argument is an option of --config."""
+    """Ends the program where one of its arguments is an option of --config."""
     for argument in arguments:
+        if not argument.startswith('-'):
+            continue
         name = argument.lstrip('-').partition('=')[0]
-        for name in (name, re.sub('^no', '', name)) if argument.startswith('-') else ():
-            if name in OPTIONS_BY_NAME:
+        for option in (name, re.sub('^no', '', name)):
+            if option in OPTIONS_BY_NAME:
                 refuse('%s is no flag: give --config=\'{"%s": …}\', or a JSON file that has it'
-                       % (name, name))
+                       % (option, option))
 
 
 def _take_options(config):
@@ -104,19 +131,33 @@ def _take_options(config):
                    % config)
     for name, value in values.items():
         if name not in OPTIONS_BY_NAME:
-            near = difflib.get_close_matches(name, OPTIONS_BY_NAME, 1)
-            refuse('--config: there is no option %s%s' % (shown('%.60r' % name), (
-                ', but a flag --%s: give that' % name if name in FLAGS_BY_NAME else
-                ': did you mean %s?' % near[0] if near else
-                '; --help lists those there are')))
-        default = OPTIONS_BY_NAME[name].default
-        kinds = (int, float) if isinstance(default, float) else (type(default),)
-        if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool):
-            refuse('--config: %s is %s: expected %s' % (name, shown('%.60s' % json.dumps(value)), {
-                bool: 'true or false', int: 'a whole number', float: 'a number', str: 'a string'
-                }[type(default)]))
+            _refuse_unknown_option(name)
+        _check_kind(name, value)
         FLAGS[name].parse(value)
         FLAGS[name].present = 1
+
+
+def _refuse_unknown_option(name):
+    """Ends the program, since there is no option of that name."""
+    near = difflib.get_close_matches(name, OPTIONS_BY_NAME, 1)
+    if name in FLAGS_BY_NAME:
+        advice = ', but a flag --%s: give that' % name
+    elif near:
+        advice = ': did you mean %s?' % near[0]
+    else:
+        advice = '; --help lists those there are'
+    refuse('--config: there is no option %s%s' % (shown('%.60r' % name), advice))
+
+
+def _check_kind(name, value):
+    """Ends the program where the value of an option of that name is of another kind."""
+    kind = type(OPTIONS_BY_NAME[name].default)
+    kinds = (int, float) if kind is float else (kind,)
+    if not isinstance(value, kinds) or isinstance(value, bool) != (kind is bool):
+        expected = {bool: 'true or false', int: 'a whole number', float: 'a number',
+                    str: 'a string'}[kind]
+        refuse('--config: %s is %s: expected %s' % (
+            name, shown('%.60s' % json.dumps(value)), expected))
 
 
 # ---- Errors in the words of flags ----------------------------------------------------------------
@@ -133,30 +174,33 @@ _OPTION = re.compile(r'(?<![\w\-./])(?:--)?(no)?(%s)\b(=[\w.+\-]*\w)?(?! of --co
     OPTIONS_BY_NAME))
 
 
-def in_flags(text):
+def in_flags(text: str) -> str:
     """The text of an error of `towers`, with flags in place of the arguments they stand for."""
     for pattern, instead in _PHRASES:
         text = re.sub(pattern, instead, text)
 
-    def flag(found):
+    def flag(found: typing.Match):
         name, value = found.groups()
         if name == 'devices' and not FLAGS['devices'].value:
             name = 'num_towers'
-        return '--%s=%s' % (name, value.strip("'")) if name in SETTINGS else found.group(0)
+        if name not in SETTINGS:
+            return found.group()
+        return '--%s=%s' % (name, value.strip("'"))
 
-    def option(found):  # no flag: '--keep', and 'keep=3'
-        is_named = found.group().startswith('--') or found.group(3)
-        return '%s%s of --config' % (found.group(2), found.group(3) or '') if is_named else (
-            found.group())
+    def option(found: typing.Match):  # no flag: '--keep', and 'keep=3'
+        _, name, value = found.groups()
+        if not found.group().startswith('--') and not value:
+            return found.group()
+        return '%s%s of --config' % (name, value or '')
     return _OPTION.sub(option, _ARGUMENT.sub(flag, text))
 
 
-def refuse(reason):
+def refuse(reason: typing.Any) -> typing.NoReturn:
     """Prints one line that says why the program does not start, and exits with status 2."""
     say(' '.join(str(reason).split()))
     sys.exit(2)
 
 
-def say(reason):
+def say(reason: typing.Any) -> None:
     """Prints an error, or its text, as one line on standard error."""
     sys.stderr.write('train.py: %s\n' % ' '.join(in_flags(str(reason)).splitlines()))

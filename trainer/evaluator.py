@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -21,8 +22,8 @@ FILE = 'evaluator.jsonl'
 END = 'ended.json'  # a file of a run that has ended and will not go on
 
 
-def say_ended(directory, step):
-    """Writes into the folder of a run that it ended with a step; None: that it goes on."""
+def say_ended(directory: str, step: typing.Optional[int]) -> None:
+    """Writes into the `directory` of a run that it ended with a `step`; None: that it goes on."""
     path = os.path.join(directory, END)
     if step is not None:
         with written_whole(path) as opened:
@@ -32,61 +33,81 @@ def say_ended(directory, step):
             os.remove(path)
 
 
-def evaluate_run(setup):
-    """Evaluates each new checkpoint of --train_dir, up to the one with which the run ends."""
-    def evaluated(prefix):
+def evaluate_run(setup: typing.Any) -> None:
+    """Evaluates each new checkpoint of --train_dir, up to the one with which the run ends.
+
+    `setup` is the `Setup` of the job.
+    """
+    def evaluated(prefix: str):
         with tf.Graph().as_default():
             tf.set_random_seed(FLAGS.seed)
             return evaluate(make_evaluation(setup), setup, prefix)
     evaluate_checkpoints(evaluated, train_dir())
 
 
-def evaluate_checkpoints(evaluate, directory, pause=1.):
+def evaluate_checkpoints(evaluate: typing.Callable[[str], dict], directory: str,
+                         pause: float = 1.) -> None:
     """Evaluates each new checkpoint of a run's directory; the results become lines of `FILE` there.
 
     It takes the newest one; those that came while another one was evaluated are passed over.
-    `evaluate` is a function of the prefix of a checkpoint, and returns a dict of results; `pause`
-    is seconds from one look to the next.
+
+    Args:
+      evaluate: function from the prefix of a checkpoint to a dict of results.
+      directory: of the run.
+      pause: seconds from one look to the next.
     """
     log = MetricsLog(os.path.join(directory, FILE))
-
-    def resume(step, is_new=False):
-        told = log.resume(step, is_new)
-        if told is not None:
-            print(told, flush=True)
     print('waiting        for checkpoints in %s; the results go to %s' % (
         directory, log.path), flush=True)
     if newest_prefix(directory) is None and os.path.exists(log.path):
-        resume(0, is_new=True)
-    seen, step = None, None
+        _resume(log, 0, is_new=True)
+    former_step = None
     with _stopped_by_sigterm():
-        while True:
-            newest = newest_prefix(directory)
-            if newest is None or newest == seen:
-                if newest is not None and _has_ended(directory, newest):
-                    break
-                time.sleep(pause)
-                continue
-            seen = newest
+        for prefix in _new_checkpoints(directory, pause):
             try:
-                results = evaluate(newest)
+                results = evaluate(prefix)
             except READ_ERRORS + (tf.errors.OpError, towers.CheckpointError):
-                if os.path.exists(newest + '.index'):
+                if os.path.exists(prefix + '.index'):
                     raise
-                print('passed over    %s: replaced while it was read' % os.path.basename(newest),
+                print('passed over    %s: replaced while it was read' % os.path.basename(prefix),
                       flush=True)
                 continue
-            before, step = step, step_of(newest) or 0
-            if before is None or step < before:  # a run that began again goes back
-                resume(step)
-            log.add(step, dict({'test_' + name: value for name, value in results.items()},
-                               wall_time=round(time.time(), 3)))
+            step = step_of(prefix) or 0
+            if former_step is None or step < former_step:  # a run that began again goes back
+                _resume(log, step)
+            former_step = step
+            entry = {'test_' + name: value for name, value in results.items()}
+            log.add(step, dict(entry, wall_time=round(time.time(), 3)))
             log.sync()
-    print('evaluated      the last step, %d: ended' % step_of(newest), flush=True)
+    print('evaluated      the last step, %d: ended' % step_of(prefix), flush=True)
+
+
+def _resume(log: MetricsLog, step: int, is_new: bool = False):
+    """Prepares a `MetricsLog` for results from a step on, and prints what was done for it."""
+    told = log.resume(step, is_new)
+    if told is not None:
+        print(told, flush=True)
+
+
+def _new_checkpoints(directory, pause):
+    """Yields the prefix of the newest checkpoint, each once, until the run has ended with it.
+
+    `pause` is seconds from one look at the `directory` to the next.
+    """
+    seen = None
+    while True:
+        newest = newest_prefix(directory)
+        if newest is not None and newest != seen:
+            seen = newest
+            yield newest
+        elif newest is not None and _has_ended(directory, newest):
+            return
+        else:
+            time.sleep(pause)
 
 
 def _has_ended(directory, newest):
-    """Whether a run has ended with its newest checkpoint."""
+    """Whether the run of a `directory` has ended with its `newest` checkpoint."""
     end = read_json(os.path.join(directory, END), {'step': int}, 'delete it')
     return end is not None and end['step'] == step_of(newest)
 
@@ -95,7 +116,7 @@ def _has_ended(directory, newest):
 def _stopped_by_sigterm():
     """A block that SIGTERM ends, also in the first process of a container, which would ignore it.
     """
-    def stop(number, unused_frame):
+    def stop(number: int, unused_frame: typing.Any):
         sys.exit(128 + number)
     former = signal.signal(signal.SIGTERM, stop)
     try:

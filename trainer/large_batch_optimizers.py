@@ -6,6 +6,8 @@ dimension (a bias, scale or offset of batch norm) is neither decayed nor measure
 partitioned variable counts as a variable.
 """
 
+import typing
+
 import tensorflow.compat.v1 as tf
 
 
@@ -40,23 +42,26 @@ class LARSOptimizer(_Layerwise, tf.train.MomentumOptimizer):
     that of the mean loss: that of a sum is decayed less.
     """
 
-    def __init__(self, learning_rate, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001,
-                 name='LARS'):
+    def __init__(self, learning_rate: typing.Any, momentum: float = 0.9,
+                 weight_decay: float = 1e-4, trust_coefficient: float = 0.001, name: str = 'LARS'):
         """`weight_decay` is the paper's beta, `trust_coefficient` its eta; a learning rate may be a
         number, a scalar tensor, or a function that returns one."""
         super(LARSOptimizer, self).__init__(learning_rate, momentum, name=name)
-        self._weight_decay, self._trust_coefficient = weight_decay, trust_coefficient
+        self._weight_decay = weight_decay
+        self._trust_coefficient = trust_coefficient
 
     def _update(self, gradient, variable):
         step = tf.cast(self._learning_rate_tensor, gradient.dtype) * gradient
         if _is_measured(variable):
             value = variable.read_value()
-            of_value, of_gradient = _norm(value), _norm(gradient)
-            local = _where_both(of_value, of_gradient, self._trust_coefficient * of_value / (
-                of_gradient + self._weight_decay * of_value))
+            value_norm = _norm(value)
+            gradient_norm = _norm(gradient)
+            ratio = self._trust_coefficient * value_norm / (
+                gradient_norm + self._weight_decay * value_norm)
+            local = _where_both(value_norm, gradient_norm, ratio)
             rate = tf.cast(self._learning_rate_tensor, local.dtype)
-            step = tf.cast(rate * local, gradient.dtype) * (
-                gradient + self._weight_decay * value)
+            decayed = gradient + self._weight_decay * value
+            step = tf.cast(rate * local, gradient.dtype) * decayed
         velocity = self.get_slot(variable, 'momentum')
         step += self._momentum * velocity.read_value()
         return tf.group(tf.assign(velocity, step), tf.assign_sub(variable, step))
@@ -76,26 +81,30 @@ class LAMBOptimizer(_Layerwise, tf.train.AdamOptimizer):
     in the authors' program. The paper's function phi is the identity.
     """
 
-    def __init__(self, learning_rate, beta1=0.9, beta2=0.999, epsilon=1e-6, weight_decay=0.01,
-                 name='LAMB'):
+    def __init__(self, learning_rate: typing.Any, beta1: float = 0.9, beta2: float = 0.999,
+                 epsilon: float = 1e-6, weight_decay: float = 0.01, name: str = 'LAMB'):
         """`weight_decay` is the paper's lambda; of the learning rate see `LARSOptimizer`."""
         super(LAMBOptimizer, self).__init__(learning_rate, beta1, beta2, epsilon, name=name)
         self._weight_decay = weight_decay
 
     def _update(self, gradient, variable):
-        left1, left2 = [tf.cast(1 - power, gradient.dtype)
-                        for power in self._get_beta_accumulators()]
-        slots = [self.get_slot(variable, name) for name in 'mv']
-        m = self._beta1 * slots[0].read_value() + (1 - self._beta1) * gradient
-        v = self._beta2 * slots[1].read_value() + (1 - self._beta2) * tf.square(gradient)
-        step = m / left1 / (tf.sqrt(v / left2) + self._epsilon)
+        beta1_power, beta2_power = self._get_beta_accumulators()
+        bias1 = tf.cast(1 - beta1_power, gradient.dtype)
+        bias2 = tf.cast(1 - beta2_power, gradient.dtype)
+        m_slot = self.get_slot(variable, 'm')
+        v_slot = self.get_slot(variable, 'v')
+        m = self._beta1 * m_slot.read_value() + (1 - self._beta1) * gradient
+        v = self._beta2 * v_slot.read_value() + (1 - self._beta2) * tf.square(gradient)
+        step = m / bias1 / (tf.sqrt(v / bias2) + self._epsilon)
         rate = tf.cast(self._lr_t, gradient.dtype)
         if _is_measured(variable):
             value = variable.read_value()
             step += self._weight_decay * value
-            of_value, of_step = _norm(value), _norm(step)
-            rate *= tf.cast(_where_both(of_value, of_step, of_value / of_step), gradient.dtype)
-        return tf.group(tf.assign(slots[0], m), tf.assign(slots[1], v),
+            value_norm = _norm(value)
+            step_norm = _norm(step)
+            ratio = _where_both(value_norm, step_norm, value_norm / step_norm)
+            rate *= tf.cast(ratio, gradient.dtype)
+        return tf.group(tf.assign(m_slot, m), tf.assign(v_slot, v),
                         tf.assign_sub(variable, rate * step))
 
 
@@ -112,5 +121,5 @@ def _norm(tensor):
 
 
 def _where_both(first, second, ratio):
-    """The ratio where both norms are above 0; else 1."""
+    """The ratio where both norms, `first` and `second`, are above 0; else 1."""
     return tf.where(tf.logical_and(first > 0, second > 0), ratio, tf.ones_like(ratio))

@@ -9,13 +9,14 @@ import contextlib
 import json
 import math
 import os
+import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.checkpoint.files import MOST_STEPS
 from towers.errors import BadFileError, InvalidArgumentError, LogFileError
-from towers.safe_files import (SCALAR, moved_aside, parsed, read_data, regular, written_whole)
+from towers.safe_files import SCALAR, moved_aside, parsed, read_data, regular, written_whole
 
 _MOST_BYTES = 2 ** 31  # of the file
 _BEGIN = b'{"step": '  # of a line
@@ -30,10 +31,10 @@ class MetricsLog:
 
     def __init__(self, path: str):
         self.path = path
-        self._pending = None
-        self._written = {'step': -1}
+        self._pending: typing.Optional[dict] = None  # the entry that is kept back
+        self._written: dict = {'step': -1}  # the entry of the file's last line
 
-    def resume(self, step, is_new=False):
+    def resume(self, step: int, is_new: bool = False) -> typing.Optional[str]:
         """Prepares the file for a run that goes on from a step.
 
         Cuts the lines of later steps, and what is left of a line that was written by half. Of a run
@@ -43,54 +44,72 @@ class MetricsLog:
           LogFileError: the file cannot be read or written; a `BadFileError` where it has a line
             that is no such object, or is no regular file.
         """
-        self._pending, self._written = None, {'step': -1}
-        content, kept, cut = _read(self.path), [], []
-        if is_new and any(line.strip() and (_parse(line) or {'step': 1})['step'] > 0
-                          for line in content.split(b'\n')):
+        self._pending = None
+        self._written = {'step': -1}
+        content = _read(self.path)
+        if is_new and _has_steps(content):
             aside = moved_aside(self.path)
             self._append(b'')
             return '%s is of an earlier run, whose checkpoints are gone: renamed to %s' % (
                 self.path, aside)
-        lines = content.split(b'\n')
-        last = max((number for number, line in enumerate(lines) if line.strip()), default=-1)
-        for number, line in enumerate(lines[:last + 1]):
-            entry = _parse(line)
-            if entry is None and not (number == len(lines) - 1 and _is_torn(line)):
-                raise BadFileError('line %d of %s is no JSON object with a step: move the file '
-                                   'away, or mend that line.' % (number + 1, self.path))
-            if entry is not None and entry['step'] <= step:
-                kept.append(line + b'\n')
+        kept_lines = []
+        cut_steps = []
+        for line, entry in self._entries_in(content):
+            if entry['step'] <= step:
+                kept_lines.append(line + b'\n')
                 self._written = entry
-            elif entry is not None:
-                cut.append(entry['step'])
+            else:
+                cut_steps.append(entry['step'])
         with _explained(self.path):
             os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         self._append(b'')
-        if b''.join(kept) != content:
+        kept = b''.join(kept_lines)
+        if kept != content:
             with written_whole(self.path, 'wb') as log:
-                log.write(b''.join(kept))
+                log.write(kept)
+        if not cut_steps:
+            return None
         return 'cut the lines of steps %d to %d from %s: those steps are done again' % (
-            cut[0], cut[-1], self.path) if cut else None
+            cut_steps[0], cut_steps[-1], self.path)
 
-    def add(self, step, values):
+    def _entries_in(self, content: bytes):
+        """Pairs of a line and its object, without what is left of a last line by half; or raises.
+        """
+        lines = content.split(b'\n')
+        ends_without_line_feed = bool(lines[-1].strip())
+        while lines and not lines[-1].strip():
+            lines.pop()
+        found = []
+        for number, line in enumerate(lines, 1):
+            entry = _parse(line)
+            if entry is not None:
+                found.append((line, entry))
+            elif not (number == len(lines) and ends_without_line_feed and _is_torn(line)):
+                raise BadFileError('line %d of %s is no JSON object with a step: move the file '
+                                   'away, or mend that line.' % (number, self.path))
+        return found
+
+    def add(self, step: int, values: dict) -> None:
         """Adds a dict of numbers or strings to the line of the latest step, or of a later one."""
         values = {name: _plain(name, value) for name, value in values.items()}
-        if self._pending is not None and self._pending['step'] == step:
-            self._pending.update(values)
-        elif self._pending is None and self._written['step'] == step:
-            self._rewrite_last(values)
-        elif step < (self._pending or self._written)['step']:
+        latest = self._written if self._pending is None else self._pending
+        if step < latest['step']:
             raise InvalidArgumentError('step %d is before step %d, which is in %s already.' % (
-                step, (self._pending or self._written)['step'], self.path))
-        else:
+                step, latest['step'], self.path))
+        if step > latest['step']:
             self.flush()
             self._pending = dict({'step': step}, **values)
+        elif self._pending is None:
+            self._rewrite_last(values)
+        else:
+            self._pending.update(values)
 
     def flush(self) -> None:
         """Writes the line that is kept back. A kill cannot undo that, a loss of power can."""
         if self._pending is not None:
             self._append(_encode(self._pending))
-            self._written, self._pending = self._pending, None
+            self._written = self._pending
+            self._pending = None
 
     def sync(self) -> None:
         """As `flush`, and waits until the disk has all of the file."""
@@ -99,7 +118,7 @@ class MetricsLog:
             with _explained(self.path), open(self.path, 'ab', opener=regular) as log:
                 os.fsync(log.fileno())
 
-    def _append(self, line):
+    def _append(self, line: bytes):
         # Opened for each line: so no open file is left when a run ends in an error.
         with _explained(self.path), open(self.path, 'ab', opener=regular) as log:
             log.write(line)
@@ -116,7 +135,7 @@ class MetricsLog:
 
 
 @contextlib.contextmanager
-def _explained(path):
+def _explained(path: str):
     """Raises `LogFileError` for an `OSError` of the block."""
     try:
         yield
@@ -124,17 +143,18 @@ def _explained(path):
         raise LogFileError('%s: %s.' % (path, error.strerror or error)) from error
 
 
-def _read(path):
+def _read(path: str):
     with _explained(path):
         return read_data(path, _MOST_BYTES) or b''
 
 
-def entries(path):
-    """The objects in such a file, a list of dicts, each with an int `step`."""
-    return [entry for entry in map(_parse, _read(path).split(b'\n')) if entry is not None]
+def entries(path: str) -> typing.List[dict]:
+    """The objects in the file of a path, each with an int `step`."""
+    parsed_lines = [_parse(line) for line in _read(path).split(b'\n')]
+    return [entry for entry in parsed_lines if entry is not None]
 
 
-def _parse(line):
+def _parse(line: bytes):
     """The object of a line of bytes, a dict with an int `step`; None if it is something else."""
     try:
         entry = parsed(line, {'step': int, str: SCALAR})
@@ -143,7 +163,17 @@ def _parse(line):
     return entry if 0 <= entry['step'] <= MOST_STEPS else None
 
 
-def _is_torn(line):
+def _has_steps(content: bytes):
+    """Whether a file has a line of a later step than 0, or one that is no object with a step."""
+    for line in content.split(b'\n'):
+        if line.strip():
+            entry = _parse(line)
+            if entry is None or entry['step'] > 0:
+                return True
+    return False
+
+
+def _is_torn(line: bytes):
     """Whether the end of a file, without a line feed, is the part of a line that was written before
     a kill; a loss of power leaves NULs."""
     line = line.rstrip(b'\0')
@@ -151,12 +181,13 @@ def _is_torn(line):
 
 
 def _plain(name, value):
-    """A value as JSON has it: numbers of numpy, or arrays of one, become Python's."""
+    """The value of a name as JSON has it: numbers of numpy, or arrays of one, become Python's."""
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.reshape(())[()]
+    if isinstance(value, np.float64):
+        return float(value)
     if isinstance(value, np.generic) and tf.as_dtype(value.dtype).is_floating:
-        # The fewest digits that give the same float32 (or bfloat16) again.
-        return float(value) if value.dtype == np.float64 else float(str(value))
+        return float(str(value))  # the fewest digits that give the same float32 (or bfloat16) again
     if isinstance(value, (np.integer, np.bool_)):
         return value.item()
     if isinstance(value, bytes):
@@ -167,8 +198,10 @@ def _plain(name, value):
         name, ' '.join(repr(value).split())))
 
 
-def _encode(entry):
+def _encode(entry: dict):
     """The line of an object, bytes."""
-    line = {name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in entry.items()}
+    line = {}
+    for name, value in entry.items():
+        is_no_number = isinstance(value, float) and not math.isfinite(value)
+        line[name] = None if is_no_number else value
     return json.dumps(line, allow_nan=False).encode('utf-8') + b'\n'

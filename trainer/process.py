@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -21,7 +22,7 @@ _FAILURES = (datasets.BadExampleError, datasets.OwnDataError, datasets.OwnModelE
              towers.RunLockedError)
 
 
-def run(main, argv):
+def run(main: typing.Callable[[list], int], argv: typing.List[str]) -> int:
     """Runs a main function and returns its exit status; a user's mistake is one line on standard
     error, not a traceback.
 
@@ -39,9 +40,9 @@ def run(main, argv):
         refuse(error)
     except tf.errors.ResourceExhaustedError as error:
         found = re.search(r'OOM when allocating tensor with shape\[[\d,]*\]', str(error))
+        reason = ': ' + found.group() if found else ''
         return _failed('there is not enough memory%s. Give a smaller --batch_size or --image_size, '
-                       'or more towers on other devices.' % (
-                           ': ' + found.group() if found else ''))
+                       'or more towers on other devices.' % reason)
     except tf.errors.OpError as error:
         failure = own_failure(error) or input_failure(error)
         if failure is None:
@@ -63,8 +64,8 @@ def _interruptible():
         signal.signal(signal.SIGINT, former)
 
 
-def status_of_signal(number):
-    """The exit status of a program that a signal of this number has ended; of None 0."""
+def status_of_signal(number: typing.Optional[int]) -> int:
+    """The exit status of a program that the signal of a number has ended; of None 0."""
     return 0 if number is None else 128 + number
 
 
@@ -88,15 +89,22 @@ class OutputStream:
     a bar and plain lines.
     """
 
-    def __init__(self, stream, on_lost=None):
-        """`on_lost`: function that is called with the error of the write that failed, once; None:
-        the process gets SIGHUP, as of a closed terminal, at which a run saves and ends."""
-        self._stream, self._on_lost, self._is_lost = stream, on_lost or _stop, False
+    def __init__(self, stream: typing.TextIO,
+                 on_lost: typing.Optional[typing.Callable[[OSError], None]] = None):
+        """
+        Args:
+          stream: where the text goes.
+          on_lost: function that is called with the error of the write that failed, once; None: the
+            process gets SIGHUP, as of a closed terminal, at which a run saves and ends.
+        """
+        self._stream = stream
+        self._on_lost = on_lost or _stop
+        self._is_lost = False
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str):
         return getattr(self._stream, name)
 
-    def write(self, text):
+    def write(self, text: str) -> int:
         """Writes a text; returns its length, also where it is discarded.
 
         What the stream's encoding lacks, such as a file's name that is no UTF-8, is escaped.
@@ -105,11 +113,11 @@ class OutputStream:
             self._attempt(self._stream.write, text)
         except UnicodeEncodeError:  # before any of it is written
             encoding = self._stream.encoding
-            self._attempt(self._stream.write,
-                          text.encode(encoding, 'backslashreplace').decode(encoding))
+            escaped = text.encode(encoding, 'backslashreplace').decode(encoding)
+            self._attempt(self._stream.write, escaped)
         return len(text)
 
-    def flush(self):
+    def flush(self) -> None:
         """Flushes the stream."""
         self._attempt(self._stream.flush)
 
@@ -129,7 +137,7 @@ class OutputStream:
             self._on_lost(error)
 
 
-def _stop(error):
+def _stop(error: OSError):
     """Stops the process as a terminal that is closed does; says a reason that is not clear."""
     if error.errno not in (errno.EPIPE, errno.EIO):
         sys.stderr.write('train.py: standard output cannot be written: %s\n' % error.strerror)
@@ -137,13 +145,13 @@ def _stop(error):
     os.kill(os.getpid(), signal.SIGHUP)
 
 
-def make_output_lasting():
+def make_output_lasting() -> None:
     """Makes `sys.stdout` and `sys.stderr` `OutputStream`s, also where they were closed."""
     sys.stdout = OutputStream(sys.stdout or open(os.devnull, 'w'))
     sys.stderr = OutputStream(sys.stderr or open(os.devnull, 'w'), on_lost=lambda error: None)
 
 
-def progress_stream():
+def progress_stream() -> typing.TextIO:
     """The stream for progress: standard error if that and standard output are terminals, as
     progress bars use it; else standard output."""
     return sys.stderr if sys.stdout.isatty() and sys.stderr.isatty() else sys.stdout

@@ -4,6 +4,7 @@ import collections
 import itertools
 import json
 import os
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -20,21 +21,32 @@ _CLASSES = 'names of classes'
 _MOST_BYTES = 2 ** 26  # of the file, which may name a million classes
 
 
-class Difference(collections.namedtuple('Difference', 'name was now kind')):
-    """A setting with another value than when the run was last started; its kind is `HARMLESS`: the
-    numbers stay those of a run that was never stopped; `CHANGES`: they are others from here on; or
-    `STATE`: where the variables of graph and checkpoint differ, too, this is said as the reason."""
-    __slots__ = ()
+class Difference(typing.NamedTuple):
+    """A setting with another value than when the run was last started.
+
+    Attributes:
+      name: of the setting.
+      was, now: its values.
+      kind: `HARMLESS`: the numbers stay those of a run that was never stopped; `CHANGES`: they are
+        others from here on; or `STATE`: where the variables of graph and checkpoint differ, too,
+        this is said as the reason.
+    """
+    name: str
+    was: typing.Any
+    now: typing.Any
+    kind: str
 
     @property
-    def text(self):
+    def text(self) -> str:
         """Such as `'--seed=2, was 1'`."""
-        return '%s, was %s' % (_given(self.name, self.now),
-                               "''" if self.was == '' else _shown(self.was))
+        former = "''" if self.was == '' else _shown(self.was)
+        return '%s, was %s' % (_given(self.name, self.now), former)
 
     def __str__(self):
-        return '%s: %s' % (self.text, 'no change to the run' if self.kind == HARMLESS else
-                           'changes the run from here on')
+        consequence = 'changes the run from here on'
+        if self.kind == HARMLESS:
+            consequence = 'no change to the run'
+        return '%s: %s' % (self.text, consequence)
 
 
 class RunSettings(tf.train.SessionRunHook):
@@ -45,24 +57,36 @@ class RunSettings(tf.train.SessionRunHook):
     so a start that fails earlier writes nothing. A run that goes on says each difference in a line.
     """
 
-    def __init__(self, values, kinds, directory):
-        """`values` by names, in plain words where they have a space, else of flags; `kinds` by
-        names, `CHANGES` of those that are missing; the directory of the checkpoints."""
-        self.values, self._kinds = values, kinds
-        self._path, self._directory = os.path.join(directory, FILE), directory
-        self._goes_on = self._is_written = False
+    def __init__(self, values: dict, kinds: typing.Dict[str, str], directory: str):
+        """
+        Args:
+          values: of the settings, by their names: in plain words where they have a space, else
+            those of flags.
+          kinds: of the settings, by their names; `CHANGES` of those that are missing.
+          directory: of the checkpoints.
+        """
+        self.values = values
+        self._kinds = kinds
+        self._path = os.path.join(directory, FILE)
+        self._directory = directory
+        self._goes_on = False
+        self._is_written = False
 
-    def compare(self):
-        """Compares these settings with those of the latest start: a list of `Difference`; None
-        where the file is missing."""
+    def compare(self) -> typing.Optional[typing.List[Difference]]:
+        """Compares these settings with those of the latest start; None where the file is missing.
+        """
         former = _read(self._directory)
         if former is None:
             return None
-        return [Difference(name, former[name], value, self._kinds.get(name, CHANGES))
-                for name, value in self.values.items()
-                if name in former and not _same(former[name], value)]
+        differences = []
+        for name, value in self.values.items():
+            if name in former and not _same(former[name], value):
+                kind = self._kinds.get(name, CHANGES)
+                differences.append(Difference(name, former[name], value, kind))
+        return differences
 
-    def check(self, newest, missing, dropped):
+    def check(self, newest: typing.Any, missing: typing.Optional[str],
+              dropped: typing.Optional[str]) -> typing.List[str]:
         """Compares the settings of a run that goes on, see `training_session(check=…)`.
 
         Raises:
@@ -72,25 +96,35 @@ class RunSettings(tf.train.SessionRunHook):
         self._goes_on = True
         differences = self.compare()
         guilty = [each for each in differences or [] if each.kind == STATE]
-        if missing is not None and guilty or missing is None and dropped is not None:
-            raise CheckpointError(
-                '%s%s. Nothing was changed. %sOr begin another run in another --train_dir, which '
-                '--init_from=%s starts with what fits of the weights.' % (
-                    ', '.join(each.text for each in guilty) + ': ' * bool(guilty),
-                    missing or dropped, 'Go on with %s. ' % ' '.join(
-                        _given(each.name, each.was) for each in guilty) * bool(guilty),
-                    self._directory))
-        return [str(each) for each in differences] if differences is not None else [
-            '%s is missing (an older run, perhaps): whether settings have changed cannot be told'
-            % self._path]
+        if missing is not None and guilty:
+            raise self._error(guilty, missing)
+        if missing is None and dropped is not None:
+            raise self._error(guilty, dropped)
+        if differences is None:
+            return ['%s is missing (an older run, perhaps): whether settings have changed cannot '
+                    'be told' % self._path]
+        return [str(each) for each in differences]
 
-    def after_create_session(self, session, coord):
+    def _error(self, guilty: typing.List[Difference], text: str):
+        """The `CheckpointError` of a text, with the settings that are its reason, if any."""
+        reasons = ''
+        advice = ''
+        if guilty:
+            reasons = ', '.join(each.text for each in guilty) + ': '
+            former = ' '.join(_given(each.name, each.was) for each in guilty)
+            advice = 'Go on with %s. ' % former
+        return CheckpointError(
+            '%s%s. Nothing was changed. %sOr begin another run in another --train_dir, which '
+            '--init_from=%s starts with what fits of the weights.' % (
+                reasons, text, advice, self._directory))
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator):
         """Writes the settings, once; of a new run, an older file is renamed."""
         if not self._is_written:
             self._is_written = True
             self.write()
 
-    def write(self):
+    def write(self) -> None:
         """Writes the file."""
         if os.path.lexists(self._path) and not self._goes_on:
             print('%s was that of an earlier run, whose checkpoints are gone: renamed to %s'
@@ -100,30 +134,46 @@ class RunSettings(tf.train.SessionRunHook):
             file.write('\n')
 
 
-def run_settings(batch_size, dataset=None, workers=1):
-    """The `RunSettings` of the flags, with the batch size in place of an 'auto'; of a data set its
-    number of examples, and its names of classes and files, are settings, too."""
+def run_settings(batch_size: int, dataset: typing.Any = None, workers: int = 1) -> RunSettings:
+    """The settings of the flags, and of a data set.
+
+    Args:
+      batch_size: in the place of an 'auto'.
+      dataset: its number of examples, and its names of classes and files, are settings, too; or
+        None.
+      workers: how many there are.
+    """
     kinds = {name: setting.kind for name, setting in SETTINGS.items() if setting.kind != ONCE}
     values = collections.OrderedDict((name, FLAGS[name].value) for name in kinds)
-    values.update({'batch_size': batch_size, 'number of workers': workers})
+    values['batch_size'] = batch_size
+    values['number of workers'] = workers
     if FLAGS.decay == 'cosine' and not FLAGS.decay_epochs:  # the rate falls until the last step
-        kinds.update(train_steps=CHANGES, train_epochs=CHANGES)
+        kinds['train_steps'] = CHANGES
+        kinds['train_epochs'] = CHANGES
     if dataset is not None:
-        if getattr(dataset, 'classes', None) is not None:  # which have names
-            values[_CLASSES] = '\n'.join(dataset.classes)
-        values['number of training examples'] = int(dataset.num_examples['train'])
-        if hasattr(dataset, 'names_digest'):  # files, and they number the examples by their names
-            values['digest of the names of training files'] = dataset.names_digest('train')
+        values.update(_settings_of(dataset))
     return RunSettings(values, kinds, train_dir())
 
 
-def recorded_setting(name):
+def _settings_of(dataset: typing.Any):
+    """What is compared of a data set: a dict."""
+    values = collections.OrderedDict()
+    if getattr(dataset, 'classes', None) is not None:  # which have names
+        values[_CLASSES] = '\n'.join(dataset.classes)
+    values['number of training examples'] = int(dataset.num_examples['train'])
+    if hasattr(dataset, 'names_digest'):  # files, and they number the examples by their names
+        values['digest of the names of training files'] = dataset.names_digest('train')
+    return values
+
+
+def recorded_setting(name: str) -> typing.Any:
     """The value of a setting at the latest start of the run; None if it is not recorded."""
-    return (_read(train_dir()) or {}).get(name)
+    settings = _read(train_dir())
+    return None if settings is None else settings.get(name)
 
 
 def _read(directory):
-    """The settings in the file, a dict; None without a file.
+    """The settings in the file of a directory, a dict; None without a file.
 
     Raises:
       BadFileError: it holds something else, or cannot be read.
@@ -131,48 +181,59 @@ def _read(directory):
     values = {str: SCALAR + ([SCALAR],)}
     found = read_json(os.path.join(directory, FILE), {'settings': values, str: [values]},
                       'move it away, to go on without a look at what has changed', _MOST_BYTES)
-    return found and found['settings']
+    return None if found is None else found['settings']
 
 
 def _same(former, value):
-    """Whether two values are equal, where 1 and 1.0 are, and 1 and True are not; or both are none,
-    in the way of this version and of an older one."""
+    """Whether a former value and a value are equal, or both are none in some way ('', 0, None).
+
+    1 and 1.0 are equal, 1 and True are not.
+    """
     if not former and not value:
         return True
     return former == value and isinstance(former, bool) == isinstance(value, bool)
 
 
 def _shown(value):
+    """A value as it is shown."""
     return shown('%.300s' % (value,))
 
 
 def _given(name, value):
-    """A setting and its value, as it is given: '--seed=1', 'keep=5 of --config'."""
-    return ('%s: %s' if ' ' in name else '%s=%s of --config' if name in OPTIONS_BY_NAME else
-            '--%s=%s') % (name, _shown(value))
+    """The setting of a name, and a value, as it is given: '--seed=1', 'keep=5 of --config'."""
+    if ' ' in name:
+        return '%s: %s' % (name, _shown(value))
+    if name in OPTIONS_BY_NAME:
+        return '%s=%s of --config' % (name, _shown(value))
+    return '--%s=%s' % (name, _shown(value))
 
 
-def check_classes(dataset):
+def check_classes(dataset: typing.Any) -> None:
     """Raises `DatasetError` for classes that are not those which the run's network was trained on.
 
     A class folder that came, went or got another name moves the numbers of those after it, and
     every label would mean another output of the network.
     """
-    recorded, found = recorded_setting(_CLASSES), getattr(dataset, 'classes', None)
-    if found is None or recorded is None or not newest_prefix(train_dir()):
+    recorded = recorded_setting(_CLASSES)
+    classes = getattr(dataset, 'classes', None)
+    if classes is None or recorded is None or not newest_prefix(train_dir()):
         return
     if not isinstance(recorded, str):
         raise BadFileError('%s/settings.json is not as train.py wrote it: %s is %.80r. Move it '
                            'away.' % (train_dir(), _CLASSES, recorded))
     # Both split, since a name may have a line break in it.
-    trained, found = recorded.split('\n'), '\n'.join(found).split('\n')
-    if trained != found:
-        place = next(place for place, pair in enumerate(itertools.zip_longest(trained, found))
-                     if pair[0] != pair[1])
-        raise datasets.DatasetError(
-            'the %d classes of --data_dir=%s are not the %d that the run in %s was trained on: '
-            'class %d is %s, and was %s. Give the folders their old names, or begin another run in '
-            'another --train_dir.' % (
-                len(found), FLAGS.data_dir, len(trained), train_dir(), place,
-                *('%r' % names[place] if place < len(names) else 'none'
-                  for names in (found, trained))))
+    trained = recorded.split('\n')
+    found = '\n'.join(classes).split('\n')
+    for number, (now, was) in enumerate(itertools.zip_longest(found, trained)):
+        if now != was:
+            raise datasets.DatasetError(
+                'the %d classes of --data_dir=%s are not the %d that the run in %s was trained on: '
+                'class %d is %s, and was %s. Give the folders their old names, or begin another '
+                'run in another --train_dir.' % (
+                    len(found), FLAGS.data_dir, len(trained), train_dir(), number,
+                    _class_name(now), _class_name(was)))
+
+
+def _class_name(name):
+    """The name of a class as it is shown; 'none' for None."""
+    return 'none' if name is None else repr(name)

@@ -1,21 +1,25 @@
 """How fast a run is: examples a second, and how long its steps wait for their batches."""
 
-import collections
 import time
 import typing
 
 import tensorflow.compat.v1 as tf
 
 
-class StepCounts(collections.namedtuple('StepCounts', [
-        'global_step', 'batch_size', 'examples_per_epoch', 'last_step', 'examples'])):
-    """What a run counts by: the variables `global_step` and `examples`, the examples a step, over
-    all machines, and of one pass over the data, and the step at which training ends."""
-    __slots__ = ()
+class StepCounts(typing.NamedTuple):
+    """What a run counts by."""
+    global_step: tf.Variable
+    batch_size: int  # examples of a step, over all machines
+    examples_per_epoch: int  # of one pass over the data
+    last_step: int  # at which training ends
+    examples: tf.Variable  # that training was given so far
 
 
-Mark = collections.namedtuple('Mark', 'seconds examples waited')
-"""A point of a run: seconds of training, examples, and seconds of waiting for input, so far."""
+class Mark(typing.NamedTuple):
+    """A point of a run."""
+    seconds: float  # of training so far
+    examples: int
+    waited: float  # seconds of waiting for input
 
 
 class StepClock:
@@ -29,14 +33,22 @@ class StepClock:
 
     def __init__(self, counts: StepCounts):
         self._counts = counts
-        self.step = self.examples = self._runs = 0
-        self._latest = self._start = self._waited = self._away = self._away_since = 0.
+        self.step = 0
+        self.examples = 0
+        self._runs = 0
+        self._start = 0.  # of the measurement, by the clock
+        self._latest = 0.  # the end of the latest run, by the clock
+        self._waited = 0.  # seconds since the start; so are the next ones
+        self._away = 0.
+        self._away_since = 0.  # seconds since the latest run
 
     def restart(self, session: tf.Session) -> None:
         """Takes over the step of a session that was made anew, and begins to measure again."""
         self.read(session)
         self._runs = 0
-        self._waited = self._away = self._away_since = 0.
+        self._waited = 0.
+        self._away = 0.
+        self._away_since = 0.
 
     def count(self, waited: float = 0.) -> None:
         """Counts a run that has just ended, and the seconds that it has waited for its input."""
@@ -48,7 +60,9 @@ class StepClock:
         self._away += self._away_since
         self._away_since = 0.
         if self._runs == self._UNTIMED_RUNS:
-            self._start, self._away, self._waited = self._latest, 0., 0.
+            self._start = self._latest
+            self._away = 0.
+            self._waited = 0.
 
     @property
     def mark(self) -> typing.Optional[Mark]:
@@ -59,8 +73,9 @@ class StepClock:
 
     def read(self, session: tf.Session) -> None:
         """Reads step and examples from a `tf.Session` without hooks, and corrects the counts."""
-        self.step, self.examples = map(int, session.run(
-            [self._counts.global_step, self._counts.examples]))
+        step, examples = session.run([self._counts.global_step, self._counts.examples])
+        self.step = int(step)
+        self.examples = int(examples)
 
     def away(self, seconds: float) -> None:
         """Leaves seconds since the latest run out of the marks: an evaluation, a checkpoint."""
@@ -74,16 +89,22 @@ def rate(begin: typing.Optional[Mark], end: typing.Optional[Mark]) -> typing.Opt
     return (end.examples - begin.examples) / (end.seconds - begin.seconds) or None
 
 
-def share_waited(begin, end):
+def share_waited(begin: typing.Optional[Mark],
+                 end: typing.Optional[Mark]) -> typing.Optional[float]:
     """The share of the time from one `Mark` to another that was waiting, 0..1; None as `rate`."""
     if rate(begin, end) is None:
         return None
     return min(1., (end.waited - begin.waited) / (end.seconds - begin.seconds))
 
 
-def timed_batch(iterator):
-    """Reads the next batch of an iterator, and measures how long a step waits for it: returns
-    `(batch, waited)`; `waited` is a float64 scalar, the seconds."""
+class TimedBatch(typing.NamedTuple):
+    """A batch, and how long a step waits for it."""
+    batch: typing.Any  # nest of tensors
+    waited: tf.Tensor  # seconds, a float64 scalar
+
+
+def timed_batch(iterator: typing.Any) -> TimedBatch:
+    """Reads the next batch of an iterator, and measures how long a step waits for it."""
     asked = tf.timestamp(name='asked_for_input')
     with tf.control_dependencies([asked]):
         batch = iterator.get_next()
@@ -94,4 +115,5 @@ def timed_batch(iterator):
     # could begin before it.
     with tf.control_dependencies([there]):
         passed = [tf.identity(part) for part in parts]
-    return tf.nest.pack_sequence_as(batch, passed, expand_composites=True), there - asked
+    batch = tf.nest.pack_sequence_as(batch, passed, expand_composites=True)
+    return TimedBatch(batch, there - asked)

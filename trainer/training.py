@@ -1,6 +1,7 @@
 """The part of a process in a training: it trains and saves, is a worker, serves, or evaluates."""
 
 import signal
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -11,14 +12,18 @@ from trainer.arguments import joined, memory_limit, session_config
 from trainer.data import data_ended
 from trainer.evaluator import evaluate_run, say_ended
 from trainer.flags import FLAGS, train_dir
-from trainer.hooks import StartInputHook, make_hooks
+from trainer.hooks import RunHooks, StartInputHook, make_hooks
 from trainer.process import status_of_signal
 from trainer.results import export, report
 from trainer.run_settings import run_settings
 
 
-def train(job, cluster=None):
+def train(job: typing.Any, cluster: typing.Optional[towers.Cluster] = None) -> int:
     """Trains, evaluates, prints the results and exports, as the one process or a cluster's chief.
+
+    Args:
+      job: the `Job` of the process.
+      cluster: the machines, or None.
 
     Returns:
       The exit status: 0; or that of the signal that stopped the run, in a cluster the first one to
@@ -29,12 +34,13 @@ def train(job, cluster=None):
       DatasetError, tf.errors.OpError: of the test set.
     """
     hooks = make_hooks(job, cluster)
-    initial_values = (towers.init_from(FLAGS.init_from, job.built.variables)
-                      if FLAGS.init_from else None)
+    initial_values = None
+    if FLAGS.init_from:
+        initial_values = towers.init_from(FLAGS.init_from, job.built.variables)
+    num_workers = 1 if cluster is None else cluster.num_workers
     try:
         with joined(cluster, job) as member:
-            settings = run_settings(job.setup.batch_size, job.setup.dataset,
-                                    1 if cluster is None else cluster.num_workers)
+            settings = run_settings(job.setup.batch_size, job.setup.dataset, num_workers)
             # The last evaluation is made, and the last checkpoint saved, as the session ends.
             with training_session(
                     train_dir(), job.counts.global_step, [settings] + hooks.first,
@@ -52,42 +58,61 @@ def train(job, cluster=None):
     return _finish(job, hooks, ended, cluster)
 
 
-def _finish(job, hooks, ended, cluster):
-    """Prints the results of a run whose session has ended, and exports; returns the exit status."""
-    stopped_by, newest = hooks.signals.stopping_signal, newest_prefix(train_dir())
+def _finish(job, hooks: RunHooks, ended, cluster):
+    """Prints the results of a run whose session has ended, and exports; returns the exit status.
+
+    Args:
+      job, cluster: as of `train`.
+      hooks: the `RunHooks` of the run.
+      ended: the error of data that ended before the run; or None.
+    """
+    stopped_by = hooks.signals.stopping_signal
+    newest = newest_prefix(train_dir())
+    failure = ended or hooks.tested.failure
     if stopped_by is None and hooks.tested.failure is None:
         report(hooks.progress.throughput, hooks.evaluation.latest, job.setup)
     if cluster is not None:
         _say_stopped(hooks.signals)
-    failure = ended or hooks.tested.failure
     is_short = step_of(newest) < job.counts.last_step
     if stopped_by is None and failure is None and is_short:
-        print('stopped: by %s' % (
-            '--max_minutes' if hooks.minutes.is_over else
-            '--stop_after' if FLAGS.stop_after else 'stop_at_accuracy of --config'))
+        print('stopped: by %s' % _reason_to_stop(hooks))
     print('checkpoint     %s' % newest)
     if hooks.tested.text:
         print('best           %s' % hooks.tested.text)
     if failure is not None:
         raise failure
     if stopped_by is None:
-        if not (is_short and hooks.minutes.is_over):  # else another start goes on with it
+        goes_on_later = is_short and hooks.minutes.is_over
+        if not goes_on_later:
             say_ended(train_dir(), step_of(newest))
         if FLAGS.export_dir:
             export(job.setup.model)
     return status_of_signal(stopped_by)
 
 
+def _reason_to_stop(hooks: RunHooks):
+    """The setting by which a run has stopped before its last step."""
+    if hooks.minutes.is_over:
+        return '--max_minutes'
+    if FLAGS.stop_after:
+        return '--stop_after'
+    return 'stop_at_accuracy of --config'
+
+
 def _say_stopped(hook):
-    """Says which worker got a signal, by its `StopTogetherHook`."""
+    """Says which worker got a signal, by the `StopTogetherHook` of this one, `hook`."""
     rank, number = hook.stopped_by
     if number is not None:
         print('stopped: worker %d was told to stop (%s)' % (rank, signal.Signals(number).name),
               flush=True)
 
 
-def run_steps(job, session):
+def run_steps(job: typing.Any, session: typing.Any) -> typing.Optional[Exception]:
     """Runs steps until a hook stops the session: one of them at the last step of the job.
+
+    Args:
+      job: the `Job`.
+      session: a `MonitoredSession`.
 
     Returns:
       The `OwnDataError` of training data that ended before the run; or None. To be raised when the
@@ -95,10 +120,9 @@ def run_steps(job, session):
     """
     last = job.counts.last_step
 
-    def position():
-        return session.run_step_fn(
-            lambda step_context: int(step_context.session.run(job.counts.global_step)))
-    begin = position()
+    def read_step(step_context: typing.Any):
+        return int(step_context.session.run(job.counts.global_step))
+    begin = session.run_step_fn(read_step)
     if begin >= last:
         print('%s holds %d steps already, and %d were asked for: evaluating them. Another '
               '--train_dir starts anew.' % (train_dir(), begin, last))
@@ -107,17 +131,23 @@ def run_steps(job, session):
         while not session.should_stop():
             session.run(job.train_op)
     except tf.errors.OutOfRangeError:  # ends the session without an error, so that it saves
-        return data_ended('%d of %d steps' % (position(), last), position() == begin)
+        end = session.run_step_fn(read_step)
+        return data_ended('%d of %d steps' % (end, last), end == begin)
     return None
 
 
-def serve_or_evaluate(setup, cluster):
+def serve_or_evaluate(setup: typing.Any, cluster: typing.Optional[towers.Cluster]) -> int:
     """Does the part of a process that builds no towers.
 
     A parameter server works until a signal ends it, and never returns. An evaluator evaluates the
     chief's checkpoints.
 
-    Returns the exit status.
+    Args:
+      setup: the `Setup` of the job.
+      cluster: the machines, with the part of this one; None for an evaluator.
+
+    Returns:
+      The exit status.
     """
     if FLAGS.plan_only:
         print('%s builds no towers: it has no plan' % (cluster.name if cluster else 'an evaluator'))
@@ -128,8 +158,12 @@ def serve_or_evaluate(setup, cluster):
     return 0
 
 
-def work(cluster, job):
+def work(cluster: towers.Cluster, job: typing.Any) -> int:
     """Trains as a worker that saves nothing, until the chief stops or a signal comes.
+
+    Args:
+      cluster: the machines, with the part of this one.
+      job: the `Job` of the process.
 
     Returns:
       The exit status: of the signal, to whichever worker it was sent; or 0.
