@@ -404,6 +404,12 @@ def restore_function_graphs(op):
             restore_function_graphs(nested)
 
 
+def current_control_inputs(graph):
+    """The operations that new operations of a graph wait for, by the `tf.control_dependencies`
+    that are open: a list."""
+    return list(graph._current_control_dependencies())
+
+
 def attributes_of_scopes(op):
     """{name: `tf.AttrValue`} of attributes that the open scopes, such as XLA's `jit_scope`, give to
     new operations, and not to imported ones."""

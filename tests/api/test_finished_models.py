@@ -403,6 +403,85 @@ def test_stages_by_the_device_scopes_of_the_program():
     assert devices == {'/device:CPU:2', '/device:CPU:3'}
 
 
+# ---- what the program fetches, and where the batch enters ----------------------------------------
+
+def test_of_gives_the_values_of_the_batch():
+    x, y = placeholders((X, Y))
+    rate, keep = tf.constant(.1), tf.placeholder(tf.float64, [], 'keep')
+    logits = dense(x, 3, 'kernel') * keep
+    accuracy = tf.reduce_mean(tf.cast(logits[:, 0] > y[:, 0], tf.float32))
+    loss = mean_square(logits, y)
+    built = towers.build_towers(
+        towers.ModelOutput(loss, {'logits': logits}, {'accuracy': accuracy}), (x, y), sgd(), 3,
+        'mean', remainder='weight')
+    tensors = [loss, logits, accuracy]
+    of_batch = [built.of(tensor) for tensor in tensors]
+    names = {op.name for op in samples.step_operations(of_batch + [built.train_op])}
+    assert names.isdisjoint(tensor.op.name for tensor in tensors)
+    with tf.Session(config=towers.session_config(3)) as session:
+        session.run(tf.global_variables_initializer())
+        for ours, theirs in session.run(list(zip(of_batch, tensors)), {x: X, y: Y, keep: .5}):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    assert built.of(rate) is rate
+    with pytest.raises(towers.InvalidArgumentError, match='no output of this build'):
+        built.of(x)
+    assert built.plan.line('fed to all') == 'keep: the same for all examples'
+    assert loss.name in built.plan.line('to fetch')
+
+
+def test_of_is_for_finished_models():
+    built = towers.build_towers(samples.linear, (X[:4], Y[:4]), sgd(), 2)
+    with pytest.raises(towers.InvalidArgumentError, match='has called a model function'):
+        built.of(built.loss)
+
+
+def test_a_model_for_the_size_of_a_part():
+    """The model has constants of its size, 2; the batch has 3 times as many examples."""
+    x, y = tf.placeholder(tf.float64, [2, 6]), tf.placeholder(tf.float64, [2, 3])
+    h = tf.reshape(dense(x, 3, 'kernel'), [2, 3]) + tf.zeros([2, 3], tf.float64)
+    loss = tf.reduce_sum(tf.square(h - y)) / 6.
+    batch = tf.placeholder(tf.float64, [6, 6]), tf.placeholder(tf.float64, [6, 3])
+    built = towers.build_towers(loss, dict(zip((x, y), batch)), sgd(), 3, 'mean')
+    with tf.Session(config=towers.session_config(3)) as session:
+        session.run(tf.global_variables_initializer())
+        ours = session.run(built.loss, dict(zip(batch, (X[:6], Y[:6]))))
+        kernel = session.run(tf.trainable_variables()[0])
+    np.testing.assert_allclose(ours, np.mean((X[:6] @ kernel - Y[:6]) ** 2), rtol=1e-12)
+
+
+def test_a_model_from_a_meta_graph_file(tmpdir):
+    """The program's source is not needed: names of its tensors are enough."""
+    path = str(tmpdir.join('model'))
+    with tf.Graph().as_default(), switched('control_flow_v2', False):
+        inputs = placeholders((X, Y))
+        loss = nested_branch(*inputs)
+        names = [tensor.name for tensor in inputs + (loss,)]
+        expected = plain_step(loss)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            tf.train.Saver().save(session, path)
+            session.run(expected, dict(zip(inputs, (X, Y))))
+            expected = session.run({each.op.name: each for each in tf.trainable_variables()})
+    with tf.Graph().as_default() as graph:
+        saver = tf.train.import_meta_graph(path + '.meta')
+        x, y, loss = map(graph.get_tensor_by_name, names)
+        optimizer = tf.train.MomentumOptimizer(.1, .9, name='Other')  # the file has slots, too
+        built = towers.build_towers(loss, (x, y), optimizer, 3, 'mean', remainder='weight')
+        with tf.Session(config=towers.session_config(3)) as session:
+            session.run(tf.global_variables_initializer())
+            saver.restore(session, path)
+            session.run(built.train_op, {x: X, y: Y})
+            ours = session.run({each.op.name: each for each in tf.trainable_variables()})
+    for name, value in expected.items():
+        np.testing.assert_allclose(ours[name], value, rtol=1e-11)
+
+
+def nested_branch(x, y):
+    extra = tf.get_variable('extra', [6], tf.float64, tf.ones_initializer())
+    x = tf.cond(tf.reduce_sum(extra) > 0, lambda: x * extra, lambda: x)
+    return mean_square(dense(x, 3, 'b'), y)
+
+
 # ---- refusals ------------------------------------------------------------------------------------
 
 def finished(**changes):
@@ -472,6 +551,8 @@ class Program:
      dict(inputs=lambda x, y, loss: (X[:4], Y[:4]))),
     (towers.InputError, 'the model is finished', dict(
         inputs=lambda x, y, loss: towers.Shards([(x, y), (x, y)]))),
+    (towers.InputError, 'has the static size 8', dict(
+        model=of_a_static_batch, inputs=lambda *_: dict(zip(STATIC, placeholders((X, Y)))))),
     (towers.InvalidArgumentError, "copies='reuse' calls", dict(copies=lambda *_: 'reuse')),
     (towers.InvalidArgumentError, 'leave it out', dict(reuse=lambda *_: True))])
 def test_refusals_are_one_line_and_make_nothing(error, text, changes):
@@ -497,3 +578,11 @@ def test_a_batch_fed_to_a_placeholder_without_a_shape_fails():
         session.run(built.train_op, {x: X[:4], y: 2.})
         with pytest.raises(tf.errors.InvalidArgumentError, match='target'):
             session.run(built.train_op, {x: X[:4], y: Y[:4]})
+
+
+def test_a_build_that_waits_for_the_updates_is_refused():
+    inputs = placeholders((X, Y))
+    loss = batch_norm(*inputs)
+    with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+        with pytest.raises(towers.ModelFunctionError, match='call it outside of that block'):
+            towers.build_towers(loss, inputs, sgd(), 2, 'mean', remainder='weight')

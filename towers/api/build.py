@@ -21,7 +21,7 @@ from towers.tower.batch_inputs import (VariablesBehindInputs, check_nothing_is_t
                                        checked_inputs, variables_behind)
 from towers.tower.build_context import BuildCollections, check_not_nested
 from towers.tower.cut_inputs import Shards
-from towers.tower.finished_model import FinishedModel
+from towers.tower.finished_model import FinishedModel, entries_of
 from towers.tower.metric_counters import join_counters
 from towers.tower.objectives import map_shaped, naming_loss
 from towers.tower.outputs import ModelOutput, merge_metrics, merge_predictions, weighted_mean
@@ -62,7 +62,8 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
       inputs: the batch: a nest of tensors [n, …], dense or sparse, of any dtype; or `Shards`, a
         batch that is cut already; or the result of `staged`, whose shards are on the towers'
         devices before a step begins. Of a finished model: the tensors of its graph at which the
-        batch enters, such as its placeholders, which are fed as before.
+        batch enters, such as its placeholders, which are fed as before; or a dict from these to
+        the tensors of the batch that take their places.
       optimizer: a `tf.train.Optimizer`, or None for evaluation and prediction; or an `Objective`,
         an optimizer with the variables to train and a function of their gradients. Or a dict of
         either by name, for a model function whose `loss` is a dict of losses by these names (a
@@ -119,12 +120,16 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         copies=copies, reuse=reuse)
     graph = tf.get_default_graph()
     check_not_nested(graph)
-    check_inputs(request, inputs)
     if request.is_finished:
-        request = request._replace(
-            model=FinishedModel(request.model, inputs, len(request.parts)))
-    collections_before = BuildCollections(
-        graph, request.model.output.updates if request.is_finished else ())
+        entries = entries_of(inputs)
+        inputs = entries.batch
+    check_inputs(request, inputs)
+    of_model = ()
+    if request.is_finished:
+        model = FinishedModel(request.model, entries, len(request.parts))
+        model.check_runs_no_update()
+        request, of_model = request._replace(model=model), model.output.updates
+    collections_before = BuildCollections(graph, of_model)
     make_towers = call_for_each_tower if request.copies == 'reuse' else call_once_and_copy
     with collections_before.of_build():
         batch, behind = split(request, inputs)
@@ -136,13 +141,18 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         combined, exchange = combine_machines(tower_set, combined, outputs.loss)
         update = update_variables(tower_set, outputs, combined, exchange, collections_before)
     recorded = tower_set.recorded
+    plan = describe(tower_set, update, len(collections_before.updates))
+    outputs_of_batch = None
+    if request.is_finished:
+        plan = plan._replace(lines=plan.lines + request.model.plan_lines())
+        outputs_of_batch = request.model.outputs_of_batch(outputs)
     built = BuiltTowers(
         train_op=update.train_op, train_ops=update.train_ops, loss=outputs.loss,
         predictions=outputs.predictions, metrics=outputs.metrics, gradients=update.gradients,
         variables=recorded.variables, slots=update.slots + list(tower_set.slots),
         towers=tower_set.towers, global_step=global_step, devices=request.devices,
         placement=request.placement, direct_variables=tuple(recorded.direct),
-        plan=describe(tower_set, update, len(collections_before.updates)),
+        plan=plan, outputs_of_batch=outputs_of_batch,
         replicas=update.replicas, precision=request.numerics.precision,
         scaled_losses=update.scaled_losses, xla=request.numerics.xla,
         variable_scope=full_scope_name(request.variable_scope), machines=update.machines,

@@ -7,6 +7,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.arguments import check_instance
 from towers.errors import InvalidArgumentError
 from towers.placement.devices import short_name
 from towers.placement.tower_device import stages_of
@@ -92,7 +93,8 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
         'train_op', 'loss', 'predictions', 'metrics', 'gradients', 'variables', 'slots', 'towers',
         'global_step', 'devices', 'placement', 'direct_variables',
         'plan', 'replicas', 'precision', 'scaled_losses', 'xla', 'variable_scope', 'train_ops',
-        'machines', 'own_state', 'made', 'opened_scopes'])):
+        'machines', 'own_state', 'made', 'opened_scopes', 'outputs_of_batch'],
+        defaults=(None,))):
     """The result of `build_towers`.
 
     Attributes:
@@ -134,8 +136,29 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
       opened_scopes: dict from each variable scope to the number of times it had been opened before
         the call of the model function: a later build that shares the variables numbers unnamed
         scopes from there.
+      outputs_of_batch: `OutputsOfBatch` of a finished model; None of a model function.
     """
     __slots__ = ()
+
+    def of(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The batch's value of a tensor of a finished model, from the towers.
+
+        `session.run([train_op, model.accuracy])` would compute the model once more, on one device;
+        `session.run([built.train_op, built.of(model.accuracy)])` does not.
+
+        Args:
+          tensor: a loss, a prediction or a metric that was given to `build_towers`; or any tensor
+            that does not depend on the batch, which is returned itself.
+
+        Raises:
+          InvalidArgumentError: any other tensor, or a build of a model function.
+        """
+        check_instance('tensor', tensor, tf.Tensor, 'a tensor of the program')
+        if self.outputs_of_batch is None:
+            raise InvalidArgumentError('built.of is for the tensors of a finished model, and this '
+                                       'build has called a model function: take built.loss, '
+                                       'built.predictions, built.metrics.')
+        return self.outputs_of_batch.of(tensor)
 
     @property
     def updates_here(self) -> bool:

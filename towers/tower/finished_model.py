@@ -16,7 +16,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.errors import InputError, ModelFunctionError
+from towers.errors import InputError, InvalidArgumentError, ModelFunctionError
 from towers.graph import graph_walk
 from towers.graph.graph_walk import fetches_in, leaves_of, map_leaves
 from towers.graph.import_again import Imported, import_again, defining_operations
@@ -61,8 +61,44 @@ def output_of_finished(model: typing.Any, needs_loss: bool,
 
 
 _WAYS_OUT = (
-    'Build the model of any batch size: placeholders [None, …], and tf.shape(x)[0] where it needs '
-    'the size.')
+    'Build the model for any batch size (placeholders [None, …], tf.shape(x)[0] for the size); or '
+    'for the size of a part, and pass {x: batch} as inputs, a tensor of all parts for each x.')
+
+
+class Entries(typing.NamedTuple):
+    """Where the batch enters a finished model."""
+    of_model: typing.Any
+    """A nest of the tensors of the model that hold the batch."""
+    batch: typing.Any
+    """A nest of the same structure: the batch itself, mostly the same tensors."""
+
+
+def entries_of(inputs: typing.Any) -> Entries:
+    """The `Entries` of the inputs of a build: a nest of tensors of the model, or a dict from these
+    to the tensors of the batch that take their places."""
+    if isinstance(inputs, dict) and inputs and all(
+            isinstance(key, (tf.Tensor, tf.SparseTensor)) for key in inputs):
+        return Entries(tuple(inputs.keys()), tuple(inputs.values()))
+    return Entries(inputs, inputs)
+
+
+class OutputsOfBatch(typing.NamedTuple):
+    """The batch's values of a program's own tensors."""
+    values: typing.Dict[str, tf.Tensor]
+    """{name of a tensor of the program: its value over all towers}."""
+    from_inputs: typing.FrozenSet[str]
+    """Names of the program's operations that depend on the batch."""
+
+    def of(self, tensor: tf.Tensor) -> tf.Tensor:
+        """See `BuiltTowers.of`."""
+        if tensor.name in self.values:
+            return self.values[tensor.name]
+        if tensor.op.name not in self.from_inputs:
+            return tensor
+        raise InvalidArgumentError(
+            '%s depends on the batch, and is no output of this build: pass it in '
+            'ModelOutput(loss, metrics={…}) for its mean over the examples, or in predictions= for '
+            'its rows.' % tensor.name)
 
 
 class FinishedModel:
@@ -73,12 +109,13 @@ class FinishedModel:
         returned, and those in `UPDATE_OPS` that are the model's.
     """
 
-    def __init__(self, output: ModelOutput, inputs: typing.Any, num_parts: int):
+    def __init__(self, output: ModelOutput, entries: Entries, num_parts: int):
         """Checks the model, and makes no operation. `num_parts` is how many parts a batch has."""
         self._graph = tf.get_default_graph()
-        checked = checked_inputs(inputs)
+        checked = checked_inputs(entries.of_model)
         _check_leaves(checked)
-        self._inputs = leaves_of(inputs)
+        _check_static_size(checked, checked_inputs(entries.batch), num_parts)
+        self._inputs = leaves_of(entries.of_model)
         self._input_names = {tensor.name for tensor in self._inputs}
         self._input_operations = {tensor.op.name for tensor in self._inputs}
         registered = registered_losses()
@@ -92,7 +129,7 @@ class FinishedModel:
                             if op.name in needed and not self._is_shared(op)]
         self._shared = [op for op in needed.values() if self._is_shared(op)]
         self._check_operations()
-        self._check_inputs(checked, num_parts)
+        self._check_inputs(checked)
         self._check_losses()
 
     def import_for(self, shard: typing.Any) -> ImportedModel:
@@ -111,6 +148,39 @@ class FinishedModel:
         output = ModelOutput(*map_leaves(imported.leaf, tuple(self.output)))
         registered = [imported.tensor(loss) for loss in self._registered]
         return ImportedModel(output, registered, imported)
+
+    def check_runs_no_update(self) -> None:
+        """Refuses a build under `tf.control_dependencies` of the model's updates: these would run
+        on one device, too."""
+        waits_for = {op.name for op in compat.current_control_inputs(self._graph)}
+        for update in self.output.updates:
+            if _operation(update).name in waits_for:
+                raise ModelFunctionError(
+                    'build_towers is called under tf.control_dependencies of %s, which its train '
+                    'op runs by itself: call it outside of that block.' % _operation(update).name)
+
+    def outputs_of_batch(self, merged: ModelOutput) -> 'OutputsOfBatch':
+        """The batch's values of the program's own tensors; `merged` is the output over all towers."""
+        values = {}
+        for of_program, of_batch in zip((self.output.loss, self.output.predictions,
+                                         self.output.metrics), merged):
+            pairs = zip(tf.nest.flatten(of_program), tf.nest.flatten(of_batch))
+            values.update((tensor.name, value) for tensor, value in pairs
+                          if isinstance(tensor, tf.Tensor))
+        return OutputsOfBatch(values, frozenset(self._from_inputs))
+
+    def plan_lines(self) -> typing.List[typing.Tuple[str, str]]:
+        """Lines for the plan of the build: `[(label, text)]`."""
+        losses = [loss for _, loss in with_parts('loss', self.output.loss) if loss is not None]
+        shared = sorted(op.name for op in self._shared if op.type in PLACEHOLDERS)
+        lines = []
+        if losses:
+            lines.append(('to fetch', 'built.loss, built.of(tensor); %s itself, and what else the '
+                          'program has made, is computed on one device beside the towers'
+                          % losses[0].name))
+        if shared:
+            lines.append(('fed to all', ', '.join(shared) + ': the same for all examples'))
+        return lines
 
     # ---- what is imported ------------------------------------------------------------------------
 
@@ -196,12 +266,7 @@ class FinishedModel:
                     'inputs; or, if it is the same for all examples, set its first dimension, by '
                     'its set_shape.' % (op.outputs[0].name, shape))
 
-    def _check_inputs(self, checked, num_parts):
-        if num_parts > 1 and checked.size is not None:
-            path = next(path for path, _ in checked.leaves if path not in checked.unknown)
-            raise InputError(
-                '%s has the static size %d, which may be in constants of the finished model, where '
-                'a part of the batch has another one. %s' % (path, checked.size, _WAYS_OUT))
+    def _check_inputs(self, checked):
         taken = {tensor.name for op in self._operations for tensor in op.inputs}
         taken.update(fetch.name for fetch in fetches_in(tuple(self.output)))
         for path, leaf in checked.leaves:
@@ -234,6 +299,16 @@ def _check_leaves(checked):
             raise InputError(
                 '%s is a %s: the inputs of a finished model are the tensors of its graph at which '
                 'the batch enters, such as its placeholders.' % (path, type(leaf).__name__))
+
+
+def _check_static_size(of_model, batch, num_parts):
+    """Refuses a model for a batch of a static size that a part of the batch does not have."""
+    if of_model.size is None or num_parts == 1 or batch.size == num_parts * of_model.size:
+        return
+    path = next(path for path, _ in of_model.leaves if path not in of_model.unknown)
+    raise InputError(
+        '%s has the static size %d, which may be in constants of the finished model, and a part of '
+        'the batch has another one. %s' % (path, of_model.size, _WAYS_OUT))
 
 
 def _operation(fetch):
