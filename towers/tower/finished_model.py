@@ -160,7 +160,7 @@ class FinishedModel:
                     'op runs by itself: call it outside of that block.' % _operation(update).name)
 
     def outputs_of_batch(self, merged: ModelOutput) -> 'OutputsOfBatch':
-        """The batch's values of the program's own tensors; `merged` is the output over all towers."""
+        """The batch's values of the program's tensors; `merged` is the output over all towers."""
         values = {}
         for of_program, of_batch in zip((self.output.loss, self.output.predictions,
                                          self.output.metrics), merged):
