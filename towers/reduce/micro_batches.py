@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
+from towers.graph.op_types import PLACEHOLDERS
 from towers.graph.order import BACK, Frames, in_order, names_before
 from towers.graph.variable_access import initializers
 from towers.placement.stages import check_stages
@@ -104,9 +105,11 @@ def _by_stage(part, stages, to_begin):
     # Operations that run before the loss can, a loop's pushes onto stacks included.
     forward = graph_walk.reached([part.data_loss.op], lambda op: map(
         op.graph.get_operation_by_name, _waits_for(op)))
+    varying = _computed_from_more_than_constants(step)
     for op in step:
         stage = _stage_of(op, stages)
-        if stage is not None and part.has(op.name) and _may_wait(op, to_begin):
+        if stage is not None and part.has(op.name) and op.name in varying and _may_wait(
+                op, to_begin):
             is_backward = op.name not in forward and op.name in part.backward
             groups['backward' if is_backward else 'forward', stage].append(op)
     if len(stages) > 1:
@@ -147,6 +150,22 @@ def _may_wait(op, to_begin):
         tensor.dtype == tf.resource or tensor.dtype != tensor.dtype.base_dtype  # a reference
         for tensor in op.outputs)
     return op.type != 'Const' and not names_state and op.name not in to_begin
+
+
+def _computed_from_more_than_constants(operations):
+    """The names of the operations that are not computed from constants alone: a set.
+
+    TensorFlow folds the others, such as an attention mask, and has one constant for all
+    micro-batches. If they waited for a micro-batch, it would keep a constant for each.
+    """
+    sources = [op for op in operations if _may_vary(op)]
+    return graph_walk.reachable_from(sources, operations, control=True)
+
+
+def _may_vary(op):
+    """Whether an operation may have another value than what its inputs alone determine."""
+    is_given = not op.inputs and op.type != 'Const' or op.type in PLACEHOLDERS
+    return is_given or op.op_def.is_stateful or graph_walk.is_control_flow(op)
 
 
 def _needed_to_begin(graph):

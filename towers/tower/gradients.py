@@ -115,6 +115,8 @@ class TowerGradients:
                 loss = loss * tf.cast(scale, loss.dtype)
             elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
                 loss = loss * scale
+            if request.accumulate > 1:
+                loss = loss * _one_when_there(data_loss)
             if scaled_losses is not None:
                 loss = scaled_losses.scaled(loss)
             if own is not None:
@@ -131,6 +133,17 @@ class TowerGradients:
         place_backward(backward.operations, data_loss, request.parts[number].device)
         keep_stacks_with_loops(backward.operations)
         return pairs, [gradient for gradient, _ in of_shard], backward.operations
+
+
+def _one_when_there(loss):
+    """1, in the loss' dtype, as soon as the loss is there.
+
+    Else the first gradients of a micro-batch are constants where shapes are static: those of a mean
+    over images have the images' size. TensorFlow folds them (on CPUs, up to 10 MB each), and keeps
+    the constants of all micro-batches from the beginning of a session to its end.
+    """
+    one = tf.ones([], loss.dtype)
+    return tf.stop_gradient(tf.where(tf.is_nan(loss), one, one))
 
 
 def _give_seeds(request, forward, backward, fetches, number):
