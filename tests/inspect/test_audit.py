@@ -93,6 +93,31 @@ def test_a_variable_from_before_the_build_is_where_the_program_put_it(device, wh
         'those from before the build on ' + where.split(': ')[0])
 
 
+@pytest.mark.parametrize('use_resource', [True, False])
+def test_a_slot_beside_a_variable_without_a_device_is_no_fault(use_resource):
+    with tf.Graph().as_default():
+        w = tf.get_variable('w', [3, 2], initializer=tf.ones_initializer(),
+                            use_resource=use_resource)
+        built = towers.build_towers(lambda x: tf.reduce_mean(tf.square(tf.matmul(x, w))),
+                                    tf.ones([4, 3]), tf.train.MomentumOptimizer(.1, .9), 2)
+        found = towers.audit(built)
+        assert not found.broken and any('the runtime chooses' in note for note in found.notes)
+
+
+def test_operations_that_wait_for_each_other_are_broken():
+    with tf.Graph().as_default():
+        built = towers.build_towers(lambda x: tf.reduce_mean(x) * tf.get_variable('w', []),
+                                    tf.ones([4]), tf.train.GradientDescentOptimizer(.1), 2)
+        first = tf.identity(1., 'first')
+        second = tf.identity(first, 'second')
+        compat.add_control_inputs(first.op, [second.op])
+        assert towers.audit(built).broken == [
+            '2 operations wait for each other in a circle, so that the graph never runs: '
+            'second, first']
+        with pytest.raises(towers.AuditError, match='in a circle'):
+            towers.audit(built).raise_if_broken()
+
+
 def test_a_slot_off_its_variables_device():
     built = towers.build_towers(linear, VECTORS, momentum(), 2)
     with tf.device('/cpu:1'):

@@ -87,7 +87,10 @@ def test_a_micro_batch_waits_for_the_sums_of_the_one_before():
         operations = graph.get_operations()
         step = step_operations([built.train_op])
         for index, part in enumerate(built.towers):
-            own = {op.name for op in step if part.has(op.name) and op.type != 'Const'}
+            # What is computed from constants alone is folded, once for all micro-batches.
+            varying = reachable_from([leaf.op for leaf in part.inputs] + [
+                variable.op for variable in built.variables], operations)
+            own = {op.name for op in step if part.has(op.name) and op.name in varying}
             assert own
             for gradient, _ in built.towers[index - 1].pairs if index % 4 else ():
                 for tensor in tf.nest.flatten(gradient, expand_composites=True):
@@ -197,3 +200,42 @@ def test_a_table_is_filled_before_the_first_step(devices, options):
                 session.run([tf.global_variables_initializer(), tf.tables_initializer()])
                 return [session.run([built.loss, built.train_op])[0] for _ in range(3)]
     np.testing.assert_allclose(run(devices, **options), run(1), rtol=0, atol=1e-12)
+
+
+def convolutions(images):
+    """Its first gradient is a constant of the size of the last layer, and it has a constant mask."""
+    net = images
+    for layer in range(4):
+        weights = tf.get_variable('w%d' % layer, [3, 3, net.shape[-1], 16])
+        net = tf.nn.relu(tf.nn.conv2d(net, weights, [1, 1, 1, 1], 'SAME'))
+    mask = tf.matrix_band_part(tf.ones([32, 32]), -1, 0)
+    return tf.reduce_mean(tf.square(net * mask[:, :, None]))
+
+
+def largest_use(micro_batches):
+    """(number of large constants that a step has, bytes of its batch, bytes in use at the most; 0
+    where TensorFlow's allocator does not count)."""
+    images = np.zeros([2 * micro_batches, 32, 32, 3], 'float32')
+    with tf.Graph().as_default():
+        fed = tf.placeholder(tf.float32, images.shape)
+        built = towers.build_towers(convolutions, fed, tf.train.GradientDescentOptimizer(.1), 1,
+                                    memory=towers.Memory(accumulate=micro_batches))
+        metadata = tf.RunMetadata()
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run(tf.global_variables_initializer())
+            for _ in range(2):
+                session.run(built.train_op, {fed: images}, tf.RunOptions(
+                    trace_level=tf.RunOptions.FULL_TRACE, output_partition_graphs=True), metadata)
+    constants = sum(node.op == 'Const' and node.ByteSize() > 2000
+                    for graph in metadata.partition_graphs for node in graph.node)
+    peak = max(use.allocator_bytes_in_use for device in metadata.step_stats.dev_stats
+               for node in device.node_stats for use in node.memory)
+    return constants, images.nbytes, peak
+
+
+def test_memory_does_not_grow_with_the_number_of_micro_batches():
+    constants, batch, peak = largest_use(2)
+    more_constants, larger_batch, larger_peak = largest_use(8)
+    assert more_constants == constants
+    layer = 2 * 32 * 32 * 16 * 4  # bytes of a micro-batch's activations in one layer
+    assert larger_peak - peak <= larger_batch - batch + layer

@@ -81,8 +81,9 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         layers that were called), unless the model's loss is already computed from it. Every tower
         computes it, and it counts once, since the towers' weights add up.
       update_ops: the towers whose batch-norm updates run with the train op: `'first'`, `'all'` or
-        `'none'`. `UPDATE_OPS` from before the towers, of no other build, run with it, too, except
-        with `'none'`. The same holds for writes in the forward pass itself
+        `'none'`. With `'all'` one tower's come after the other's, as N steps of one device.
+        `UPDATE_OPS` from before the towers, of no other build, run with it, too, except with
+        `'none'`. The same holds for writes in the forward pass itself
         (`updates_collections=None`), see `inline_updates`. Each tower has its own local variables
         if the forward pass writes them, see `ownership`.
       batch_norm: `'shard'`: batch norm uses the statistics of each tower's shard; `'sync'`: the

@@ -33,7 +33,7 @@ from towers.tower.ownership import ownership
 from towers.tower.record import put_on_devices, record
 from towers.tower.stateless_random import give_seeds_of_tower
 from towers.tower.tower import Substitution, TowerSet
-from towers.tower.write_order import write_after_reads
+from towers.tower.write_order import write_after_reads, write_in_turn
 
 
 def call_once_and_copy(request, batch, behind, scaled_losses):
@@ -73,8 +73,7 @@ def call_once_and_copy(request, batch, behind, scaled_losses):
         give_seeds_of_tower(
             first.operations, fetches_of(recorded.output) + taken + recorded.updates + tensors_of(
                 first.tower.pairs), request.parts_before)
-    if request.update_ops == 'first' and (len(towers) > 1 or request.has_copies):
-        write_after_reads(towers, roles)
+    _order_writes(request, towers, roles)
     return TowerSet(
         request=request, batch=batch, towers=towers, recorded=recorded, losses=losses,
         gradients=gradients, roles=roles, recomputed=first.recomputed, cuts=cuts, slots=slots,
@@ -82,6 +81,14 @@ def call_once_and_copy(request, batch, behind, scaled_losses):
         how_built='%s, %d cop%s of its graph' % (
             '1 import of the finished model' if request.is_finished else
             '1 call of the model function', len(others), 'y' if len(others) == 1 else 'ies'))
+
+
+def _order_writes(request, towers, roles):
+    """Orders the writes of shared variables before the update."""
+    if request.update_ops == 'first' and (len(towers) > 1 or request.has_copies):
+        write_after_reads(towers, roles)
+    elif request.update_ops == 'all' and len(towers) > 1:
+        write_in_turn(towers, roles)
 
 
 def copies_of(first, roles, request, batch, by_shard, further):
@@ -137,6 +144,7 @@ def call_for_each_tower(request, batch, behind, scaled_losses):
     # All calls use the same variables: update and plan go by the first one's roles and losses. But
     # the update may use a tensor of any call, so the record lists the operations of all.
     recorded, roles, losses = calls[0]
+    _order_writes(request, towers, roles)
     recorded = recorded._replace(operations=sum((call.operations for call, _, _ in calls), []),
                                  sources=sum((call.sources for call, _, _ in calls), []))
     return TowerSet(

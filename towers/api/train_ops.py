@@ -13,7 +13,7 @@ from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import only_device
 from towers.reduce.micro_batches import check_order
 from towers.reduce.replicas import follow_updates
-from towers.reduce.update import apply_update, checked_transform
+from towers.reduce.update import apply_update, as_the_update_takes_them, checked_transform
 from towers.tower.closure_tensors import ClosureTensors
 from towers.tower.gradient_pairs import tensors_of
 from towers.tower.objectives import flat, map_shaped
@@ -59,9 +59,13 @@ def update_variables(tower_set, outputs, combined, exchange, collections_before)
         gradients = [tower_set.gradients.pairs_of_optimizer(
             each, of(each, outputs.loss), of(each, combined).gradients) for each in objectives]
         of_optimizers = collections_before.new_updates()[len(of_towers):]
-        of_losses = [_OfLoss(each, of(each, outputs.loss), of(each, combined), checked_transform(
-            each.transform_gradients, pairs, request.placement.main, each.name))
-                     for each, pairs in zip(objectives, gradients)]
+        of_losses = []
+        for objective, pairs in zip(objectives, gradients):
+            transformed = checked_transform(
+                objective.transform_gradients, pairs, request.placement.main, objective.name)
+            of_losses.append(_OfLoss(
+                objective, of(objective, outputs.loss), of(objective, combined),
+                as_the_update_takes_them(transformed)))
     steps.closures.settle(made.operations, [
         tensor for each in of_losses for tensor in tensors_of(each.gradients)])
     updates = _updates(tower_set, collections_before.updates) + of_optimizers if (
@@ -108,11 +112,11 @@ class _Steps:
             tensor for each in of_losses
             for tensor in tensors_of(each.gradients + each.combined.of_replicas)]
         updates = updates + follow_updates(tower_set.roles.replicas, updates, losses + read)
-        gates, redirect = exchange.conditions if exchange is not None else [], None
+        awaited, redirect = exchange.conditions if exchange is not None else [], None
         updates_here = exchange is None or exchange.updates_here
         if exchange is not None and updates_here:
             updates, redirect = hold_back(
-                updates, gates, tower_set.request.cluster.active, self._shown)
+                updates, awaited, tower_set.request.cluster.active, self._shown)
         scaled_losses = tower_set.gradients.scaled_losses
         if scaled_losses is not None:  # of one loss
             scaled_losses = scaled_losses.watched(of_losses[0].combined.gradients)
@@ -131,10 +135,13 @@ class _Steps:
         if redirect is not None:
             redirect()
         if updates_here:
-            hold_update(applied[-1].train_op, [
-                pair for each in of_losses
-                for pair in list(each.combined.gradients) + each.combined.of_replicas],
-                        before, self._shown, gates)
+            combined = []
+            transformed = []
+            for each in of_losses:
+                combined += list(each.combined.gradients) + each.combined.of_replicas
+                transformed += each.gradients
+            hold_update(applied[-1].train_op, combined, losses + tensors_of(transformed), before,
+                        self._shown, awaited)
         return _Step(applied, tuple(before), redirect, scaled_losses)
 
 

@@ -40,6 +40,11 @@ RESHAPES = frozenset(['Identity', 'Reshape', 'Squeeze', 'ExpandDims', 'StopGradi
                       'PreventGradient', 'CheckNumerics'])
 SAME_NUMBERS = RESHAPES | {'Cast'}
 
+# Operations whose output may be the memory of an input, which is a reference variable's: what takes
+# it reads the variable then.
+HAND_ON_MEMORY = HAND_ON | RESHAPES | {
+    'Bitcast', 'Slice', 'StridedSlice', 'Split', 'SplitV', 'Unpack', 'Print', 'RefSelect'}
+
 # Linear in the examples: sums in each input, quotients in the first; choices hand on an input.
 SUMS = frozenset(['Add', 'AddV2', 'AddN', 'AccumulateNV2', 'Sub'])
 QUOTIENTS = frozenset(['RealDiv', 'Div', 'DivNoNan'])

@@ -1,5 +1,5 @@
-"""Which operations of a finished graph wait for which, through loops and branches, and one rule:
-writes wait for reads, except where a read needs the write (`hold`).
+"""Which operations of a finished graph wait for which, through loops and branches; and new waits,
+which never close a circle (`Waits`).
 
 Loops and branches of control flow v1 are told from the graph alone, since a copy's operations have
 none of TensorFlow's Python objects for them.
@@ -13,55 +13,64 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph.graph_walk import inputs_of, reached
 from towers.graph.op_types import CONTROL_FLOW, VARIABLE_OPS
-from towers.graph.variable_access import is_variable, variable_op
+from towers.graph.variable_access import Writes, is_variable, variable_op
 
 _LOOP, _BRANCH = 'loop', 'branch'
 BACK = ('NextIteration', 'RefNextIteration')  # from one turn of a loop to the next
 
 
-def hold(pairs, finder):
-    """Makes operations wait for others, except where these need them already.
+class Waits:
+    """New waits of a finished graph's operations for others. None closes a circle: an operation is
+    not made to wait for one that waits for it already."""
 
-    Args:
-      pairs: list of `(gate, end)`: an operation that is to wait, see `gates`, and another one, in
-        no loop or branch. Of pairs that contradict each other the first one counts. Pairs whose
-        end waits for some gate already are tried last: each rules out more others.
+    def __init__(self, held: typing.Iterable[tf.Operation]):
+        """`held` are the operations that may get a new wait."""
+        self._precedence = Precedence(list(held))
+        self._awaited: typing.Dict[str, typing.Tuple[tf.Operation, dict]] = (
+            collections.OrderedDict())
 
-    Returns:
-      List of the pairs that were left out.
-    """
-    precedence = Precedence([gate for gate, _ in pairs])
-    waits_for, left_out = collections.OrderedDict(), []
-    for gate, end in sorted(pairs, key=lambda pair: precedence.waits(pair[1])):
-        if precedence.waits_for(end, gate):  # else an operation would wait for itself
-            left_out.append((gate, end))
-        else:
-            precedence.add(gate, end)
-            waits_for.setdefault(gate, {})[end.name] = end
-    for gate, ends in waits_for.items():
-        compat.add_control_inputs(
-            gate, [each for end in ends.values() for each in to_wait_for(end, finder)])
-    return left_out
+    def add(self, held: tf.Operation, awaited: tf.Operation) -> bool:
+        """Notes that an operation is to wait for another one: whether that closes no circle."""
+        if self._precedence.waits_for(awaited, held):
+            return False
+        self._precedence.add(held, awaited)
+        _, all_awaited = self._awaited.setdefault(held.name, (held, collections.OrderedDict()))
+        all_awaited[awaited.name] = awaited
+        return True
+
+    def follows_any(self, op: tf.Operation) -> bool:
+        """Whether an operation waits for any of those that may get a new wait."""
+        return self._precedence.waits(op)
+
+    def put_into_graph(self, finder: Writes) -> None:
+        """Makes the operations of the graph wait, by control edges."""
+        for held, all_awaited in self._awaited.values():
+            edges = []
+            for awaited in all_awaited.values():
+                edges += to_wait_for(awaited, finder)
+            compat.add_control_inputs(held, edges)
 
 
-def gates(op, names, frames):
-    """The operations that have to wait so that `op` writes its variables later: `op` itself, or,
-    since one in a loop cannot wait for one outside, those that lead the variables into the loop."""
+def to_hold(op: tf.Operation, variables: typing.Container[str],
+            frames: 'Frames') -> typing.List[tf.Operation]:
+    """The operations that have to wait so that `op` writes its variables, of these names, later:
+    `op` itself, or, since one in a loop cannot wait for one outside, those that lead the variables
+    into the loop."""
     if frames.is_outside(op):
         return [op]
-    found = []
+    held = []
     for tensor in op.inputs:
-        source = variable_op(tensor) if is_variable(tensor) else None
-        if source is None or source.name not in names:
+        variable = variable_op(tensor) if is_variable(tensor) else None
+        if variable is None or variable.name not in variables:
             continue
         while not frames.is_outside(tensor.op):
             tensor = tensor.op.inputs[0]
         if tensor.op.type not in VARIABLE_OPS:
-            found.append(tensor.op)
-    return found
+            held.append(tensor.op)
+    return held
 
 
-def to_wait_for(op, finder):
+def to_wait_for(op: tf.Operation, finder: Writes) -> typing.List[tf.Operation]:
     """The operations to wait for: `op`, and its values if it calls functions (control flow v2).
     TensorFlow inlines these, and what waits for an `If` then waits for its condition alone
     (measured on 1.15.5 and 2.21)."""
@@ -133,9 +142,10 @@ class Frames:
         return not self._leaves.get(op.name) and op.type not in ('Switch', 'RefSwitch')
 
     def ends(self, op: tf.Operation) -> typing.List[tf.Operation]:
-        """The operations to wait for instead of `op`: itself, where it always runs, else those by
-        which its results leave all loops and branches, which run whichever branch is taken, and
-        when a loop has ended. The list is empty if nothing outside depends on `op`."""
+        """The operations that come after `op`, of which one is waited for instead: itself, where it
+        always runs, else those by which its results leave all loops and branches, which run
+        whichever branch is taken, and when a loop has ended. The list is empty if nothing outside
+        depends on `op`."""
         found = reached([op], lambda each: () if self.always_runs(each) else self._takers.get(
             each.name, ()))
         return [found[name] for name in sorted(found) if self.always_runs(found[name])]
@@ -185,6 +195,25 @@ def waited_instead(control_inputs, left_out):
         if compat.in_control_flow(op):
             stack.extend(tensor.op for tensor in op.inputs if tensor.dtype != tf.resource)
     return found
+
+
+def circle(operations: typing.Sequence[tf.Operation]) -> typing.List[tf.Operation]:
+    """Operations of which each waits for the one before, and the first one for the last: a list,
+    empty where none of `operations` wait for each other."""
+    stuck = {op.name: op for op in operations}
+    for op in in_order(operations, names_before):
+        del stuck[op.name]
+    if not stuck:
+        return []
+    # What never runs waits for a circle, or is in one: so going back ends in one.
+    path = [stuck[min(stuck)]]
+    places = {}
+    while path[-1].name not in places:
+        places[path[-1].name] = len(path) - 1
+        before = min(names_before(path[-1]) & stuck.keys())
+        path.append(stuck[before])
+    found = path[places[path[-1].name]:-1]
+    return found[::-1]
 
 
 def in_order(operations, awaited):

@@ -15,12 +15,17 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph.edit import Library, producer
 from towers.graph.graph_walk import names_of, producers_of, reached
-from towers.graph.op_types import ADDS, HAND_ON, READS, SETS, VARIABLE_OPS
+from towers.graph.op_types import ADDS, HAND_ON, HAND_ON_MEMORY, READS, SETS, VARIABLE_OPS
 
 # Operations whose output is the value, or a part of the value, of the variable that they take.
 _READ = frozenset(['ReadVariableOp', 'ConcatV2', 'Concat'])
 
 REFERENCE_VARIABLES = frozenset(['Variable', 'VariableV2', 'TemporaryVariable'])
+
+
+def is_reference(variable: tf.Variable) -> bool:
+    """Whether a variable is a reference variable: its value is its memory, which writes change."""
+    return variable.op.type in REFERENCE_VARIABLES
 
 
 def variable_op(tensor: tf.Tensor) -> typing.Optional[tf.Operation]:
@@ -160,6 +165,17 @@ class Writes:
                 if follows_values and variable.name not in self.of(op):
                     stack += op.outputs
         return takers
+
+    def readers(self, variable: tf.Operation) -> list:
+        """The operations that read a variable and compute: those that take it, or, of a reference
+        variable, the memory that others hand on."""
+        if variable.type not in REFERENCE_VARIABLES:
+            return self.takers(variable)
+        found = reached([variable], lambda op: [
+            taker for output in op.outputs for taker in output.consumers()] if (
+                op is variable or op.type in HAND_ON_MEMORY) else ())
+        return [op for op in found.values() if op is not variable
+                and op.type not in HAND_ON_MEMORY]
 
     def within_function(self, op: tf.Operation) -> bool:
         """Whether an operation writes through a function that it calls."""

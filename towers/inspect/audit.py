@@ -10,6 +10,7 @@ from towers.api.built import BuiltTowers
 from towers.errors import AuditError, InvalidArgumentError
 from towers.graph.edit import beside
 from towers.graph.graph_walk import leaves_of, operation_named, step_operations
+from towers.graph.order import circle
 from towers.placement.devices import is_gpu, short_name
 from towers.placement.numerics import converted_operations, xla_clusters
 from towers.placement.tower_device import operation_device, resolved, stages_of, was_chosen
@@ -66,7 +67,7 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
         operations.
 
     Returns:
-      `Audit`. Broken are: a variable, a replica of one, or a slot off its device; an operation or
+      `Audit`. Broken are: operations that wait for each other in a circle; a variable, a replica of one, or a slot off its device; an operation or
       gradient operation of a tower on another device, unless it reads or writes a variable there or
       the model itself put it there by `tf.device`.
       Notes are, beside what the plan says: operations colocated with their variable, or put
@@ -82,7 +83,8 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
         [fetch for fetch in [built.train_op] + list(built.train_ops.values()) + flat(built.loss)
          if fetch is not None]
         + leaves_of(built.predictions))
-    found = list(_of_variables(built, lambda variable: resolved(variable.device)))
+    found = list(_of_order(operations))
+    found += _of_variables(built, lambda variable: resolved(variable.device))
     found += _of_operations(built, operations)
     if built.replicas is not None:
         found.append((_NOTE, '%d replicas of trainable variables, and their %d slots, take %s on '
@@ -94,6 +96,17 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     found = collections.OrderedDict.fromkeys(found)  # micro-batches of a tower are alike
     return Audit([line for kind, line in found if kind == _BROKEN],
                  [line for kind, line in found if kind == _NOTE], _transfers(operations))
+
+
+def _of_order(operations):
+    """Yields a finding where operations wait for each other. TensorFlow looks at all of a graph
+    before it runs any of it, so that not even variables could be initialized."""
+    for graph in {op.graph for op in operations[:1]}:
+        found = circle(graph.get_operations())
+        if found:
+            yield _BROKEN, (
+                '%s wait for each other in a circle, so that the graph never runs: %s' % (
+                    _operations(found), _some([op.name for op in found])))
 
 
 def _of_variables(built, device_of):
@@ -127,7 +140,9 @@ def _of_variables(built, device_of):
 def _of_slots(slots, by_name, device_of, owner_is):
     for slot in slots:
         owner = owner_by_name(slot.op.name, by_name)
-        if owner is not None and device_of(slot) != device_of(owner):
+        if owner is None or not device_of(owner):
+            continue  # without a device the runtime chooses one, which a step's metadata tells
+        if device_of(slot) != device_of(owner):
             yield _BROKEN, 'slot %s is on %s, %s on %s' % (
                 slot.op.name, _named(device_of(slot)), owner_is, _named(device_of(owner)))
 

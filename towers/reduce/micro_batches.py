@@ -136,10 +136,10 @@ def _follow(earlier, later, frames):
     if not ends:
         return
     with tf.control_dependencies(ends):
-        gate = tf.no_op('next')
+        has_ended = tf.no_op('next')
     for op in later:
         if names.isdisjoint(_waits_for(op)) and frames.is_outside(op):
-            compat.add_control_inputs(op, [gate])
+            compat.add_control_inputs(op, [has_ended])
 
 
 def _may_wait(op, to_begin):

@@ -8,10 +8,10 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
-from towers.graph.variable_access import Writes
+from towers.graph.variable_access import Writes, is_reference
 from towers.optimizers import is_repeatable
 from towers.placement.variable_device import only_device
-from towers.tower.gradient_pairs import expected_gradient, listed_pairs, may_be_gradient_of
+from towers.tower.gradient_pairs import expected_gradient, listed_pairs, map_values, may_be_gradient_of
 from towers.tower.variables import like_current_scope, new_slots
 
 
@@ -60,6 +60,26 @@ def apply_update(tower_set, optimizer, combined, global_step, after, scaled_loss
     names = {slot.op.name for slot in of_replicas}
     return Applied(applied if isinstance(applied, tf.Operation) else tf.group(applied),
                    [slot for slot in slots if slot.op.name not in names], of_replicas, is_left)
+
+
+def as_the_update_takes_them(pairs):
+    """The pairs, with operations of their own for the gradients of reference variables.
+
+    For a sum of products with a variable's value TensorFlow (1.15) gives the update one product,
+    and computes the sum that a program fetches beside it, from memory that the update writes. These
+    operations stay as they are, and the update takes what is fetched.
+    """
+    found = []
+    for gradient, variable in pairs:
+        if gradient is not None and is_reference(variable):
+            gradient = map_values(_identity, gradient)
+        found.append((gradient, variable))
+    return found
+
+
+def _identity(values):
+    with tf.name_scope('fetched'), only_device(values.device or None):
+        return tf.identity(values)
 
 
 def free_initial_values(created, made, after):

@@ -4,7 +4,7 @@ Batch norm with `updates_collections=None` writes its moving averages in the for
 waits for these writes. So with `update_ops='first'` the towers after the first leave out a write
 whose value is not used, as they leave out their `UPDATE_OPS`; where the new value is used (a
 counter of steps), they use the value that the first tower has written. With `update_ops='all'`
-every tower writes, with `'none'` no tower does. Of the workers of synchronous parameter servers,
+every tower writes, one after the other (`write_in_turn`), with `'none'` no tower does. Of the workers of synchronous parameter servers,
 the chief's first tower writes.
 
 A later micro-batch reads when the gradients of the first one are there, so that nothing of the
@@ -151,10 +151,8 @@ def _writes_used(writes, fetches):
 
     A control edge from a write does not use its value; a read that waits for one does.
     """
-    by_name, by_variable = {write.op.name: write.op for write in writes}, {}
-    for write in writes:
-        for name in write.variables:
-            by_variable.setdefault(name, set()).add(write.op.name)
+    by_name = {write.op.name: write.op for write in writes}
+    writes_by_reader = _writes_by_reader(writes)
     order = Precedence(list(by_name.values()))
     stack = [getattr(fetch, 'op', fetch) for fetch in fetches]
     used, seen = {op.name for op in stack if op.name in by_name}, set()
@@ -163,17 +161,28 @@ def _writes_used(writes, fetches):
         if op.name in seen:
             continue
         seen.add(op.name)
-        takes = [tensor.op for tensor in op.inputs]
-        found = {each.name for each in takes if each.name in by_name}
-        # None where the tensor is a value, read elsewhere.
-        sources = [source for source in map(variable_op, op.inputs) if source is not None]
+        inputs = [tensor.op for tensor in op.inputs]
+        found = {each.name for each in inputs if each.name in by_name}
         # It reads a variable that is written: before or after the write?
-        found.update(name for source in sources for name in by_variable.get(source.name, ())
+        found.update(name for name in writes_by_reader.get(op.name, ())
                      if name != op.name and order.waits_for(op, by_name[name]))
-        stack += takes + [by_name[name] for name in found - used]
+        stack += inputs + [by_name[name] for name in found - used]
         used |= found
         stack += waited_instead(op.control_inputs, by_name.keys() - used)
     return used
+
+
+def _writes_by_reader(writes):
+    """{name of an operation that reads a variable: names of the writes of this variable}."""
+    graph, finder = tf.get_default_graph(), Writes(tf.get_default_graph())
+    found = collections.defaultdict(set)
+    for write in writes:
+        for name in write.variables:
+            variable = graph.get_operation_by_name(name)
+            # Of a reference variable also what takes its memory, from an `Identity`, say.
+            for reader in finder.takers(variable) + finder.readers(variable):
+                found[reader.name].add(write.op.name)
+    return found
 
 
 def _unhook(operations, writes):

@@ -23,13 +23,13 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph import graph_walk
 from towers.graph.op_types import ADDS, ADDS_ROWS
-from towers.graph.order import Frames, to_wait_for
-from towers.graph.variable_access import Writes, read_from
-from towers.placement.variable_device import only_device
+from towers.graph.order import Frames
+from towers.graph.variable_access import Writes
 from towers.tower.objectives import flat
 from towers.tower.outputs import metrics_by_kind
 from towers.tower.ownership import EVERY, METRIC
 from towers.tower.shards import weighted, zero_if_empty
+from towers.tower.write_order import Turn, take_turns, takes_from_outside
 
 
 def join_counters(towers, weights, roles):
@@ -117,37 +117,26 @@ def _count_in_turn(towers, names, finder):
     """Has each tower take the counters of a metric when the tower before has updated them."""
     counters = {variable.op.name: variable for variable in tf.global_variables()
                 + tf.local_variables() if variable.op.name in names}
-    counting = [_counting(tower, counters, finder) for tower in towers]
-    for tower, before, after in zip(towers[1:], counting, counting[1:]):
-        for (waited, _), (_, takes) in zip(before, after):
-            for op, position, variable in takes if waited else ():
-                if op.inputs[position].op is variable.op:
-                    compat.add_control_inputs(op, waited)
-                else:  # its value, which was read once for all towers
-                    with tf.control_dependencies(waited), tf.name_scope(tower.name_scope), \
-                            only_device(variable.device or None):
-                        compat.replace_input(op, position, variable.read_value())
+    take_turns([_turns(tower, counters, finder) for tower in towers], finder)
 
 
-def _counting(tower, counters, finder):
-    """How a tower counts: for each metric, update and loss `(operations, takes)`: operations after
-    which its counters are updated; and `[(operation, position of an input, counter)]` where it gets
-    a counter, or its value, from outside."""
-    fetches = [update for _, update in metrics_by_kind(tower.metrics)[1]] + list(tower.updates) + (
-        [] if tower.data_loss is None else flat(tower.data_loss))
+def _turns(tower, counters, finder):
+    """The `Turn`s of a tower: one for each metric, update and loss."""
+    fetches = [update for _, update in metrics_by_kind(tower.metrics)[1]] + list(tower.updates)
+    if tower.data_loss is not None:
+        fetches += flat(tower.data_loss)
     operations = graph_walk.step_operations(fetches)
-    inside = {op.name for op in operations if tower.has(op.name)}
-    takes = [(op, position, counters[source.name]) for op in operations if op.name in inside
-             for position, tensor in enumerate(op.inputs)
-             if tensor.op.name not in inside or tensor.op.name in counters
-             for source in read_from(tensor) if source.name in counters]
-    rest = {op.name for op in operations} - graph_walk.reachable_from(
-        [op for op, _, _ in takes], operations, control=True)
-    frames, found = Frames(operations), []
+    takes = takes_from_outside(tower, operations, counters)
+    after_takes = graph_walk.reachable_from([take.op for take in takes], operations, control=True)
+    rest = {op.name for op in operations} - after_takes
+    frames = Frames(operations)
+    turns = []
     for fetch in fetches:
-        mine = {op.name: op for op in graph_walk.step_operations([fetch], rest)}
-        ends = {end.name: end for op in mine.values() if op.name in inside
-                and counters.keys() & finder.of(op) for end in frames.ends(op)}
-        found.append(([each for name in sorted(ends) for each in to_wait_for(ends[name], finder)],
-                      [take for take in takes if take[0].name in mine]))
-    return found
+        run = {op.name: op for op in graph_walk.step_operations([fetch], rest)}
+        ends = {}
+        for op in run.values():
+            if tower.has(op.name) and counters.keys() & finder.of(op):
+                ends.update((end.name, end) for end in frames.ends(op))
+        turns.append(Turn(tower.name_scope, [take for take in takes if take.op.name in run],
+                          [ends[name] for name in sorted(ends)]))
+    return turns

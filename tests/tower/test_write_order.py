@@ -1,0 +1,223 @@
+"""The order of a step's writes and reads: over several towers, in turn, and before the update."""
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+import tf_slim as slim
+
+import towers
+from sample_models import sgd, switched
+from towers.graph.graph_walk import reachable_from, step_operations
+
+ONES, ZEROS = tf.ones_initializer(), tf.zeros_initializer()
+
+
+def losses_and_values(model_fn, inputs, count, names=(), steps=3, **options):
+    """(losses of some steps, {name: value} after them) of towers."""
+    built = towers.build_towers(model_fn, inputs, sgd(.01), count, 'mean', **options)
+    assert not towers.audit(built).broken
+    variables = {v.op.name: v for v in tf.global_variables() if v.op.name in names}
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        losses = [session.run([built.loss, built.train_op])[0] for _ in range(steps)]
+        return losses, session.run(variables)
+
+
+# ---- rows, and moving averages in branches -------------------------------------------------------
+
+def face_net(images, labels):
+    """Batch norm whose mode is fed and whose averages are written in the forward pass, in branches;
+    and centers of the classes, rows that the forward pass moves towards the examples."""
+    is_training = tf.placeholder_with_default(True, [], 'is_training')
+    net = slim.conv2d(images, 4, 3, scope='conv', normalizer_fn=slim.batch_norm,
+                      weights_initializer=tf.random_normal_initializer(seed=3),
+                      normalizer_params=dict(updates_collections=None, is_training=is_training,
+                                             decay=.9, fused=True))
+    net = tf.reduce_mean(net, [1, 2])
+    centers = tf.get_variable('centers', [3, 4], initializer=ZEROS, trainable=False)
+    distance = tf.gather(centers, labels) - net
+    moved = tf.scatter_sub(centers, labels, .25 * distance)
+    with tf.control_dependencies([moved]):
+        return tf.reduce_mean(tf.square(distance)) + tf.reduce_mean(tf.square(net - 1.))
+
+
+def test_class_centers_beside_averages_in_branches_are_as_on_one_device():
+    images = np.tile(np.random.RandomState(0).randn(4, 6, 6, 3), [2, 1, 1, 1]).astype('float32')
+    labels = np.arange(8) % 4 % 3  # both shards have the same statistics
+    names = ['centers', 'conv/BatchNorm/moving_mean', 'conv/BatchNorm/moving_variance']
+    found = []
+    for count in (1, 2):
+        with tf.Graph().as_default(), switched('control_flow_v2', False):
+            found.append(losses_and_values(
+                face_net, (tf.constant(images), tf.constant(labels)), count, names))
+    (losses, values), (losses_of_two, values_of_two) = found
+    np.testing.assert_allclose(losses_of_two, losses, 1e-5)
+    assert set(values) == set(names)
+    # A variance over 144 numbers has another correction than one over 288.
+    for name, limit in zip(names, (1e-4, 1e-4, 1e-2)):
+        np.testing.assert_allclose(values_of_two[name], values[name], limit, 1e-6, err_msg=name)
+
+
+# ---- update_ops='all' ----------------------------------------------------------------------------
+
+X = np.array([1., 2., 4., 8.], 'float32')
+
+
+def average(place, variable=None):
+    """A moving average of decay 1/2, written in the forward pass or by `UPDATE_OPS`."""
+    def model_fn(x):
+        mean = variable
+        if mean is None:
+            mean = tf.get_variable('mean', [], initializer=ZEROS, trainable=False)
+        w = tf.get_variable('w', [], initializer=ONES)
+        written = tf.assign_sub(mean, (mean - tf.reduce_mean(x)) * .5)
+        if place == 'collection':
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, written)
+            return tf.reduce_mean(x) * w
+        with tf.control_dependencies([written]):
+            return tf.reduce_mean(x) * w
+    return model_fn
+
+
+@pytest.mark.parametrize('place, options', [
+    ('forward', {}), ('collection', {}), ('collection', dict(copies='reuse')),
+    ('forward', dict(memory=towers.Memory(accumulate=2))),
+    ('collection', dict(memory=towers.Memory(accumulate=2)))])
+@pytest.mark.parametrize('made_before', [None, 'reference', 'resource'])
+def test_updates_of_all_towers_are_steps_one_after_the_other(place, options, made_before, graph):
+    count, shards = 4, X
+    if 'memory' in options:  # the first micro-batch of each tower, then the second
+        count, shards = 2, X[[0, 2, 1, 3]]
+    variable = None
+    if made_before is not None:
+        variable = tf.get_variable('mean', [], initializer=ZEROS, trainable=False,
+                                   use_resource=made_before == 'resource')
+    wanted = 0.
+    for x in list(shards) * 3:
+        wanted -= (wanted - x) * .5
+    _, values = losses_and_values(average(place, variable), tf.constant(X), count, ['mean'],
+                                  update_ops='all', **options)
+    assert values['mean'] == np.float32(wanted)
+
+
+def test_updates_that_would_start_from_one_value_are_refused(graph):
+    def model_fn(x):
+        mean = tf.get_variable('mean', [], initializer=ZEROS, trainable=False)
+        old = mean.read_value()
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(mean, .5 * old + x[0]))
+        return tf.reduce_mean(x) * tf.get_variable('w', [], initializer=ONES) + old
+    with pytest.raises(towers.SharedVariableError, match='mean .* starts from a value that the '
+                       "forward pass has read .*: read the variable in the update, or pass"):
+        towers.build_towers(model_fn, tf.constant(X), sgd(.01), 2, update_ops='all')
+
+
+# ---- an update after the model's own read --------------------------------------------------------
+
+def late(x):
+    """1, a while later."""
+    ones = tf.ones([200, 200]) * (1. + 0. * x[0]) / 200.
+    for _ in range(5):
+        ones = tf.matmul(ones, ones)
+    return tf.reduce_sum(ones) / 200.
+
+
+def soft_target(x):
+    """Reads late, and then counts by an update that waits for this read alone."""
+    count = tf.get_variable('count', [], initializer=ZEROS, trainable=False)
+    with tf.control_dependencies([late(x)]):
+        before = count.read_value()
+    with tf.control_dependencies([before]):
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(count, 1.))
+    return before + 0. * tf.get_variable('w', [], initializer=ONES)
+
+
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_an_update_waits_for_the_reads_of_all_towers(copies, graph):
+    losses, _ = losses_and_values(soft_target, tf.constant(X), 2, copies=copies)
+    np.testing.assert_allclose(losses, [0., 1., 2.], atol=1e-4)
+
+
+@pytest.mark.parametrize('made_before', ['reference', 'resource'])
+@pytest.mark.parametrize('read', [tf.identity, lambda count: count + 0., tf.convert_to_tensor])
+def test_a_counter_from_before_the_build_has_one_devices_order(made_before, read):
+    def losses(count):
+        with tf.Graph().as_default():
+            counter = tf.get_variable('count', [], initializer=ZEROS, trainable=False,
+                                      use_resource=made_before == 'resource')
+
+            def model_fn(x):
+                before = read(counter)
+                with tf.control_dependencies([before]):
+                    written = tf.assign_add(counter, 1.)
+                with tf.control_dependencies([written]):
+                    w = tf.get_variable('w', [], initializer=ONES)
+                    return .5 * w + 0. * tf.reduce_mean(x) + before
+            if count:
+                return losses_and_values(model_fn, tf.constant(X), count)[0]
+            loss = model_fn(tf.constant(X))
+            with tf.control_dependencies([loss]):
+                train_op = sgd(.01).minimize(loss)
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                return [session.run([loss, train_op])[0] for _ in range(3)]
+    np.testing.assert_allclose(losses(2), losses(0))
+
+
+# ---- what a run fetches of a step is of before the update ----------------------------------------
+
+def late_gradient(value):
+    """The same value, whose gradient comes 0.15 seconds later."""
+    @tf.custom_gradient
+    def same(number):
+        def gradient(of_result):
+            def slowly(each):
+                time.sleep(.15)
+                return each
+            later = tf.py_func(slowly, [of_result], of_result.dtype)
+            later.set_shape(of_result.shape)
+            return later
+        return tf.identity(number), gradient
+    return same(value)
+
+
+def penalty(x, v, u):
+    return tf.nn.l2_loss(v) + tf.nn.l2_loss(u) + 0. * tf.reduce_mean(x)
+
+
+def read_by_another_gradient(x, v, u):
+    """The gradient of u needs the value of v, long after the gradient of v is there."""
+    return tf.reduce_sum(v) + tf.reduce_sum(tf.stop_gradient(v) * late_gradient(u)) + (
+        0. * tf.reduce_mean(x))
+
+
+@pytest.mark.parametrize('loss_fn', [penalty, read_by_another_gradient])
+@pytest.mark.parametrize('count', [1, 2])
+def test_fetched_gradients_are_of_before_the_update(loss_fn, count, graph):
+    values = np.arange(1., 7.).reshape([2, 3]).astype('float32')
+    v, u = [tf.get_variable(name, [2, 3], initializer=tf.constant_initializer(values * scale),
+                            use_resource=False) for name, scale in (('v', 1.), ('u', 2.))]
+    built = towers.build_towers(lambda x: loss_fn(x, v, u), tf.constant(X), sgd(.5), count, 'mean')
+    of_v, of_u = {'penalty': (values, 2. * values)}.get(loss_fn.__name__, (1., values))
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        found_v, found_u, _ = session.run(
+            [gradient for gradient, _ in built.gradients] + [built.train_op])
+        np.testing.assert_allclose(found_v, of_v * np.ones_like(values), 1e-6)
+        np.testing.assert_allclose(found_u, of_u, 1e-6)
+        np.testing.assert_allclose(session.run(v), values - .5 * of_v, 1e-6)
+        np.testing.assert_allclose(session.run(u), 2. * values - .5 * of_u, 1e-6)
+
+
+def test_the_update_waits_for_what_predictions_read_by_themselves(graph):
+    def model_fn(x):
+        w = tf.get_variable('w', [], initializer=ONES)
+        return {'loss': tf.reduce_mean(x) * w, 'predictions': x * w.read_value()}
+    built = towers.build_towers(model_fn, tf.constant(X), sgd(.01), 2)
+    step = step_operations([built.train_op])
+    reads = [op for op in step_operations([built.predictions]) if op.type == 'ReadVariableOp']
+    [update] = [op for op in step if op.type == 'ResourceApplyGradientDescent']
+    assert len(reads) == 2 and all(
+        update.name in reachable_from([read], step, control=True) for read in reads)
+    assert built.predictions.op not in step
