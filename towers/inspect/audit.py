@@ -67,9 +67,10 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
         operations.
 
     Returns:
-      `Audit`. Broken are: operations that wait for each other in a circle; a variable, a replica of one, or a slot off its device; an operation or
-      gradient operation of a tower on another device, unless it reads or writes a variable there or
-      the model itself put it there by `tf.device`.
+      `Audit`. Broken are: operations that wait for each other in a circle; a variable, a replica of
+      one, or a slot off its device; an operation or gradient operation of a tower on another
+      device, unless it reads or writes a variable there or the model itself put it there by
+      `tf.device`.
       Notes are, beside what the plan says: operations colocated with their variable, or put
       elsewhere by the model's own `tf.device`, and the bytes of replicas.
 

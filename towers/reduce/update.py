@@ -11,7 +11,8 @@ from towers.graph import graph_walk
 from towers.graph.variable_access import Writes, is_reference
 from towers.optimizers import is_repeatable
 from towers.placement.variable_device import only_device
-from towers.tower.gradient_pairs import expected_gradient, listed_pairs, map_values, may_be_gradient_of
+from towers.tower.gradient_pairs import (expected_gradient, listed_pairs, map_values,
+                                         may_be_gradient_of)
 from towers.tower.variables import like_current_scope, new_slots
 
 

@@ -4,8 +4,8 @@ Batch norm with `updates_collections=None` writes its moving averages in the for
 waits for these writes. So with `update_ops='first'` the towers after the first leave out a write
 whose value is not used, as they leave out their `UPDATE_OPS`; where the new value is used (a
 counter of steps), they use the value that the first tower has written. With `update_ops='all'`
-every tower writes, one after the other (`write_in_turn`), with `'none'` no tower does. Of the workers of synchronous parameter servers,
-the chief's first tower writes.
+every tower writes, one after the other (`write_in_turn`), with `'none'` no tower does. Of the
+workers of synchronous parameter servers, the chief's first tower writes.
 
 A later micro-batch reads when the gradients of the first one are there, so that nothing of the
 first one may wait for a write that waits for all reads: the write becomes one of its updates.

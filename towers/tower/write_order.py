@@ -188,8 +188,8 @@ def write_in_turn(towers, roles):
     towers' moving averages are N steps of the average: the order of `update_ops='all'`.
 
     In the forward pass, where some tower writes a variable, a tower takes it when the tower before
-    has done with it. An update does so, too, when all forward passes have read; `SharedVariableError`
-    where it cannot, since its value and the loss share a read. Micro-batches come before towers.
+    has done with it. An update does so, too, when all forward passes have read. Where it cannot,
+    since its value and the loss share a read, it is refused. Micro-batches come before towers.
     """
     finder = Writes(tf.get_default_graph())
     written = _variables_named(roles.names(FIRST))
