@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.arguments import safe_say
+from towers.arguments import directory_name, safe_say
 
 # ---- the public functions, each with arguments that are right ------------------------------------
 
@@ -185,9 +185,18 @@ class Odd:
         return 'Odd()'
 
 
+# What belongs to another graph than all builds here.
+with tf.Graph().as_default():
+    FOREIGN_TENSOR, FOREIGN_OPERATION = tf.ones([], name='foreign'), tf.no_op(name='foreign_op')
+    FOREIGN_VARIABLE = tf.get_variable('foreign_variable', [2])
+    FOREIGN_PAIR = tf.metrics.mean(tf.ones([2]))
+
 # What people pass by mistake, of any kind.
 ODD = [Odd(), 'two words', '', -1, 0, 1.5, float('nan'), b'bytes', [], {}, [None], True,
-       tf.train.AdamOptimizer, np.array([1, 2]), lambda: None, {'a': [1]}]
+       tf.train.AdamOptimizer, np.array([1, 2]), lambda: None, {'a': [1]}, 'x' * 5000,
+       ['y' * 3000] * 3, 10 ** 30, 2 ** 63, float('inf'), 1e300, 'a\0b', 'a\ud800b', 1j,
+       FOREIGN_TENSOR, FOREIGN_VARIABLE, [FOREIGN_VARIABLE], {'a': FOREIGN_VARIABLE},
+       FOREIGN_OPERATION, np.array(3), {1, 2}]
 
 
 # Functions of the caller's, which are called: what they do is theirs.
@@ -201,36 +210,132 @@ _FUNCTIONS = {('Objective', 'transform_gradients'), ('Objective', 'var_list'),
 _FINE = {('build_towers', 'inputs'), ('build_towers', 'reuse')}
 
 
+MOST_CHARACTERS = 700  # of an error: a value of the caller's is cut at 80
+
+
+def failure_of(name, function, arguments, graph):
+    """What is wrong with how a call takes its arguments: a text; None if they are taken, or refused
+    in a line before anything is made."""
+    before = len(graph.get_operations())
+    try:
+        with graph.as_default():
+            call(name, function, arguments)
+    except Reached:  # they were taken
+        return None
+    except towers.TowersError as error:
+        text, made = str(error), len(graph.get_operations()) - before
+        if len(text) > MOST_CHARACTERS or '\n' in text:
+            return '%d characters: %.100s' % (len(text), text)
+        return '%d operations were made: %s' % (made, text) if made else None
+    except Exception as error:  # pylint: disable=broad-except
+        return '%s: %.100s' % (type(error).__name__, error)
+    return None
+
+
 @pytest.mark.parametrize('name', sorted(CALLS))
 @pytest.mark.slow
 def test_odd_arguments_end_in_typed_errors(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some are good names of directories
-    failures, graph = [], None
+    failures, graph, before = [], tf.Graph(), None
     for argument in arguments_of(name, getattr(towers, name)):
         for odd in ODD:
-            if callable(odd) and (name, argument) in _FUNCTIONS:
+            if (name, argument) in _FINE or callable(odd) and (name, argument) in _FUNCTIONS:
                 continue
-            if graph is None:  # what went well may have made operations, so the next gets another
+            # What went well may have made operations, so the next gets another graph.
+            if len(graph.get_operations()) != before:
                 graph = tf.Graph()
                 with graph.as_default():
                     function, right = CALLS[name](Given(tmp_path / 'folder'))
                 before = len(graph.get_operations())
-            failure = None
-            try:
-                with graph.as_default():
-                    call(name, function, dict(right, **{argument: odd}))
-            except Reached:  # it was taken
-                pass
-            except towers.TowersError:
-                if len(graph.get_operations()) == before:
-                    continue
-                failure = '%d operations were made' % (len(graph.get_operations()) - before)
-            except Exception as error:  # pylint: disable=broad-except
-                failure = '%s: %.100s' % (type(error).__name__, error)
-            graph = None
-            if failure and (name, argument) not in _FINE:
-                failures.append('%s=%r: %s' % (argument, odd, failure))
+            failure = failure_of(name, function, dict(right, **{argument: odd}), graph)
+            if failure is not None:
+                failures.append('%s=%.80r: %s' % (argument, odd, failure))
     assert not failures, '\n'.join(failures)
+
+
+# ---- wrong values in methods, and from functions of the caller's ---------------------------------
+
+def build_of(given, returned):
+    """Builds a model function that returns a dict with a loss, and these values."""
+    def model(x):
+        return dict({'loss': model_fn(x)}, **returned)
+    return towers.build_towers(model, given.x, given.optimizer, 2)
+
+
+def transformed(given, pairs_of):
+    objective = towers.Objective(given.optimizer, transform_gradients=pairs_of)
+    return towers.build_towers(model_fn, given.x, objective, 2)
+
+
+# From a `Given`, a function of one value; each makes operations, so that only the error counts.
+VALUES = {
+    'averages of': lambda given: (
+        lambda value: towers.WeightAverages(0.9, given.step).update_after(tf.no_op(), value)),
+    'averages after': lambda given: (
+        lambda value: towers.WeightAverages(0.9, given.step).update_after(
+            value, [tf.get_variable('v', [2])])),
+    'session of an evaluation': lambda given: given.evaluation(given.built).run,
+    'examples seen': lambda given: towers.LearningRate(0.1).tensor,
+    'results': lambda given: (lambda value: towers.SummaryHook(
+        [], given.step, given.folder).evaluated(1, value)),
+    'signal': lambda given: towers.StopOnSignalHook().stop,
+    'account': lambda given: towers.MeasuredMemory({'': 1}, {'': ''}, 1).against,
+    'TF_CONFIG': lambda given: (
+        lambda value: towers.Cluster.from_tf_config(environment={'TF_CONFIG': value})),
+    'environment': lambda given: (
+        lambda value: towers.Cluster.from_tf_config(environment=value)),
+    'config of a cluster': lambda given: cluster().session_config,
+    'a loss': lambda given: (lambda value: build_of(given, {'loss': value})),
+    'predictions': lambda given: (lambda value: build_of(given, {'predictions': value})),
+    'metrics': lambda given: (lambda value: build_of(given, {'metrics': value})),
+    'a metric': lambda given: (lambda value: build_of(given, {'metrics': {'a': value}})),
+    'a pair of a metric': lambda given: (
+        lambda value: build_of(given, {'metrics': {'a': (value, value)}})),
+    'updates': lambda given: (lambda value: build_of(given, {'updates': value})),
+    'batch_sum': lambda given: (
+        lambda value: build_of(given, {'predictions': towers.batch_sum(value)})),
+    'batch_concat': lambda given: (
+        lambda value: build_of(given, {'predictions': towers.batch_concat(value)})),
+    'transformed gradients': lambda given: (
+        lambda value: transformed(given, lambda pairs: value)),
+    'a transformed gradient': lambda given: (
+        lambda value: transformed(given, lambda pairs: [(value, pairs[0][1])])),
+    'a leaf of inputs': lambda given: (lambda value: towers.build_towers(
+        lambda inputs: model_fn(inputs['x']), {'x': given.x, 'y': value}, given.optimizer, 2)),
+    'a shard': lambda given: (lambda value: towers.build_towers(
+        model_fn, towers.Shards([given.x, value]), given.optimizer, 2)),
+    'an optimizer of several': lambda given: (lambda value: towers.build_towers(
+        lambda x: {'loss': {'a': model_fn(x)}}, given.x, {'a': value}, 2))}
+
+
+@pytest.mark.parametrize('name', sorted(VALUES))
+@pytest.mark.slow
+def test_odd_values_end_in_typed_errors(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    failures = []
+    for odd in ODD + [FOREIGN_PAIR]:
+        with tf.Graph().as_default() as graph:
+            function = VALUES[name](Given(tmp_path / 'folder'))
+            failure = failure_of(name, lambda: function(odd), {}, graph)
+        if failure is not None and 'operations were made' not in failure:
+            failures.append('%.80r: %s' % (odd, failure))
+    assert not failures, '\n'.join(failures)
+
+
+def test_what_a_model_function_takes_from_another_graph():
+    """Each is named, with the field where it is; a foreign value would fail in the session."""
+    given = Given('')
+    for returned in ({'predictions': {'a': FOREIGN_TENSOR}}, {'metrics': {'a': FOREIGN_TENSOR}},
+                     {'metrics': {'a': FOREIGN_PAIR}}, {'updates': [FOREIGN_OPERATION]}):
+        with tf.Graph().as_default(), pytest.raises(towers.ModelFunctionError) as caught:
+            build_of(Given(''), returned)
+        assert 'in its %s, which belongs to another graph' % list(returned)[0] in str(caught.value)
+    for function in (towers.batch_sum, towers.batch_mean):
+        with pytest.raises(towers.ModelFunctionError) as caught:
+            function(FOREIGN_TENSOR)
+        assert str(caught.value).startswith(
+            '%s(foreign:0): the tensor is of another graph' % function.__name__)
+    assert towers.batch_sum(given.loss) is given.loss
 
 
 def test_every_public_function_has_its_odd_arguments():
@@ -249,6 +354,34 @@ def error_of(call, *given, **named):
 def build(**named):
     return towers.build_towers(model_fn, np.ones([4, 2], np.float32), named.pop(
         'optimizer', tf.train.GradientDescentOptimizer(0.1)), 2, **named)
+
+
+def test_names_that_no_system_opens():
+    longest = 'x' * 255
+    assert directory_name('d', longest + '/' + longest) == longest + '/' + longest
+    assert directory_name('d', 'gs://bucket/' + 'x' * 900) == 'gs://bucket/' + 'x' * 900
+    assert directory_name('d', 'm\xfcll/\u7a7a') == 'm\xfcll/\u7a7a'
+    for name, text in (('run\0', 'in UTF-8 and without a NUL'), ('caf\udce9', 'in UTF-8'),
+                       ('x' * 256, 'at most 255 bytes from one / to the next, and this has 256'),
+                       ('x/' * 3000, 'this has 6000'), (b'run', 'the name of a directory.')):
+        assert text in error_of(directory_name, 'd', name)
+
+
+def test_numbers_that_tensorflow_does_not_hold():
+    """Counts are int64 there, or int32 in its protocol buffers, and numbers float32."""
+    step = tf.train.get_or_create_global_step()
+    for call, most in (
+            (lambda count: towers.CheckpointHook('run', step, count), 2 ** 63 - 1),
+            (lambda count: towers.CheckpointHook('run', step, keep=count), 2 ** 31 - 1),
+            (lambda count: towers.session_config(2, intra_op_threads=count), 2 ** 31 - 1),
+            (lambda count: towers.split_batch(np.ones([4]), count), 10000)):
+        assert 'expected a whole number of at most %d.' % most in error_of(call, most + 1)
+    towers.CheckpointHook('run', step, 2 ** 63 - 1, keep=2 ** 31 - 1)
+    for base in (1e39, 10 ** 39, float('inf'), 1e-50):
+        assert error_of(towers.LearningRate, base) == (
+            'base=%.80r: expected a number above 0.' % base)
+    assert 'expected a rate that fits a float32' in error_of(
+        towers.LearningRate, 3e38, 4, 'linear')
 
 
 def test_what_the_errors_say():

@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import numbers
 import os
+import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -13,19 +14,41 @@ from towers import compat
 from towers.errors import InvalidArgumentError
 
 
-def check_number(name, value, least=None, above=None, most=None, expected='a number'):
-    """Raises `InvalidArgumentError` unless `value` is a number within the bounds; NaN never is."""
-    if (isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real) or value != value
-            or (least is not None and value < least) or (above is not None and value <= above)
-            or (most is not None and value > most)):
+MOST_COUNT = 2 ** 63 - 1
+"""The largest count: TensorFlow counts in int64."""
+
+MOST_INT32 = 2 ** 31 - 1
+"""The largest count of a field of TensorFlow's protocol buffers."""
+
+MOST_NUMBER = float(np.finfo(np.float32).max)
+"""The largest number, unless a call names another one: TensorFlow computes with it in float32."""
+
+
+def check_number(name: str, value: typing.Any, least: typing.Optional[float] = None,
+                 above: typing.Optional[float] = None, most: float = MOST_NUMBER,
+                 expected: str = 'a number') -> None:
+    """Raises `InvalidArgumentError` unless `value` is a number within the bounds; NaN never is.
+
+    A number that becomes 0 in float32 is not above 0.
+    """
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
+    if not is_number or not -MOST_NUMBER <= value <= most:
+        raise InvalidArgumentError('%s=%.80r: expected %s.' % (name, value, expected))
+    is_too_small = least is not None and value < least
+    is_not_above = above is not None and np.float32(value) <= above
+    if is_too_small or is_not_above:
         raise InvalidArgumentError('%s=%.80r: expected %s.' % (name, value, expected))
 
 
-def check_count(name, value, least=1):
-    """Raises `InvalidArgumentError` unless `value` is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+def check_count(name: str, value: typing.Any, least: int = 1, most: int = MOST_COUNT) -> None:
+    """Raises `InvalidArgumentError` unless `value` is a whole number from `least` to `most`."""
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_whole or value < least:
         raise InvalidArgumentError('%s=%.80r: expected a whole number of at least %d.'
                                    % (name, value, least))
+    if value > most:
+        raise InvalidArgumentError('%s=%.80r: expected a whole number of at most %d.'
+                                   % (name, value, most))
 
 
 def check_graph_mode(what):
@@ -83,7 +106,8 @@ def check_config(config):
 
 def check_session(session, graph):
     """Raises `InvalidArgumentError` unless `session` is a session of `graph`."""
-    if not hasattr(session, 'run') or not hasattr(session, 'graph'):
+    is_other = isinstance(session, (type, tf.Operation))  # which have a method run, too
+    if is_other or not hasattr(session, 'run') or not hasattr(session, 'graph'):
         raise InvalidArgumentError('session=%.80r of type %s: expected a tf.Session.' % (
             session, type(session).__name__))
     if session.graph is not graph:
@@ -117,14 +141,32 @@ def check_instance(name, value, kind, expected):
             ', not the class' if isinstance(value, type) else ''))
 
 
-def directory_name(name, value, expected='the name of a directory'):
-    """A string or an `os.PathLike` as a string; raises `InvalidArgumentError` for anything else."""
+# As on Linux and macOS; a store such as gs:// may have longer names in a path.
+_MOST_BYTES_OF_A_NAME, _MOST_BYTES_OF_A_PATH = 255, 4095
+
+
+def directory_name(name: str, value: typing.Any, expected: str = 'the name of a directory') -> str:
+    """A string or an `os.PathLike` as a string, such as TensorFlow and the system can open.
+
+    Raises:
+      InvalidArgumentError: something else; a text that has no UTF-8 (a lone surrogate) or has a
+        NUL; or a name that is too long.
+    """
     try:
         path = os.fspath(value)
     except TypeError:
         path = None
     if not isinstance(path, str) or not path:
         raise InvalidArgumentError('%s=%.80r: expected %s.' % (name, value, expected))
+    encoded = path.encode('utf-8', 'surrogatepass')
+    if b'\0' in encoded or encoded != path.encode('utf-8', 'replace'):
+        raise InvalidArgumentError('%s=%.80r: expected %s, in UTF-8 and without a NUL: TensorFlow '
+                                   'opens no other.' % (name, value, expected))
+    longest_name = 0 if '://' in path else max(map(len, encoded.split(b'/')))
+    if longest_name > _MOST_BYTES_OF_A_NAME or len(encoded) > _MOST_BYTES_OF_A_PATH:
+        raise InvalidArgumentError('%s=%.80r: expected %s, of at most %d bytes from one / to the '
+                                   'next, and this has %d.' % (
+                                       name, value, expected, _MOST_BYTES_OF_A_NAME, len(encoded)))
     return path
 
 
@@ -151,6 +193,30 @@ def listed_hooks(name, hooks):
         check_instance('a hook among ' + name, hook, tf.train.SessionRunHook,
                        'a tf.train.SessionRunHook')
     return list(hooks)
+
+
+def listed_variables(name: str, variables: typing.Any) -> list:
+    """The variables of a list, a Keras variable as its value, each once.
+
+    Raises:
+      InvalidArgumentError: something else than a list; a variable of another graph, or twice.
+    """
+    check_instance(name, variables, (list, tuple), 'a list of variables')
+    found = [compat.keras_variable_value(variable) for variable in variables]
+    names = set()
+    for variable in found:
+        if not isinstance(variable, compat.VARIABLE_TYPES):
+            raise InvalidArgumentError('%s holds %.80r of type %s: expected variables.'
+                                       % (name, variable, type(variable).__name__))
+        # A variable that was made eagerly has no graph.
+        if getattr(variable, 'graph', None) is not tf.get_default_graph():
+            raise InvalidArgumentError('%s holds %r, which belongs to another graph.'
+                                       % (name, variable.name.partition(':')[0]))
+        if variable.name in names:
+            raise InvalidArgumentError('%s holds %r twice: expected each variable once.'
+                                       % (name, variable.op.name))
+        names.add(variable.name)
+    return found
 
 
 def scalar_tensors(name, values):

@@ -57,7 +57,7 @@ def check_optimizer(optimizer, argument='optimizer', or_else='or None to evaluat
     Its text has the argument's name, and `or_else`, which other values are allowed.
     """
     if isinstance(optimizer, type):
-        raise InvalidArgumentError('%s=%r is a class: pass an instance, such as '
+        raise InvalidArgumentError('%s=%.80r is a class: pass an instance, such as '
                                    'tf.train.AdamOptimizer(0.001).' % (argument, optimizer))
     if isinstance(optimizer, (tf.train.Optimizer, GradientsOfModel)):
         return
@@ -65,7 +65,7 @@ def check_optimizer(optimizer, argument='optimizer', or_else='or None to evaluat
     if not (hasattr(optimizer, 'compute_gradients') and hasattr(optimizer, 'apply_gradients')
             and 'global_step' in inspect.signature(optimizer.apply_gradients).parameters):
         raise InvalidArgumentError(
-            '%s=%r has no compute_gradients(loss, var_list) and apply_gradients(pairs, '
+            '%s=%.80r has no compute_gradients(loss, var_list) and apply_gradients(pairs, '
             'global_step): expected a tf.train.Optimizer (Keras optimizers are none)%s.' % (
                 argument, optimizer, ', ' + or_else if or_else else ''))
 

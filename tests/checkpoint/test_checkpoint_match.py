@@ -43,6 +43,20 @@ def test_the_model_that_wrote_it_fits_and_restores(prefix, use_resource):
             np.testing.assert_array_equal(values, expected, variable.name)
 
 
+def test_what_is_no_list_of_variables():
+    weights = tf.get_variable('weights', [2])
+    with tf.Graph().as_default():
+        other = tf.get_variable('other', [2])
+    for function in (check_fits, init_from):
+        for variables in (weights, tf.ones([2]), np.array(3), 'weights', tf.Variable, 3):
+            assert message(InvalidArgumentError, function, PUBLISHED[0], variables).endswith(
+                ': expected a list of variables, or a dict from names to them.')
+        assert message(InvalidArgumentError, function, PUBLISHED[0], [other]) == (
+            "variables holds 'other', which belongs to another graph.")
+        assert 'a name in variables=3' in message(
+            InvalidArgumentError, function, PUBLISHED[0], {3: weights})
+
+
 def test_another_model_is_refused_with_the_names_that_differ():
     prefix = PUBLISHED[0]
     with tf.variable_scope('net'):

@@ -189,6 +189,9 @@ def test_a_step_counts_once_for_decay():
     (dict(remainder='drop', num_towers=3), "a batch that divides, or remainder='weight'"),
     (dict(same_shards=True, num_towers=9), 'too few'),
     (dict(num_towers=3), 'does not divide'),
+    (dict(num_towers=3, model_fn=lambda x, y: None), 'does not divide'),  # before any step
+    (dict(num_towers=100000), 'num_towers=100000: expected a whole number of at most 10000'),
+    (dict(num_towers=10 ** 30), 'expected a whole number of at most 10000'),
     (dict(model_fn=lambda x, y: None), 'returned None'),
     (dict(inputs=(object(), 1)), 'expected arrays')])
 def test_misuse(options, text):

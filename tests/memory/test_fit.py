@@ -37,6 +37,27 @@ def test_no_more_than_the_examples_that_there_are():
         towers.largest_batch(built, 10 ** 9, 1)
 
 
+def test_limits_that_are_whole_floats():
+    built, _ = build(8)
+    assert towers.largest_batch(built, 20e6) == towers.largest_batch(built, 20 * 10 ** 6)
+    assert towers.largest_batch(built, 20e6).limit == 20 * 10 ** 6
+    for limit in (0.5, 20e6 + 0.5, 0., float('inf')):
+        with pytest.raises(InvalidArgumentError, match='expected a whole number of bytes, such as'):
+            towers.largest_batch(built, limit)
+
+
+def test_it_says_where_the_search_ends(monkeypatch):
+    built, _ = build(8)
+    fitted = towers.largest_batch(built, 20e6)
+    assert not fitted.ends_search and 'more may fit' not in str(fitted)
+    monkeypatch.setattr(fit, 'MOST_PER_TOWER', fitted.per_tower // 2)
+    ended = towers.largest_batch(built, 20e6)
+    assert fitted.per_tower // 2 * 0.98 < ended.per_tower <= fitted.per_tower // 2
+    assert ended.ends_search
+    assert str(ended).endswith('; the search ends here, and more may fit')
+    assert not towers.largest_batch(built, 20e6, 8).ends_search
+
+
 def test_micro_batches_are_called_so():
     built, _ = build(12, 2, memory=towers.Memory(accumulate=3))
     fitted = towers.largest_batch(built, 10 ** 9, 60)

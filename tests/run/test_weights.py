@@ -66,6 +66,33 @@ def test_averages_are_those_worked_out_by_hand():
                                by_hand([0., 1., 2., 3., 4., 5., 6.]), rtol=1e-6)
 
 
+def test_what_it_does_not_average():
+    """All is said before an average is made."""
+    step = tf.train.get_or_create_global_step()
+    weights = tf.get_variable('weights', [2])
+    counts = tf.get_variable('counts', [2], tf.int64, tf.zeros_initializer())
+    with tf.Graph().as_default():
+        other, other_op = tf.get_variable('other', [2]), tf.no_op(name='step')
+    train_op = tf.no_op()
+    for op, variables, text in (
+            (None, [weights], 'train_op=None of type NoneType: expected the operation that updates'),
+            (other_op, [weights], "train_op is 'step' of another graph"),
+            (train_op, weights, 'expected a list of variables'),
+            (train_op, [], 'variables=[]: expected the variables to average'),
+            (train_op, [weights, None], 'variables holds None of type NoneType'),
+            (train_op, [weights, weights], "variables holds 'weights' twice"),
+            (train_op, [other], "variables holds 'other', which belongs to another graph"),
+            (train_op, [counts], "variables holds 'counts' of type int64: expected variables of")):
+        with pytest.raises(InvalidArgumentError) as caught:
+            WeightAverages(0.9, step).update_after(op, variables)
+        assert text in str(caught.value)
+    assert len(tf.global_variables()) == 3
+    averages = WeightAverages(0.9, step)
+    averages.update_after(train_op, [weights])
+    with pytest.raises(InvalidArgumentError, match='called before, for 1 variables'):
+        averages.update_after(train_op, [weights])
+
+
 def test_an_evaluation_takes_them_instead_of_weights():
     built, averages, train_op = build()
     before = {v.op.name for v in tf.global_variables()}

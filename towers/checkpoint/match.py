@@ -1,6 +1,6 @@
 """Compares a checkpoint with the variables of a graph: does all of it fit, or which part?"""
 
-import collections.abc
+import collections
 import os
 import re
 import typing
@@ -165,21 +165,35 @@ def _contents(prefix):
 
 def _wanted(variables):
     """OrderedDict from names in the checkpoint to (shape, type, variables: several if parts)."""
-    if variables is None:
-        variables = tf.global_variables()
-    if isinstance(variables, (str, bytes, type)) or not isinstance(
-            variables, collections.abc.Iterable):
-        raise InvalidArgumentError('variables=%.80r: expected a list of variables, or a dict from '
-                                   'names to them.' % (variables,))
-    named = list(variables.items()) if hasattr(variables, 'items') else [
-        (None, variable) for variable in variables]
     wanted = collections.OrderedDict()
-    for name, variable in named:
+    for name, variable in _named_variables(variables):
         check_instance('a variable among variables', variable, compat.VARIABLE_TYPES,
                        'a tf.Variable')
+        # A variable that was made eagerly has no graph.
+        if getattr(variable, 'graph', None) is not tf.get_default_graph():
+            raise InvalidArgumentError('variables holds %r, which belongs to another graph.'
+                                       % variable.name.partition(':')[0])
         whole, shape = compat.saved_as(variable) if name is None else (name, variable.shape)
         wanted.setdefault(whole, (shape, variable.dtype.base_dtype, []))[2].append(variable)
     return wanted
+
+
+def _named_variables(variables):
+    """`[(name in the checkpoint, or None for the variable's own, variable)]` of the argument."""
+    if variables is None:
+        return [(None, variable) for variable in tf.global_variables()]
+    if hasattr(variables, 'items'):
+        for name in variables:
+            check_instance('a name in variables', name, str, 'a string')
+        return list(variables.items())
+    try:
+        listed = None if isinstance(variables, (str, bytes, type)) else list(variables)
+    except TypeError:  # of one tensor or variable, too
+        listed = None
+    if listed is None:
+        raise InvalidArgumentError('variables=%.80r: expected a list of variables, or a dict from '
+                                   'names to them.' % (variables,))
+    return [(None, variable) for variable in listed]
 
 
 def _mismatch(name, shape, dtype, shapes, dtypes):
@@ -216,7 +230,7 @@ def _check_exclude(exclude, wanted):
     for scope in exclude:
         if not any(_is_under(name, scope) for name in wanted):
             raise InvalidArgumentError(
-                'exclude=%r: no variable has that name or scope; there are %s.'
+                'exclude=%.80r: no variable has that name or scope; there are %s.'
                 % (scope, some(sorted(wanted))))
 
 

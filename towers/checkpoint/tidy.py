@@ -18,7 +18,7 @@ _TEMPORARY_FILE = re.compile(r'\.tempstate\d+$|^checkpoint\.tmp[0-9a-f]{32}$'
 _DATA_FILE = re.compile(r'^(.+\.ckpt(?:-\d+)?)\.data-\d{5}-of-\d{5}$')
 
 
-def tidy_directory(directory: str, newest: str) -> typing.List[str]:
+def tidy_directory(directory: str, newest: typing.Optional[Newest]) -> typing.List[str]:
     """Brings a directory into order before a run writes into it.
 
     Removes the leftovers of a killed writer: files under the temporary names that TF uses, and data
@@ -29,7 +29,7 @@ def tidy_directory(directory: str, newest: str) -> typing.List[str]:
 
     Args:
       directory: the folder of the checkpoints.
-      newest: the result of `newest_checkpoint`.
+      newest: the result of `newest_checkpoint`: a `Newest`, or None for no checkpoint.
 
     Returns:
       List of lines that say what was done; empty if there was nothing to do.

@@ -38,7 +38,7 @@ def parse_tf_config(text: str) -> Task:
     job = _job_named(task.get('type', 'worker'))
     for name in sorted(jobs) + [job]:
         if name not in JOBS:
-            raise ClusterError('TF_CONFIG has a job %r: expected some of %s.' % (
+            raise ClusterError('TF_CONFIG has a job %.80r: expected some of %s.' % (
                 name, ', '.join(JOBS)))
     chiefs = jobs.get('chief', [])
     if len(chiefs) > 1:
@@ -89,6 +89,9 @@ def _read(text: str) -> typing.Tuple[dict, dict]:
 
     Raises `ClusterError` for a text that has no such objects.
     """
+    if not isinstance(text, str):
+        raise ClusterError('TF_CONFIG=%.80r of type %s: expected a text, %s.' % (
+            text, type(text).__name__, _FORM))
     try:
         config = json.loads(text if text.strip() else '{}')
         cluster = config.get('cluster') or {}

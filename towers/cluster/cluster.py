@@ -1,5 +1,6 @@
 """`Cluster`: which machines train together, how, and which of them this process is."""
 
+import collections.abc
 import inspect
 import os
 import typing
@@ -131,7 +132,9 @@ class Cluster(_Fields):
         """
         if environment is None:
             environment = os.environ
-        task = parse_tf_config(environment.get('TF_CONFIG') or '{}')
+        check_instance('environment', environment, collections.abc.Mapping,
+                       'a dict of environment variables, or None')
+        task = parse_tf_config(environment.get('TF_CONFIG', '{}'))
         given = {name: value for name, value in fields.items() if value is not None}
         for name in sorted(task._fields):
             if name in given:
@@ -215,6 +218,7 @@ class Cluster(_Fields):
 
     def session_config(self, config: tf.ConfigProto) -> tf.ConfigProto:
         """A copy of a `tf.ConfigProto` with the settings of the cluster."""
+        check_instance('config', config, tf.ConfigProto, 'a tf.ConfigProto')
         changed = tf.ConfigProto()
         changed.CopyFrom(config)
         del changed.device_filters[:]
@@ -353,5 +357,5 @@ def _check_places(cluster: Cluster) -> None:
     is_in_cluster = cluster.job == 'evaluator' or (is_number and rank < num_tasks)
     if not is_number or not is_in_cluster:
         numbers = '%d of them, from 0' % num_tasks if num_tasks else 'none of them'
-        raise ClusterError('%s %r is none of the cluster, which has %s.' % (
+        raise ClusterError('%s %.80r is none of the cluster, which has %s.' % (
             cluster.job, rank, numbers))

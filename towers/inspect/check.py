@@ -17,9 +17,9 @@ from towers.errors import InputError, InvalidArgumentError
 from towers.inspect.check_machines import run_machines
 from towers.inspect.check_report import TowersReport, report_on
 from towers.inspect.check_runs import map_leaves, run_one_device, run_towers
-from towers.placement.devices import resolve_devices
+from towers.placement.devices import MOST_TOWERS, resolve_devices
 from towers.placement.tower_device import all_devices
-from towers.tower.shards import checked_shares
+from towers.tower.shards import checked_shares, checked_size
 
 OPTIONS = ('devices', 'remainder', 'variables', 'regularization', 'update_ops', 'copies', 'memory',
            'pipeline', 'batch_norm')
@@ -94,9 +94,9 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
     check_function('make_optimizer', functools.partial(make_optimizer) if isinstance(
         make_optimizer, type) else make_optimizer, 0, 'a function that makes the optimizer, such '
                    'as lambda: tf.train.AdamOptimizer(0.001), since there are two graphs')
-    for name, value, least in (('num_towers', num_towers, 1), ('steps', steps, 1),
-                               ('seed', seed, 0)):
-        check_count(name, value, least)
+    check_count('num_towers', num_towers, most=MOST_TOWERS)
+    check_count('steps', steps)
+    check_count('seed', seed, least=0)
     if tolerance is not None:
         check_number('tolerance', tolerance, 0, expected='None or a number of at least 0')
     check_flag('same_shards', same_shards)
@@ -108,6 +108,8 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
         num_towers, workers, of = len(devices), 1, 'towers'
         _check_devices(devices, options)
         shares = options['shares'] = checked_shares(shares, num_towers, 'towers')
+        if not same_shards:
+            _check_divides(inputs, shares, options)
     else:
         workers, of, shares = len(machines.shares), 'workers', machines.shares
     if same_shards and len(set(shares)) > 1:
@@ -139,6 +141,18 @@ def _check_devices(devices, options):
         raise InvalidArgumentError('devices=%r: expected at least 2 towers to compare with one '
                                    'device; or memory=, or several devices for '
                                    'the one.' % (devices,))
+
+
+def _check_divides(inputs, shares, options):
+    """Raises `InputError` for a sample batch that the towers do not divide, before any step."""
+    counts = []
+
+    def count(leaf):
+        if not isinstance(leaf, tf.SparseTensorValue) and np.ndim(leaf):
+            counts.append(np.shape(leaf)[0])
+    map_leaves(count, inputs)
+    if counts:  # others are refused by the build
+        checked_size(np.empty(counts[0]), shares, options.get('remainder', 'error'), 'towers')
 
 
 def _check_inputs(inputs):

@@ -1,26 +1,26 @@
 """The account beside the measurement, the largest batch that fits, and advice where none does."""
 
-import collections
 import contextlib
+import numbers
 import re
 import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
-from towers.arguments import check_count, check_instance, check_say, directory_name
+from towers.arguments import (check_count, check_instance, check_number, check_say,
+                              directory_name)
 from towers.errors import InvalidArgumentError, MeasurementError, OutOfMemoryError
-from towers.memory.account import memory_account
-from towers.memory.measure import (called_build, check_build, device_limit, draw, figure_class,
-                                   is_out_of_memory, measure_memory)
+from towers.memory.account import MemoryAccount, memory_account
+from towers.memory.measure import (MeasuredMemory, called_build, check_build, device_limit, draw,
+                                   figure_class, is_out_of_memory, measure_memory)
 from towers.placement.devices import is_gpu, short_name
 
 MOST_PER_TOWER = 1 << 16  # examples, the end of the search
 _TRIES = 6
 
 
-class FittedBatch(collections.namedtuple('FittedBatch', 'batch_size per_tower limit account '
-                                         'measured micro_batches')):
+class FittedBatch(typing.NamedTuple):
     """The largest batch that fits; `print(fitted)` says why.
 
     Attributes:
@@ -30,27 +30,41 @@ class FittedBatch(collections.namedtuple('FittedBatch', 'batch_size per_tower li
       account: `MemoryAccount` of that batch.
       measured: `MeasuredMemory`; None where no step was run, or TensorFlow did not count.
       micro_batches: how many micro-batches each tower's examples are cut into.
+      ends_search: whether more may fit: the search ends at 65,536 examples a tower.
     """
-    __slots__ = ()
+    batch_size: int
+    per_tower: int
+    limit: int
+    account: MemoryAccount
+    measured: typing.Optional[MeasuredMemory]
+    micro_batches: int
+    ends_search: bool
 
     def __str__(self):
+        micro_batches = ''
+        if self.micro_batches > 1:
+            micro_batches = ' in %d micro-batches' % self.micro_batches
         text = 'batch %d, %d a tower%s: %.1f MB predicted of %.1f MB' % (
-            self.batch_size, self.per_tower, '' if self.micro_batches == 1 else
-            ' in %d micro-batches' % self.micro_batches, self.account.peak / 1e6, self.limit / 1e6)
+            self.batch_size, self.per_tower, micro_batches, self.account.peak / 1e6,
+            self.limit / 1e6)
         if self.measured is not None:
             text += ', %.1f MB measured' % (self.measured.peak / 1e6)
+        if self.ends_search:
+            text += '; the search ends here, and more may fit'
         return text
 
 
-def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[int] = None,
+def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[float] = None,
                   most: typing.Optional[int] = None) -> FittedBatch:
     """The largest batch that fits by the account: nothing is run.
 
     Args:
       built: the result of `build_towers`, at any batch size.
       memory_limit: bytes that a step may take of each memory (of a GPU's, or of the one memory that
-        all CPUs of the process share); None: all that the devices have.
-      most: the largest batch to consider (the size of the data set, say), or None.
+        all CPUs of the process share), a whole number, such as `50e6`; None: all that the devices
+        have.
+      most: the largest batch to consider (the size of the data set, say), or None. The search ends
+        at 65,536 examples a tower, and the result says so.
 
     Returns:
       `FittedBatch`: a multiple of the sum of the build's `shares`, of equal shards without them.
@@ -60,34 +74,46 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[int] = None,
       InvalidArgumentError: `most` is less than one example a tower, or a micro-batch.
     """
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
-    _check_counts(memory_limit=memory_limit, most=most)
-    limit = memory_limit or device_limit(built.devices)
-    count = sum(built.plan.shares)
+    limit = _checked_limit(memory_limit)
+    if most is not None:
+        check_count('most', most)
+    return _largest_batch(built, limit or device_limit(built.devices), most)
+
+
+def _largest_batch(built, limit, most):
+    """`largest_batch` of checked arguments, by doubling and then by halves, to 1/64 of it."""
+    examples_of_one = sum(built.plan.shares)  # the examples of a step in which the least part has 1
     micro_batches = 1 + max(tower.micro_batch for tower in built.towers)
     part = 'tower' if micro_batches == 1 else 'micro-batch'
-    if most is not None and most < count:
+    if most is not None and most < examples_of_one:
         raise InvalidArgumentError('most=%d examples leave some of %d %ss without one.' % (
-            most, count, part))
-    most_of_each = min((most or count * MOST_PER_TOWER) // count, MOST_PER_TOWER)
-    account = memory_account(built, count)
+            most, examples_of_one, part))
+    end = MOST_PER_TOWER
+    if most is not None:
+        end = min(end, most // examples_of_one)
+    account = memory_account(built, examples_of_one)
     if account.peak > limit:
         raise OutOfMemoryError(
             'not one example a %s fits: a step of %d takes %.1f MB by the account, and there '
             'are %.1f MB. The largest: %s.' % (
-                part, count, account.peak / 1e6, limit / 1e6, account.largest()))
-    good, too_many = 1, most_of_each + 1
-    while too_many - good > max(1, good // 64):
-        guess = min(2 * good, (good + too_many) // 2)
-        guessed = memory_account(built, guess * count)
+                part, examples_of_one, account.peak / 1e6, limit / 1e6, account.largest()))
+    fitting, too_many = 1, end + 1
+    while too_many - fitting > max(1, fitting // 64):
+        guess = min(2 * fitting, (fitting + too_many) // 2)
+        guessed = memory_account(built, guess * examples_of_one)
         if guessed.peak <= limit:
-            good, account = guess, guessed
+            fitting, account = guess, guessed
         else:
             too_many = guess
-    return FittedBatch(good * count, good * micro_batches * max(built.plan.shares), limit, account,
-                       None, micro_batches)
+    return FittedBatch(
+        batch_size=fitting * examples_of_one,
+        per_tower=fitting * micro_batches * max(built.plan.shares), limit=limit, account=account,
+        measured=None, micro_batches=micro_batches,
+        ends_search=too_many > MOST_PER_TOWER)
 
 
-def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Optional[int] = None,
+def fit_batch_size(build: typing.Callable, first: int,
+                   memory_limit: typing.Optional[float] = None,
                    say: typing.Optional[typing.Callable] = None,
                    config: typing.Optional[typing.Callable] = None,
                    most: typing.Optional[int] = None) -> FittedBatch:
@@ -114,14 +140,17 @@ def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Opti
     """
     check_build(build, config)
     check_count('first', first)
-    _check_counts(memory_limit=memory_limit, most=most)
+    limit = _checked_limit(memory_limit)
+    if most is not None:
+        check_count('most', most)
     check_say(say, optional=True)
     say = say or (lambda line: None)
     with tf.Graph().as_default():
         built, _ = called_build(build, first)
-        goal = limit = memory_limit or device_limit(built.devices)
+        limit = limit or device_limit(built.devices)
+        goal = limit
         for _ in range(_TRIES):
-            fitted = largest_batch(built, goal, most)._replace(limit=limit)
+            fitted = _largest_batch(built, goal, most)._replace(limit=limit)
             try:
                 fitted = fitted._replace(measured=_run(build, fitted.batch_size, config))
             except tf.errors.ResourceExhaustedError as error:
@@ -151,14 +180,23 @@ def _run(build, batch_size, config):
             return None
 
 
-def _check_counts(**given):
-    for name, value in given.items():
-        if value is not None:
-            check_count(name, value)
+def _checked_limit(memory_limit):
+    """`memory_limit` in bytes, an int; None for None. A float such as `50e6` may be whole, too."""
+    if isinstance(memory_limit, numbers.Real) and not isinstance(memory_limit, numbers.Integral):
+        check_number('memory_limit', memory_limit, least=1, expected=_BYTES)
+        if memory_limit != int(memory_limit):
+            raise InvalidArgumentError('memory_limit=%r: expected %s.' % (memory_limit, _BYTES))
+        return int(memory_limit)
+    if memory_limit is not None:
+        check_count('memory_limit', memory_limit)
+    return memory_limit
+
+
+_BYTES = 'a whole number of bytes, such as 50e6, or None'
 
 
 def memory_report(build: typing.Callable, batch_size: int,
-                  memory_limit: typing.Optional[int] = None, path: typing.Optional[str] = None,
+                  memory_limit: typing.Optional[float] = None, path: typing.Optional[str] = None,
                   config: typing.Optional[typing.Callable] = None,
                   say: typing.Callable = print) -> None:
     """Predicts and measures a step's memory at 1/4, 1/2, 1 and 2 times a batch size.
@@ -183,12 +221,13 @@ def memory_report(build: typing.Callable, batch_size: int,
         figure_class()
     check_build(build, config)
     check_count('batch_size', batch_size)
-    _check_counts(memory_limit=memory_limit)
+    limit = _checked_limit(memory_limit)
     check_say(say)
     with tf.Graph().as_default():
         built, _ = called_build(build, batch_size)
         say(str(built.plan))
-        limit = memory_limit or device_limit(built.devices, config(built) if config else None)
+        if limit is None:
+            limit = device_limit(built.devices, config(built) if config else None)
         say(str(memory_account(built, batch_size)))
     unit = sum(built.plan.shares)
     accounts, measured = [], []
@@ -231,7 +270,7 @@ _NODE = re.compile(r'\{\{node ([^}]+)\}\}|\[\[(?:node )?([^\s\]{]+)')
 
 @contextlib.contextmanager
 def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] = None,
-                            memory_limit: typing.Optional[int] = None,
+                            memory_limit: typing.Optional[float] = None,
                             batch_size: typing.Optional[int] = None) -> typing.Iterator[None]:
     """A context in which a step that runs out of memory raises an `OutOfMemoryError` with advice.
 
@@ -251,7 +290,9 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if directory is not None:
         directory_name('directory', directory, 'the name of a directory, or None')
-    _check_counts(memory_limit=memory_limit, batch_size=batch_size)
+    limit = _checked_limit(memory_limit)
+    if batch_size is not None:
+        check_count('batch_size', batch_size)
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:
@@ -259,7 +300,7 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
             raise
         lines = [_request(error, built)]
         if batch_size is not None or built.plan.batch_size is not None:
-            lines += _advice(built, batch_size, memory_limit or device_limit(built.devices))
+            lines += _advice(built, batch_size, limit or device_limit(built.devices))
         checkpoint = tf.train.latest_checkpoint(directory) if directory else None
         if checkpoint:
             lines.append('Nothing of this step was saved; the run goes on from %s.' % checkpoint)
@@ -287,7 +328,7 @@ def _advice(built, batch_size, limit):
              'MB. The largest of it: %s.' % (
                  account.batch_size, account.peak / 1e6, limit / 1e6, account.largest())]
     try:
-        fitted = largest_batch(built, limit)
+        fitted = _largest_batch(built, limit, None)
     except OutOfMemoryError:
         return lines + ['No batch fits, not one example a tower.']
     pieces = max(2, -(-account.batch_size // fitted.batch_size))

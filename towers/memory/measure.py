@@ -37,6 +37,7 @@ class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments bat
 
     def against(self, account: MemoryAccount) -> str:
         """A line with the peak of a `MemoryAccount`, the measured peak, and the error."""
+        check_instance('account', account, MemoryAccount, 'what memory_account returned')
         return 'batch %s: predicted %.1f MB, measured %.1f MB, error %+.1f %%' % (
             '?' if account.batch_size is None else account.batch_size, account.peak / 1e6,
             self.peak / 1e6, 100 * (account.peak / float(self.peak) - 1.))
@@ -70,7 +71,8 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     check_feed(feed_dict)
     check_config(config)
-    if session is not None and (isinstance(session, type) or not hasattr(session, 'run')):
+    is_other = isinstance(session, (type, tf.Operation))  # which have a method run, too
+    if session is not None and (is_other or not hasattr(session, 'run')):
         raise InvalidArgumentError('session=%.80r of type %s: expected a tf.Session, or None.' % (
             session, type(session).__name__))
     start = _checked_start('start', start)

@@ -8,7 +8,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import check_count, check_flag, check_number
+from towers.arguments import MOST_INT32, check_count, check_flag, check_number
 from towers.errors import DeviceError, InvalidArgumentError
 from towers.placement.tower_device import StagedDevices, all_devices, stages_of
 
@@ -84,13 +84,13 @@ def _resolved(devices: typing.Any, check: bool, allow_repeated: bool) -> typing.
         return _first_devices(int(devices), gpus, check)
     if not isinstance(devices, (str, list, tuple)):
         raise InvalidArgumentError(
-            'devices=%r: expected None, a number of devices, or device names such as '
+            'devices=%.80r: expected None, a number of devices, or device names such as '
             "['/gpu:0', '/gpu:2']." % (devices,))
     entries = devices.split(',') if isinstance(devices, str) else devices
     resolved = tuple(_devices_of_tower(entry) for entry in entries)
     stage_counts = {len(stages_of(device)) for device in resolved}
     if len(stage_counts) != 1:
-        raise DeviceError('devices=%r: expected one device or more (None for every visible GPU), '
+        raise DeviceError('devices=%.80r: expected one device or more (None for every visible GPU), '
                           'and as many devices for each tower.' % (devices,))
     _check_repeated(resolved, devices, allow_repeated)
     if check:
@@ -129,7 +129,7 @@ def _check_repeated(resolved: typing.Sequence[str], devices: typing.Any,
     repeated = sorted(name for name, count in counts.items() if count > 1)
     if not repeated or (allow_repeated and all(map(_has_different_stages, resolved))):
         return
-    raise DeviceError('%s is named %d times in devices=%r: give each tower a device of its '
+    raise DeviceError('%s is named %d times in devices=%.80r: give each tower a device of its '
                       'own, or pass resolve_devices(…, allow_repeated=True) to put several on '
                       'one.' % (short_name(repeated[0]), counts[repeated[0]], devices))
 
@@ -147,7 +147,7 @@ def canonical_device(name: str) -> str:
     except (ValueError, AttributeError, TypeError):
         is_one_device = False
     if not is_one_device or spec.device_index < 0:
-        raise DeviceError("%r is not the name of one device: expected '/gpu:0', '/cpu:1' or "
+        raise DeviceError("%.80r is not the name of one device: expected '/gpu:0', '/cpu:1' or "
                           "'/job:worker/task:0/gpu:0', with a number." % (name,))
     if spec.job == 'localhost' and not spec.task and not spec.replica:
         spec = tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
@@ -228,9 +228,9 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
     """
     check_flag('allow_growth', allow_growth)
     if intra_op_threads is not None:
-        check_count('intra_op_threads', intra_op_threads, least=0)
+        check_count('intra_op_threads', intra_op_threads, least=0, most=MOST_INT32)
     if inter_op_threads is not None:
-        check_count('inter_op_threads', inter_op_threads, least=0)
+        check_count('inter_op_threads', inter_op_threads, least=0, most=MOST_INT32)
     if memory_fraction is not None:
         check_number('memory_fraction', memory_fraction, above=0, most=1,
                      expected="a part of a GPU's memory, above 0 and up to 1, or None")

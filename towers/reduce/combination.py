@@ -114,7 +114,7 @@ def align(tower_gradients: typing.Any) -> Aligned:
     variables first occur, without variables that have no gradient in any tower; makes no op."""
     if not isinstance(tower_gradients, (list, tuple)) or not tower_gradients:
         raise GradientError('combine_gradients expects a list with one list of (gradient, '
-                            'variable) pairs a tower, and got %r.' % (tower_gradients,))
+                            'variable) pairs a tower, and got %.80r.' % (tower_gradients,))
     by_variable: typing.Dict[str, tuple] = {}  # in the order in which variables first occur
     for tower, pairs in enumerate(tower_gradients):
         for variable, gradient in _checked(pairs, tower).values():

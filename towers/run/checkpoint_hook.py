@@ -6,7 +6,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_count, check_instance, check_step_variable, directory_name
+from towers.arguments import MOST_INT32, check_count, check_instance, check_step_variable, directory_name
 from towers.checkpoint.files import (STATE_FILE, describe_safe, files_of, first_line,
                                      list_checkpoints, names_in, newest_named, state_checkpoints,
                                      step_of)
@@ -30,7 +30,7 @@ class CheckpointHook(tf.train.SessionRunHook):
     process writes to (`hold_directory`).
     """
 
-    def __init__(self, directory: str, global_step: typing.Optional[tf.Variable],
+    def __init__(self, directory: str, global_step: tf.Variable,
                  save_steps: int = 500, *, keep: typing.Optional[int] = 5,
                  saver: typing.Optional[tf.train.Saver] = None, listeners: typing.Sequence = ()):
         """
@@ -54,7 +54,7 @@ class CheckpointHook(tf.train.SessionRunHook):
         """
         check_count('save_steps', save_steps)
         if keep is not None:
-            check_count('keep', keep)
+            check_count('keep', keep, most=MOST_INT32)
         check_step_variable(global_step)
         if saver is not None:
             check_instance('saver', saver, tf.train.Saver, 'a tf.train.Saver')

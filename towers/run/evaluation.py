@@ -210,7 +210,7 @@ class EvaluationHook(tf.train.SessionRunHook):
       latest: what `Evaluation.run` returned last, a dict; or None.
     """
 
-    def __init__(self, evaluation: typing.Any, global_step: typing.Optional[tf.Variable],
+    def __init__(self, evaluation: typing.Any, global_step: tf.Variable,
                  every_steps: typing.Optional[int] = None, listeners: typing.Sequence = (),
                  stop_at: typing.Optional[tuple] = None,
                  skip_end: typing.Optional[typing.Callable] = None):

@@ -2,7 +2,6 @@
 the same for every number of towers."""
 
 import math
-import sys
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -29,10 +28,13 @@ def scale_learning_rate(base: float, num_towers: int, rule: str) -> float:
     Raises:
       InvalidArgumentError: an argument out of range.
     """
-    check_number('base', base, above=0, most=sys.float_info.max, expected='a number above 0')
+    check_number('base', base, above=0, expected='a number above 0')
     check_count('num_towers', num_towers)
     check_choice('rule', rule, RULES)
-    return float(base * {'none': 1, 'sqrt': math.sqrt(num_towers), 'linear': num_towers}[rule])
+    factor = {'none': 1, 'sqrt': math.sqrt(num_towers), 'linear': num_towers}[rule]
+    check_number('base=%r and num_towers=%d, as a rate' % (base, num_towers), base * factor,
+                 expected='a rate that fits a float32')
+    return float(base * factor)
 
 
 class LearningRate(object):

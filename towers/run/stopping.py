@@ -9,6 +9,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.arguments import check_count
 from towers.errors import InvalidArgumentError
 
 
@@ -77,7 +78,12 @@ class StopOnSignalHook(tf.train.SessionRunHook):
 
     def stop(self, number: int, unused_frame: typing.Any = None) -> None:
         """Stops the session as the signal of that number would. It is the handler, too, which runs
-        in the main thread, when TensorFlow has returned from a step."""
+        in the main thread, when TensorFlow has returned from a step.
+
+        Raises:
+          InvalidArgumentError: it is no number of a signal.
+        """
+        check_count('number', number, most=signal.NSIG - 1)
         if self.received is None:
             self.received = number
 

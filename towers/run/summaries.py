@@ -49,6 +49,7 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None,
         scalar_tensors('learning_rate', {'rate': learning_rate})
     elif learning_rate is not None:
         check_number('learning_rate', learning_rate, expected='a scalar tensor, a number, or None')
+        learning_rate = float(learning_rate)
     values = dict(with_parts('loss', built.loss))
     with tf.name_scope('summaries/'):
         if learning_rate is not None:
@@ -85,7 +86,7 @@ class SummaryHook(tf.train.SessionRunHook):
     """
 
     def __init__(self, summaries: typing.Sequence[tf.Tensor],
-                 global_step: typing.Optional[tf.Variable], logdir: str, summary_steps: int = 100,
+                 global_step: tf.Variable, logdir: str, summary_steps: int = 100,
                  *, graph: typing.Union[None, tf.Graph, tf.GraphDef] = None):
         """
         Args:
@@ -140,7 +141,15 @@ class SummaryHook(tf.train.SessionRunHook):
         self._writer.flush()  # before a checkpoint of this step is saved
 
     def evaluated(self, step: int, results: dict, seconds: float = 0.) -> None:
-        """Writes the results of an evaluation of a step: `test/accuracy`, …."""
+        """Writes the results of an evaluation of a step: `test/accuracy`, ….
+
+        Raises:
+          InvalidArgumentError: the hook is of no session yet, or the results are no dict.
+        """
+        if self._writer is None:
+            raise InvalidArgumentError('a SummaryHook writes from the moment that its session is '
+                                       'made: put it among the hooks of the session.')
+        check_instance('results', results, dict, 'a dict from names to numbers')
         self._writer.add_summary(tf.Summary(value=[
             tf.Summary.Value(tag='test/' + key, simple_value=float(value))
             for key, value in results.items() if key != 'examples']), step)

@@ -32,14 +32,14 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
-def training_session(directory: str, global_step: typing.Optional[tf.Variable],
+def training_session(directory: str, global_step: tf.Variable,
                      hooks: typing.Iterable, config: typing.Optional[tf.ConfigProto] = None, *,
                      last_hooks: typing.Iterable = (), save_steps: int = 500,
                      keep: int = 5, saver: typing.Optional[tf.train.Saver] = None,
                      listeners: typing.Sequence = (), recover: bool = False,
                      initial_values: typing.Any = None,
                      check: typing.Optional[typing.Callable] = None, built: typing.Any = None,
-                     memory_limit: typing.Optional[int] = None, member: typing.Any = None,
+                     memory_limit: typing.Optional[float] = None, member: typing.Any = None,
                      say: typing.Callable = print) -> typing.Iterator:
     """A `tf.train.MonitoredSession` for a run that can be killed at any moment and started again.
 

@@ -6,8 +6,8 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import (check_function, check_number, check_step_variable,
-                              directory_name)
+from towers.arguments import (check_function, check_instance, check_number, check_step_variable,
+                              directory_name, listed_variables)
 from towers.checkpoint.files import READ_ERRORS, counter_in, first_line
 from towers.checkpoint.match import check_fits
 from towers.errors import CheckpointError, InvalidArgumentError
@@ -16,6 +16,7 @@ from towers.graph.variable_access import variables_read
 from towers.placement.variable_device import only_device
 from towers.safe_files import folder_written_whole
 
+_MOST_DECAY = 1 - 2 ** -24  # the largest float32 below 1
 _TENSORS = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)  # as a signature takes them
 
 
@@ -28,20 +29,18 @@ class WeightAverages:
     `<variable>/ExponentialMovingAverage`.
     """
 
-    def __init__(self, decay: float, global_step: typing.Optional[tf.Variable]):
+    def __init__(self, decay: float, global_step: tf.Variable):
         """
         Args:
           decay: in (0, 1), such as 0.999.
           global_step: the variable that counts steps: t of the formula.
 
         Raises:
-          InvalidArgumentError: a decay outside of (0, 1).
+          InvalidArgumentError: a decay outside of (0, 1); no variable that counts steps.
         """
-        check_number('decay', decay, expected='a number between 0 and 1, such as 0.999')
+        check_number('decay', decay, above=0, most=_MOST_DECAY,
+                     expected='a number between 0 and 1, such as 0.999')
         check_step_variable(global_step)
-        if not 0 < decay < 1:
-            raise InvalidArgumentError('decay=%r: expected a number between 0 and 1, such as 0.999.'
-                                       % (decay,))
         self._averages = tf.train.ExponentialMovingAverage(float(decay), global_step)
         self._by_name = {}
 
@@ -55,7 +54,27 @@ class WeightAverages:
 
         Returns:
           The operation of a step: runs `train_op`, then updates the averages.
+
+        Raises:
+          InvalidArgumentError: no operation; no variables, or some of whole numbers, of another
+            graph, or twice; or a second call, since each variable has one average.
         """
+        check_instance('train_op', train_op, (tf.Operation, tf.Tensor),
+                       'the operation that updates the weights, such as built.train_op')
+        if train_op.graph is not tf.get_default_graph():
+            raise InvalidArgumentError('train_op is %r of another graph than the default one.'
+                                       % train_op.name)
+        variables = listed_variables('variables', variables)
+        if not variables:
+            raise InvalidArgumentError('variables=[]: expected the variables to average.')
+        for variable in variables:
+            if not variable.dtype.is_floating:
+                raise InvalidArgumentError('variables holds %r of type %s: expected variables of '
+                                           'floats.' % (variable.op.name,
+                                                        variable.dtype.base_dtype.name))
+        if self._by_name:
+            raise InvalidArgumentError('update_after was called before, for %d variables: pass all '
+                                       'in one call.' % len(self._by_name))
         with tf.control_dependencies([train_op]), only_device(train_op.device or None):
             updated = self._averages.apply(variables)
         self._by_name = {variable.op.name: self._averages.average(variable)

@@ -100,11 +100,11 @@ def _leaves(inputs):
                              '.get_next().' % (path, type(leaf).__name__))
         graph = getattr(leaf, 'graph', None)
         if graph is not None and graph is not tf.get_default_graph():
+            name = getattr(getattr(leaf, 'values', leaf), 'name', type(leaf).__name__)
             raise InputError('%s (%s) belongs to another graph than the default one: make the '
-                             'inputs and the towers under the same tf.Graph().'
-                             % (path, getattr(leaf, 'values', leaf).name))
+                             'inputs and the towers under the same tf.Graph().' % (path, name))
     if all(leaf is None for _, leaf in leaves):
-        raise InputError('inputs=%r holds no tensor: pass the tensors of one batch, [batch, ...] '
+        raise InputError('inputs=%.80r holds no tensor: pass the tensors of one batch, [batch, ...] '
                          'each.' % (inputs,))
     return leaves
 

@@ -91,6 +91,10 @@ def _value(x, kind):
             kind, x, 'floats' if kind == 'mean' else 'floats or integers',
             ', [rows, …]' if kind == 'concat' else ''))
     graph = compat.outermost_graph(tf.get_default_graph())
+    graph_of_x = getattr(x, 'graph', None)  # None of an eager tensor
+    if graph_of_x is not None and compat.outermost_graph(graph_of_x) is not graph:
+        raise ModelFunctionError('batch_%s(%s): the tensor is of another graph: expected one of '
+                                 'the model that is being built.' % (kind, x.name))
     call = current_call(graph)
     if call is None:
         return x

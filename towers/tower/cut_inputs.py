@@ -167,7 +167,7 @@ def staged(dataset: typing.Any, devices: typing.Union[None, int, str, typing.Seq
         return tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(
             lambda tensor: _cut(tensor, count), batch))
     with only_device('/cpu:0'):
-        iterator = compat.multi_device_iterator(dataset.flat_map(cut), names, buffer_size)
+        iterator = compat.multi_device_iterator(dataset.flat_map(cut), names, int(buffer_size))
         shards = iterator.get_next()
     tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
     return StagedInputs(shards, names, iterator.initializer)

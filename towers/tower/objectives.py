@@ -6,7 +6,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers import compat
+from towers.arguments import listed_variables
 from towers.errors import GradientError, InvalidArgumentError
 from towers.optimizers import GradientsOfModel
 
@@ -78,23 +78,17 @@ def with_parts(name, shaped):
 
 
 def checked_variables(variables, called):
-    """The variables of a `var_list`, each once, as a list; else `InvalidArgumentError`."""
+    """The variables that a function for `var_list` returned, each once, as a list.
+
+    Raises:
+      InvalidArgumentError: it returned something else.
+    """
     try:
-        variables = [compat.keras_variable_value(variable) for variable in variables]
+        variables = list(variables)
     except TypeError:
-        raise InvalidArgumentError('%s returned %r: expected a list of variables.'
+        raise InvalidArgumentError('%s returned %.80r: expected a list of variables.'
                                    % (called, variables)) from None
-    for place, variable in enumerate(variables):
-        if not isinstance(variable, compat.VARIABLE_TYPES):
-            raise InvalidArgumentError('%s holds %r of type %s: expected variables.'
-                                       % (called, variable, type(variable).__name__))
-        if variable.graph is not tf.get_default_graph():
-            raise InvalidArgumentError('%s holds %r, which belongs to another graph.'
-                                       % (called, variable.op.name))
-        if any(variable is each for each in variables[:place]):
-            raise InvalidArgumentError('%s holds %r twice: expected each variable once.'
-                                       % (called, variable.op.name))
-    return variables
+    return listed_variables(called, variables)
 
 
 def trained_variables(objectives):

@@ -2,6 +2,7 @@
 
 import collections
 import inspect
+import numbers
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -81,6 +82,9 @@ def to_model_output(returned, needs_loss, names=None):
             each, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES) for each in updates):
         raise ModelFunctionError('the model function returned updates=%.80r: expected a list of '
                                  'operations or tensors.' % (updates,))
+    for field in ('predictions', 'metrics', 'updates'):
+        _check_graph(field, getattr(output, field))
+    _check_metric_pairs(output.metrics)
     if output.loss is None:
         if needs_loss:
             raise ModelFunctionError(
@@ -90,6 +94,34 @@ def to_model_output(returned, needs_loss, names=None):
     if names is None and not isinstance(output.loss, dict):
         return output._replace(loss=_scalar_loss(output.loss))
     return output._replace(loss=_named_losses(output.loss, names, needs_loss))
+
+
+def _check_graph(field, values):
+    """Raises `ModelFunctionError` for a tensor or operation of another graph than the default."""
+    try:
+        fetches = fetches_in(values)
+    except TypeError as error:  # a dict whose keys have no order
+        raise ModelFunctionError('the model function returned %s=%.80r: %s.' % (
+            field, values, error)) from None
+    for fetch in fetches:
+        if fetch.graph is not tf.get_default_graph():
+            raise ModelFunctionError(
+                'the model function returned %r in its %s, which belongs to another graph: make it '
+                'in the model function.' % (fetch.name, field))
+
+
+def _check_metric_pairs(metrics):
+    """Raises `ModelFunctionError` for a pair of something else than a number and an update."""
+    tensors = (tf.Tensor,) + compat.VARIABLE_TYPES
+    if not isinstance(metrics, dict):
+        return  # refused where metrics are merged
+    for name, value in metrics.items():
+        if not isinstance(value, (tuple, list)) or len(value) != 2:
+            continue
+        has_number = isinstance(value[0], tensors + (numbers.Number, np.generic))
+        if not has_number or not isinstance(value[1], tensors + (tf.Operation,)):
+            raise ModelFunctionError('metric %r is the pair %.80r: expected the (value, update_op) '
+                                     'of tf.metrics.' % (name, tuple(value)))
 
 
 def _listed(names, after=''):
@@ -122,7 +154,7 @@ def _scalar_loss(loss, of_whom=''):
         graph = loss.graph
     if graph is not tf.get_default_graph() or not loss.dtype.is_floating or loss.shape.ndims != 0:
         raise ModelFunctionError(
-            'the model function%s returned the loss %r: expected a scalar float of this graph, the '
+            'the model function%s returned the loss %.80r: expected a scalar float of this graph, the '
             'mean over the examples of the shard.%s' % (of_whom, loss, _registered_losses()))
     return loss
 
@@ -179,7 +211,11 @@ def _merge(parts, sizes):
                     0)) for part, size in zip(parts, sizes)]
         # Shards may differ in the other dimensions, as the texts of a decoder do in length.
         return tf.sparse.concat(0, parts, expand_nonconcat_dim=True)
-    parts = [tf.convert_to_tensor(part) for part in parts]
+    try:
+        parts = [tf.convert_to_tensor(part) for part in parts]
+    except (TypeError, ValueError) as error:  # a number or a text that no tensor holds
+        raise ModelFunctionError('the prediction %.80r of the model function cannot be made a '
+                                 'tensor: %.200s.' % (parts[0], error)) from None
     if parts[0].shape.ndims == 0:
         scalars = tf.stack(parts)
         return scalars if sizes is None else tf.boolean_mask(scalars, tf.stack(sizes) > 0)
@@ -209,7 +245,7 @@ def merge_metrics(metrics, weights, inputs=()):
         return {}
     if not all(isinstance(metric, dict) and set(metric) == set(metrics[0]) for metric in metrics):
         raise ModelFunctionError('the metrics of the model function have to be a dict with the '
-                                 'same names in every tower, and are %r.' % (metrics[0],))
+                                 'same names in every tower, and are %.80r.' % (metrics[0],))
     merged, of_shard = {}, {leaf.op.name for leaf in leaves_of(inputs)}
     for name in metrics[0]:
         values = [metric[name] for metric in metrics]
@@ -231,7 +267,7 @@ def merge_metrics(metrics, weights, inputs=()):
             merged[name] = weighted_mean(values, weights)
         else:
             raise ModelFunctionError(
-                'metric %r is %r: expected a scalar tensor (the mean over the shard) or the '
+                'metric %r is %.80r: expected a scalar tensor (the mean over the shard) or the '
                 '(value, update_op) pair of tf.metrics.' % (name, values[0]))
     return merged
 

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_choice, check_count
 from towers.errors import InputError, InvalidArgumentError
+from towers.placement.devices import MOST_TOWERS
 from towers.tower.batch_inputs import checked_inputs, size_and_guards, tensors_of_leaves
 
 REMAINDERS = ('error', 'weight', 'drop')
@@ -60,7 +61,7 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
       InvalidArgumentError: an unknown `remainder`; no number of shards; `shares` that are not N
         whole numbers.
     """
-    check_count('num_shards', num_shards)
+    check_count('num_shards', num_shards, most=MOST_TOWERS)
     return cut(inputs, checked_shares(shares, int(num_shards)), remainder)
 
 
