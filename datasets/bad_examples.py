@@ -9,13 +9,14 @@ ends the run by an error.
 
 import collections
 import functools
+import re
 import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from datasets.errors import DatasetError
-from towers.errors import shown
+from towers.errors import counted, shown
 from towers.safe_files import read_data, written_whole
 
 MOST_PIXELS = 10 ** 8  # decoded 300 MB, for each processor at once
@@ -140,13 +141,12 @@ def _report(split, found, num_classes, classes):
       classes: their names, or None.
     """
     count = sum(found.labels.values())
-    yield '%-14s %s images that can be used, %d bad' % (
-        split, '{:,}'.format(count), len(found.bad))
+    yield '%-14s %s that can be used, %d bad' % (split, counted(count, 'image'), len(found.bad))
     if count:
         counts = [found.labels[label] for label in range(num_classes)]
         with_images = num_classes - counts.count(0)
-        yield '  classes      %d of %d, %d to %d images each' % (
-            with_images, num_classes, min(counts), max(counts))
+        yield '  classes      %d of %d, %d to %s each' % (
+            with_images, num_classes, min(counts), counted(max(counts), 'image'))
         yield from _lines_of_classes(counts, classes)
         heights, widths = zip(*found.sizes.elements())
         yield _range('height', heights)
@@ -190,7 +190,9 @@ def wrong_bytes(encoded: bytes) -> str:
         height = int.from_bytes(encoded[20:24], 'big')
         is_whole = _PNG_END in encoded
     else:
-        return 'is neither a JPEG nor a PNG: it begins with %r' % encoded[:8]
+        # Without quotes and backslashes: TensorFlow's assertions put more backslashes before them.
+        begin = re.sub(rb'[^ -~]|[\'"\\]', b'.', encoded[:10]).decode('ascii')
+        return 'is neither a JPEG nor a PNG: it begins with %s' % begin
     if width * height > MOST_PIXELS:
         return ('is a %s of %d x %d pixels, and MOST_PIXELS of datasets/bad_examples.py is %d: '
                 'make it smaller' % (kind, width, height, MOST_PIXELS))

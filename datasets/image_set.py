@@ -20,7 +20,7 @@ from datasets import preprocessing
 from datasets.bad_examples import decoded_size, read_list, wrong_bytes
 from datasets.epochs import Epochs, epoch_order, plain_python, read_together
 from datasets.errors import DatasetError
-from towers.errors import InvalidArgumentError, shown
+from towers.errors import InvalidArgumentError, counted, shown
 
 _PREFETCHED = 2  # batches
 
@@ -77,8 +77,9 @@ class ImageSet:
             self.left_out += len(source) - len(good)
             self.numbers[split] = good if split == 'test' else _with_next_ones(good, len(source))
         if self.left_out != len(bad):
-            raise DatasetError('%s names %d examples, and %s has %d of them: let --mode=check_data '
-                               'write it anew.' % (bad_list, len(bad), name, self.left_out))
+            raise DatasetError('%s names %s, and %s has %d of them: let --mode=check_data '
+                               'write it anew.' % (bad_list, counted(len(bad), 'example'), name,
+                                                   self.left_out))
 
     def _good_numbers(self, split, bad):
         """The numbers, int64 [n], of the images of a split whose names are not in the set `bad`."""

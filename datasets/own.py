@@ -10,7 +10,9 @@ model of the user's own takes. `eval_batches(batch_size)` returns one that ends.
 a scalar int64 tensor: how many examples a run that resumes has seen. Worker w of W of a cluster
 takes every Wth batch, from the wth on: a pipeline has to give each machine the same.
 
-With `'num_classes': 5` in the dict the data are images of that many classes, for a network by name.
+With `'num_classes': 5` in the dict the data are images of that many classes, for a network by name;
+`'image_shape': (32, 32, 3)`, height, width and channels, says their shape to a network that takes
+any, such as `digits`, which else asks for images of one channel.
 Both functions have the arguments `image_size` and `channels` as well, and give images of a
 floating-point type, which become float32, and labels of int64, the numbers of classes. `image_size`
 is what --image_size says, or the network's own size, or None; the network is made for the images as
@@ -63,10 +65,8 @@ class Own:
     """The data set that a user's function returned.
 
     Attributes: as those of `ImageSet`; `num_classes` is None where the data are no images of
-    classes.
+    classes, and `image_shape` has None for what the user does not say.
     """
-
-    image_shape = (None, None, None)
 
     def __init__(self, name: str, fields: dict):
         """
@@ -82,6 +82,7 @@ class Own:
         if self.num_classes is not None:
             check_count('num_classes of %s' % name, self.num_classes)
             self.num_classes = int(self.num_classes)  # NumPy's would not do as a dimension
+        self.image_shape = _checked_shape(name, fields.get('image_shape', (None, None, None)))
         self.num_examples = self._checked_counts(fields['num_examples'])
         self._functions = fields
         for field, arguments in _ARGUMENTS.items():
@@ -170,6 +171,7 @@ class Own:
         what = '%s of %s' % (function, self.name)
         dataset = self._called(function, arguments)
         shapes = tf.data.get_output_shapes(dataset)
+        _check_not_ragged(what, dataset)
         if self.num_classes is not None:
             self._check_images(what, dataset, arguments['channels'])
         else:
@@ -211,6 +213,13 @@ class Own:
         """
         shapes = tf.data.get_output_shapes(dataset)
         types = tf.data.get_output_types(dataset)
+        given_channels = _channels_of(dataset)
+        if given_channels is not None and given_channels != channels:
+            raise OwnDataError(
+                '%s gives images of %d channels, and the network asks for %d (the argument '
+                "channels): give these, or add 'image_shape': (height, width, %d) to the dict, for "
+                'a network that takes any number, such as digits.' % (
+                    what, given_channels, channels, given_channels))
         if not _is_of_images(dataset, channels):
             type_names = ' and '.join(each.name for each in tf.nest.flatten(types))
             raise OwnDataError(
@@ -227,6 +236,36 @@ class Own:
                 '%s gives images of %d x %d pixels, and the other function of %d x %d: '
                 'expected one size.' % ((what,) + tuple(size + self._size)))
         self._size = size
+
+
+def _checked_shape(name: str, shape: typing.Any):
+    """`image_shape` of a user's dict, a tuple; raises `InvalidArgumentError`."""
+    called, expected = 'image_shape of %s' % name, 'height, width and channels, such as (32, 32, 3)'
+    check_instance(called, shape, (tuple, list), expected)
+    if len(shape) != 3:
+        raise InvalidArgumentError('%s=%.80r: expected %s.' % (called, shape, expected))
+    for side in shape:
+        if side is not None:
+            check_count(called, side)
+    return tuple(None if side is None else int(side) for side in shape)
+
+
+def _check_not_ragged(what: str, dataset: tf.data.Dataset):
+    """Raises `OwnDataError` for a data set with ragged tensors, which towers do not cut."""
+    specs = tf.nest.flatten(tf.data.experimental.get_structure(dataset))
+    if any(isinstance(spec, tf.RaggedTensorSpec) for spec in specs):
+        raise OwnDataError(
+            '%s gives a ragged tensor, which cannot be cut by examples: expected dense or sparse '
+            'ones, from .padded_batch, or from a .map() of it to .to_tensor() or .to_sparse().'
+            % what)
+
+
+def _channels_of(dataset: tf.data.Dataset):
+    """The static number of channels of a pair's images; None where it is not known."""
+    if tf.data.get_output_classes(dataset) != (tf.Tensor, tf.Tensor):
+        return None
+    shape = tf.data.get_output_shapes(dataset)[0]
+    return shape.as_list()[3] if shape.ndims == 4 else None
 
 
 def _is_of_images(dataset: tf.data.Dataset, channels: int):
@@ -296,8 +335,6 @@ def _checked_labels(what: str, labels: tf.Tensor, num_classes: int):
 
 def _rows(leaf: typing.Any):
     """Examples of one part of a batch, an int64 scalar."""
-    if isinstance(leaf, tf.RaggedTensor):
-        return tf.cast(leaf.nrows(), tf.int64)
     if isinstance(leaf, tf.SparseTensor):
         return leaf.dense_shape[0]
     return tf.shape(leaf, out_type=tf.int64)[0]

@@ -17,7 +17,7 @@ class Classifier:
     """
 
     regularization = 'add'
-    unit = 'images'
+    unit = 'image'
 
     def __init__(self, network, num_classes, image_size=None, weight_decay=None, aux_loss_weight=0.,
                  batch_norm_decay=None, image_shape=(None, None, None), label_smoothing=0.,

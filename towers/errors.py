@@ -27,6 +27,11 @@ def _escaped(match):
     return '\\x%02x' % (code - 0xdc00) if 0xdc80 <= code <= 0xdcff else repr(match.group())[1:-1]
 
 
+def counted(number: int, noun: str) -> str:
+    """`'1 example'`, `'3,594 examples'`: a number with a noun that takes an s for several."""
+    return '{:,d} {}{}'.format(number, noun, '' if number == 1 else 's')
+
+
 class TowersError(Exception):
     """Base class of every error that this package raises on purpose; its text is one line."""
 

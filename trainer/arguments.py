@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers import compat
+from towers.errors import counted
 from trainer.flags import CHANGES, FLAGS, SETTINGS, STATE
 from trainer.large_batch_optimizers import LAMBOptimizer, LARSOptimizer
 
@@ -27,8 +28,8 @@ def make_learning_rate(batch_size, num_towers, examples_per_epoch, last_example,
         decay_examples = int(FLAGS.decay_epochs * examples_per_epoch)
         if FLAGS.decay_epochs and not decay_examples:
             raise towers.InvalidArgumentError(
-                '--decay_epochs=%g is less than one of the %d examples of an epoch: give more'
-                % (FLAGS.decay_epochs, examples_per_epoch))
+                '--decay_epochs=%g is less than one of the %s of an epoch: give more'
+                % (FLAGS.decay_epochs, counted(examples_per_epoch, 'example')))
         decay_rate = FLAGS.decay_rate if FLAGS.decay == 'exponential' else None
         if FLAGS.decay == 'cosine' and not decay_examples:
             decay_examples = last_example

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import datasets
 from datasets.held_out import with_unlabelled, with_validation
-from towers.errors import MeasurementError, is_of_input, reason_of
+from towers.errors import MeasurementError, counted, is_of_input, reason_of
 from trainer import own_model
 from trainer.flags import FLAGS
 
@@ -30,8 +30,8 @@ def make_dataset():
     dataset = datasets.get_dataset(FLAGS.dataset, FLAGS.data_dir or None, FLAGS.num_classes,
                                    FLAGS.background_class, **options)
     if options.get('bad_list'):
-        print('left out       %d examples that %s lists' % (
-            dataset.left_out, FLAGS.bad_examples), flush=True)
+        print('left out       %s that %s lists' % (
+            counted(dataset.left_out, 'example'), FLAGS.bad_examples), flush=True)
     if FLAGS.unlabelled:
         return with_unlabelled(dataset, FLAGS.unlabelled)
     if FLAGS.validation and FLAGS.mode not in ('eval', 'predict', 'check_data'):

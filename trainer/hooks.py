@@ -161,8 +161,11 @@ class ProfileHook(tf.train.SessionRunHook):
         self._timeline.begin()
 
     def after_create_session(self, session, coord):
-        """Takes over the step of the session."""
+        """Takes over the step of the session; says where that is after the steps to be traced."""
         self._step = int(session.run(self._global_step)) + 1
+        if self._step >= self._first:
+            self._say('no trace       of step %d: the run goes on from step %d' % (
+                self._first, self._step - 1))
 
     def before_run(self, run_context):
         """Starts a trace that begins with the coming step."""

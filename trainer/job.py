@@ -21,7 +21,7 @@ from towers.tower.stateless_random import make_initial_values_stateless
 from trainer.arguments import (clip, examples_a_step, make_learning_rate, make_loss_scale,
                                make_optimizer, memory_of_tower, saves, session_config,
                                weight_of_l2_loss)
-from trainer.flags import FLAGS, train_dir
+from trainer.flags import FLAGS, profiled_steps, train_dir
 from trainer.own_model import OwnModel, is_own_model
 from trainer.speed import StepCounts, timed_batch
 
@@ -63,7 +63,7 @@ def make_setup(dataset: typing.Any) -> Setup:
         model = OwnModel(FLAGS.model, dataset, FLAGS.image_size or None)
     elif dataset.num_classes is None:
         raise towers.InvalidArgumentError(
-            '--dataset=%s says of no num_classes, which --model=%s needs: return it, or give '
+            '--dataset=%s says no num_classes, which --model=%s needs: return it, or give '
             '--model=module:function, a model of your own.' % (FLAGS.dataset, FLAGS.model))
     else:
         model = Classifier(
@@ -139,6 +139,7 @@ def build_job(setup: Setup, position: Position = START, with_evaluation: bool = 
         # TensorFlow refuses to tell the time in a step whose operations are deterministic.
         batch, input_wait = ((iterator.get_next(), None) if FLAGS.deterministic
                              else timed_batch(iterator))
+    _check_end(last_step, last_example, epochs.length)
     rate = make_learning_rate(setup.batch_size, len(devices), epochs.length, last_example,
                               1 if cluster is None else cluster.workers_a_step)
     learning_rate = rate.tensor(tf.identity(examples_seen))
@@ -214,6 +215,19 @@ def _check_batch(batch_size, num_towers):
             '--batch_size=%d does not divide among %d tower%s%s: give a multiple of %d' % (
                 batch_size, num_towers, '' if num_towers == 1 else 's',
                 '' if micro_batches == 1 else ' of %d micro-batches' % micro_batches, parts))
+
+
+def _check_end(last_step, last_example, examples_per_epoch):
+    """Raises `InvalidArgumentError` for what is to come after the end of the run."""
+    if FLAGS.profile_steps and profiled_steps(FLAGS.profile_steps)[1] > last_step:
+        raise towers.InvalidArgumentError(
+            '--profile_steps=%s: the run ends with step %d: give steps before its end'
+            % (FLAGS.profile_steps, last_step))
+    if int(FLAGS.warmup_epochs * examples_per_epoch) > last_example:
+        raise towers.InvalidArgumentError(
+            '--warmup_epochs=%g is longer than the run, which has %.4g epochs, so that the rate '
+            'would never be the full one: give less, or train longer' % (
+                FLAGS.warmup_epochs, last_example / examples_per_epoch))
 
 
 def make_evaluation(setup, trained=None, mode='eval'):

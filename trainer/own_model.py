@@ -30,7 +30,7 @@ class OwnModel:
     are no images, `image_format` is empty."""
 
     regularization = 'none'  # the loss is what the function returns
-    unit = 'examples'
+    unit = 'example'
 
     def __init__(self, name, dataset, image_size=None):
         """The function `module:function` for a data set; an `image_size` of None is that of its
@@ -53,7 +53,7 @@ class OwnModel:
                     'another that --model=%s takes.' % name)
         elif image_size:
             raise towers.InvalidArgumentError(
-                '--image_size is of no use with --dataset=%s, which says of no num_classes, so '
+                '--image_size is of no use with --dataset=%s, which says no num_classes, so '
                 'that its examples are no images.' % FLAGS.dataset)
 
     def model_fn(self, mode: str) -> typing.Callable:
@@ -94,9 +94,7 @@ def _placeholder(spec):
     if isinstance(spec, tf.TensorSpec):
         return tf.placeholder(spec.dtype, [None] + spec.shape.as_list()[1:] if (
             spec.shape.ndims) else None)
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf.sparse_placeholder(spec.dtype, [None] + spec.shape.as_list()[1:])
-    return tf.ragged.placeholder(spec._dtype, spec._ragged_rank)  # pylint: disable=protected-access
+    return tf.sparse_placeholder(spec.dtype, [None] + spec.shape.as_list()[1:])
 
 
 def named(nest, name, inside=''):
@@ -116,7 +114,7 @@ def rows(values):
         dense = np.zeros(values.dense_shape, values.values.dtype)
         dense[tuple(values.indices.T)] = values.values
         values = dense
-    return values.to_list() if hasattr(values, 'to_list') else list(values)
+    return list(values)
 
 
 def step_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:

@@ -8,6 +8,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.checkpoint.files import list_checkpoints
+from towers.errors import counted
 from trainer.metrics_log import MetricsLog
 from trainer.process import OutputStream, progress_stream
 from trainer.speed import StepClock, rate, share_waited
@@ -43,14 +44,14 @@ class ProgressHook(tf.train.SessionRunHook):
     _RATE_SECONDS = 10.
 
     def __init__(self, values, counts, path, log_every=100, stream=None, input_wait=None,
-                 unit='images'):
+                 unit='image'):
         """
         Args:
           values: list of pairs of a name and a scalar tensor: `loss`, `learning_rate`, ….
           counts, path, log_every: `StepCounts`; of the file; steps from one line to the next.
           stream: text stream, for the bar or for lines; None: `progress_stream()`.
           input_wait: scalar tensor, the seconds that a step waits for its batch; or None.
-          unit: the name of the examples.
+          unit: the name of an example.
         """
         self._fetches = {'values': collections.OrderedDict(values)}
         if input_wait is not None:
@@ -149,8 +150,8 @@ class ProgressHook(tf.train.SessionRunHook):
         self._clock.away(seconds)
         self._log.add(step, {'test_' + name: value for name, value in results.items()})
         shown = ', '.join('%s %.4g' % item for item in results.items() if item[0] != 'examples')
-        self.write('step %s  test %s on %s examples' % (
-            self._of_all(step), shown, '{:,d}'.format(int(results['examples']))))
+        self.write('step %s  test %s on %s' % (
+            self._of_all(step), shown, counted(int(results['examples']), 'example')))
 
     def _log_step(self, found):
         """Puts the line of a step into the log, which keeps it back for an evaluation."""
@@ -161,7 +162,7 @@ class ProgressHook(tf.train.SessionRunHook):
         line = {'epoch': round(clock.examples / self._counts.examples_per_epoch, 6),
                 'examples': clock.examples}
         line.update(found['values'])
-        line[self._unit + '_per_second'] = None if speed is None else round(speed, 3)
+        line[self._unit + 's_per_second'] = None if speed is None else round(speed, 3)
         if 'waited' in found:
             line['input_wait'] = None if share is None else round(share, 4)
         line['wall_time'] = round(time.time(), 3)
@@ -189,7 +190,7 @@ class ProgressHook(tf.train.SessionRunHook):
         if speed is not None:
             left = self._counts.last_step - self._clock.step
             fields.append('%s left' % describe_time(left * self._counts.batch_size / speed))
-            fields.append(('{:,.0f} {}/s' if speed >= 10 else '{:.2g} {}/s').format(
+            fields.append(('{:,.0f} {}s/s' if speed >= 10 else '{:.2g} {}s/s').format(
                 speed, self._unit))
             if 'waited' in self._fetches:
                 fields.append('input wait %.0f%%' % (100 * share_waited(marks[0], mark)))

@@ -7,7 +7,7 @@ import json
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.errors import shown
+from towers.errors import counted, shown
 from towers.run.weights import averages_in, export_saved_model
 from towers.safe_files import written_whole
 from trainer.arguments import session_config
@@ -44,13 +44,19 @@ def report(throughput, evaluation, setup):
     unit, said = setup.model.unit, setup.dataset.num_examples['test']
     names = sorted(set(evaluation) - {'examples', SINCE_BEST})
     for name in names if is_own_model() else [each for each in names if each != 'loss']:
-        print('%-14s %.4f on %d %s' % (
-            'test ' + name, evaluation[name], evaluation['examples'], unit))
+        print('%-14s %s on %s' % (
+            'test ' + name, _value_text(evaluation[name]), counted(evaluation['examples'], unit)))
     if is_own() and evaluation['examples'] < said:
         print('%-14s num_examples of %s says %d for test, and %d came' % (
-            'test ' + unit, FLAGS.dataset, said, evaluation['examples']))
+            'test %ss' % unit, FLAGS.dataset, said, evaluation['examples']))
     if throughput is not None:
-        print('speed          {:,.0f} {}/s'.format(throughput.examples / throughput.seconds, unit))
+        print('speed          {:,.0f} {}s/s'.format(
+            throughput.examples / throughput.seconds, unit))
+
+
+def _value_text(value):
+    """A result as text: four decimals, or three digits of one that is 0 with these."""
+    return '%.4f' % value if value == 0 or abs(value) >= 0.001 else '%.3g' % value
 
 
 def evaluate(evaluation, setup, prefix=None):
@@ -91,13 +97,13 @@ def predict(evaluation, setup):
                     'the predictions %s of a batch have %s rows: expected one for each example, '
                     '[batch, …].' % (', '.join(names), ', '.join(map(str, map(len, columns)))))
             if not count:
-                lines.writerow([unit[:-1]] + ['file'] * bool(where) + list(names))
+                lines.writerow([unit] + ['file'] * bool(where) + list(names))
             for row in zip(*columns):
                 number = next(numbers)
                 lines.writerow([number] + ([shown(where('test', number))] if where else [])
                                + [_cell(value) for value in row])
                 count += 1
-    print('predictions    %s, %d %s' % (FLAGS.predictions, count, unit))
+    print('predictions    %s, %s' % (FLAGS.predictions, counted(count, unit)))
 
 
 def _cell(value):

@@ -93,11 +93,11 @@ class Diagnosis(collections.namedtuple('Diagnosis', 'pipeline towers together wa
                     'or give it more processors.' % lost)
         return ('Input and towers hold each other back: alone each is faster, and the run loses '
                 '%.0f %% of the speed of the towers; where processors are idle, make the next '
-                'batch during the step (dataset.prefetch, more --inter_op_threads); else make the '
+                'batch during the step (dataset.prefetch, more inter_op_threads of --config); else make the '
                 'input cheaper, or on other processors.' % lost)
 
     def __str__(self):
-        lines = ['%-16s %10s %s/s  %s' % (
+        lines = ['%-16s %10s %ss/s  %s' % (
             name, ('{:,.0f}' if rate >= 10 else '{:.2g}').format(rate), self.unit, note)
                  for name, rate, note in (
                      ('pipeline alone', self.pipeline, ''),
@@ -106,7 +106,7 @@ class Diagnosis(collections.namedtuple('Diagnosis', 'pipeline towers together wa
                       % (100 * self.waiting)))] + [self.verdict]
         if self.together * _BEHIND > min(self.pipeline, self.towers):
             lines.append('The numbers are rough, since something else used the processors, or they '
-                         'were too short: measure again, longer (--diagnose_seconds).')
+                         'were too short: measure again, longer (diagnose_seconds of --config).')
         return '\n'.join(line.rstrip() for line in lines)
 
 

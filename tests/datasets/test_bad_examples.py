@@ -31,7 +31,7 @@ def records(folder, bad=None, at=2, **options):
 @pytest.mark.parametrize('bad, text', [
     ((CUT, 0), 'is a damaged JPEG: it ends before its end marker'),
     ((png(9)[:-20], 0), 'is a damaged PNG: it ends before its end marker'),
-    ((b'GIF89a' + bytes(30), 0), "is neither a JPEG nor a PNG: it begins with b'GIF89a"),
+    ((b'GIF89a' + bytes(30), 0), 'is neither a JPEG nor a PNG: it begins with GIF89a'),
     ((b'', 0), 'is empty'),
     ((png(9)[:16] + b'\0\0\x4e\x20' * 2 + png(9)[24:], 0), 'is a PNG of 20000 x 20000 pixels, '
      'and MOST_PIXELS of datasets/bad_examples.py is 100000000: make it smaller'),
@@ -112,7 +112,7 @@ def test_test_images_are_left_out_by_names_of_any_bytes(tmp_path):
     found = datasets.get_dataset('folder', folder, bad_list=path)
     assert batches(found.eval_batches(batch_size=4, image_size=8), 1)[0][0].shape[0] == 3
     os.remove(os.path.join(folder, 'test', 'a', name))
-    with pytest.raises(datasets.DatasetError, match='names 1 examples, and folder has 0 of them'):
+    with pytest.raises(datasets.DatasetError, match='names 1 example, and folder has 0 of them'):
         datasets.get_dataset('folder', folder, bad_list=path)
 
 
@@ -161,8 +161,8 @@ def test_check_data_says_what_is_wrong(tmp_path):
             "has a feature 'image/encoded' of the kind int64_list with 0 values of bytes_list",
             'has the label 4, which is not in 0 .. 3: give --background_class where labels begin '
             'at 1, or more --num_classes', 'is no tf.train.Example',
-            'train          1 images that can be used, 4 bad',
-            '  classes      1 of 4, 0 to 1 images each',
+            'train          1 image that can be used, 4 bad',
+            '  classes      1 of 4, 0 to 1 image each',
             '  height       20 to 20 pixels, median 20',
             'test           3 images that can be used, 1 bad'):
         assert wrong in text

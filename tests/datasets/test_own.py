@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import datasets
 import image_files
+from models import classifier, registry
 from towers.errors import InvalidArgumentError
 
 ARGUMENTS = dict(batch_size=4, image_size=8, channels=1)
@@ -70,6 +71,11 @@ def test_a_name_is_a_module_and_a_function():
                                            'train_batches, eval_batches.'),
     (dict(num_examples=20), "num_examples of m:f=20 of type int: expected a dict such as {'train': "
                             "3320, 'test': 350}, how many examples each has."),
+    (dict(image_shape=3), 'image_shape of m:f=3 of type int: expected height, width and channels, '
+                          'such as (32, 32, 3).'),
+    (dict(image_shape=(8, 8)), 'image_shape of m:f=(8, 8): expected height, width and channels, '
+                               'such as (32, 32, 3).'),
+    (dict(image_shape=(8, 8, 0)), 'image_shape of m:f=0: expected a whole number of at least 1.'),
     (dict(train_batches=None), 'train_batches of m:f is None: expected a function that takes the '
      'arguments batch_size, seed, image_size, channels, first_example by name.')])
 def test_what_the_function_returns_is_looked_at_first(own, options, text):
@@ -118,8 +124,6 @@ def test_workers_take_batches_by_turns_from_the_first_example_on(own):
 
 
 @pytest.mark.parametrize('change, text', [
-    (lambda images, labels: (tf.tile(images, [1, 1, 1, 2]), labels),
-     'shapes ((4, 8, 8, 2), (4,)) and the types float32 and int64'),
     (lambda images, labels: (images, tf.one_hot(labels, 3, dtype=tf.int64)),
      'shapes ((4, 8, 8, 1), (4, 3)) and the types float32 and int64'),
     (lambda images, labels: ({'image': images}, labels),
@@ -151,7 +155,7 @@ def test_batches_of_another_size(own):
 def of_any_structure(own, change):
     """The data set of features of several kinds and a dict of labels."""
     def given(batch_size=4, seed=None, first_example=0):
-        features = {'words': tf.ragged.constant([[1], [2, 3]] * 2), 'text': tf.constant(['a'] * 4),
+        features = {'words': tf.constant([[1, 0], [2, 3]] * 2), 'text': tf.constant(['a'] * 4),
                     'sparse': tf.SparseTensor([[0, 1], [3, 0]], [1., 2.], [4, 3])}
         return tf.data.Dataset.from_tensors((features, {'one': tf.zeros([4, 2])})).map(change)
     return own(num_classes=None, train_batches=given, eval_batches=given)
@@ -163,11 +167,34 @@ def test_features_of_any_structure_for_a_model_of_ones_own(own, change):
     found = of_any_structure(own, change).train_batches(batch_size=4, seed=1)
     (batch,) = image_files.batches(found)
     features = batch if isinstance(batch, dict) else batch[0]
-    assert features['words'].to_list() == [[1], [2, 3], [1], [2, 3]]
+    assert features['words'].tolist() == [[1, 0], [2, 3], [1, 0], [2, 3]]
     assert features['text'].tolist() == [b'a'] * 4
     assert features['sparse'].dense_shape.tolist() == [4, 3]
     if features is not batch:
         assert tf.data.get_output_shapes(found)[1]['one'].as_list() == [4, 2]
+
+
+def test_ragged_features_are_refused(own):
+    def change(features, labels):
+        return dict(features, words=tf.RaggedTensor.from_tensor(features['words'])), labels
+    assert error_of(lambda: of_any_structure(own, change).train_batches(batch_size=4, seed=1),
+                    datasets.OwnDataError).startswith(
+        'train_batches of m:f gives a ragged tensor, which cannot be cut by examples: expected ')
+
+
+def test_colours_for_a_network_that_takes_any(own):
+    def coloured(batch_size, **unused):
+        return batches([batch_size, 8, 8, 3])
+    found = own(train_batches=coloured)
+    assert found.image_shape == (None, None, None)
+    assert error_of(lambda: found.train_batches(seed=1, **ARGUMENTS), datasets.OwnDataError) == (
+        "train_batches of m:f gives images of 3 channels, and the network asks for 1 (the argument "
+        "channels): give these, or add 'image_shape': (height, width, 3) to the dict, for a "
+        'network that takes any number, such as digits.')
+    found = own(train_batches=coloured, image_shape=(8, 8, np.int64(3)))
+    digits = classifier.Classifier(registry.get_network('digits'), 3, image_shape=found.image_shape)
+    assert digits.image_format == {'image_size': 8, 'channels': 3}
+    found.train_batches(batch_size=4, seed=1, **digits.image_format)
 
 
 @pytest.mark.parametrize('change, text', [

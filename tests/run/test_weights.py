@@ -89,7 +89,7 @@ def test_what_it_does_not_average():
     assert len(tf.global_variables()) == 3
     averages = WeightAverages(0.9, step)
     averages.update_after(train_op, [weights])
-    with pytest.raises(InvalidArgumentError, match='called before, for 1 variables'):
+    with pytest.raises(InvalidArgumentError, match='called before, for 1 variable:'):
         averages.update_after(train_op, [weights])
 
 

@@ -46,6 +46,18 @@ def test_the_worker_that_updates_the_weights_updates_their_averages():
     assert found == [8, 0]
 
 
+@pytest.mark.parametrize('flags, text', [
+    (dict(profile_steps='4,6'), '--profile_steps=4,6: the run ends with step 5: give steps before'),
+    (dict(warmup_epochs=.5), '--warmup_epochs=0.5 is longer than the run, which has 0.3479 epochs')])
+def test_what_would_come_after_the_end_of_the_run(flags, text):
+    with tf.Graph().as_default(), flagsaver.flagsaver(train_steps=5, **flags):
+        with pytest.raises(towers.InvalidArgumentError) as caught:
+            build_job(make_setup(batch_size=100))
+        assert str(caught.value).startswith(text)
+        assert 'tower_0' not in '\n'.join(
+            op.name for op in tf.get_default_graph().get_operations())  # before it is built
+
+
 @pytest.mark.parametrize('flags, position, end', [
     (dict(train_steps=7), (0, 0), (7, 700)),
     (dict(train_epochs=2.), (0, 0), (29, 2900)),

@@ -3,7 +3,9 @@
 import csv
 import os
 import pathlib
+import types
 
+from absl.testing import flagsaver
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -13,6 +15,9 @@ import datasets
 from models.digits import digits, digits_arg_scope
 from train_runs import metrics
 from towers.slim_mend import mend_slim
+from trainer.flags import FLAGS
+from trainer.results import report
+from trainer.speed import Mark
 
 
 @pytest.fixture(scope='module')
@@ -40,6 +45,17 @@ def plain_logits(reference):
         assert len(names) == 14
         tf.train.Saver(names).restore(session, reference.train_dir + '/model.ckpt-30')
         return session.run(logits)
+
+
+def test_results_are_no_zeros_and_no_wrong_plurals(capsys):
+    setup = types.SimpleNamespace(model=types.SimpleNamespace(unit='image'),
+                                  dataset=types.SimpleNamespace(num_examples={'test': 1}))
+    with flagsaver.flagsaver():
+        FLAGS(['train.py'])
+        report(Mark(2., 10, 0.), {'accuracy': 3e-7, 'top': 0., 'half': .5, 'examples': 1}, setup)
+    assert capsys.readouterr().out.splitlines() == [
+        'test accuracy  3e-07 on 1 image', 'test half      0.5000 on 1 image',
+        'test top       0.0000 on 1 image', 'speed          5 images/s']
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def parsed(monkeypatch, tmp_path):
         yield
 
 
-SETUP = Setup(types.SimpleNamespace(unit='images'),
+SETUP = Setup(types.SimpleNamespace(unit='image'),
               types.SimpleNamespace(num_examples={'train': 1437}), 'auto')
 
 
@@ -63,18 +63,20 @@ def test_a_run_keeps_the_batch_that_it_was_last_started_with(tmp_path, monkeypat
 def test_sides_and_sentences():
     for pipeline, together, side in ((25., 24., 'input'), (89., 80., 'input'), (300., 92., 'towers'),
                                      (300., 75., 'both'), (100., 95., 'towers')):
-        assert Diagnosis(pipeline, 100., together, 0., 'images').side == side
-    lines = str(Diagnosis(100., 400., 98., .7, 'images')).splitlines()
+        assert Diagnosis(pipeline, 100., together, 0., 'image').side == side
+    lines = str(Diagnosis(100., 400., 98., .7, 'image')).splitlines()
     assert lines[:3] == [
         'pipeline alone          100 images/s',
         'towers alone            400 images/s  on a batch in memory',
         'together                 98 images/s  waiting for input for 70 % of the time']
     assert lines[3].startswith('The input holds the run back, which loses 76 % of the speed of the')
-    assert Diagnosis(1000., 100., 98., 0., 'images').verdict.startswith(
+    assert Diagnosis(1000., 100., 98., 0., 'image').verdict.startswith(
         'The towers hold the run back: a faster input would bring 2 % at most')
-    assert 'the run loses 25 % of the speed' in Diagnosis(300., 100., 75., 0., 'images').verdict
+    assert 'the run loses 25 % of the speed' in Diagnosis(300., 100., 75., 0., 'image').verdict
+    both = Diagnosis(300., 100., 75., 0., 'image')
+    assert 'more inter_op_threads of --config' in both.verdict  # which is no flag
     for pipeline, alone in ((46., 200.), (200., 46.)):  # one alone is slower than both together
-        assert 'measure again, longer' in str(Diagnosis(pipeline, alone, 62., 0., 'images'))
+        assert 'measure again, longer' in str(Diagnosis(pipeline, alone, 62., 0., 'image'))
 
 
 def slow(value):
@@ -87,7 +89,7 @@ def slow(value):
 
 class Linear:
     """A model of batches of three numbers, as train.py takes one."""
-    image_format, unit, regularization = {}, 'examples', 'none'
+    image_format, unit, regularization = {}, 'example', 'none'
 
     def model_fn(self, unused_mode):
         return lambda values: tf.reduce_mean(tf.matmul(values, tf.get_variable('weight', [3, 1])))
@@ -105,6 +107,6 @@ def test_a_run_made_input_bound(capsys):
     with flagsaver.flagsaver(diagnose_seconds=.5, remainder='drop', augment_shift=2):
         found = trials.diagnose(setup)
     assert [(each['remainder'], each['shift']) for each in asked] == [('drop', 2)] * 3
-    assert found.side == 'input' and found.waiting > .5 and found.unit == 'examples'
+    assert found.side == 'input' and found.waiting > .5 and found.unit == 'example'
     assert found.pipeline < 6 / .02 < found.towers and found.together < 6 / .02
     assert capsys.readouterr().out.startswith('measuring      3 times 0.5 s, with warm-ups about 2')

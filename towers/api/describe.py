@@ -4,6 +4,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.api.built import Plan, PlannedTower, briefly
+from towers.errors import counted
 from towers.graph import graph_walk
 from towers.graph.graph_walk import bytes_of, leaves_of
 from towers.graph.variable_access import metric_variables
@@ -86,10 +87,19 @@ def _of_variables(variables, tower_set, update):
         ('variables', '%d (%d trainable), %s parameters, %s' % (
             len(variables), len(trainable),
             '{:,}'.format(sum(each.get_shape().num_elements() or 0 for each in variables)),
-            '%.1f MB' % (size / 1e6) if size >= 1e5 else '%.1f kB' % (size / 1e3))),
+            _bytes_text(size))),
         ('variables on', _placed(request, tower_set.recorded) + (
             '; updated once and sent to the replicas, since the optimizer may look at more than '
             'each gradient' if is_sent else ''))]
+
+
+def _bytes_text(size):
+    """A size as text: `'41.6 kB'`."""
+    if size < 100:
+        return counted(size, 'byte')
+    if size < 1e5:
+        return '%.1f kB' % (size / 1e3)
+    return '%.1f MB' % (size / 1e6)
 
 
 def _placed(request, recorded):

@@ -7,7 +7,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_choice, check_count, check_number
-from towers.errors import InvalidArgumentError
+from towers.errors import InvalidArgumentError, counted
 
 RULES = ('none', 'sqrt', 'linear')
 DECAYS = ('none', 'exponential', 'cosine')
@@ -120,19 +120,15 @@ class LearningRate(object):
         parts = [text]
         if self._warmup_examples:
             parts.append('warm-up from %.6g over %s' % (
-                self._start, _examples(self._warmup_examples)))
+                self._start, counted(self._warmup_examples, 'example')))
         if self._decay == 'exponential':
-            parts.append('x%.6g every %s' % (self._decay_rate, _examples(self._decay_examples)))
+            parts.append('x%.6g every %s' % (
+                self._decay_rate, counted(self._decay_examples, 'example')))
         elif self._decay == 'cosine':
-            parts.append('cosine to 0 over %s' % _examples(self._decay_examples))
+            parts.append('cosine to 0 over %s' % counted(self._decay_examples, 'example'))
         return ', '.join(parts)
 
     __str__ = describe
-
-
-def _examples(count):
-    """`'3,594 examples'`."""
-    return '{:,d} example{}'.format(count, '' if count == 1 else 's')
 
 
 def _check_decay(decay, decay_examples, decay_rate):

@@ -10,7 +10,7 @@ from towers.arguments import (check_function, check_instance, check_number, chec
                               directory_name, listed_variables)
 from towers.checkpoint.files import READ_ERRORS, counter_in, first_line
 from towers.checkpoint.match import check_fits
-from towers.errors import CheckpointError, InvalidArgumentError
+from towers.errors import CheckpointError, InvalidArgumentError, counted
 from towers.graph import graph_walk
 from towers.graph.variable_access import variables_read
 from towers.placement.variable_device import only_device
@@ -73,8 +73,8 @@ class WeightAverages:
                                            'floats.' % (variable.op.name,
                                                         variable.dtype.base_dtype.name))
         if self._by_name:
-            raise InvalidArgumentError('update_after was called before, for %d variables: pass all '
-                                       'in one call.' % len(self._by_name))
+            raise InvalidArgumentError('update_after was called before, for %s: pass all in one '
+                                       'call.' % counted(len(self._by_name), 'variable'))
         with tf.control_dependencies([train_op]), only_device(train_op.device or None):
             updated = self._averages.apply(variables)
         self._by_name = {variable.op.name: self._averages.average(variable)
