@@ -116,6 +116,7 @@ class _Rounds:
             set_round = tf.group(tf.assign(self._shared, first), tf.assign(self.own, first))
 
         def begin(session: tf.Session) -> None:
+            """Gives all accumulators the number of the first round, which is the time of day."""
             feed = {first: int(time.time() * 1e6)}
             session.run(refuse_older, feed)
             for drop, count in zip(drops, session.run(counts)):

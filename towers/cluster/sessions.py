@@ -60,6 +60,7 @@ class BeginHook(tf.train.SessionRunHook):
         has_made: typing.List[bool] = []
 
         def create():
+            """The session, once; of parameter servers when the graph is spread over them."""
             if has_made:  # `MonitoredSession` asks for another one when a machine is lost
                 raise self._lost()
             has_made.append(True)

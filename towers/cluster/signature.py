@@ -176,7 +176,7 @@ def _other_operation(section: str, own: dict, other: dict) -> typing.Optional[st
 
 
 def _known_sizes(shapes: list) -> list:
-    """Of each shape, which of its sizes are static."""
+    """Which sizes of each shape are static."""
     return [shape and [size is not None for size in shape] for shape in shapes]
 
 
@@ -218,12 +218,14 @@ def _lines(ends: typing.List[tf.Operation], known: typing.Container[str],
     numbers: typing.Dict[str, int] = {}
 
     def number_of_line(op: tf.Operation) -> int:
+        """The number of the operation's line; a new operation gets the next one."""
         if op.name not in numbers:
             numbers[op.name] = len(order)
             order.append(op)
         return numbers[op.name]
 
     def is_given(op: tf.Operation) -> bool:
+        """Whether an operation is not looked into: data, sums over the workers, and the like."""
         if op.name in known or op.type.startswith(_REDUCED):
             return True
         return op.type != 'Const' and (op.name in outside or bool(_SOURCE.search(op.type)))

@@ -137,6 +137,7 @@ def until_all_end(dataset: typing.Any) -> Feed:
     check_instance('dataset', dataset, compat.DATASET_TYPES, 'a tf.data.Dataset')
 
     def marked(active: float) -> typing.Callable:
+        """A function of a batch that gives the batch, as one value, and the mark."""
         def with_mark(*batch):
             components = batch if len(batch) > 1 else batch[0]
             return components, tf.constant(active, tf.float32)

@@ -286,6 +286,7 @@ class _ParallelMethods(_WeightsOfInner):
         self.inner_model._set_trainable_state(state)
 
     def _make_train_function(self) -> None:
+        """Makes Keras' train function, with the gradients on the devices of the towers."""
         with tf.device(device_of_gradient), Recording(tf.get_default_graph()) as made:
             super()._make_train_function()
         keep_stacks_with_loops(made.operations)

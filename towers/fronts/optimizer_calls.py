@@ -207,6 +207,7 @@ class OptimizerCalls(GradientsOfModel):
         return [call.waits_for for call in self._calls] + self._gradient_tensors()
 
     def _gradient_tensors(self) -> typing.List[tf.Tensor]:
+        """The tensors of the gradients of all calls."""
         return [tensor for call in self._calls for tensor in tensors_of(call.pairs)]
 
     def _update_operations(self) -> typing.Set[str]:

@@ -25,7 +25,7 @@ class Combined(typing.NamedTuple):
     """The gradient of each variable over all towers."""
     gradients: Pairs  # as `combine_gradients` returns them
     on_towers: typing.Optional[typing.Dict[str, list]] = None
-    """Of replicated variables, by name, the gradient on each tower; else None."""
+    """The gradient on each tower, by the name of a replicated variable; None without replicas."""
 
     @property
     def of_replicas(self) -> Pairs:
