@@ -13,7 +13,6 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import InvalidArgumentError
 
-
 MOST_COUNT = 2 ** 63 - 1
 """The largest count: TensorFlow counts in int64."""
 

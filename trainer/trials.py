@@ -93,8 +93,8 @@ class Diagnosis(collections.namedtuple('Diagnosis', 'pipeline towers together wa
                     'or give it more processors.' % lost)
         return ('Input and towers hold each other back: alone each is faster, and the run loses '
                 '%.0f %% of the speed of the towers; where processors are idle, make the next '
-                'batch during the step (dataset.prefetch, more inter_op_threads of --config); else make the '
-                'input cheaper, or on other processors.' % lost)
+                'batch during the step (dataset.prefetch, more inter_op_threads of --config); else '
+                'make the input cheaper, or on other processors.' % lost)
 
     def __str__(self):
         lines = ['%-16s %10s %ss/s  %s' % (

@@ -90,8 +90,8 @@ def _resolved(devices: typing.Any, check: bool, allow_repeated: bool) -> typing.
     resolved = tuple(_devices_of_tower(entry) for entry in entries)
     stage_counts = {len(stages_of(device)) for device in resolved}
     if len(stage_counts) != 1:
-        raise DeviceError('devices=%.80r: expected one device or more (None for every visible GPU), '
-                          'and as many devices for each tower.' % (devices,))
+        raise DeviceError('devices=%.80r: expected one device or more (None for every visible '
+                          'GPU), and as many devices for each tower.' % (devices,))
     _check_repeated(resolved, devices, allow_repeated)
     if check:
         for name in all_devices(resolved):

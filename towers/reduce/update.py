@@ -154,8 +154,8 @@ def checked_transform(transform, gradients, device=None, of_loss=None):
             '%s returned %.200r: expected a list of (gradient, variable) pairs of given '
             'variables, each once.' % (called, returned))
     if all(gradient is None for gradient, _ in transformed):
-        raise InvalidArgumentError('%s returned %.80r: expected a gradient of at least one variable.'
-                                   % (called, returned))
+        raise InvalidArgumentError('%s returned %.80r: expected a gradient of at least one '
+                                   'variable.' % (called, returned))
     for gradient, variable in transformed:
         if not may_be_gradient_of(gradient, variable):
             raise InvalidArgumentError('%s returned %.80r as the gradient of %r: %s.' % (

@@ -6,7 +6,8 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import MOST_INT32, check_count, check_instance, check_step_variable, directory_name
+from towers.arguments import (MOST_INT32, check_count, check_instance, check_step_variable,
+                              directory_name)
 from towers.checkpoint.files import (STATE_FILE, describe_safe, files_of, first_line,
                                      list_checkpoints, names_in, newest_named, state_checkpoints,
                                      step_of)

@@ -104,8 +104,8 @@ def _leaves(inputs):
             raise InputError('%s (%s) belongs to another graph than the default one: make the '
                              'inputs and the towers under the same tf.Graph().' % (path, name))
     if all(leaf is None for _, leaf in leaves):
-        raise InputError('inputs=%.80r holds no tensor: pass the tensors of one batch, [batch, ...] '
-                         'each.' % (inputs,))
+        raise InputError('inputs=%.80r holds no tensor: pass the tensors of one batch, [batch, ...]'
+                         ' each.' % (inputs,))
     return leaves
 
 

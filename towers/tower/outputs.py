@@ -154,8 +154,8 @@ def _scalar_loss(loss, of_whom=''):
         graph = loss.graph
     if graph is not tf.get_default_graph() or not loss.dtype.is_floating or loss.shape.ndims != 0:
         raise ModelFunctionError(
-            'the model function%s returned the loss %.80r: expected a scalar float of this graph, the '
-            'mean over the examples of the shard.%s' % (of_whom, loss, _registered_losses()))
+            'the model function%s returned the loss %.80r: expected a scalar float of this graph, '
+            'the mean over the examples of the shard.%s' % (of_whom, loss, _registered_losses()))
     return loss
 
 
