@@ -69,3 +69,15 @@ SETS = frozenset(['Assign', 'AssignVariableOp'])
 ADDS = frozenset(['AssignAdd', 'AssignAddVariableOp', 'AssignSub', 'AssignSubVariableOp'])
 ADDS_ROWS = _with_prefixes(('', 'Resource'), (
     'ScatterAdd', 'ScatterSub', 'ScatterNdAdd', 'ScatterNdSub'))
+
+
+BATCH_VALUE = '_towers_batch_value'
+"""The attribute of an operation that hands on a value of the whole batch: `b'<number> <kind>'`."""
+
+
+def batch_value_kind(op):
+    """The kind of the value of the whole batch that an operation hands on, `'sum'`, `'mean'` or
+    `'concat'`, and in the backward pass `'sum_gradient'` and its like; None for any other one."""
+    if op.type != 'PlaceholderWithDefault' or BATCH_VALUE not in op.node_def.attr:
+        return None
+    return op.get_attr(BATCH_VALUE).decode().split()[1]

@@ -1,0 +1,360 @@
+"""The analysis: the state of each tensor of a forward pass, from its inputs to its results."""
+
+import typing
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.graph import graph_walk
+from towers.graph.graph_walk import leaves_of
+from towers.graph.op_types import (READS, VARIABLE_OPS, batch_value_kind)
+from towers.graph.variable_access import Writes, read_from
+from towers.proof import loops
+from towers.proof.scratch import make_scratch
+from towers.proof.sizes import sizes_in
+from towers.proof.states import INDEPENDENT, Kind, Reason, Size, State, unknown
+from towers.proof.table import RULES
+
+_MOST_ROUNDS = 12  # through the loops, until nothing changes
+
+# Operations that give another value at each run, and so to each tower.
+_OWN_VALUES = ('IteratorGetNext', 'QueueDequeue', 'ReaderRead', 'PyFunc', 'EagerPyFunc',
+               'Unstage', 'OrderedMap', 'Barrier')
+_WITHOUT_EFFECT_ON_VALUES = ('Assert', 'NoOp', 'Print', 'Const')
+
+
+class Analysis(typing.NamedTuple):
+    """Where the examples are in each tensor of a forward pass."""
+    states: typing.Dict[str, State]  # {name of a tensor: its state}
+    reasons: typing.Dict[str, Reason]  # {statistic of the shard: the use that is not linear}
+    operations: typing.List[str]  # names of the operations that were looked at
+    random: typing.List[str]  # names of those that draw random numbers
+
+    def of(self, tensor: tf.Tensor) -> State:
+        """The state of a tensor; what is not in the forward pass is the same on every tower."""
+        return self.states.get(tensor.name, INDEPENDENT)
+
+
+class Loop(typing.NamedTuple):
+    """A loop of control flow v1."""
+    is_over_examples: bool  # whether it has an iteration for each example, and counts them
+    condition: State  # of the test for one more iteration
+
+
+def analyse(operations: list, inputs: typing.Any, fetches: list) -> Analysis:
+    """Tells where the examples are in the tensors that some fetches need.
+
+    Args:
+      operations: list of the operations of the recorded forward pass.
+      inputs: nest of tensors at which the batch enters, each with the examples along its first
+        dimension.
+      fetches: list of tensors and operations.
+
+    Returns:
+      `Analysis`.
+    """
+    ends = {leaf.op.name for leaf in leaves_of(inputs)}
+    made = {op.name for op in operations}
+    found = graph_walk.reached(
+        [getattr(fetch, 'op', fetch) for fetch in fetches],
+        lambda op: () if op.name in ends else [
+            each for each in graph_walk.inputs_of(op) if each.name in made])
+    needed = [op for op in operations if op.name in found and op.name not in ends]
+    scratch = make_scratch(needed, inputs)
+    return _Walk(scratch, needed).walked()
+
+
+class _Walk:
+    """One walk through the scratch graph; what rules ask of it is their `view`."""
+
+    def __init__(self, scratch, needed):
+        self.examples = scratch.examples
+        self._graph, self._cuts = scratch.graph, scratch.cuts
+        self._given_ops = {op.name: op for op in needed}
+        self._states = dict(scratch.given)
+        self._reasons, self._values = {}, {}
+        self._elements, self._written = {}, {}
+        self._late_reads = _reads_of_written(needed)
+        self._has_static_batch = scratch.has_static_batch
+
+    def walked(self) -> Analysis:
+        """Goes around until nothing changes: the `Analysis`."""
+        operations = _in_order(self._graph)
+        for number in range(_MOST_ROUNDS):
+            before, self._written = dict(self._states), {}
+            for op in operations:
+                self._visit(op)
+            is_done = before == self._states and self._elements == self._written
+            self._elements = self._written
+            if is_done:
+                break
+        else:
+            for op in operations:
+                if before.get(op.name + ':0') != self._states.get(op.name + ':0'):
+                    self._set(op, unknown(op, 'is in a loop whose end was not found'))
+        for op in operations:
+            if any(tensor.name not in self._states for tensor in op.outputs):
+                self._set(op, unknown(op, 'has no value that is known'))
+        names = [op.name for op in operations if op.name in self._given_ops]
+        return Analysis(
+            states=self._states, reasons=self._reasons, operations=names,
+            random=[name for name in names if graph_walk.is_random(self._given_ops[name])])
+
+    def _visit(self, op):
+        if op.type == 'Placeholder' and op.name + ':0' in self._states and (
+                op.name not in self._given_ops):
+            return
+        states = [self._states.get(tensor.name) for tensor in op.inputs]
+        found = self._found(op, states)
+        if found is not None:
+            self._set(op, self._with_own_gradient(op, found))
+
+    def _with_own_gradient(self, op, found):
+        """Marks the results of an operation whose gradient is the program's own."""
+        given = self._given_ops.get(op.name)
+        if given is None or not _has_own_gradient(given):
+            return found
+        self.note(op.name, op, 'has a gradient of its own, which may not be linear')
+        mark = INDEPENDENT._replace(estimated=frozenset([op.name]))
+        if isinstance(found, State):
+            return found.marked([mark])
+        return [state.marked([mark]) for state in found]
+
+    def _set(self, op, found):
+        if isinstance(found, State):
+            found = [found] * len(op.outputs)
+        for tensor, state in zip(op.outputs, found):
+            self._states[tensor.name] = state
+
+    def _found(self, op, states):
+        """The state of each result, or of all; None where an input has none yet."""
+        given = self._given_ops.get(op.name)
+        if given is not None and batch_value_kind(given) is not None:
+            return None if None in states else self._of_whole_batch(op, states[0], given)
+        if op.name in self._late_reads:
+            return self._late_read(op, states)
+        row = RULES.get(op.type)
+        if row is None:
+            return None if None in states else self._without_rule(op, states)
+        if None in states and op.type not in ('Merge', 'RefMerge'):
+            return None
+        if not any(states):
+            return None if states else row.rule(op, states, self)
+        return self._by_rule(row, op, states)
+
+    def _by_rule(self, row, op, states):
+        """The states that the row of an operation gives, with the marks of all inputs."""
+        if not row.takes_unknown:
+            for state in states:
+                if state.kind is Kind.UNKNOWN:
+                    return state
+        if not row.takes_numbers:
+            for state in states:
+                if state.kind in (Kind.NUMBER, Kind.PLACES):
+                    return unknown(op, 'computes with the numbers of the examples')
+        found = row.rule(op, states, self)
+        if found is None or not row.looks_at_values:
+            return found
+        marks = INDEPENDENT.marked(state for state in states if state is not None)
+        if isinstance(found, State):
+            return found.marked([marks])
+        return [state.marked([marks]) for state in found]
+
+    def _without_rule(self, op, states):
+        """An operation in no row of the table."""
+        for state in states:
+            if state.kind is Kind.UNKNOWN:
+                return state
+        if op.type.startswith(_OWN_VALUES):
+            return unknown(op, 'gives another value to each tower')
+        if all(state.kind is Kind.INDEPENDENT for state in states):
+            marked = INDEPENDENT.marked(states)
+            return marked._replace(is_random=marked.is_random or graph_walk.is_random(op))
+        if all(state.kind is Kind.ONE_EXAMPLE or state.kind is Kind.INDEPENDENT
+               for state in states) and not op.op_def.is_stateful:
+            return State(Kind.ONE_EXAMPLE).marked(states)
+        return unknown(op, 'has no rule')
+
+    def _of_whole_batch(self, op, state, given):
+        """A value of all towers: the batch's, where it is taken of such a value of each tower."""
+        kind = batch_value_kind(given)
+        rules = {'sum': (Kind.SUM,), 'mean': (Kind.MEAN, Kind.INDEPENDENT),
+                 'concat': (Kind.PER_EXAMPLE, Kind.ROWS)}
+        is_count = kind == 'sum' and state.is_count
+        is_right = state.kind in rules[kind] and not (kind == 'concat' and state.axis) or is_count
+        if is_right and not (kind == 'sum' and state.has_offset):
+            return INDEPENDENT.marked([state])
+        if state.kind is Kind.UNKNOWN:
+            return state
+        self.note(op.name, op, 'takes a %s over the towers of %s' % (kind, state.kind.value))
+        return INDEPENDENT._replace(estimated=state.estimated | {op.name})
+
+    def _late_read(self, op, states):
+        """A read of a variable after the forward pass has written it."""
+        written = [self._states.get(name) for name in self._late_reads[op.name]]
+        if None in written or None in states:
+            return None
+        for state in list(written):
+            if state.kind is Kind.UNKNOWN:
+                return state
+        if all(state.kind is Kind.INDEPENDENT and not state.estimated for state in written):
+            return INDEPENDENT if op.type != 'ResourceGather' else states[1]
+        self.note(op.name, op, 'reads what was computed from the examples of the shard')
+        return INDEPENDENT.marked(written)._replace(estimated=frozenset([op.name]))
+
+    # ---- what rules ask ----------------------------------------------------------------------
+
+    def state(self, tensor) -> State:
+        """The state of a tensor of the scratch graph."""
+        return self._states[tensor.name]
+
+    def shape(self, tensor) -> typing.Optional[list]:
+        """The lengths of the dimensions in the scratch graph, None where not static; or None."""
+        rank = self.rank(tensor)
+        if rank is None:
+            return None
+        shape = tensor.shape.as_list() if tensor.shape.ndims is not None else [None] * rank
+        given = self._given_ops.get(tensor.op.name)
+        if None not in shape or given is None or self._has_static_batch:
+            return shape
+        known = given.outputs[tensor.value_index].shape.as_list()
+        shape = [length or other for length, other in zip(shape, known)]
+        state = self._states.get(tensor.name)
+        if state is not None and state.kind is Kind.PER_EXAMPLE:
+            shape[state.axis] = state.outer * state.inner * self.examples
+        return shape
+
+    def rank(self, tensor) -> typing.Optional[int]:
+        """The number of dimensions; in loops the program's graph may know it alone."""
+        if tensor.shape.ndims is not None:
+            return tensor.shape.ndims
+        given = self._given_ops.get(tensor.op.name)
+        return None if given is None else given.outputs[tensor.value_index].shape.ndims
+
+    def value(self, tensor):
+        """The static value of a tensor that is the same on every tower; or None."""
+        state = self._states.get(tensor.name, INDEPENDENT)
+        if state.kind is Kind.SIZES and not state.depends_on_size:
+            numbers = np.array([size.constant for size in state.sizes])
+            return numbers if self.rank(tensor) else numbers[0]
+        if state.kind is not Kind.INDEPENDENT:
+            return None
+        if tensor.name not in self._values:
+            self._values[tensor.name] = tf.get_static_value(tensor)
+        return self._values[tensor.name]
+
+    def note(self, statistic: str, op, why: str) -> None:
+        """Notes why a statistic of the shard ends a proof, and at which operation."""
+        self._reasons.setdefault(statistic, Reason(op.name, op.type, why))
+
+    def is_loop_condition(self, tensor) -> bool:
+        """Whether a tensor is the test of a loop, not the condition of a branch."""
+        return tensor.op.type == 'LoopCond'
+
+    def loop_of(self, op) -> Loop:
+        """The loop that a `Merge` or an `Exit` belongs to."""
+        if op.type == 'Exit':
+            op = op.inputs[0].op.inputs[0].op
+        test = next(reader.inputs[1].op for reader in op.outputs[0].consumers()
+                    if reader.type in ('Switch', 'RefSwitch'))
+        condition = test.inputs[0]
+        state = self._states.get(condition.name, INDEPENDENT)
+        return Loop(self._counts_examples(condition), state)
+
+    def _counts_examples(self, condition):
+        """Whether a test is that a counter from 0 on is below the number of examples."""
+        if condition.op.type == 'LogicalAnd':
+            return all(map(self._counts_examples, condition.op.inputs))
+        if condition.op.type != 'Less':
+            return False
+        counter, limit = condition.op.inputs
+        counter = graph_walk.behind(counter, ('Identity',))
+        if counter.op.type != 'Merge' or limit.name not in self._states:
+            return False
+        back = [tensor for tensor in counter.op.inputs if tensor.op.type == 'NextIteration']
+        return bool(back) and loops.counts(counter.op, back[0]) and (
+            sizes_in(limit, self._states[limit.name], self) == (Size(0, 1),))
+
+    def is_array_flow(self, tensor) -> bool:
+        """Whether a tensor orders the operations on an array, and has no value of its own."""
+        source = graph_walk.behind(
+            tensor, ('Identity', 'NextIteration', 'Switch', 'Exit', 'Merge', 'Enter'))
+        return source.op.type.startswith('TensorArray')
+
+    def conditions_of(self, merge) -> typing.List[State]:
+        """The states of the conditions of the branches that end at a `Merge`."""
+        found = []
+        for tensor in merge.inputs:
+            if tensor.op.type in ('Switch', 'RefSwitch'):
+                found.append(tensor.op.inputs[1].name)
+                continue
+            given = self._given_ops.get(tensor.op.name)
+            branches = [] if given is None else compat.branches_around(given)
+            found += [branches[0][0].name] if branches else []
+        return [self._states[name] for name in dict.fromkeys(found) if name in self._states]
+
+    def element(self, name) -> typing.Optional[State]:
+        """The state of the elements of an array; None where none is written yet."""
+        return self._written.get(name, self._elements.get(name))
+
+    def write_array(self, name, op, state) -> State:
+        """Notes the state of an element that is written: the state of the array's flow."""
+        before = self._written.get(name)
+        if before is not None:
+            state = loops.joined(op, [before, state], self)
+        self._written[name] = state
+        return INDEPENDENT
+
+    def array_size(self, name) -> State:
+        """The state of the number of elements of an array."""
+        return loops.size_of_array(self._graph.get_operation_by_name(name), self)
+
+
+def _has_own_gradient(op):
+    """Whether `tf.custom_gradient` or `gradient_override_map` gave an operation its gradient."""
+    attributes = op.node_def.attr
+    return '_gradient_op_type' in attributes and batch_value_kind(op) is None
+
+
+def _in_order(graph):
+    """The operations of a graph, each after its inputs but for the back edges of loops."""
+    done, ordered = set(), []
+    for first in graph.get_operations():
+        stack = [(first, False)]
+        while stack:
+            op, is_ready = stack.pop()
+            if is_ready:
+                ordered.append(op)
+                continue
+            if op.name in done:
+                continue
+            done.add(op.name)
+            stack.append((op, True))
+            stack += [(tensor.op, False) for tensor in op.inputs
+                      if tensor.op.type != 'NextIteration' and tensor.op.name not in done]
+    return ordered
+
+
+def _reads_of_written(operations):
+    """{name of a read: [tensors whose values were written before it]}, of the variables that these
+    operations write."""
+    if not operations:
+        return {}
+    finder, writes, found = Writes(operations[0].graph), {}, {}
+    for op in operations:
+        if op.type not in VARIABLE_OPS and not graph_walk.is_random(op):
+            for name in finder.of(op):
+                writes.setdefault(name, []).append(op)
+    all_writes = [op for ops in writes.values() for op in ops]
+    after_any = graph_walk.reachable_from(all_writes, operations, control=True)
+    for op in operations:
+        if op.name not in after_any or op.type not in READS and op.type != 'Identity':
+            continue
+        for source in read_from(op.inputs[0]):
+            ops = writes.get(source.name, [])
+            if op not in ops and op.name in graph_walk.reachable_from(
+                    ops, operations, control=True):
+                found.setdefault(op.name, []).extend(
+                    tensor.name for write in ops for tensor in list(write.inputs)[1:])
+    return found

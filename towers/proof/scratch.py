@@ -1,0 +1,178 @@
+"""The scratch graph: the forward pass once more, for a batch of a large prime of examples.
+
+TensorFlow's own shape inference then says where the examples are: a length that the prime divides
+is theirs. The prime is the first one that divides no length and no integer constant of the forward
+pass, so that no other length is taken for it. Lengths of the inputs that are not static, but for
+that of the batch, are primes of their own, too. Nothing runs in this graph.
+"""
+
+import re
+import typing
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers.graph import graph_walk
+from towers.graph.edit import Library
+from towers.graph.graph_walk import leaves_of
+from towers.graph.op_types import VARIABLE_OPS
+from towers.proof.states import Kind, Reason, State, INDEPENDENT, per_example, rows
+from towers.proof.sizes import sizes_state
+from towers.proof.states import Size
+
+_FIRST_PRIME = 10007
+_MOST_CUTS = 20  # operations that do not take a batch of another size
+
+
+class Scratch(typing.NamedTuple):
+    """The forward pass for a prime number of examples."""
+    graph: tf.Graph
+    examples: int  # the prime
+    given: typing.Dict[str, State]  # states of the tensors at which the forward pass begins
+    cuts: typing.Dict[str, Reason]  # {name of an operation: why it does not take that batch}
+    has_static_batch: bool  # whether the program's inputs have a static number of examples
+
+
+def make_scratch(operations: list, inputs: typing.Any) -> Scratch:
+    """Imports operations of a forward pass, with the inputs of one more batch.
+
+    Args:
+      operations: list of `tf.Operation`s, all that the pass runs behind its inputs.
+      inputs: nest of the tensors at which the batch enters.
+    """
+    prime = _prime(operations)
+    cuts: typing.Dict[str, Reason] = {}
+    has_lengths = True
+    while True:
+        try:
+            graph, given = _imported(operations, inputs, prime, cuts, has_lengths)
+            return Scratch(graph, prime, given, cuts, static_size(inputs) is not None)
+        except (ValueError, tf.errors.OpError) as error:
+            if has_lengths:
+                has_lengths = False  # two lengths that are not static may have to be equal
+                continue
+            name = _named_in(str(error), operations)
+            if name is None or name in cuts or len(cuts) >= _MOST_CUTS:
+                raise
+            kind = next(op.type for op in operations if op.name == name)
+            cuts[name] = Reason(name, kind, 'takes no batch of another size: %s' % (
+                str(error).split('\n', 1)[0][:120]))
+
+
+def static_size(inputs: typing.Any) -> typing.Optional[int]:
+    """The number of examples of a nest of tensors, where any of them says it; else None."""
+    for leaf in tf.nest.flatten(inputs):
+        shape = leaf.shape.as_list() if leaf is not None and leaf.shape.ndims else [None]
+        if shape[0] is not None:
+            return shape[0]
+    return None
+
+
+def _named_in(text, operations):
+    """The name of the operation that an error of shape inference is about, or None."""
+    names = {op.name for op in operations}
+    found = re.findall(r"(?:for |node |Node: )['{]*(?:node )?([\w./>\\-]+)", text)
+    return next((name for name in found if name in names), None)
+
+
+def _prime(operations):
+    """The first prime from `_FIRST_PRIME` on that divides no length and no integer constant."""
+    numbers = set()
+    for op in operations:
+        for tensor in op.outputs:
+            if tensor.shape.ndims:
+                numbers.update(length for length in tensor.shape.as_list() if length)
+        if op.type == 'Const' and op.outputs[0].dtype.is_integer:
+            value = tf.get_static_value(op.outputs[0])
+            if value is not None and value.size <= 64:
+                numbers.update(abs(int(number)) for number in np.ravel(value) if number)
+    large = [number for number in numbers if number >= _FIRST_PRIME]
+    return next(prime for prime in _primes(_FIRST_PRIME)
+                if all(number % prime for number in large))
+
+
+def _primes(start):
+    number = start
+    while True:
+        if all(number % divisor for divisor in range(2, int(number ** .5) + 1)):
+            yield number
+        number += 1
+
+
+def _imported(operations, inputs, prime, cuts, has_lengths):
+    """`(graph, {name of a tensor: its state})`."""
+    leaves = {leaf.name: leaf for leaf in leaves_of(inputs)}
+    inside = {op.name for op in operations if op.name not in cuts}
+    part, outside = tf.GraphDef(), {}
+    program = leaves_of(inputs)[0].graph
+    part.versions.CopyFrom(program.graph_def_versions)
+    for op in operations:
+        if op.name in inside:
+            _add_node(part, op, inside, leaves, outside)
+    functions = Library(program).reached_from(part.node)
+    part.library.function.extend(functions.values())
+    graph, given = tf.Graph(), {}
+    lengths = _primes(prime + 1)
+    with graph.as_default():
+        replaced = {}
+        for key, tensor in outside.items():
+            shape, state = tensor.shape, INDEPENDENT
+            if tensor.name in leaves:
+                shape, state = _of_input(tensor, inputs, prime, lengths if has_lengths else None)
+            elif tensor.op.name in cuts:
+                shape = tf.TensorShape(None)
+                state = State(Kind.UNKNOWN, reason=cuts[tensor.op.name])
+            stand_in = tf.placeholder(tensor.dtype.base_dtype, shape, key)
+            replaced[key + ':0'] = stand_in
+            given[stand_in.name] = state
+        tf.import_graph_def(part, input_map=replaced, name='')
+    return graph, given
+
+
+def _add_node(part, op, inside, leaves, outside):
+    """Adds an operation, and the variables that it takes from outside, to a `GraphDef`."""
+    node = part.node.add()
+    node.CopyFrom(op.node_def)
+    node.device = ''
+    for name in [name for name in node.attr if name.startswith('_')]:
+        del node.attr[name]
+    del node.input[:]
+    for tensor in op.inputs:
+        source = tensor.op
+        if source.type in VARIABLE_OPS and source.name not in inside:
+            inside.add(source.name)
+            _add_node(part, source, inside, leaves, outside)
+        if source.name in inside and tensor.name not in leaves:
+            node.input.append(tensor.name)
+        else:
+            key = 'from_' + re.sub(r'[^A-Za-z0-9_.]', '.', tensor.name)
+            outside[key] = tensor
+            node.input.append(key)
+
+
+def _of_input(tensor, inputs, prime, lengths):
+    """`(shape with a prime number of examples, state)` of a tensor at which the batch enters."""
+    for leaf in tf.nest.flatten(inputs):
+        if isinstance(leaf, tf.SparseTensor) and tensor.name in (
+                leaf.indices.name, leaf.values.name, leaf.dense_shape.name):
+            return _of_sparse_input(tensor, leaf, prime)
+    shape = tensor.shape.as_list() if tensor.shape.ndims is not None else None
+    if not shape:
+        return tensor.shape, INDEPENDENT if shape == [] else State(
+            Kind.UNKNOWN, reason=Reason(tensor.op.name, tensor.op.type, 'has no static rank'))
+    if lengths is not None:
+        shape = [next(lengths) if length is None else length for length in shape]
+    return tf.TensorShape([prime] + shape[1:]), per_example(0)
+
+
+def _of_sparse_input(tensor, leaf, prime):
+    rows_of = leaf.values.op.name
+    if tensor.name == leaf.values.name:
+        return tensor.shape, rows(0, rows_of)
+    if tensor.name == leaf.indices.name:
+        return tensor.shape, State(Kind.PLACES, rows_of=rows_of)
+    shape = leaf.shape.as_list() if leaf.shape.ndims is not None else [None]
+    if None in shape[1:]:
+        return tensor.shape, State(Kind.UNKNOWN, reason=Reason(
+            tensor.op.name, tensor.op.type, 'is a shape that is not static'))
+    return tensor.shape, sizes_state([Size(0, 1)] + [Size(length) for length in shape[1:]])

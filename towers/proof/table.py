@@ -1,0 +1,184 @@
+"""The table of rules: one row for each kind of operation, with the sentence that justifies it.
+
+To add an operation, add its type to the row whose sentence holds for it, or a row with a rule of
+its own; and a test that compares towers with one device. An operation in no row gives results of
+which nothing is proven, unless none of its inputs depends on the examples.
+"""
+
+import typing
+
+from towers.proof import arithmetic, layout, loops, rows, sizes
+
+
+class Row(typing.NamedTuple):
+    """What is known of operations of some types."""
+    types: str  # the types, with spaces between them
+    rule: typing.Callable  # (operation, states of its inputs, view) -> state, or a list of states
+    because: str  # why the rule holds
+    takes_numbers: bool = False  # whether the rule knows NUMBER and PLACES
+    takes_unknown: bool = False  # whether the rule looks at inputs of which nothing is proven
+    looks_at_values: bool = True  # whether the marks of the inputs are those of the result, too
+
+
+TABLE = [
+    # ---- element by element
+    Row('Identity Snapshot StopGradient PreventGradient CheckNumerics EnsureShape Print PrintV2 '
+        'DeepCopy RefIdentity',
+        loops.handed_on,
+        'The value itself.', takes_numbers=True),
+    Row('IdentityN', loops.all_handed_on,
+        'The values themselves.', takes_numbers=True),
+    Row('Neg Conj Real Imag', arithmetic.linear,
+        'The mean of f is f of the mean, since f is linear.'),
+    Row('Cast', arithmetic.cast,
+        'Exact but for rounding, except to integers.', takes_numbers=True),
+    Row('Add AddV2 Sub AddN AccumulateNV2', arithmetic.add,
+        'A sum of means is a mean, a sum of sums a sum; a mean plus a constant is a mean.'),
+    Row('Mul', arithmetic.multiply,
+        'A constant times a mean is a mean; a mean times the number of examples is a sum.'),
+    Row('RealDiv Div DivNoNan', arithmetic.divide,
+        'A sum divided by the number of examples is a mean; by a constant it stays a sum.'),
+    Row('Select SelectV2', arithmetic.select,
+        'By a condition that is the same on every tower all towers take the same value.'),
+    Row('Maximum Minimum FloorDiv Pow SquaredDifference FloorMod Mod TruncateDiv TruncateMod Atan2 Xdivy '
+        'Xlogy Xlog1py MulNoNan NextAfter Abs Sign Square Sqrt Rsqrt Reciprocal Inv Exp Expm1 Log '
+        'Log1p Sigmoid Tanh Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh Floor Ceil '
+        'Round Rint Erf Erfc Erfinv Ndtri Lgamma Digamma Igamma Igammac Zeta Polygamma Betainc '
+        'Relu Relu6 Elu Selu Softplus Softsign LeakyRelu Greater GreaterEqual Less LessEqual '
+        'Equal NotEqual ApproximateEqual LogicalAnd LogicalOr LogicalNot IsFinite IsNan IsInf '
+        'ClipByValue BitwiseAnd BitwiseOr BitwiseXor Invert LeftShift RightShift Complex '
+        'ReluGrad Relu6Grad LeakyReluGrad EluGrad SeluGrad SoftplusGrad SoftsignGrad SigmoidGrad '
+        'TanhGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad Bucketize AsString StringToNumber '
+        'StringToHashBucketFast StringToHashBucketStrong StringJoin LookupTableFind '
+        'LookupTableFindV2 BesselI0e BesselI1e FakeQuantWithMinMaxArgs',
+        arithmetic.elementwise,
+        'Each entry of the result is a function of the entries at its place.'),
+    Row('BiasAdd', layout.bias_add,
+        'A vector is added to each entry along the dimension of the channels.'),
+    Row('Softmax LogSoftmax SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits '
+        'L2Normalize',
+        arithmetic.along_last,
+        'Each row along the last dimension by itself.'),
+    Row('TopK TopKV2 InTopK InTopKV2', arithmetic.largest,
+        'Each row along the last dimension by itself.'),
+    # ---- over dimensions
+    Row('Mean Sum Max Min Prod All Any ArgMax ArgMin EuclideanNorm', arithmetic.reduce,
+        "Over the examples' dimension, a mean or a sum over them; over others, each by itself."),
+    Row('L2Loss', arithmetic.l2_loss,
+        'Half the sum of the squares of all entries.'),
+    Row('BiasAddGrad', arithmetic.bias_add_gradient,
+        'The sum over all dimensions but that of the channels.'),
+    Row('MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3', arithmetic.matmul,
+        'Row by row; over the examples of both factors, the sum of their products.'),
+    Row('Einsum', arithmetic.einsum,
+        'Letter by letter; over the examples of all factors, the sum of their products.'),
+    # ---- sizes, and tensors of a size
+    Row('Shape Size Rank ShapeN', sizes.shape_of,
+        'The examples have one dimension, and all others are the same on every tower.',
+        looks_at_values=False),
+    Row('Fill', sizes.filled,
+        'All entries are one value.'),
+    Row('ZerosLike OnesLike', sizes.like,
+        'All entries are one value.', looks_at_values=False),
+    Row('BroadcastTo', sizes.broadcast,
+        'A value without the examples is the same for all of them.'),
+    Row('Range', sizes.numbered,
+        'Counts.'),
+    Row('RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt RandomGamma '
+        'StatelessRandomUniform StatelessRandomUniformV2 StatelessRandomNormal '
+        'StatelessRandomNormalV2 StatelessTruncatedNormal StatelessTruncatedNormalV2 '
+        'StatelessRandomUniformInt StatelessRandomUniformIntV2',
+        sizes.random,
+        'Numbers drawn for each entry, so for each example where the shape has the examples.'),
+    # ---- the same entries elsewhere
+    Row('Reshape', layout.reshape,
+        'The entries keep their order, and an example its stride.', takes_numbers=True),
+    Row('ExpandDims', layout.expand_dims,
+        'A dimension more.', takes_numbers=True),
+    Row('Squeeze', layout.squeeze,
+        'Fewer dimensions of length 1.', takes_numbers=True),
+    Row('Transpose ConjugateTranspose', layout.transpose,
+        'The dimensions in another order.'),
+    Row('Pad MirrorPad', layout.pad,
+        'More entries along other dimensions; zeros around a sum are sums of zeros.'),
+    Row('Tile', layout.tile,
+        'The same entries again.'),
+    Row('StridedSlice', rows.strided_slice,
+        'All of the examples, and a part of the other dimensions.', takes_numbers=True),
+    Row('Slice', layout.slice_,
+        'All of the examples, and a part of the other dimensions.'),
+    Row('ReverseV2 Roll Cumsum Cumprod CumulativeLogsumexp', layout.in_order,
+        'Along other dimensions, each example by itself.'),
+    Row('MatrixBandPart MatrixDiag MatrixDiagV3 MatrixDiagPart MatrixDiagPartV3 '
+        'MatrixInverse MatrixDeterminant Cholesky',
+        layout.band,
+        'On the last two dimensions, each example by itself.'),
+    Row('Unpack', layout.unpack,
+        'Parts along another dimension have the examples where they were.'),
+    Row('Split SplitV', layout.split,
+        'Parts along another dimension have the examples where they were.'),
+    Row('ConcatV2', layout.concat,
+        'Beside each other along another dimension; all examples after all examples.'),
+    Row('Pack', layout.pack,
+        'Beside each other along a new dimension.', takes_numbers=True),
+    Row('Gather GatherV2 ResourceGather', layout.gather,
+        'Rows of a table that all towers share, by places of the examples.', takes_numbers=True),
+    Row('GatherNd ResourceGatherNd', rows.gather_nd,
+        'Entries of each example, by its own number.', takes_numbers=True),
+    Row('OneHot', layout.one_hot,
+        'A dimension more.'),
+    Row('ReverseSequence', layout.reverse_sequence,
+        'Along the sequence of each example.'),
+    Row('Where', rows.where,
+        'The places that a mask leaves, in the order of the examples.'),
+    Row('LogUniformCandidateSampler UniformCandidateSampler LearnedUnigramCandidateSampler',
+        rows.sampled,
+        'Draws classes whatever the examples are; and how often it expects those of each example.'),
+    # ---- images
+    Row('Conv2D DepthwiseConv2dNative Conv3D MaxPool MaxPoolV2 AvgPool MaxPool3D AvgPool3D LRN '
+        'ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea SpaceToDepth DepthToSpace '
+        'ExtractImagePatches Dilation2D RGBToHSV HSVToRGB AdjustContrastv2 AdjustHue '
+        'AdjustSaturation MaxPoolWithArgmax',
+        layout.images(0),
+        'Each image by itself.'),
+    Row('Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput',
+        layout.images(2),
+        'Each image by itself.'),
+    Row('SpaceToBatchND', layout.space_to_batch,
+        'All images of the first block, then all of the next.'),
+    Row('BatchToSpaceND', layout.batch_to_space,
+        'The blocks of an image, which are all images apart.'),
+    Row('FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3', layout.fused_batch_norm,
+        'Per channel, by the mean and the variance of all images.'),
+    # ---- rows
+    Row('SparseTensorDenseMatMul', rows.sparse_product,
+        'A row of the product for each row of the sparse tensor.', takes_numbers=True),
+    Row('SparseToDense', rows.sparse_to_dense,
+        'A row for each row of the sparse tensor.', takes_numbers=True),
+    Row('UnsortedSegmentSum', rows.sums_by_number,
+        'The sum of the rows of each example.', takes_numbers=True),
+    Row('CTCLoss', rows.ctc_loss,
+        'The loss of each sequence by itself.', takes_numbers=True),
+    # ---- loops and branches
+    Row('Enter NextIteration RefEnter', loops.handed_on,
+        'The value itself.', takes_numbers=True),
+    Row('LoopCond', loops.handed_on,
+        'The value itself.', takes_numbers=True, takes_unknown=True,
+        looks_at_values=False),
+    Row('Switch RefSwitch', loops.switch,
+        'The value itself, in the branch that is taken.', takes_numbers=True, takes_unknown=True,
+        looks_at_values=False),
+    Row('Merge RefMerge', loops.merge,
+        'One of two values.', takes_numbers=True, takes_unknown=True,
+        looks_at_values=False),
+    Row('Exit', loops.left,
+        'The value after the last iteration.', takes_numbers=True, takes_unknown=True,
+        looks_at_values=False),
+    Row('TensorArrayV3 TensorArraySizeV3 TensorArrayScatterV3 TensorArrayWriteV3 '
+        'TensorArrayReadV3 TensorArrayGatherV3',
+        loops.array,
+        'An array has the state of its elements.', takes_numbers=True, takes_unknown=True,
+        looks_at_values=False),
+]
+
+RULES = {kind: row for row in TABLE for kind in row.types.split()}
