@@ -351,6 +351,13 @@ def among_zeros(rows, rank, num_workers):
         [[0, 0]] * (rows.shape.ndims - 1)))
 
 
+def graph_def_of_function(function):
+    """`(GraphDef, {name of a tensor in the FunctionDef: its name in the GraphDef})` of a function's
+    body. TensorFlow has no public way to make one of the other."""
+    from tensorflow.python.framework import function_def_to_graph
+    return function_def_to_graph.function_def_to_graph_def(function)
+
+
 # ---- Operations ---------------------------------------------------------------------------------
 
 def control_flow_context(op):

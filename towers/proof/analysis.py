@@ -8,13 +8,15 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of
-from towers.graph.op_types import (READS, VARIABLE_OPS, batch_value_kind)
+from towers.graph.op_types import BRANCHES_V2, READS, VARIABLE_OPS, batch_value_kind
 from towers.graph.variable_access import Writes, read_from
 from towers.proof import loops
+from towers.proof.functions import import_bodies
 from towers.proof.scratch import make_scratch
 from towers.proof.sizes import sizes_in
 from towers.proof.states import INDEPENDENT, Kind, Reason, Size, State, unknown
 from towers.proof.table import RULES
+from towers.proof.written import Written, written_by
 
 _MOST_ROUNDS = 12  # through the loops, until nothing changes
 
@@ -30,6 +32,22 @@ class Analysis(typing.NamedTuple):
     reasons: typing.Dict[str, Reason]  # {statistic of the shard: the use that is not linear}
     operations: typing.List[str]  # names of the operations that were looked at
     random: typing.List[str]  # names of those that draw random numbers
+    writes: typing.Dict[str, typing.List[Written]]  # {name of an operation: what it writes}
+    averages: typing.FrozenSet[str]  # the statistics that are means over examples or rows of them
+
+    @property
+    def looked_at(self) -> typing.Set[str]:
+        """The names of the operations that were looked at."""
+        return set(self.operations)
+
+    def in_order(self, names: typing.Iterable[str]) -> typing.List[str]:
+        """Names of operations in the order of the forward pass; those in functions are last."""
+        places = {name: place for place, name in enumerate(self.operations)}
+        return sorted(names, key=lambda name: (places.get(name, len(places)), name))
+
+    def is_average(self, op: tf.Operation) -> bool:
+        """Whether an operation is a mean over the examples, or over rows of them."""
+        return op.name in self.averages
 
     def of(self, tensor: tf.Tensor) -> State:
         """The state of a tensor; what is not in the forward pass is the same on every tower."""
@@ -75,12 +93,13 @@ class _Walk:
         self._states = dict(scratch.given)
         self._reasons, self._values = {}, {}
         self._elements, self._written = {}, {}
+        self._bodies, self._memory = import_bodies(scratch.graph), {}
         self._late_reads = _reads_of_written(needed)
         self._has_static_batch = scratch.has_static_batch
 
     def walked(self) -> Analysis:
         """Goes around until nothing changes: the `Analysis`."""
-        operations = _in_order(self._graph)
+        operations = _in_order(self._graph, self._bodies.results)
         for number in range(_MOST_ROUNDS):
             before, self._written = dict(self._states), {}
             for op in operations:
@@ -99,7 +118,28 @@ class _Walk:
         names = [op.name for op in operations if op.name in self._given_ops]
         return Analysis(
             states=self._states, reasons=self._reasons, operations=names,
-            random=[name for name in names if graph_walk.is_random(self._given_ops[name])])
+            random=[op.name for op in operations if graph_walk.is_random(op)],
+            writes=self._writes(operations), averages=self._averages())
+
+    def _writes(self, operations):
+        """{name of an operation of the program: list of `Written`}."""
+        found = {}
+        for op in operations:
+            written = written_by(op, self)
+            if written is not None:
+                found.setdefault(self._bodies.callers.get(op.name, op.name), []).append(written)
+        return found
+
+    def _averages(self):
+        """The names of the statistics that are means."""
+        found = set()
+        for state in self._states.values():
+            if state.kind is Kind.MEAN:
+                found |= state.statistics
+        for name in self._reasons:
+            if self._graph.get_operation_by_name(name).type == 'Mean':
+                found.add(name)
+        return frozenset(found)
 
     def _visit(self, op):
         if op.type == 'Placeholder' and op.name + ':0' in self._states and (
@@ -134,6 +174,8 @@ class _Walk:
             return None if None in states else self._of_whole_batch(op, states[0], given)
         if op.name in self._late_reads:
             return self._late_read(op, states)
+        if op.name in self._bodies.results:
+            return None if None in states else self._by_bodies(op, states)
         row = RULES.get(op.type)
         if row is None:
             return None if None in states else self._without_rule(op, states)
@@ -160,6 +202,16 @@ class _Walk:
         if isinstance(found, State):
             return found.marked([marks])
         return [state.marked([marks]) for state in found]
+
+    def _by_bodies(self, op, states):
+        """The results of a call, by the bodies of the functions that it may run."""
+        found = []
+        for results in zip(*self._bodies.results[op.name]):
+            state = loops.joined(op, [self._states[tensor.name] for tensor in results], self)
+            if op.type in BRANCHES_V2:
+                state = loops.chosen(op, state, states[0], self)
+            found.append(state)
+        return found
 
     def _without_rule(self, op, states):
         """An operation in no row of the table."""
@@ -248,6 +300,19 @@ class _Walk:
         """Notes why a statistic of the shard ends a proof, and at which operation."""
         self._reasons.setdefault(statistic, Reason(op.name, op.type, why))
 
+    def bodies_of(self, op) -> typing.Optional[typing.List[list]]:
+        """The results of the bodies that a call may run; None for any other operation."""
+        return self._bodies.results.get(op.name)
+
+    def remembered(self, function, tensor, argument, meanwhile):
+        """The result of a function of a tensor, computed once; `meanwhile` it is taken to be that,
+        where a loop leads back to the tensor."""
+        key = function, tensor.name, argument
+        if key not in self._memory:
+            self._memory[key] = meanwhile
+            self._memory[key] = function(tensor, argument, self)
+        return self._memory[key]
+
     def is_loop_condition(self, tensor) -> bool:
         """Whether a tensor is the test of a loop, not the condition of a branch."""
         return tensor.op.type == 'LoopCond'
@@ -317,8 +382,9 @@ def _has_own_gradient(op):
     return '_gradient_op_type' in attributes and batch_value_kind(op) is None
 
 
-def _in_order(graph):
-    """The operations of a graph, each after its inputs but for the back edges of loops."""
+def _in_order(graph, bodies):
+    """The operations of a graph, each after its inputs but for the back edges of loops; a call is
+    after the results of its bodies."""
     done, ordered = set(), []
     for first in graph.get_operations():
         stack = [(first, False)]
@@ -331,7 +397,8 @@ def _in_order(graph):
                 continue
             done.add(op.name)
             stack.append((op, True))
-            stack += [(tensor.op, False) for tensor in op.inputs
+            results = [tensor for branch in bodies.get(op.name, ()) for tensor in branch]
+            stack += [(tensor.op, False) for tensor in list(op.inputs) + results
                       if tensor.op.type != 'NextIteration' and tensor.op.name not in done]
     return ordered
 

@@ -1,0 +1,76 @@
+"""The values that a forward pass and its updates write to variables, and how they came about."""
+
+import enum
+import typing
+
+from towers.graph.op_types import ADDS, QUOTIENTS, SETS, is_fused_batch_norm
+from towers.graph.variable_access import read_from, variable_op
+from towers.proof.states import State
+
+
+class Own(enum.Enum):
+    """How a written value depends on the variable's value before."""
+    NOT = 'it does not'
+    LINEAR = 'linearly, as a moving average does'
+    OTHERWISE = 'otherwise'
+
+
+class Written(typing.NamedTuple):
+    """A write of a variable."""
+    operation: str  # name of the operation that writes; in a function, of the one in its body
+    type: str
+    variable: str  # name of the variable
+    value: State  # of what is set, or added, or of the rows
+    places: typing.Optional[State]  # of the places of rows; None where the whole variable is written
+    own: Own  # how the value depends on the variable's value before
+
+    @property
+    def sets(self) -> bool:
+        """Whether the variable is set, not added to."""
+        return self.type in SETS
+
+
+def written_by(op, walk) -> typing.Optional[Written]:
+    """The write that an operation of the scratch graph is; None for any other operation."""
+    is_rows = 'Scatter' in op.type
+    if not (is_rows or op.type in ADDS or op.type in SETS) or not op.inputs:
+        return None
+    variable = variable_op(op.inputs[0])
+    if variable is None:
+        return None
+    value = op.inputs[2 if is_rows else 1]
+    own = Own.NOT if is_rows else _dependence(value, variable.name, walk)
+    places = walk.state(op.inputs[1]) if is_rows else None
+    return Written(op.name, op.type, variable.name, walk.state(value), places, own)
+
+
+_HAND_ON = frozenset('Identity Neg Cast StopGradient Reshape ExpandDims Squeeze Switch RefSwitch '
+                     'Add AddV2 AddN Sub Merge RefMerge Select SelectV2 Enter'.split())
+
+
+def _dependence(tensor, variable, walk):
+    """How a value depends on the value of a variable, by operations on statistics and weights; what
+    goes through values of single examples counts as a statistic of them."""
+    op, state = tensor.op, walk.state(tensor)
+    if variable in [source.name for source in read_from(tensor)]:
+        return Own.LINEAR
+    if state.is_by_example or state.reason is not None or not op.inputs:
+        return Own.NOT
+    bodies = walk.bodies_of(op)
+    if bodies is not None:
+        inputs = [results[tensor.value_index] for results in bodies]
+    elif is_fused_batch_norm(op.type):
+        hands_on = not op.get_attr('is_training') and tensor.value_index in (1, 2)
+        inputs = [op.inputs[tensor.value_index + 2]] if hands_on else []
+    else:
+        inputs = list(op.inputs)
+    found = [walk.remembered(_dependence, each, variable, Own.NOT) for each in inputs]
+    dependent = [each for each in found if each is not Own.NOT]
+    if not dependent:
+        return Own.NOT
+    is_linear = bodies is not None or op.type in _HAND_ON or is_fused_batch_norm(op.type) or (
+        op.type == 'Mul' and len(dependent) == 1) or (
+            op.type in QUOTIENTS and found[1] is Own.NOT)
+    if is_linear and Own.OTHERWISE not in dependent:
+        return Own.LINEAR
+    return Own.OTHERWISE
