@@ -11,8 +11,9 @@ from towers.graph.variable_access import metric_variables
 from towers.optimizers import describe_learning_rate, is_repeatable
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
 from towers.placement.numerics import describe_xla
-from towers.tower.across_examples import whole_batch_line
-from towers.tower.objectives import all_pairs
+from towers.proof.scratch import static_size
+from towers.proof.verdict import Question, verdict_of
+from towers.tower.objectives import all_pairs, with_parts
 from towers.tower.ownership import OWN
 from towers.tower.stage_cuts import accumulation_line, stages_line
 from towers.tower.write_order import updates_that_write
@@ -141,8 +142,37 @@ def _of_training(tower_set, update):
         ('recomputation', _recomputation(tower_set.recomputed, request.recompute)),
         ('learning rate', _learning_rates(request)),
         ('loss scale', request.loss_scale and request.loss_scale.describe()),
-        ('whole batch', whole_batch_line(tower_set.recorded, request.reduction)
-         if len(tower_set.towers) > 1 else None)]
+        ('one device', _one_device(tower_set))]
+
+
+def _one_device(tower_set):
+    """Whether the towers are proven to be one device, for each loss; None for one tower alone."""
+    request, recorded = tower_set.request, tower_set.recorded
+    if len(tower_set.towers) == 1 and request.has_whole_batch:
+        return None
+    question = Question(
+        adds_shards=_adds_up(request) or (
+            request.reduction == 'sum' and tower_set.batch.is_even and request.accumulate == 1
+            and request.has_whole_batch),
+        static_size=static_size(tower_set.batch.inputs[0]),
+        names=('machine' if len(tower_set.towers) == 1 else
+               'tower' if request.accumulate == 1 else 'micro-batch'))
+    lines = []
+    for name, loss in with_parts('loss', recorded.output.loss):
+        verdict = verdict_of([loss] + tower_set.losses.added, recorded.proven.analysis,
+                             recorded.proven.batch_norms, question)
+        several = isinstance(recorded.output.loss, dict)
+        lines.append('%s: %s' % (name, verdict.text) if several else verdict.text)
+    return '; '.join(lines) + _of_machines(request)
+
+
+def _of_machines(request):
+    """What the batch is that the loss is of, where there are several machines."""
+    if request.has_whole_batch and request.cluster is None:
+        return ''
+    if request.has_whole_batch:
+        return "; the batch is one worker's own"
+    return '; the batch is that of all machines'
 
 
 def _together(request):
@@ -207,8 +237,14 @@ def _recomputation(recomputed, asked):
 
 def _batch_norm(tower_set, before):
     towers, request, update_ops = tower_set.towers, tower_set.request, tower_set.request.update_ops
-    in_sync = '' if request.batch_norm == 'shard' else (
-        '%d in sync over the whole batch; ' % tower_set.recorded.in_sync)
+    in_sync = ''
+    if request.batch_norm == 'sync':
+        proven = tower_set.recorded.proven
+        in_sync = '%d in sync over the whole batch; ' % proven.in_sync
+        left_alone = proven.batch_norms.unproven
+        if left_alone:
+            in_sync += '%d left alone, not proven to be over the examples (%s); ' % (
+                len(left_alone), briefly([op.name for op in left_alone]))
     others = '' if not before else ', %d from before the towers %s' % (
         before, 'do not run either' if update_ops == 'none' else 'too')
     if not any(tower.updates for tower in towers):

@@ -56,8 +56,7 @@ def call_once_and_copy(request, batch, behind, scaled_losses):
         # In this order: state is where its stage is; and `ownership` takes writes that become
         # updates out of the forward pass, before that is differentiated.
         cuts = put_on_devices(recorded, request, request.parts[0].device)
-        roles = ownership(recorded, request, batch.sizes[0],
-                          trained_variables(request.objectives), of_update,
+        roles = ownership(recorded, request, trained_variables(request.objectives), of_update,
                           make_replicas if request.placement.has_replicas else None)
         taken = of_update + roles.inline_updates.updates
         losses = make_losses(recorded, request, 0)
@@ -133,7 +132,7 @@ def call_for_each_tower(request, batch, behind, scaled_losses):
             if not number:
                 trained = trained_variables(request.objectives)
                 gradients = TowerGradients(request, batch, behind, scaled_losses, trained)
-            roles = ownership(recorded, request, batch.sizes[number], trained)
+            roles = ownership(recorded, request, trained)
             losses = make_losses(recorded, request, number)
             _check_shard(number, recorded, batch)
             calls.append((recorded, roles, losses))

@@ -34,6 +34,7 @@ class Analysis(typing.NamedTuple):
     random: typing.List[str]  # names of those that draw random numbers
     writes: typing.Dict[str, typing.List[Written]]  # {name of an operation: what it writes}
     averages: typing.FrozenSet[str]  # the statistics that are means over examples or rows of them
+    made: typing.FrozenSet[str]  # names of all operations of the forward pass
 
     @property
     def looked_at(self) -> typing.Set[str]:
@@ -51,7 +52,13 @@ class Analysis(typing.NamedTuple):
 
     def of(self, tensor: tf.Tensor) -> State:
         """The state of a tensor; what is not in the forward pass is the same on every tower."""
+        if tensor.name not in self.states and tensor.op.name in self.made:
+            return unknown(tensor.op, 'was not looked at')
         return self.states.get(tensor.name, INDEPENDENT)
+
+
+NOTHING = Analysis({}, {}, [], [], {}, frozenset(), frozenset())
+"""The analysis of nothing, where one tower has the whole batch."""
 
 
 class Loop(typing.NamedTuple):
@@ -80,7 +87,7 @@ def analyse(operations: list, inputs: typing.Any, fetches: list) -> Analysis:
             each for each in graph_walk.inputs_of(op) if each.name in made])
     needed = [op for op in operations if op.name in found and op.name not in ends]
     scratch = make_scratch(needed, inputs)
-    return _Walk(scratch, needed).walked()
+    return _Walk(scratch, needed).walked()._replace(made=frozenset(made))
 
 
 class _Walk:
@@ -119,7 +126,7 @@ class _Walk:
         return Analysis(
             states=self._states, reasons=self._reasons, operations=names,
             random=[op.name for op in operations if graph_walk.is_random(op)],
-            writes=self._writes(operations), averages=self._averages())
+            writes=self._writes(operations), averages=self._averages(), made=frozenset(names))
 
     def _writes(self, operations):
         """{name of an operation of the program: list of `Written`}."""

@@ -11,6 +11,7 @@ import typing
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from towers.graph.edit import producer
 from towers.graph.graph_walk import behind
 from towers.graph.op_types import BRANCHES_V2, SAME_NUMBERS, is_fused_batch_norm
 from towers.proof.states import Kind
@@ -40,6 +41,9 @@ class BatchNorms(typing.NamedTuple):
         for mean, variance in self.moments:
             names.update([mean.op.name, variance.op.name])
         return names
+
+
+NO_BATCH_NORMS = BatchNorms([], [], [])
 
 
 def find_batch_norms(analysis, operations: list) -> BatchNorms:
@@ -112,3 +116,20 @@ def same_means(statistic: tf.Tensor, operations: list) -> typing.List[tf.Tensor]
     return [op.outputs[0] for op in operations
             if op.type == 'Mean' and op.inputs[0].name == statistic.op.inputs[0].name
             and np.array_equal(tf.get_static_value(op.inputs[1]), axes)]
+
+
+def is_variance_node(node: tf.NodeDef, nodes: typing.Dict[str, tf.NodeDef]) -> bool:
+    """Whether a node of a function is a mean of squared distances over its first dimension.
+
+    Args:
+      node: of a `FunctionDef`.
+      nodes: {name: node} of all nodes of that function.
+    """
+    if node.op != 'Mean':
+        return False
+    squares, axes = [nodes.get(producer(text)) for text in list(node.input)[:2]]
+    if squares is None or squares.op != 'SquaredDifference':
+        return False
+    if axes is None or axes.op != 'Const':
+        return True
+    return 0 in np.ravel(tf.make_ndarray(axes.attr['value'].tensor))

@@ -76,6 +76,8 @@ def _imported(function, arguments, scope):
             kept.node.add().CopyFrom(node)
     given = {name + ':0': tensor for name, tensor in zip(names, arguments)}
     inside = [text for text in wanted if text not in given]
-    made = tf.import_graph_def(kept, input_map=given, return_elements=inside, name=scope)
+    read = {text.split(':')[0] for node in kept.node for text in node.input}
+    read_arguments = {name + ':0': given[name + ':0'] for name in names if name in read}
+    made = tf.import_graph_def(kept, input_map=read_arguments, return_elements=inside, name=scope)
     by_name = dict(given, **dict(zip(inside, made)))
     return [by_name[text] for text in wanted]

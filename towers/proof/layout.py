@@ -19,7 +19,8 @@ def _moves(rule):
     handed on: a mean of moved entries is the moved mean."""
     def guarded(op, states, view):
         state = states[0]
-        if state.kind is Kind.SIZES:
+        is_number = op.inputs[0].dtype.is_integer and state.kind is Kind.INDEPENDENT
+        if state.kind is Kind.SIZES or is_number:
             sizes = arranged(op, states, view)
             if sizes is not None:
                 return sizes

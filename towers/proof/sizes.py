@@ -158,12 +158,13 @@ def arranged(op, states, view) -> typing.Optional[State]:
         if op.type == 'Pack' and any(view.rank(tensor) != 0 for tensor in parts):
             return None
         return sizes_state(sum(found, ()))
-    if states[0].kind is not Kind.SIZES:
+    sizes = sizes_in(tensors[0], states[0], view)
+    if sizes is None or len(sizes) > _FEW:
         return None
-    picked = _picked(op, len(states[0].sizes), view)
+    picked = _picked(op, len(sizes), view)
     if picked is None:
         return None
-    return sizes_state(states[0].sizes[place] for place in picked)
+    return sizes_state(sizes[place] for place in picked)
 
 
 def _picked(op, count, view):

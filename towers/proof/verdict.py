@@ -17,44 +17,61 @@ class Verdict(typing.NamedTuple):
 
 class Question(typing.NamedTuple):
     """What a build does to the losses of its towers."""
-    reduction: str  # 'mean' or 'sum'
-    adds_shards: bool  # whether the losses of the shards are added up with equal weights of 1
+    adds_shards: bool  # whether the losses of the shards are added up, each with the weight 1
     static_size: typing.Optional[int]  # the static number of examples of a shard
+    names: str  # the name of a part of the batch: 'tower', 'micro-batch', 'machine'
 
 
-def verdict_of(loss: tf.Tensor, analysis: Analysis, batch_norms: BatchNorms,
+def verdict_of(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: BatchNorms,
                question: Question) -> Verdict:
     """Says whether a loss over the towers is that of one device.
 
     Args:
-      loss: scalar, of the analysed forward pass.
+      losses: list of the scalars of the analysed forward pass that the loss is the sum of.
       analysis: its `Analysis`.
       batch_norms: its `BatchNorms`.
       question: `Question`, what the build does to the losses.
     """
-    state = analysis.of(loss)
+    state = _sum_of([analysis.of(loss) for loss in losses])
     if state.kind is Kind.UNKNOWN:
-        return _not_proven(_sentence(state.reason), question, analysis)
+        return _not_proven(_sentence(state.reason), question)
     others = [name for name in analysis.in_order(state.estimated)
               if name not in batch_norms.statistics()]
     if others:
-        return _not_proven(_sentence(analysis.reasons[others[0]]), question, analysis)
+        return _not_proven(_sentence(analysis.reasons[others[0]]), question)
     what = _proven_kind(state, question)
     if what is None:
-        return _not_proven(_of_kind(state), question, analysis)
+        return _not_proven(_of_kind(state), question)
     count = len(analysis.operations)
     text = '%s (%d operations)' % (what, count)
     if state.is_random:
-        text += '; random numbers are of each tower'
+        text += '; each %s draws its own random numbers' % question.names
+    conditions = ''
     if question.static_size is not None:
-        text += ('; if no number in the graph was computed from the static size of a shard, %d: a '
-                 'batch [None, ...] leaves no doubt' % question.static_size)
+        conditions = (', if no number in it comes from the static size of a shard, %d (a batch '
+                      '[None, ...] needs no if)' % question.static_size)
     norms = len(batch_norms) if state.estimated else 0
-    if not norms:
-        return Verdict(True, 'proven: ' + text)
-    return Verdict(False, 'proven, but for %d batch norm%s of each shard (batch_norm=\'sync\' takes '
-                          'the whole batch\'s statistics): %s' % (
-                              norms, '' if norms == 1 else 's', text))
+    if norms:
+        conditions += ", but for %d batch norm%s of each %s's shard (batch_norm='sync' takes the " \
+                      'statistics of the whole batch)' % (
+                          norms, '' if norms == 1 else 's', question.names)
+    return Verdict(not conditions, 'proven%s: %s' % (conditions, text))
+
+
+def _sum_of(states: typing.List[State]) -> State:
+    """The state of the sum of losses: means, and values that are the same on every tower."""
+    found = states[0]
+    for state in states[1:]:
+        kinds = {found.kind, state.kind}
+        if Kind.UNKNOWN in kinds:
+            return found if found.kind is Kind.UNKNOWN else state
+        if kinds == {Kind.MEAN, Kind.INDEPENDENT}:
+            found = State(Kind.MEAN).marked([found, state])
+        elif len(kinds) == 1:
+            found = found.marked([state])
+        else:
+            found = State(Kind.SUM, has_offset=True).marked([found, state])
+    return found
 
 
 def _proven_kind(state: State, question) -> typing.Optional[str]:
@@ -79,7 +96,7 @@ def _sentence(reason: Reason) -> str:
     return "'%s' (%s) %s" % reason
 
 
-def _not_proven(why, question, analysis):
+def _not_proven(why, question):
     advice = 'see towers.batch_sum, check_towers'
     if 'takes no batch of another size' in why and question.static_size is not None:
         operation = why.split(' takes no batch', 1)[0]

@@ -3,6 +3,8 @@
 import enum
 import typing
 
+import numpy as np
+
 from towers.graph.op_types import ADDS, QUOTIENTS, SETS, is_fused_batch_norm
 from towers.graph.variable_access import read_from, variable_op
 from towers.proof.states import State
@@ -23,6 +25,7 @@ class Written(typing.NamedTuple):
     value: State  # of what is set, or added, or of the rows
     places: typing.Optional[State]  # of the places of rows; None where the whole variable is written
     own: Own  # how the value depends on the variable's value before
+    constant: typing.Optional[float]  # the value, where it is a static scalar
 
     @property
     def sets(self) -> bool:
@@ -41,7 +44,10 @@ def written_by(op, walk) -> typing.Optional[Written]:
     value = op.inputs[2 if is_rows else 1]
     own = Own.NOT if is_rows else _dependence(value, variable.name, walk)
     places = walk.state(op.inputs[1]) if is_rows else None
-    return Written(op.name, op.type, variable.name, walk.state(value), places, own)
+    constant = walk.value(value)
+    if constant is not None:
+        constant = float(constant) if np.ndim(constant) == 0 else None
+    return Written(op.name, op.type, variable.name, walk.state(value), places, own, constant)
 
 
 _HAND_ON = frozenset('Identity Neg Cast StopGradient Reshape ExpandDims Squeeze Switch RefSwitch '

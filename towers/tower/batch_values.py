@@ -21,11 +21,13 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ModelFunctionError
+from towers.graph.op_types import BATCH_VALUE, batch_value_kind
 from towers.placement.variable_device import only_device
+from towers.proof.states import Kind
 from towers.tower.build_context import current_call
 from towers.tower.shards import weighted, zero_if_empty
 
-_MARK, _GRADIENT = '_towers_batch_value', 'TowersBatchValue'
+_GRADIENT = 'TowersBatchValue'
 
 
 def batch_sum(x: typing.Any) -> tf.Tensor:
@@ -122,7 +124,7 @@ def _mark(x, shape, number, role, known_shape=None):
     compat.register_gradient(_GRADIENT, _backward)
     with x.graph.gradient_override_map({'PlaceholderWithDefault': _GRADIENT}):
         marked = tf.placeholder_with_default(x, shape, name='batch_' + role)
-    compat.set_attribute(marked.op, _MARK, tf.AttrValue(s=b'%d %s' % (number, role.encode())))
+    compat.set_attribute(marked.op, BATCH_VALUE, tf.AttrValue(s=b'%d %s' % (number, role.encode())))
     if known_shape is not None:
         marked.set_shape(known_shape)
     return marked
@@ -142,11 +144,40 @@ def _backward(op, gradient):
 
 def is_batch_value(op):
     """Whether an operation hands on a value of the whole batch."""
-    return op.type == 'PlaceholderWithDefault' and _MARK in op.node_def.attr
+    return batch_value_kind(op) is not None
+
+
+_INSTEAD = {
+    'sum': 'take the sum over its examples first, tf.reduce_sum(x, axis)',
+    'mean': 'take the mean over its examples first, tf.reduce_mean(x, axis)',
+    'concat': 'it joins rows [rows, ...] of examples'}
+
+
+def check_batch_values(operations, analysis):
+    """Raises `ModelFunctionError` for values over all towers of a tensor that it is not made for.
+
+    The sum or the mean of a value of each example adds row i of one tower to row i of another;
+    what is the same on every tower, or a statistic, has no rows of examples to be joined.
+    """
+    for op in operations:
+        kind = batch_value_kind(op)
+        if kind is None or op.name not in analysis.looked_at:
+            continue
+        state = analysis.of(op.inputs[0])
+        is_of_examples = state.kind in (Kind.PER_EXAMPLE, Kind.ROWS)
+        is_wrong = is_of_examples if kind != 'concat' else (
+            state.kind in (Kind.MEAN, Kind.SUM, Kind.INDEPENDENT, Kind.SIZES)
+            or is_of_examples and state.axis != 0)
+        if is_wrong:
+            given = state.kind.value
+            if is_of_examples:
+                given += ', along axis %d' % state.axis
+            raise ModelFunctionError('batch_%s(%s): the tensor is %s: %s.' % (
+                kind, op.inputs[0].name, given, _INSTEAD[kind]))
 
 
 def _mark_of(op):
-    number, role = op.get_attr(_MARK).decode().split()
+    number, role = op.get_attr(BATCH_VALUE).decode().split()
     return int(number), role
 
 

@@ -21,12 +21,13 @@ from towers.placement.variable_device import only_device
 from towers.tower.objectives import flat, map_shaped, with_parts
 
 
-class Losses(collections.namedtuple('Losses', 'data_loss description operations')):
+class Losses(collections.namedtuple('Losses', 'data_loss description operations added')):
     """The loss that a tower differentiates, a scalar; or a dict by name, or None.
 
     Attributes:
       description: the plan's line about the regularization; None where none was found.
       operations: list of the operations that were made for it.
+      added: list of the registered losses that were added to the model's own.
     """
     __slots__ = ()
 
@@ -35,7 +36,7 @@ def make_losses(recorded, request, number):
     """Makes the loss that a tower differentiates from the loss of its model: `Losses`."""
     loss = recorded.output.loss
     if loss is None:
-        return Losses(None, None, [])
+        return Losses(None, None, [], [])
     _check_depends_on_shard(recorded)
     with graph_walk.Recording(tf.get_default_graph()) as made, \
             only_device(_device_of_loss(loss, request.parts[number].device)):
@@ -50,7 +51,8 @@ def make_losses(recorded, request, number):
         if request.numerics.check_numerics:
             loss = map_shaped(
                 lambda each: checked_loss(each, number, request.accumulate), loss)
-    return Losses(loss, _described(len(inside), len(outside), adds), made.operations)
+    return Losses(loss, _described(len(inside), len(outside), adds), made.operations,
+                  outside if adds else [])
 
 
 def _check_depends_on_shard(recorded):

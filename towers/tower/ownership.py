@@ -5,7 +5,7 @@ step, belongs to one tower's part of the batch, and so does the state of a state
 first tower's is the variable that the model makes; tower k > 0 has `<name>_tower_<k>`, a local
 variable that starts with the same value, which its copy reads and writes instead (`Substitution`).
 To counters of `tf.metrics` all towers add. Of global variables there is one, which tower 0 writes
-for all, or every tower in turn: see `example_writes`.
+for all, or every tower in turn: see `written_values`.
 
 A model function that trains by an optimizer of its own, within the towers' step, is refused: the
 update would have the gradient of one tower's part of the batch. `replicate_model_fn` is for these.
@@ -21,10 +21,10 @@ from towers.errors import GradientError, SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.variable_access import metric_variables
 from towers.optimizers import OPTIMIZER_UPDATES
-from towers.tower.example_writes import written_by_every_tower
 from towers.tower.inline_updates import inline_updates, writes_of
 from towers.tower.outputs import fetches_of, metrics_by_kind
 from towers.tower.variables import local_variable
+from towers.tower.written_values import written_by_every_tower
 
 FIRST, EVERY, OWN, METRIC = 'first', 'every', 'own', 'metric'
 _IN_WORDS = collections.OrderedDict([
@@ -84,10 +84,10 @@ class Roles(collections.namedtuple('Roles', 'trained written own_state inline_up
         return '; '.join('%s: %s, %d' % row for row in rows if row[2])
 
 
-def ownership(recorded, request, size, trained, taken=(), make_replicas=None):
+def ownership(recorded, request, trained, taken=(), make_replicas=None):
     """Finds the role of each variable; makes replicas and the towers' own state: `Roles`.
 
-    `size` is the size of the tower's shard. `taken` are tensors and operations that the step runs
+    `taken` are tensors and operations that the step runs
     and the model function did not return: its optimizer calls. `make_replicas` is a function of
     variables and devices, or None.
     """
@@ -109,7 +109,7 @@ def ownership(recorded, request, size, trained, taken=(), make_replicas=None):
         recorded.variables, request.devices)
     shared = _without(writes, state.keys() | of_metrics)
     every = written_by_every_tower(
-        recorded, [write for write in shared if write.op.name in runs], size, request)
+        recorded, [write for write in shared if write.op.name in runs], request)
     if is_recipe:
         _check_recipe([each for each in writes if every.intersection(each.variables)],
                       'an update by the examples')

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import ModelFunctionError, TowersError
 from towers.graph import graph_walk
-from towers.graph.graph_walk import leaves_of, map_leaves
+from towers.graph.graph_walk import leaves_of
 from towers.graph.variable_access import variables_read
 from towers.placement.stages import (keep_arrays_with_readers, keep_stacks_with_loops,
                                       place_forward, says_stages)
@@ -22,14 +22,14 @@ from towers.tower.losses import registered_losses
 from towers.tower.build_context import BuildCollections, call_of_model_fn, without
 from towers.tower.outputs import call_model_fn, to_model_output
 from towers.tower.stage_cuts import cut_into_stages
-from towers.tower.sync_batch_norm import synchronize
+from towers.tower.proven import prove
 from towers.tower.variables import NewVariables
 
 
 class Recorded(collections.namedtuple('Recorded', [
         'output', 'operations', 'sources', 'from_shard', 'created', 'direct', 'owned', 'variables',
         'updates', 'registered', 'registered_before', 'keras_losses', 'keras_states',
-        'opened_scopes', 'in_sync', 'imported'])):
+        'opened_scopes', 'proven', 'imported'])):
     """A call of the model function, or the import of a finished model.
 
     Attributes:
@@ -45,7 +45,8 @@ class Recorded(collections.namedtuple('Recorded', [
         the losses that were there before the build.
       keras_losses: `(of weights, of activations)`: the losses of the Keras layers that were called.
       keras_states: the variables that Keras layers call their state.
-      in_sync: how many batch norms have the statistics of the whole batch.
+      proven: `Proven`: where the examples are in its tensors, and which batch norms have the
+        statistics of the whole batch.
       imported: `Imported`, of a finished model; None where a model function was called.
     """
     __slots__ = ()
@@ -69,14 +70,13 @@ def record(request, batch, number, around=contextlib.nullcontext):
             else:
                 returned = _call(request.model, inputs, batch.batch_size if parts > 1 else None)
                 registered, imported = [], None
-            in_sync, instead = synchronize(made.so_far(), leaves_of(inputs), graph) if (
-                request.batch_norm == 'sync' and parts > 1) else (0, {})
-        output = to_model_output(returned, bool(request.objectives), request.objectives.names)
-        if instead:
-            output = type(output)(*map_leaves(
-                lambda leaf: instead.get(leaf.name, leaf), tuple(output)))
-        keras_losses = keras.weight_losses(), keras.activity_losses() if adds_registered else []
-        keras_updates = keras.updates()
+            output = to_model_output(returned, bool(request.objectives), request.objectives.names)
+            updates = unique(before.new_updates() + keras.updates() + list(output.updates or ()))
+            keras_losses = keras.weight_losses(), keras.activity_losses() if adds_registered else []
+            registered = without(registered_losses(), registered_before) + registered
+            proven = prove(made.so_far(), inputs, output, updates,
+                           registered + keras_losses[1], request)
+            output = proven.output
     sources = [leaf.op for leaf in leaves_of(inputs)]
     read = variables_read(made.operations, made_variables.owned, made_variables.created)
     names = {variable.op.name for variable in made_variables.created}
@@ -87,10 +87,10 @@ def record(request, batch, number, around=contextlib.nullcontext):
             [op for op in made.operations if not is_batch_value(op)]),
         created=made_variables.created, direct=made_variables.direct, owned=made_variables.owned,
         variables=made_variables.created + [each for each in read if each.op.name not in names],
-        updates=unique(before.new_updates() + keras_updates + list(output.updates or ())),
-        registered=without(registered_losses(), registered_before) + registered,
+        updates=updates,
+        registered=registered,
         registered_before=registered_before, keras_losses=keras_losses,
-        keras_states=keras.states(), opened_scopes=made_variables.opened_scopes, in_sync=in_sync,
+        keras_states=keras.states(), opened_scopes=made_variables.opened_scopes, proven=proven,
         imported=imported)
 
 

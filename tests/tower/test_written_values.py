@@ -47,8 +47,10 @@ def assert_one_device(model_fn, rows, num_towers, **options):
     with tf.Graph().as_default(), tf.variable_scope('', use_resource=True), tf.Session() as session:
         _, theirs = values_after(session, *plain_step(model_fn, (X, rows), momentum), steps=2)
     with tf.Graph().as_default():
-        built = towers.build_towers(model_fn, (tf.constant(X), tf.constant(rows)), momentum(),
-                                    num_towers, 'mean', remainder='weight', **options)
+        batch = [tf.placeholder_with_default(each, [None] + list(each.shape[1:]))
+                 for each in (X, rows)]
+        built = towers.build_towers(model_fn, tuple(batch), momentum(), num_towers, 'mean',
+                                    remainder='weight', **options)
         with tf.Session(config=towers.session_config(built.devices)) as session:
             _, ours = values_after(session, built.loss, built.train_op, steps=2)
     for name, value in theirs.items():
@@ -96,9 +98,46 @@ def sizes(rows, unused_features):
                                                                                       tf.float64)
 
 
-def test_rows_and_averages_by_values_of_the_whole_batch_are_those_of_one_device():
-    assert_one_device(model(counted_in(towers.batch_sum)), LABELS, 3)
-    assert_one_device(model(codebook(lambda *given: towers.batch_sum(sizes(*given)))), LABELS, 3)
+def sums(rows, features):
+    return tf.matmul(tf.one_hot(rows, 12, dtype=tf.float64), features, transpose_a=True)
+
+
+@pytest.mark.parametrize('write', [
+    counted_in(towers.batch_sum), codebook(lambda *given: towers.batch_sum(sizes(*given))),
+    codebook(sizes), codebook(sums)])
+def test_rows_and_averages_of_sums_over_the_batch_are_those_of_one_device(write):
+    assert_one_device(model(write), LABELS, 3)
+
+
+def test_a_sum_in_an_average_is_refused_where_towers_cannot_meet():
+    with pytest.raises(towers.SharedVariableError, match='by a sum over its examples'):
+        assert_one_device(model(codebook(sizes)), LABELS, 2, memory=towers.Memory(accumulate=2))
+
+
+def adds(value):
+    def write(centers, rows, features, unused_difference):
+        added = tf.get_variable('added', [], tf.float64, tf.zeros_initializer(), trainable=False)
+        return tf.assign_add(added, value(tf.cast(rows, tf.float64)))
+    return write
+
+
+@pytest.mark.parametrize('value', [
+    lambda rows: tf.constant(4., tf.float64), tf.reduce_sum,
+    lambda rows: 2. * tf.cast(tf.shape(rows)[0], tf.float64)])
+def test_constants_are_added_once_and_sums_and_counts_by_every_tower(value):
+    """Three towers have four examples each; one device adds the constant once."""
+    assert_one_device(model(adds(value)), LABELS, 3)
+
+
+def test_a_constant_that_may_be_the_size_of_a_shard_is_asked_about():
+    def build(constant):
+        with tf.Graph().as_default():
+            return towers.build_towers(
+                model(adds(lambda rows: tf.constant(constant, tf.float64))),
+                (tf.constant(X), tf.constant(LABELS)), tf.train.GradientDescentOptimizer(.1), 2)
+    with pytest.raises(towers.SharedVariableError, match='adds 6 .*a shard has 6 examples, too'):
+        build(6.)
+    assert 'tower 0 writes' in build(5.).plan.line('who writes')
 
 
 @pytest.mark.parametrize('statistic', [
@@ -127,17 +166,15 @@ def at_a_counted_place(centers, rows, features, unused_difference):
         tf.placeholder_with_default(True, []),
         lambda: tf.group(pulls(centers, rows, features, difference)), tf.no_op),
      'in a branch, a loop or a function'),
-    (by_unique, 'writes variable centers .* rows are computed across the examples'),
+    (lambda centers, rows, features, _: tf.assign(centers, tf.maximum(
+        centers, tf.reduce_max(features))), 'no moving average'),
+    (by_unique, 'writes variable centers .*UniqueWithCounts'),
     (lambda centers, rows, features, _: tf.scatter_add(
         centers, rows, features - tf.reduce_mean(features, 0)), 'computed across the examples'),
-    (codebook(sizes), 'no moving average'),
-    (codebook(lambda rows, features: tf.matmul(
-        tf.one_hot(rows, 12, dtype=tf.float64), features, transpose_a=True)), 'no moving average'),
-    (at_a_counted_place, 'the place of its rows is computed from a variable that the step writes')])
+    (at_a_counted_place, 'computes with the numbers of the examples')])
 def test_what_no_tower_and_not_every_tower_can_write_is_refused(write, text):
     with pytest.raises(towers.SharedVariableError, match=text):
-        towers.build_towers(model(write), (tf.constant(X), tf.constant(LABELS)),
-                            tf.train.GradientDescentOptimizer(.1), 2)
+        assert_one_device(model(write), LABELS, 2)
 
 
 def test_rows_that_the_loss_reads_after_they_are_written_are_refused():
@@ -213,5 +250,6 @@ def test_a_count_in_a_branch_of_control_flow_v2_is_refused(batch):
         return tf.reduce_mean(x) * tf.get_variable('w', [], tf.float64)
 
     with switched('control_flow_v2', True), tf.Graph().as_default(), tf.variable_scope(
-            '', use_resource=True), pytest.raises(towers.SharedVariableError, match='in a branch'):
+            '', use_resource=True), pytest.raises(
+                towers.SharedVariableError, match='in a branch|of a batch of static size'):
         towers.build_towers(model_fn, batch(X), momentum(), 2, 'mean')
