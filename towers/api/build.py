@@ -24,7 +24,8 @@ from towers.tower.cut_inputs import Shards
 from towers.tower.finished_model import FinishedModel, entries_of
 from towers.tower.metric_counters import join_counters
 from towers.tower.objectives import map_shaped, naming_loss
-from towers.tower.outputs import ModelOutput, merge_metrics, merge_predictions, weighted_mean
+from towers.tower.outputs import ModelOutput, merge_metrics, weighted_mean
+from towers.tower.predictions import merge_predictions
 from towers.tower.shards import checked_size, cut
 from towers.tower.variables import full_scope_name
 
@@ -224,9 +225,10 @@ def merge_outputs(tower_set):
                               *[tower.data_loss for tower in towers])
         metrics = merge_metrics([tower.metrics for tower in towers], batch.weights, batch.inputs[0])
         join_counters(towers, batch.weights, tower_set.roles)
-        first = towers[0].size if batch.is_even and isinstance(towers[0].size, int) else None
-        return ModelOutput(loss, merge_predictions(
-            [tower.predictions for tower in towers], padded, first), metrics)
+        predictions = merge_predictions(
+            [tower.predictions for tower in towers], batch.weights, padded,
+            tower_set.recorded.proven.analysis)
+        return ModelOutput(loss, predictions, metrics)
 
 
 def combine_towers(tower_set):

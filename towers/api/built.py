@@ -103,8 +103,9 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
       loss: scalar, the mean over the batch's examples plus the regularization, as one device
         would compute it from the weights before the update. With several losses a dict of scalars
         by name; `gradients` is a dict of lists then.
-      predictions: nest of tensors [batch, …] in batch order (scalars: [towers with an example]), or
-        None.
+      predictions: nest like the model function's, or None: tensors with the examples of the batch
+        along the dimension that has the shard's; of a mean over the shard the batch's mean, of a
+        sum the sum.
       metrics: dict by the names of the model function's metrics, each over all towers: a scalar, or
         a pair of value and update for one of `tf.metrics`.
       gradients: list of `(gradient, variable)` for the optimizer, combined and transformed.

@@ -22,7 +22,7 @@ _ROUNDING = {'float64': _Rounding(1e-9, 1e-14), 'float32': _Rounding(1e-4, 1e-6)
 
 class TowersReport(collections.namedtuple('TowersReport', [
         'equal', 'worst', 'tolerance', 'first', 'cause', 'compared', 'towers', 'steps',
-        'reduction', 'not_finite', 'left_out', 'workers'])):
+        'reduction', 'not_finite', 'left_out', 'workers', 'proof'])):
     """The result of `check_towers`; print it.
 
     Attributes:
@@ -40,6 +40,8 @@ class TowersReport(collections.namedtuple('TowersReport', [
         order in which a step computes things; None where all values are finite.
       left_out: list of `LeftOut`: the variables that are not compared; nor are their slots.
       workers: how many workers the towers were of; 1 without a cluster.
+      proof: the plan's line about one device, a text that begins with `proven` or `not proven`; or
+        None, for one tower or with a cluster.
     """
     __slots__ = ()
 
@@ -58,6 +60,8 @@ class TowersReport(collections.namedtuple('TowersReport', [
             text = 'NOT equal: %s %s differs by %.1e (allowed %.1e): %s. Likely cause: %s' % (
                 self.first.what, self.first.name, self.first.relative, self.tolerance, ran,
                 self.cause)
+        if self.proof is not None:
+            text = '%s\n%s' % (self.proof, text)
         return text + ''.join('\nnot compared (%s): %s' % (why, ', '.join(
             each.name for each in self.left_out if each.why == why))
                               for why in (_NO_GRADIENT, _SHARD_VARIANCE)
@@ -74,7 +78,7 @@ def report_on(one, many, traits, tolerance, sum_of_losses, parts, same_shards, *
       parts: into how many parts a batch is cut.
       **ran: the fields of the report that say what was run.
     """
-    rounding = _ROUNDING[traits.coarsest]
+    rounding, proof = _ROUNDING[traits.coarsest], many.pop('proof', None)
     tolerance = rounding.tolerance if tolerance is None else tolerance
     # The largest element of a gradient that rounding alone may make. A bias in front of a batch
     # norm has the gradient zero, computed as the remainder of a sum. (Adam's step is as large for
@@ -94,11 +98,19 @@ def report_on(one, many, traits, tolerance, sum_of_losses, parts, same_shards, *
                      'both sides, so the model itself makes it'))
     elif beyond:
         cause = _likely_cause(beyond[0], one, traits, sum_of_losses, parts)
+        if is_certain(proof) and not traits.random and beyond[0].what != 'initial value':
+            cause += (' The plan says that equality is proven: this is an error of towers itself, '
+                      'please report it with the model.')
     return TowersReport(
         equal=not beyond and not_finite is None, tolerance=tolerance, cause=cause,
         worst=max(differences, key=lambda difference: difference.relative),
         first=beyond[0] if beyond else None, compared=len(differences), not_finite=not_finite,
-        left_out=left_out, **ran)
+        left_out=left_out, proof=proof, **ran)
+
+
+def is_certain(proof):
+    """Whether a plan's line says that equality is proven, without a condition."""
+    return proof is not None and proof.startswith('proven: ')
 
 
 def _not_compared(one, many, noise, same_shards):

@@ -169,7 +169,8 @@ def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduct
 
     Returns:
       (result, sum of the towers' losses): as that of `run_one_device`, without `'initial'`; its
-      `'initial value'` has the variables whose initial value is of a part of the batch as keys.
+      `'initial value'` has the variables whose initial value is of a part of the batch as keys, its
+      `'proof'` is the plan's line about one device, or None.
     """
     with tf.Graph().as_default():
         batch = constants(inputs)
@@ -190,6 +191,7 @@ def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduct
                            sum_of_losses)
             result['initial value'] = {names[name]: None for name in (
                 () if same_shards else built.plan.initial_of_first)}
+            result['proof'] = built.plan.line('one device')
             return result, result['also']
 
 
