@@ -12,7 +12,6 @@ import typing
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.graph import graph_walk
 from towers.graph.edit import Library
 from towers.graph.graph_walk import leaves_of
 from towers.graph.op_types import VARIABLE_OPS

@@ -8,7 +8,6 @@ it is another number than on the batch.
 import typing
 
 import numpy as np
-import tensorflow.compat.v1 as tf
 
 from towers.proof.states import (INDEPENDENT, Kind, Size, State, per_example, unknown)
 
