@@ -55,40 +55,6 @@ def test_a_dict_or_any_object_with_some_of_the_fields():
     assert output.metrics == {'m': loss} and output.updates == [loss.op]
 
 
-# ---- predictions --------------------------------------------------------------------------------
-
-def sparse(rows, width):
-    """One value in each row, in its first column."""
-    return tf.SparseTensor.from_value(tf.SparseTensorValue(
-        [[i, 0] for i in range(len(rows))], rows, [len(rows), width]))
-
-
-@pytest.mark.parametrize('dynamic', [False, True])
-def test_padding_is_cut_off_again(dynamic):
-    sizes = [1, 1, 0]
-    if dynamic:
-        sizes = [tf.placeholder_with_default(size, []) for size in sizes]
-    parts = [{'y': tf.constant([[float(k)]] * 2), 'scalar': tf.constant(k),
-              'sparse': sparse([k], 2 + k)} for k in range(3)]
-    values = run(merge_predictions(parts, sizes))
-    assert values['y'].tolist() == [[0.], [0.], [1.], [1.]]  # two rows an example
-    assert values['scalar'].tolist() == [0, 1]  # of the towers with an example
-    # As a CTC decoder's texts are: each tower's as wide as its longest one.
-    assert values['sparse'].dense_shape.tolist() == [2, 4]
-    assert values['sparse'].indices.tolist() == [[0, 0], [1, 0]]
-    assert values['sparse'].values.tolist() == [0, 1]
-
-
-@pytest.mark.parametrize('other', [{'b': 1}, None, (1,), {'a': (1,)}])
-def test_predictions_of_different_structure(other):
-    first = {'a': tf.constant([1])}
-    other = tf.nest.map_structure(lambda leaf: leaf and tf.constant([leaf]), other)
-    with pytest.raises(ModelFunctionError, match=(
-            '^the predictions of the towers differ in structure: .*')) as caught:
-        merge_predictions([first, first, other], None)
-    assert '\n' not in str(caught.value)
-
-
 # ---- metrics ------------------------------------------------------------------------------------
 
 def test_scalar_metrics_are_means_over_the_examples():
@@ -157,12 +123,6 @@ def test_weighted_mean():
     nothing = [tf.constant(2.), tf.constant(float('nan'))]  # has no weight, counts nothing
     for weights in [1., 0.], [tf.constant(each, tf.float64) for each in (1., 0.)]:
         assert run(weighted_mean(nothing, weights)) == 2.
-
-
-def test_predictions_that_are_no_tensors():
-    for prediction in tf.no_op(), object, {1, 2}, tf.ragged.constant([[1], [2, 3]]):
-        with pytest.raises(ModelFunctionError, match='among its predictions: expected tensors'):
-            merge_predictions([prediction, prediction], None)
 
 
 @pytest.mark.parametrize('returned, text', [

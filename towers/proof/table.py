@@ -23,7 +23,7 @@ class Row(typing.NamedTuple):
 TABLE = [
     # ---- element by element
     Row('Identity Snapshot StopGradient PreventGradient CheckNumerics EnsureShape Print PrintV2 '
-        'DeepCopy RefIdentity',
+        'DeepCopy RefIdentity PlaceholderWithDefault',
         loops.handed_on,
         'The value itself.', takes_numbers=True),
     Row('IdentityN', loops.all_handed_on,
@@ -40,8 +40,8 @@ TABLE = [
         'A sum divided by the number of examples is a mean; by a constant it stays a sum.'),
     Row('Select SelectV2', arithmetic.select,
         'By a condition that is the same on every tower all towers take the same value.'),
-    Row('Maximum Minimum FloorDiv Pow SquaredDifference FloorMod Mod TruncateDiv TruncateMod Atan2 Xdivy '
-        'Xlogy Xlog1py MulNoNan NextAfter Abs Sign Square Sqrt Rsqrt Reciprocal Inv Exp Expm1 Log '
+    Row('Maximum Minimum FloorDiv Pow SquaredDifference FloorMod Mod TruncateDiv TruncateMod '
+        'Atan2 Xdivy Xlogy Xlog1py MulNoNan NextAfter Abs Sign Square Sqrt Rsqrt Reciprocal Inv Exp Expm1 Log '
         'Log1p Sigmoid Tanh Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh Floor Ceil '
         'Round Rint Erf Erfc Erfinv Ndtri Lgamma Digamma Igamma Igammac Zeta Polygamma Betainc '
         'Relu Relu6 Elu Selu Softplus Softsign LeakyRelu Greater GreaterEqual Less LessEqual '

@@ -14,11 +14,11 @@ import tensorflow.compat.v1 as tf
 from towers.errors import ModelFunctionError
 from towers.graph import graph_walk
 from towers.graph.graph_walk import is_computed_from
-from towers.graph.op_types import PLACEHOLDERS, READS, VARIABLE_OPS
+from towers.graph.op_types import PLACEHOLDERS
 from towers.nonfinite import checked_loss
 from towers.placement.tower_device import TowerDevice, stages_of
 from towers.placement.variable_device import only_device
-from towers.tower.objectives import flat, map_shaped, with_parts
+from towers.tower.objectives import flat, map_shaped
 
 
 class Losses(collections.namedtuple('Losses', 'data_loss description operations added')):
@@ -56,15 +56,22 @@ def make_losses(recorded, request, number):
 
 
 def _check_depends_on_shard(recorded):
-    """Refuses a loss of tensors from around the model function, which is not the shard's."""
-    draws = [op for op in recorded.operations if op.type in PLACEHOLDERS or (
-        op.op_def.is_stateful and op.type not in VARIABLE_OPS and op.type not in READS)]
-    depends = graph_walk.reachable_from(recorded.sources + draws, recorded.operations, control=True)
-    for name, loss in with_parts('loss', recorded.output.loss):
-        if loss.op.name not in depends:
-            raise ModelFunctionError(
-                'the %s of tower 0 does not depend on its shard: the model function has to '
-                'use the inputs that it is called with, not tensors from around it.' % name)
+    """Refuses a model none of whose losses is computed from the shard: every tower would compute
+    the same, or a whole batch of its own."""
+    depends = graph_walk.reachable_from(recorded.sources, recorded.operations, control=True)
+    losses = flat(recorded.output.loss)
+    if any(loss.op.name in depends for loss in losses):
+        return
+    behind = graph_walk.ancestors(losses)
+    own = [op for op in recorded.operations
+           if op.name in behind and op.type in PLACEHOLDERS and op.outputs[0].shape.ndims != 0]
+    why = 'not tensors from around it'
+    if own:
+        why = ('not a placeholder of its own (%s, of shape %s), from which every tower computes '
+               'the whole fed batch: pass that in inputs' % (own[0].name, own[0].outputs[0].shape))
+    raise ModelFunctionError(
+        'the loss of tower 0 does not depend on its shard: the model function has to use the '
+        'inputs that it is called with, %s.' % why)
 
 
 def registered_losses():

@@ -81,9 +81,9 @@ def _check_count(written, op, size):
     constant = None if written.sets else written.constant
     if constant is not None and constant == size and size > 1:
         raise SharedVariableError(
-            'the model function adds %d to variable %s (operation %s), and a shard has %d examples, '
-            'too: whether it counts the examples, as every tower would in turn, or adds a constant, '
-            'is not known of a batch of static size. Pass a batch [None, ...].' % (
+            'the model function adds %d to variable %s (operation %s), and a shard has %d '
+            'examples, too: whether it counts the examples, as every tower would in turn, or adds '
+            'a constant, is not known of a batch of static size. Pass a batch [None, ...].' % (
                 constant, written.variable, op.name, size))
 
 
