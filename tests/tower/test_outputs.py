@@ -8,8 +8,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers import ModelOutput, session_config
 from towers.errors import ModelFunctionError
-from towers.tower.outputs import (call_model_fn, merge_metrics, merge_predictions, to_model_output,
-                            weighted_mean)
+from towers.tower.outputs import call_model_fn, merge_metrics, to_model_output, weighted_mean
 
 Pair = collections.namedtuple('Pair', 'features labels')
 

@@ -10,9 +10,9 @@ from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of
 from towers.graph.op_types import BRANCHES_V2, READS, VARIABLE_OPS, batch_value_kind
 from towers.graph.variable_access import Writes, read_from
-from towers.proof import loops
+from towers.proof import loops, loops_v2
 from towers.proof.functions import import_bodies
-from towers.proof.scratch import make_scratch
+from towers.proof.scratch import make_scratch, states_of_inputs
 from towers.proof.sizes import sizes_in
 from towers.proof.states import INDEPENDENT, Kind, Reason, Size, State, unknown
 from towers.proof.table import RULES
@@ -87,7 +87,9 @@ def analyse(operations: list, inputs: typing.Any, fetches: list) -> Analysis:
             each for each in graph_walk.inputs_of(op) if each.name in made])
     needed = [op for op in operations if op.name in found and op.name not in ends]
     scratch = make_scratch(needed, inputs)
-    return _Walk(scratch, needed).walked()._replace(made=frozenset(made))
+    analysis = _Walk(scratch, needed).walked()
+    return analysis._replace(made=frozenset(made),
+                             states=dict(analysis.states, **states_of_inputs(inputs)))
 
 
 class _Walk:
@@ -97,16 +99,21 @@ class _Walk:
         self.examples = scratch.examples
         self._graph, self._cuts = scratch.graph, scratch.cuts
         self._given_ops = {op.name: op for op in needed}
-        self._states = dict(scratch.given)
+        self._given, self._states = scratch.given, dict(scratch.given)
         self._reasons, self._values = {}, {}
         self._elements, self._written = {}, {}
         self._bodies, self._memory = import_bodies(scratch.graph), {}
+        self._arguments = {}
+        for name, loop in self._bodies.loops.items():
+            op = scratch.graph.get_operation_by_name(name)
+            self._arguments.update(
+                (tensor.op.name, (op, number)) for number, tensor in enumerate(loop.arguments))
         self._late_reads = _reads_of_written(needed)
         self._has_static_batch = scratch.has_static_batch
 
     def walked(self) -> Analysis:
         """Goes around until nothing changes: the `Analysis`."""
-        operations = _in_order(self._graph, self._bodies.results)
+        operations = _in_order(self._graph, _needed_first(self._graph, self._bodies))
         for number in range(_MOST_ROUNDS):
             before, self._written = dict(self._states), {}
             for op in operations:
@@ -149,8 +156,7 @@ class _Walk:
         return frozenset(found)
 
     def _visit(self, op):
-        if op.type == 'Placeholder' and op.name + ':0' in self._states and (
-                op.name not in self._given_ops):
+        if op.name + ':0' in self._given:
             return
         states = [self._states.get(tensor.name) for tensor in op.inputs]
         found = self._found(op, states)
@@ -183,6 +189,11 @@ class _Walk:
             return self._late_read(op, states)
         if op.name in self._bodies.results:
             return None if None in states else self._by_bodies(op, states)
+        if op.name in self._bodies.loops:
+            return loops_v2.results(op, states, self._bodies.loops[op.name], self)
+        if op.name in self._arguments:
+            loop, number = self._arguments[op.name]
+            return loops_v2.argument(loop, number, self._bodies.loops[loop.name], self)
         row = RULES.get(op.type)
         if row is None:
             return None if None in states else self._without_rule(op, states)
@@ -268,6 +279,10 @@ class _Walk:
         """The state of a tensor of the scratch graph."""
         return self._states[tensor.name]
 
+    def state_or_none(self, tensor) -> typing.Optional[State]:
+        """The state of a tensor of the scratch graph; None where it has none yet."""
+        return self._states.get(tensor.name)
+
     def shape(self, tensor) -> typing.Optional[list]:
         """The lengths of the dimensions in the scratch graph, None where not static; or None."""
         rank = self.rank(tensor)
@@ -275,10 +290,11 @@ class _Walk:
             return None
         shape = tensor.shape.as_list() if tensor.shape.ndims is not None else [None] * rank
         given = self._given_ops.get(tensor.op.name)
-        if None not in shape or given is None or self._has_static_batch:
+        if None not in shape:
             return shape
-        known = given.outputs[tensor.value_index].shape.as_list()
-        shape = [length or other for length, other in zip(shape, known)]
+        if given is not None and not self._has_static_batch:
+            known = given.outputs[tensor.value_index].shape.as_list()
+            shape = [length or other for length, other in zip(shape, known)]
         state = self._states.get(tensor.name)
         if state is not None and state.kind is Kind.PER_EXAMPLE:
             shape[state.axis] = state.outer * state.inner * self.examples
@@ -389,9 +405,20 @@ def _has_own_gradient(op):
     return '_gradient_op_type' in attributes and batch_value_kind(op) is None
 
 
-def _in_order(graph, bodies):
-    """The operations of a graph, each after its inputs but for the back edges of loops; a call is
-    after the results of its bodies."""
+def _needed_first(graph, bodies):
+    """{name of an operation: the tensors that have their states before it, beside its inputs}."""
+    found = {name: [tensor for branch in results for tensor in branch]
+             for name, results in bodies.results.items()}
+    for name, loop in bodies.loops.items():
+        found[name] = loop.results + [loop.condition]
+        for argument, initial in zip(loop.arguments, graph.get_operation_by_name(name).inputs):
+            found[argument.op.name] = [initial]
+    return found
+
+
+def _in_order(graph, needed_first):
+    """The operations of a graph, each after its inputs but for the back edges of loops, and after
+    the tensors that it `needs first`."""
     done, ordered = set(), []
     for first in graph.get_operations():
         stack = [(first, False)]
@@ -404,8 +431,8 @@ def _in_order(graph, bodies):
                 continue
             done.add(op.name)
             stack.append((op, True))
-            results = [tensor for branch in bodies.get(op.name, ()) for tensor in branch]
-            stack += [(tensor.op, False) for tensor in list(op.inputs) + results
+            stack += [(tensor.op, False)
+                      for tensor in list(op.inputs) + needed_first.get(op.name, [])
                       if tensor.op.type != 'NextIteration' and tensor.op.name not in done]
     return ordered
 

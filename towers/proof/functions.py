@@ -1,7 +1,8 @@
 """Functions that operations of the scratch graph call: branches of control flow v2, `Defun`s.
 
 The body of each such function is imported into the scratch graph, with the inputs of the call, so
-that the rules see through it. Loops of control flow v2 have no rule: their bodies are not imported.
+that the rules see through it. The condition and the body of a loop of control flow v2 are imported
+once, with placeholders for the values that the loop carries.
 """
 
 import typing
@@ -13,35 +14,73 @@ from towers.graph.edit import Library, functions_of
 from towers.graph.op_types import BRANCHES_V2
 
 _CALLS = ('PartitionedCall', 'StatefulPartitionedCall')
+_LOOPS = ('While', 'StatelessWhile')
+
+
+class LoopBody(typing.NamedTuple):
+    """A loop of control flow v2 in the scratch graph."""
+    arguments: typing.List[tf.Tensor]  # placeholders for the values that the loop carries
+    results: typing.List[tf.Tensor]  # these values after an iteration
+    condition: tf.Tensor  # the test for one more iteration
 
 
 class Bodies(typing.NamedTuple):
     """What the calls of a scratch graph run."""
     results: typing.Dict[str, typing.List[list]]  # {name of a call: results of each branch}
+    loops: typing.Dict[str, LoopBody]  # {name of a loop: its body}
     callers: typing.Dict[str, str]  # {name of an operation in a body: the outermost call}
 
 
 def import_bodies(graph: tf.Graph) -> Bodies:
     """Imports the bodies of all functions that are called, and of those that they call."""
-    library, results, callers = Library(graph), {}, {}
+    library, bodies = Library(graph), Bodies({}, {}, {})
     calls = list(graph.get_operations())
     while calls:
         op = calls.pop()
-        branches = _functions_called(op, library)
-        if not branches:
+        functions = _functions_called(op, library)
+        if not functions:
             continue
-        arguments = list(op.inputs)[1 if op.type in BRANCHES_V2 else 0:]
-        results[op.name] = []
-        for number, function in enumerate(branches):
-            count = len(graph.get_operations())
-            with graph.as_default():
-                results[op.name].append(_imported(
-                    function, arguments, '%s/branch_%d' % (op.name, number)))
-            made = graph.get_operations()[count:]
-            outermost = callers.get(op.name, op.name)
-            callers.update((each.name, outermost) for each in made)
-            calls += made
-    return Bodies(results, callers)
+        count = len(graph.get_operations())
+        with graph.as_default():
+            if op.type in _LOOPS:
+                bodies.loops[op.name] = _loop_body(op, *functions)
+            else:
+                arguments = list(op.inputs)[1 if op.type in BRANCHES_V2 else 0:]
+                bodies.results[op.name] = [
+                    _imported(function, arguments, '%s/branch_%d' % (op.name, number))
+                    for number, function in enumerate(functions)]
+        made = graph.get_operations()[count:]
+        outermost = bodies.callers.get(op.name, op.name)
+        bodies.callers.update((each.name, outermost) for each in made)
+        calls += made
+    return bodies
+
+
+def _loop_body(op, condition, body):
+    """Imports a loop: with the shapes that its values have at its beginning, where an iteration
+    keeps them; lengths that it changes are not static."""
+    shapes = [tensor.shape for tensor in op.inputs]
+    while True:
+        arguments = [tf.placeholder(tensor.dtype, shape, '%s/argument' % op.name)
+                     for tensor, shape in zip(op.inputs, shapes)]
+        results = _imported(body, arguments, op.name + '/body')
+        kept = [_common_shape(shape, result.shape) for shape, result in zip(shapes, results)]
+        if all(_lengths(shape) == _lengths(each) for shape, each in zip(shapes, kept)):
+            [test] = _imported(condition, arguments, op.name + '/condition')
+            return LoopBody(arguments, results, test)
+        shapes = kept
+
+
+def _common_shape(shape, other):
+    """The shape whose lengths two shapes have both."""
+    if shape.ndims is None or other.ndims != shape.ndims:
+        return tf.TensorShape(None)
+    return tf.TensorShape([length if length == there else None for length, there in zip(
+        shape.as_list(), other.as_list())])
+
+
+def _lengths(shape):
+    return None if shape.ndims is None else shape.as_list()
 
 
 def _functions_called(op, library):
@@ -51,6 +90,8 @@ def _functions_called(op, library):
         names = [attributes['then_branch'].func.name, attributes['else_branch'].func.name]
     elif op.type in BRANCHES_V2:
         names = [each.name for each in attributes['branches'].list.func]
+    elif op.type in _LOOPS:
+        names = [attributes['cond'].func.name, attributes['body'].func.name]
     elif op.type in _CALLS:
         names = [attributes['f'].func.name]
     elif op.type in functions_of(op.node_def):  # a Defun: an operation of the function's own type

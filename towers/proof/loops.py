@@ -79,14 +79,14 @@ def counts(op, back) -> bool:
     """Whether a carried value is the number of the iteration: from 0, one more each time."""
     start = graph_walk.behind(op.inputs[0], ('Enter', 'Identity'))
     step = graph_walk.behind(back, ('NextIteration', 'Identity'))
-    if step.op.type not in ('Add', 'AddV2') or _number(start) != 0:
+    if step.op.type not in ('Add', 'AddV2') or number_of(start) != 0:
         return False
     carried, one = step.op.inputs
-    return _number(graph_walk.behind(one, _HAND_ON)) == 1 and (
+    return number_of(graph_walk.behind(one, _HAND_ON)) == 1 and (
         graph_walk.behind(carried, ('Identity', 'Switch')).op is op)
 
 
-def _number(tensor) -> typing.Optional[int]:
+def number_of(tensor) -> typing.Optional[int]:
     """The value of a scalar constant; else None."""
     value = tf.get_static_value(tensor)
     return None if value is None or value.shape else int(value)
@@ -94,8 +94,9 @@ def _number(tensor) -> typing.Optional[int]:
 
 def joined(op, states, view):
     """The state of a tensor that has one of several values, by a choice that all towers make."""
+    states = [state for state in states if state.kind is not Kind.NOTHING] or states[:1]
     first = states[0]
-    if len(states) == 1:
+    if len(states) == 1 or all(state == first for state in states):
         return first
     marks = INDEPENDENT.marked(states)
     reasons = [state for state in states if state.kind is Kind.UNKNOWN]

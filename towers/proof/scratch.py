@@ -58,6 +58,12 @@ def make_scratch(operations: list, inputs: typing.Any) -> Scratch:
                 str(error).split('\n', 1)[0][:120]))
 
 
+def states_of_inputs(inputs: typing.Any) -> typing.Dict[str, State]:
+    """{name of a tensor at which the batch enters: its state}."""
+    return {leaf.name: _of_input(leaf, inputs, _FIRST_PRIME, None)[1]
+            for leaf in leaves_of(inputs) if isinstance(leaf, tf.Tensor)}
+
+
 def static_size(inputs: typing.Any) -> typing.Optional[int]:
     """The number of examples of a nest of tensors, where any of them says it; else None."""
     for leaf in tf.nest.flatten(inputs):

@@ -16,6 +16,7 @@ which all towers share) that is the same for all examples and does not depend on
                   `tf.range(n)`, `tf.where(mask)`
     PLACES        vectors of places whose first number is that of their example: the indices of a
                   sparse tensor, `tf.stack([tf.range(n), column], 1)`
+    NOTHING       a list of tensors in which nothing is written yet
     UNKNOWN       none of these is proven
 
 The mean of the towers' shards, weighted by their numbers of examples, is the batch's for MEAN and
@@ -42,6 +43,7 @@ class Kind(enum.Enum):
     SIZES = 'sizes'
     NUMBER = 'the numbers of the examples'
     PLACES = 'places of examples'
+    NOTHING = 'an empty list'
     UNKNOWN = 'unknown'
 
 

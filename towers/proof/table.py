@@ -7,7 +7,7 @@ which nothing is proven, unless none of its inputs depends on the examples.
 
 import typing
 
-from towers.proof import arithmetic, layout, loops, rows, sizes
+from towers.proof import arithmetic, layout, loops, loops_v2, rows, sizes
 
 
 class Row(typing.NamedTuple):
@@ -179,6 +179,16 @@ TABLE = [
         loops.array,
         'An array has the state of its elements.', takes_numbers=True, takes_unknown=True,
         looks_at_values=False),
+    Row('TensorListReserve EmptyTensorList', loops_v2.made,
+        'Nothing is written yet.', looks_at_values=False),
+    Row('TensorListFromTensor', loops_v2.from_tensor,
+        'An element for each entry along the first dimension.'),
+    Row('TensorListGetItem', loops_v2.item,
+        'The element, at a place that all towers know.', takes_numbers=True),
+    Row('TensorListSetItem', loops_v2.set_item,
+        'The elements before, or the new one.', takes_numbers=True),
+    Row('TensorListStack', loops_v2.stacked,
+        'The elements along a new dimension.'),
 ]
 
 RULES = {kind: row for row in TABLE for kind in row.types.split()}

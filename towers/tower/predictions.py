@@ -104,14 +104,17 @@ def _refusal(tensor, state: State, analysis):
 def _joined(parts, axis, padded):
     """The examples of all towers, along a dimension."""
     if padded is not None:
-        kept = []
-        for part, size in zip(parts, padded):
-            length = _length_unless_padding(tf.shape(part)[axis], size)
-            begin = [0] * axis
-            kept.append(tf.slice(part, begin + [0] * (part.shape.ndims - axis), tf.concat(
-                [[-1] * axis, [length], [-1] * (part.shape.ndims - axis - 1)], 0)))
-        parts = kept
+        parts = [_up_to(part, axis, _length_unless_padding(tf.shape(part)[axis], size))
+                 for part, size in zip(parts, padded)]
     return tf.concat(parts, axis)
+
+
+def _up_to(tensor, axis, length):
+    """The first entries of a tensor along a dimension."""
+    rank = tensor.shape.ndims
+    sizes = [-1] * rank
+    sizes[axis] = length
+    return tf.slice(tensor, [0] * rank, tf.stack(sizes))
 
 
 def _joined_sparse(parts, padded, analysis):
