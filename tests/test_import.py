@@ -146,7 +146,7 @@ def test_public_functions_carry_type_hints():
 
 # As docs/architecture.md has them, from above to below; what is in no folder comes last.
 ROOMS = ['launch', 'fronts', 'inspect', 'cluster', 'run', 'memory', 'api', 'reduce', 'tower',
-         'recompute', 'placement', 'checkpoint', 'graph', 'for all rooms']
+         'recompute', 'placement', 'checkpoint', 'proof', 'graph', 'for all rooms']
 
 
 def room_of(module):

@@ -174,7 +174,9 @@ def at_a_counted_place(centers, rows, features, unused_difference):
     (at_a_counted_place, 'computes with the numbers of the examples')])
 def test_what_no_tower_and_not_every_tower_can_write_is_refused(write, text):
     with pytest.raises(towers.SharedVariableError, match=text):
-        assert_one_device(model(write), LABELS, 2)
+        towers.build_towers(model(write), tuple(
+            tf.placeholder_with_default(each, [None] + list(each.shape[1:]))
+            for each in (X, LABELS)), tf.train.GradientDescentOptimizer(.1), 2)
 
 
 def test_rows_that_the_loss_reads_after_they_are_written_are_refused():

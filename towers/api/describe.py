@@ -159,7 +159,7 @@ def _one_device(tower_set):
                'tower' if request.accumulate == 1 else 'micro-batch'))
     lines = []
     for name, loss in with_parts('loss', recorded.output.loss):
-        verdict = verdict_of([loss] + tower_set.losses.added, recorded.proven.analysis,
+        verdict = verdict_of([loss] + tower_set.losses.added, recorded.proven.proof,
                              recorded.proven.batch_norms, question)
         several = isinstance(recorded.output.loss, dict)
         lines.append('%s: %s' % (name, verdict.text) if several else verdict.text)

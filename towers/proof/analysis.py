@@ -12,7 +12,7 @@ from towers.graph.op_types import BRANCHES_V2, READS, VARIABLE_OPS, batch_value_
 from towers.graph.variable_access import Writes, read_from
 from towers.proof import loops, loops_v2
 from towers.proof.functions import import_bodies
-from towers.proof.scratch import make_scratch, states_of_inputs
+from towers.proof.scratch import make_scratch, states_of_inputs, static_size
 from towers.proof.sizes import sizes_in
 from towers.proof.states import INDEPENDENT, Kind, Reason, Size, State, unknown
 from towers.proof.table import RULES
@@ -35,6 +35,9 @@ class Analysis(typing.NamedTuple):
     writes: typing.Dict[str, typing.List[Written]]  # {name of an operation: what it writes}
     averages: typing.FrozenSet[str]  # the statistics that are means over examples or rows of them
     made: typing.FrozenSet[str]  # names of all operations of the forward pass
+    as_built: typing.Optional['Analysis'] = None
+    """Where the graph takes no batch of another size: the analysis for the size that it has. It
+    tells where the examples are in this graph, and nothing of one for another batch."""
 
     @property
     def looked_at(self) -> typing.Set[str]:
@@ -87,6 +90,14 @@ def analyse(operations: list, inputs: typing.Any, fetches: list) -> Analysis:
             each for each in graph_walk.inputs_of(op) if each.name in made])
     needed = [op for op in operations if op.name in found and op.name not in ends]
     scratch = make_scratch(needed, inputs)
+    analysis = _of_scratch(scratch, needed, inputs, made)
+    if scratch.cuts and scratch.has_static_batch:
+        as_built = make_scratch(needed, inputs, static_size(inputs))
+        return analysis._replace(as_built=_of_scratch(as_built, needed, inputs, made))
+    return analysis
+
+
+def _of_scratch(scratch, needed, inputs, made):
     analysis = _Walk(scratch, needed).walked()
     return analysis._replace(made=frozenset(made),
                              states=dict(analysis.states, **states_of_inputs(inputs)))
@@ -126,6 +137,9 @@ class _Walk:
             for op in operations:
                 if before.get(op.name + ':0') != self._states.get(op.name + ':0'):
                     self._set(op, unknown(op, 'is in a loop whose end was not found'))
+        for name, reason in self._cuts.items():
+            for tensor in self._given_ops[name].outputs:
+                self._states[tensor.name] = State(Kind.UNKNOWN, reason=reason)
         for op in operations:
             if any(tensor.name not in self._states for tensor in op.outputs):
                 self._set(op, unknown(op, 'has no value that is known'))
@@ -240,7 +254,8 @@ class _Walk:
             return unknown(op, 'gives another value to each tower')
         if all(state.kind is Kind.INDEPENDENT for state in states):
             marked = INDEPENDENT.marked(states)
-            return marked._replace(is_random=marked.is_random or graph_walk.is_random(op))
+            return marked._replace(is_random=marked.is_random or graph_walk.is_random(op),
+                                   is_uniform=op.type == 'Const' and _is_uniform(op))
         if all(state.kind is Kind.ONE_EXAMPLE or state.kind is Kind.INDEPENDENT
                for state in states) and not op.op_def.is_stateful:
             return State(Kind.ONE_EXAMPLE).marked(states)
@@ -397,6 +412,12 @@ class _Walk:
     def array_size(self, name) -> State:
         """The state of the number of elements of an array."""
         return loops.size_of_array(self._graph.get_operation_by_name(name), self)
+
+
+def _is_uniform(constant):
+    """Whether all entries of a constant are equal."""
+    value = tf.get_static_value(constant.outputs[0])
+    return value is not None and value.size > 1 and bool((value == value.flat[0]).all())
 
 
 def _has_own_gradient(op):

@@ -22,7 +22,14 @@ def elementwise(op, states, view):
     states = [used(op, state, view) for state in states]
     if any(state.is_by_example for state in states):
         return by_example(op, states, view)
-    return estimate(op, states, view)
+    return _with_uniform(op, states, estimate(op, states, view), view)
+
+
+def _with_uniform(op, states, found, view):
+    """A result that is uniform, where one input is and all others are single numbers."""
+    wide = [state for tensor, state in zip(op.inputs, states) if view.rank(tensor) != 0]
+    is_uniform = len(wide) == 1 and wide[0].is_uniform and found.kind is Kind.INDEPENDENT
+    return found._replace(is_uniform=is_uniform)
 
 
 def linear(op, states, view):
@@ -174,7 +181,8 @@ def by_example(op, states, view):
         return unknown(op, 'brings examples together with each other')
     kind, axis_from_end, outer, inner, rows_of = layouts.pop()
     for tensor, state in zip(op.inputs, states):
-        if not state.is_by_example and not _is_alike_along(tensor, axis_from_end, view):
+        is_alike = state.is_uniform or _is_alike_along(tensor, axis_from_end, view)
+        if not state.is_by_example and not is_alike:
             return unknown(op, 'joins the examples with a tensor that has a size of its own there')
     is_constant = all(state.is_constant or not state.is_by_example and not state.is_total
                       for state in states)

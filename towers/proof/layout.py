@@ -64,16 +64,18 @@ def reshape(op, state, view):
     if before is None or after is None or None in before or None in after:
         return _reshaped_behind(op, state, before, after)
     stride = state.inner * int(np.prod(before[state.axis + 1:], dtype=np.int64))
-    axes = [place for place, length in enumerate(after) if length % view.examples == 0]
-    if not stride or len(axes) != 1:
-        return unknown(op, 'has no entries')
-    axis = axes[0]
-    behind = int(np.prod(after[axis + 1:], dtype=np.int64))
-    inner, rest = divmod(stride, behind)
-    if rest or not inner or after[axis] % (view.examples * inner):
+    found = []
+    for axis, length in enumerate(after):
+        behind = int(np.prod(after[axis + 1:], dtype=np.int64))
+        if not behind or stride % behind or not stride:
+            continue
+        inner = stride // behind
+        if length and length % (view.examples * inner) == 0:
+            found.append(per_example(
+                axis, length // (view.examples * inner), inner, state.is_constant))
+    if len(found) != 1:
         return unknown(op, 'spreads an example over several dimensions')
-    outer = after[axis] // (view.examples * inner)
-    return per_example(axis, outer, inner, state.is_constant)
+    return found[0]
 
 
 def _reshaped_behind(op, state, before, after):

@@ -32,14 +32,16 @@ class Scratch(typing.NamedTuple):
     has_static_batch: bool  # whether the program's inputs have a static number of examples
 
 
-def make_scratch(operations: list, inputs: typing.Any) -> Scratch:
+def make_scratch(operations: list, inputs: typing.Any,
+                 examples: typing.Optional[int] = None) -> Scratch:
     """Imports operations of a forward pass, with the inputs of one more batch.
 
     Args:
       operations: list of `tf.Operation`s, all that the pass runs behind its inputs.
       inputs: nest of the tensors at which the batch enters.
+      examples: how many examples the batch has; None for a prime.
     """
-    prime = _prime(operations)
+    prime = examples or _prime(operations)
     cuts: typing.Dict[str, Reason] = {}
     has_lengths = True
     while True:

@@ -207,11 +207,11 @@ def of_shape(op, shape, shape_state: State) -> State:
     """The state of a tensor of a given shape whose values do not depend on the examples."""
     if shape is None:
         if shape_state.kind is Kind.INDEPENDENT:
-            return INDEPENDENT
+            return INDEPENDENT._replace(is_uniform=True)
         return unknown(op, 'has a shape that is not known to be of the examples')
     axes = [axis for axis, size in enumerate(shape) if size.per_example]
     if not axes:
-        return INDEPENDENT
+        return INDEPENDENT._replace(is_uniform=True)
     if len(axes) > 1 or shape[axes[0]].constant:
         return unknown(op, 'has a shape that is not a multiple of the number of examples')
     return per_example(axes[0], inner=shape[axes[0]].per_example, is_constant=True)
@@ -226,7 +226,7 @@ def like(op, states, view):
         return state._replace(estimated=frozenset(), is_random=False)
     if state.kind is Kind.UNKNOWN:
         return state
-    return INDEPENDENT
+    return INDEPENDENT._replace(is_uniform=True)
 
 
 def random(op, states, view):

@@ -73,6 +73,7 @@ class State(typing.NamedTuple):
     statistics: typing.FrozenSet[str] = frozenset()  # MEAN, SUM, SHARE: what took it
     estimated: typing.FrozenSet[str] = frozenset()  # statistics of the shard in a non-linear use
     is_random: bool = False  # whether random numbers take part
+    is_uniform: bool = False  # INDEPENDENT: all entries are equal, or drawn alike, each by itself
     reason: typing.Optional[Reason] = None  # UNKNOWN: where and why the proof ended
 
     @property

@@ -22,7 +22,8 @@ from towers.tower.sync_batch_norm import synchronize
 class Proven(typing.NamedTuple):
     """A forward pass and what is proven of it."""
     output: ModelOutput  # with the exchanged values in the place of the shard's
-    analysis: Analysis  # `NOTHING` where one tower has the whole batch
+    proof: Analysis  # for a batch of any size; `NOTHING` where one tower has the whole batch
+    analysis: Analysis  # of the graph as it was built, for the size that its shard has
     batch_norms: BatchNorms  # those that use the statistics of a shard
     static_size: typing.Optional[int]  # of the shard, where that is static
     in_sync: int  # how many batch norms have the statistics of the whole batch
@@ -48,11 +49,12 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
         taken of; a batch norm to synchronize where towers cannot meet.
     """
     if len(request.parts) == 1 and request.has_whole_batch:
-        return Proven(output, NOTHING, NO_BATCH_NORMS, None, 0)
+        return Proven(output, NOTHING, NOTHING, NO_BATCH_NORMS, None, 0)
     graph = tf.get_default_graph()
     start = operations[0] if operations else None
     fetches = fetches_of(output) + updates + registered
-    analysis = analyse(operations, inputs, fetches)
+    proof = analyse(operations, inputs, fetches)
+    analysis = proof.as_built or proof
     check_batch_values(operations, analysis)
     instead, in_sync = {}, 0
     if request.batch_norm == 'sync' and len(request.parts) > 1:
@@ -63,8 +65,9 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
         output = type(output)(*map_leaves(
             lambda leaf: instead.get(leaf.name, leaf), tuple(output)))
         operations = _since(graph, start)
-        analysis = analyse(operations, inputs, fetches_of(output) + updates + registered)
-    return Proven(output, analysis, find_batch_norms(analysis, operations),
+        proof = analyse(operations, inputs, fetches_of(output) + updates + registered)
+        analysis = proof.as_built or proof
+    return Proven(output, proof, analysis, find_batch_norms(analysis, operations),
                   static_size(inputs), in_sync)
 
 
