@@ -203,9 +203,7 @@ def test_predictions_come_back_in_batch_order_for_any_batch():
         expected = 2 * batch @ np.ones([2, 3])
         assert values['logits'].tolist() == expected.tolist()
         assert values['first'].tolist() == batch[:, 0].tolist()
-        base, more = divmod(count, 3)
-        assert values['count'].tolist() == [
-            base + (tower < more) for tower in range(min(3, count))]
+        assert values['count'] == count
         assert loss == pytest.approx(expected.mean(), rel=1e-6)  # no NaN of an empty shard
     assert evaluated.predictions['logits'].device == '/device:CPU:0'
 

@@ -40,6 +40,9 @@ def test_the_whole_text(monkeypatch):
   optimizer        GradientDescentOptimizer
   reduction        sum: 2 x the gradient of the batch's mean loss
   learning rate    0.5; on the sum, steps as 2 x 0.5 = 1 would on the mean
+  one device       not proven: the graph has the size of a shard, 4, in it
+                   ('fully_connected/BatchNorm/Reshape_1' (Reshape)); pass a batch [None, ...], and
+                   take sizes from tf.shape
   regularization   1 registered loss added, counted once
   batch norm       2 update ops of tower 0 ride on the train op
   who writes       trained: all towers, 5; averages and counters: tower 0 writes, 2

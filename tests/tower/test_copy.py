@@ -96,7 +96,7 @@ def test_outputs_of_every_kind_are_copied():
             mean_squared_error(out, y),
             predictions={'out': out, 'parts': [out[:, 0], (out[:, 1], None)], 'x': x,
                          'sparse': tf.sparse.from_dense(tf.nn.relu(out)),
-                         'scalar': tf.reduce_max(out)},
+                         'scalar': tf.reduce_mean(out)},
             metrics={'error': tf.metrics.mean_squared_error(y, out), 'mean': tf.reduce_mean(out)},
             updates=[tf.assign_add(count, 1.), tf.assign_add(count, 2.).op])
     x, y = samples.vectors(4)

@@ -130,8 +130,9 @@ def test_metrics_that_ride_on_the_step_count_the_whole_batch():
         tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(
             examples, tf.cast(tf.shape(numbers)[0], tf.float64)))
         return tf.reduce_mean(outputs)
-    built = towers.build_towers(model_fn, tf.constant(NUMBERS), tf.train.GradientDescentOptimizer(
-        0.), 2, 'mean', memory=towers.Memory(accumulate=2))
+    built = towers.build_towers(
+        model_fn, tf.placeholder_with_default(NUMBERS, [None, 1]),
+        tf.train.GradientDescentOptimizer(0.), 2, 'mean', memory=towers.Memory(accumulate=2))
     assert built.plan.line('batch norm') == (
         '2 update ops of tower 0 ride on the train op, 6 of the other towers that count metrics')
     with tf.Session(config=towers.session_config(built.devices)) as session:

@@ -231,9 +231,16 @@ class _Walk:
         if found is None or not row.looks_at_values:
             return found
         marks = INDEPENDENT.marked(state for state in states if state is not None)
+        if row.by_entry and found.kind is Kind.INDEPENDENT:
+            found = found._replace(is_uniform=self._makes_uniform(op, states))
         if isinstance(found, State):
             return found.marked([marks])
         return [state.marked([marks]) for state in found]
+
+    def _makes_uniform(self, op, states):
+        """Whether one input is uniform, and all others are single numbers."""
+        wide = [state for tensor, state in zip(op.inputs, states) if self.rank(tensor) != 0]
+        return len(wide) == 1 and wide[0].is_uniform
 
     def _by_bodies(self, op, states):
         """The results of a call, by the bodies of the functions that it may run."""

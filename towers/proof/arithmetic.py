@@ -22,14 +22,7 @@ def elementwise(op, states, view):
     states = [used(op, state, view) for state in states]
     if any(state.is_by_example for state in states):
         return by_example(op, states, view)
-    return _with_uniform(op, states, estimate(op, states, view), view)
-
-
-def _with_uniform(op, states, found, view):
-    """A result that is uniform, where one input is and all others are single numbers."""
-    wide = [state for tensor, state in zip(op.inputs, states) if view.rank(tensor) != 0]
-    is_uniform = len(wide) == 1 and wide[0].is_uniform and found.kind is Kind.INDEPENDENT
-    return found._replace(is_uniform=is_uniform)
+    return estimate(op, states, view)
 
 
 def linear(op, states, view):

@@ -104,6 +104,7 @@ def joined(op, states, view):
         return reasons[0]
     states = [used(op, state, view) for state in states]
     if any(state.is_by_example for state in states):
+        states = [state for state in states if not state.is_uniform]
         layouts = {state[:5] for state in states}
         if len(layouts) > 1:
             if all(state.kind in (Kind.ONE_EXAMPLE, Kind.INDEPENDENT) for state in states):

@@ -17,6 +17,7 @@ class Row(typing.NamedTuple):
     because: str  # why the rule holds
     takes_numbers: bool = False  # whether the rule knows NUMBER and PLACES
     takes_unknown: bool = False  # whether the rule looks at inputs of which nothing is proven
+    by_entry: bool = False  # whether each entry of the result is made of those at its place alone
     looks_at_values: bool = True  # whether the marks of the inputs are those of the result, too
 
 
@@ -29,17 +30,17 @@ TABLE = [
     Row('IdentityN', loops.all_handed_on,
         'The values themselves.', takes_numbers=True),
     Row('Neg Conj Real Imag', arithmetic.linear,
-        'The mean of f is f of the mean, since f is linear.'),
+        'The mean of f is f of the mean, since f is linear.', by_entry=True),
     Row('Cast', arithmetic.cast,
-        'Exact but for rounding, except to integers.', takes_numbers=True),
+        'Exact but for rounding, except to integers.', takes_numbers=True, by_entry=True),
     Row('Add AddV2 Sub AddN AccumulateNV2', arithmetic.add,
-        'A sum of means is a mean, a sum of sums a sum; a mean plus a constant is a mean.'),
+        'A sum of means is a mean, a sum of sums a sum; a mean plus a constant is a mean.', by_entry=True),
     Row('Mul', arithmetic.multiply,
-        'A constant times a mean is a mean; a mean times the number of examples is a sum.'),
+        'A constant times a mean is a mean; a mean times the number of examples is a sum.', by_entry=True),
     Row('RealDiv Div DivNoNan', arithmetic.divide,
-        'A sum divided by the number of examples is a mean; by a constant it stays a sum.'),
+        'A sum divided by the number of examples is a mean; by a constant it stays a sum.', by_entry=True),
     Row('Select SelectV2', arithmetic.select,
-        'By a condition that is the same on every tower all towers take the same value.'),
+        'By a condition that is the same on every tower all towers take the same value.', by_entry=True),
     Row('Maximum Minimum FloorDiv Pow SquaredDifference FloorMod Mod TruncateDiv TruncateMod '
         'Atan2 Xdivy Xlogy Xlog1py MulNoNan NextAfter Abs Sign Square Sqrt Rsqrt Reciprocal Inv Exp Expm1 Log '
         'Log1p Sigmoid Tanh Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh Floor Ceil '
@@ -52,7 +53,7 @@ TABLE = [
         'StringToHashBucketFast StringToHashBucketStrong StringJoin LookupTableFind '
         'LookupTableFindV2 BesselI0e BesselI1e FakeQuantWithMinMaxArgs',
         arithmetic.elementwise,
-        'Each entry of the result is a function of the entries at its place.'),
+        'Each entry of the result is a function of the entries at its place.', by_entry=True),
     Row('BiasAdd', layout.bias_add,
         'A vector is added to each entry along the dimension of the channels.'),
     Row('Softmax LogSoftmax SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits '

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import SharedVariableError
+from towers.graph.variable_access import metric_variables
 from towers.proof.states import Kind
 from towers.tower.batch_values import batch_sum
 
@@ -25,11 +26,10 @@ def exchange_sums(operations, analysis, refused):
       {name of a tensor: the tensor that took its place}.
     """
     by_name, instead = {op.name: op for op in operations}, {}
+    shared = {variable.op.name for variable in tf.global_variables()} - metric_variables().keys()
     for name, writes in analysis.writes.items():
         for write in writes:
-            needs_batch = write.value.kind is Kind.SUM and write.places is None and (
-                write.sets or write.value.has_offset) and not write.value.estimated
-            if not needs_batch:
+            if write.variable not in shared or not _needs_batch(write):
                 continue
             for statistic in sorted(write.value.statistics):
                 if statistic + ':0' in instead:
@@ -38,6 +38,15 @@ def exchange_sums(operations, analysis, refused):
                 tensor = by_name[statistic].outputs[0]
                 instead[tensor.name] = _over_towers(tensor)
     return instead
+
+
+def _needs_batch(write):
+    """Whether a variable is set to what follows from a sum, or such a value is added to it; a sum
+    that is added as it is, every tower adds in turn."""
+    value = write.value
+    if value.kind is not Kind.SUM or value.estimated or write.places is not None:
+        return False
+    return write.sets or value.has_offset
 
 
 def _over_towers(total):
