@@ -38,8 +38,10 @@ def drawn(cluster, num_towers, seed, graph_seed=5, **options):
             **options)
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())
-            both = [session.run(built.predictions) for _ in range(2)]
-    return {kind: list(np.stack([each[kind] for each in both], 1)) for kind in KINDS}
+            # A step draws once, whatever is fetched of it.
+            both = [session.run([tower.predictions for tower in built.towers]) for _ in range(2)]
+    return {kind: [np.concatenate([step[part][kind] for step in both])
+                   for part in range(len(built.towers))] for kind in KINDS}
 
 
 def of_machines(num_towers, seed, **options):
