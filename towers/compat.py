@@ -434,6 +434,14 @@ def in_control_flow(op):
     return control_flow_context(op) is not None
 
 
+def condition_around(op):
+    """The condition, a scalar bool, of the innermost branch (v1) around an operation; or None."""
+    context = op._get_control_flow_context()
+    while context is not None and not context.IsCondContext():
+        context = context.outer_context
+    return None if context is None else context.pred
+
+
 def branches_around(op):
     """The branches (v1) around an operation, from the inside, as `(pred, taken, alive)`: the branch
     runs where the scalar `pred` is `taken`, 0 or 1; `alive` is a tensor that is there then."""

@@ -400,8 +400,9 @@ class _Walk:
                 found.append(tensor.op.inputs[1].name)
                 continue
             given = self._given_ops.get(tensor.op.name)
-            branches = [] if given is None else compat.branches_around(given)
-            found += [branches[0][0].name] if branches else []
+            condition = None if given is None else compat.condition_around(given)
+            if condition is not None:
+                found.append(condition.name)
         return [self._states[name] for name in dict.fromkeys(found) if name in self._states]
 
     def element(self, name) -> typing.Optional[State]:
