@@ -72,7 +72,7 @@ def _merged(parts, weights, padded, analysis):
     if isinstance(parts[0], tf.SparseTensor):
         return _joined_sparse(parts, padded, analysis)
     state = analysis.of(parts[0]) if isinstance(parts[0], tf.Tensor) else None
-    parts = [tf.convert_to_tensor(part) for part in parts]
+    parts = _as_tensors(parts)
     if len(parts) == 1:
         return parts[0]
     if state is None or state.kind is Kind.INDEPENDENT and not state.estimated:
@@ -86,6 +86,15 @@ def _merged(parts, weights, padded, analysis):
     if state.is_count or state.kind is Kind.SUM and not state.has_offset:
         return tf.add_n([zero_if_empty(part, weight) for part, weight in zip(parts, weights)])
     raise _refusal(parts[0], state, analysis)
+
+
+def _as_tensors(parts):
+    """Numbers, strings and variables as tensors."""
+    try:
+        return [tf.convert_to_tensor(part) for part in parts]
+    except (TypeError, ValueError) as error:  # a number or a text that no tensor holds
+        raise ModelFunctionError('the prediction %.80r of the model function cannot be made a '
+                                 'tensor: %.200s.' % (parts[0], error)) from None
 
 
 def _refusal(tensor, state: State, analysis):
