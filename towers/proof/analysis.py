@@ -111,6 +111,7 @@ class _Walk:
         self._graph, self._cuts = scratch.graph, scratch.cuts
         self._given_ops = {op.name: op for op in needed}
         self._given, self._states = scratch.given, dict(scratch.given)
+        self._reads = scratch.reads
         self._reasons, self._values = {}, {}
         self._elements, self._written = {}, {}
         self._bodies, self._memory = import_bodies(scratch.graph), {}
@@ -300,6 +301,10 @@ class _Walk:
     def state(self, tensor) -> State:
         """The state of a tensor of the scratch graph."""
         return self._states[tensor.name]
+
+    def variables_read(self, tensor) -> typing.List[str]:
+        """The names of the variables whose values a tensor consists of."""
+        return self._reads.get(tensor.name) or [source.name for source in read_from(tensor)]
 
     def state_or_none(self, tensor) -> typing.Optional[State]:
         """The state of a tensor of the scratch graph; None where it has none yet."""

@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 from towers.graph.edit import Library
 from towers.graph.graph_walk import leaves_of
 from towers.graph.op_types import VARIABLE_OPS
+from towers.graph.variable_access import read_from
 from towers.proof.states import Kind, Reason, State, INDEPENDENT, per_example, rows
 from towers.proof.sizes import sizes_state
 from towers.proof.states import Size
@@ -29,6 +30,7 @@ class Scratch(typing.NamedTuple):
     examples: int  # the prime
     given: typing.Dict[str, State]  # states of the tensors at which the forward pass begins
     cuts: typing.Dict[str, Reason]  # {name of an operation: why it does not take that batch}
+    reads: typing.Dict[str, typing.List[str]]  # {tensor from outside: variables it is the value of}
     has_static_batch: bool  # whether the program's inputs have a static number of examples
 
 
@@ -46,8 +48,8 @@ def make_scratch(operations: list, inputs: typing.Any,
     has_lengths = True
     while True:
         try:
-            graph, given = _imported(operations, inputs, prime, cuts, has_lengths)
-            return Scratch(graph, prime, given, cuts, static_size(inputs) is not None)
+            graph, given, reads = _imported(operations, inputs, prime, cuts, has_lengths)
+            return Scratch(graph, prime, given, cuts, reads, static_size(inputs) is not None)
         except (ValueError, tf.errors.OpError) as error:
             if has_lengths:
                 has_lengths = False  # two lengths that are not static may have to be equal
@@ -107,7 +109,7 @@ def _primes(start):
 
 
 def _imported(operations, inputs, prime, cuts, has_lengths):
-    """`(graph, {name of a tensor: its state})`."""
+    """`(graph, {name of a tensor: its state}, reads of Scratch)`."""
     leaves = {leaf.name: leaf for leaf in leaves_of(inputs)}
     inside = {op.name for op in operations if op.name not in cuts}
     part, outside = tf.GraphDef(), {}
@@ -118,7 +120,7 @@ def _imported(operations, inputs, prime, cuts, has_lengths):
             _add_node(part, op, inside, leaves, outside)
     functions = Library(program).reached_from(part.node)
     part.library.function.extend(functions.values())
-    graph, given = tf.Graph(), {}
+    graph, given, reads = tf.Graph(), {}, {}
     lengths = _primes(prime + 1)
     with graph.as_default():
         replaced = {}
@@ -132,8 +134,9 @@ def _imported(operations, inputs, prime, cuts, has_lengths):
             stand_in = tf.placeholder(tensor.dtype.base_dtype, shape, key)
             replaced[key + ':0'] = stand_in
             given[stand_in.name] = state
+            reads[stand_in.name] = [source.name for source in read_from(tensor)]
         tf.import_graph_def(part, input_map=replaced, name='')
-    return graph, given
+    return graph, given, reads
 
 
 def _add_node(part, op, inside, leaves, outside):

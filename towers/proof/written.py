@@ -6,7 +6,7 @@ import typing
 import numpy as np
 
 from towers.graph.op_types import ADDS, QUOTIENTS, SETS, is_fused_batch_norm
-from towers.graph.variable_access import read_from, variable_op
+from towers.graph.variable_access import variable_op
 from towers.proof.states import State
 
 
@@ -58,7 +58,7 @@ def _dependence(tensor, variable, walk):
     """How a value depends on the value of a variable, by operations on statistics and weights; what
     goes through values of single examples counts as a statistic of them."""
     op, state = tensor.op, walk.state(tensor)
-    if variable in [source.name for source in read_from(tensor)]:
+    if variable in walk.variables_read(tensor):
         return Own.LINEAR
     if state.is_by_example or state.reason is not None or not op.inputs:
         return Own.NOT

@@ -4,6 +4,7 @@ import collections
 import inspect
 import numbers
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat

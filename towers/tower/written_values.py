@@ -38,53 +38,112 @@ def written_by_every_tower(recorded, writes, request):
         machines = 'servers'
     elif request.has_copies:
         machines = 'copies'
-    analysis, size = recorded.proven.analysis, recorded.proven.static_size
+    judge = _Judge(recorded)
     for op, names in writes:
-        values = analysis.writes.get(op.name, [])
-        every = [value for value in values if value.variable in names and _is_of_every_tower(
-            value, op, analysis, size)]
+        values = judge.analysis.writes.get(op.name, [])
+        every = [value for value in values
+                 if value.variable in names and judge.is_of_every_tower(value, op)]
         if every:
             _check_in_turn(op, every[0], machines)
             found.update(value.variable for value in every)
         if not values:
-            _check_other(op, names, analysis)
+            judge.check_other(op, names)
     return found
 
 
-def _is_of_every_tower(written, op, analysis, size):
-    """Whether every tower has to write for the variable to get one device's value; else tower 0 may
-    write for all. `SharedVariableError` where neither is so."""
-    value = written.value
-    if written.places is not None:
-        return _is_of_rows(written, op, analysis)
-    if value.kind is Kind.UNKNOWN:
-        raise _refusal(written, op, "'%s' (%s) %s" % value.reason)
-    if _does_not_depend(value):
-        _check_count(written, op, size)
-        return False
-    if value.is_count or value.kind is Kind.SUM and not value.has_offset:
-        if value.estimated:
-            raise _refusal(written, op, _reason(value, analysis))
-        if not written.sets:
+class _Judge:
+    """Says of written values whether every tower writes them, by what is proven of a call."""
+
+    def __init__(self, recorded):
+        self.analysis = recorded.proven.analysis
+        self._size, self._from_shard = recorded.proven.static_size, recorded.from_shard
+        self._batch_norms = recorded.proven.batch_norms.statistics()
+
+    def is_of_every_tower(self, written, op):
+        """Whether every tower has to write for the variable to get one device's value; else tower 0
+        may write for all.
+
+        Args:
+          written: `Written`, what is written.
+          op: the operation of the program that writes it.
+
+        Raises:
+          SharedVariableError: neither is so.
+        """
+        if op.name not in self._from_shard:
+            self._check_count(written, op)
+            if not written.value.is_count:
+                return False
+        if written.places is not None:
+            return self._is_of_rows(written, op)
+        value = written.value
+        if value.kind is Kind.UNKNOWN:
+            raise _refusal(written, op, _in_words(value.reason))
+        if _does_not_depend(value):
+            self._check_count(written, op)
+            return False
+        is_sum = value.is_count or value.kind is Kind.SUM and not value.has_offset
+        if is_sum and not written.sets and not self._estimated(value):
             return True
-    is_statistic = value.kind is Kind.MEAN or value.kind is Kind.INDEPENDENT
-    is_average = is_statistic and written.own is Own.LINEAR
-    is_set_to_mean = written.sets and value.kind is Kind.MEAN and written.own is Own.NOT
-    if is_average or is_set_to_mean and not value.estimated:
-        return False
-    raise _refusal(written, op, _reason(value, analysis))
+        is_statistic = value.kind is Kind.MEAN or value.kind is Kind.INDEPENDENT
+        if is_statistic and written.own is Own.LINEAR:
+            return False
+        is_mean = value.kind is Kind.MEAN and written.own is Own.NOT
+        if written.sets and is_mean and not self._estimated(value):
+            return False
+        raise _refusal(written, op, self._reason(value))
 
+    def _is_of_rows(self, written, op):
+        """Whether rows are of examples, so that every tower has its own."""
+        value, places = written.value, written.places
+        for state in (value, places):
+            if state.kind is Kind.UNKNOWN:
+                raise _refusal(written, op, _in_words(state.reason))
+            if self._estimated(state):
+                raise _refusal(written, op, 'the rows are computed across the examples: '
+                               + self._reason(state))
+        if _does_not_depend(value) and _does_not_depend(places):
+            return False
+        if places.is_by_example and (value.is_by_example or _does_not_depend(value)):
+            return True
+        raise _refusal(written, op, 'the rows are %s, at places that are %s' % (
+            value.kind.value, places.kind.value))
 
-def _check_count(written, op, size):
-    """Refuses to add a constant that may be the number of examples: `tf.shape(x)[0]` of a static
-    batch is a constant, and does not show where it came from."""
-    constant = None if written.sets else written.constant
-    if constant is not None and constant == size and size > 1:
-        raise SharedVariableError(
-            'the model function adds %d to variable %s (operation %s), and a shard has %d '
-            'examples, too: whether it counts the examples, as every tower would in turn, or adds '
-            'a constant, is not known of a batch of static size. Pass a batch [None, ...].' % (
-                constant, written.variable, op.name, size))
+    def _estimated(self, state):
+        """The statistics of the shard that a value depends on, but for those of batch norms, by
+        which the loss differs from one device's, too."""
+        return state.estimated - self._batch_norms
+
+    def _reason(self, value):
+        """Why a value is none that tower 0 or every tower can write, in words."""
+        names = self.analysis.in_order(self._estimated(value))
+        if names:
+            return _in_words(self.analysis.reasons[names[0]])
+        return 'the value is %s' % value.kind.value
+
+    def _check_count(self, written, op):
+        """Refuses to add a constant that may be the number of examples: `tf.shape(x)[0]` of a
+        static batch is a constant, and does not show where it came from."""
+        constant = None if written.sets or written.places is not None else written.constant
+        if constant is not None and constant == self._size and self._size > 1:
+            raise SharedVariableError(
+                'the model function adds %d to variable %s (operation %s), and a shard has %d '
+                'examples, too: whether it counts the examples, as every tower would in turn, or '
+                'adds a constant, is not known of a batch of static size. Pass a batch '
+                '[None, ...].' % (constant, written.variable, op.name, self._size))
+
+    def check_other(self, op, names):
+        """Refuses a write in a way of its own, by any value that depends on the examples."""
+        if op.name not in self._from_shard:
+            return
+        for tensor in op.inputs:
+            state = self.analysis.of(tensor)
+            if not _does_not_depend(state):
+                why = _in_words(state.reason) if state.reason else self._reason(state)
+                raise SharedVariableError(
+                    'the model function writes variable %s (operation %s, %s) by its examples '
+                    '(%s): assign, add or scatter the values, so that it is known which tower is '
+                    'to write.' % (names[0], op.name, op.type, why))
 
 
 def _does_not_depend(value):
@@ -94,29 +153,8 @@ def _does_not_depend(value):
     return value.kind is Kind.INDEPENDENT and not value.estimated
 
 
-def _is_of_rows(written, op, analysis):
-    """Whether rows are of examples, so that every tower has its own."""
-    value, places = written.value, written.places
-    for state in (value, places):
-        if state.kind is Kind.UNKNOWN:
-            raise _refusal(written, op, "'%s' (%s) %s" % state.reason)
-        if state.estimated:
-            raise _refusal(written, op, 'the rows are computed across the examples: ' + _reason(
-                state, analysis))
-    if _does_not_depend(value) and _does_not_depend(places):
-        return False
-    if places.is_by_example and (value.is_by_example or _does_not_depend(value)):
-        return True
-    raise _refusal(written, op, 'the rows are %s, at places that are %s' % (
-        value.kind.value, places.kind.value))
-
-
-def _reason(value, analysis):
-    """Why a value is none that tower 0 or every tower can write, in words."""
-    names = analysis.in_order(value.estimated)
-    if names:
-        return "'%s' (%s) %s" % analysis.reasons[names[0]]
-    return 'the value is %s' % value.kind.value
+def _in_words(reason):
+    return "'%s' (%s) %s" % reason
 
 
 def _refusal(written, op, why):
@@ -145,15 +183,3 @@ def _check_in_turn(op, written, machines):
         raise SharedVariableError(
             'the model function writes variable %s by its examples (operation %s), which every '
             'tower does in its turn, and %s.' % (written.variable, op.name, reason))
-
-
-def _check_other(op, names, analysis):
-    """Refuses a write in a way of its own, by any value that depends on the examples."""
-    for tensor in op.inputs:
-        state = analysis.of(tensor)
-        if not _does_not_depend(state):
-            why = "'%s' (%s) %s" % state.reason if state.reason else _reason(state, analysis)
-            raise SharedVariableError(
-                'the model function writes variable %s (operation %s, %s) by its examples (%s): '
-                'assign, add or scatter the values, so that it is known which tower is to write.'
-                % (names[0], op.name, op.type, why))
