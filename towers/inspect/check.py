@@ -152,7 +152,8 @@ def _check_divides(inputs, shares, options):
             counts.append(np.shape(leaf)[0])
     map_leaves(count, inputs)
     if counts:  # others are refused by the build
-        checked_size(np.empty(counts[0]), shares, options.get('remainder', 'error'), 'towers')
+        with tf.Graph().as_default():
+            checked_size(np.empty(counts[0]), shares, options.get('remainder', 'error'), 'towers')
 
 
 def _check_inputs(inputs):
