@@ -47,7 +47,7 @@ BREAKAGES = [
     ('towers/tower/copy.py', "list(map(self._graph.get_operation_by_name, waits_for))", '[]',
      'tower/test_inline_updates.py'),
     ('towers/tower/ownership.py', 'of_towers[part]', 'of_towers[1]', 'tower/test_local_state.py'),
-    ('towers/tower/write_order.py', 'compat.add_control_inputs(take.op, awaited)', 'pass',
+    ('towers/tower/write_order.py', 'waits.add(take.op, end):', 'True:',
      'tower/test_counters.py tower/test_write_order.py'),
     ('towers/tower/write_order.py', 'sorted(ends, key=self._is_backward)',
      'sorted(ends, key=self._is_backward)[::-1]', 'tower/test_write_order.py'),

@@ -27,7 +27,7 @@ def losses_and_values(model_fn, inputs, count, names=(), steps=3, **options):
 
 # ---- rows, and moving averages in branches -------------------------------------------------------
 
-def face_net(images, labels):
+def face_net(images, labels, centers=None):
     """Batch norm whose mode is fed and whose averages are written in the forward pass, in branches;
     and centers of the classes, rows that the forward pass moves towards the examples."""
     is_training = tf.placeholder_with_default(True, [], 'is_training')
@@ -36,22 +36,29 @@ def face_net(images, labels):
                       normalizer_params=dict(updates_collections=None, is_training=is_training,
                                              decay=.9, fused=True))
     net = tf.reduce_mean(net, [1, 2])
-    centers = tf.get_variable('centers', [3, 4], initializer=ZEROS, trainable=False)
+    if centers is None:
+        centers = tf.get_variable('centers', [3, 4], initializer=ZEROS, trainable=False)
     distance = tf.gather(centers, labels) - net
     moved = tf.scatter_sub(centers, labels, .25 * distance)
     with tf.control_dependencies([moved]):
         return tf.reduce_mean(tf.square(distance)) + tf.reduce_mean(tf.square(net - 1.))
 
 
-def test_class_centers_beside_averages_in_branches_are_as_on_one_device():
+@pytest.mark.parametrize('made_before', [None, 'reference'])
+def test_class_centers_beside_averages_in_branches_are_as_on_one_device(made_before):
     images = np.tile(np.random.RandomState(0).randn(4, 6, 6, 3), [2, 1, 1, 1]).astype('float32')
     labels = np.arange(8) % 4 % 3  # both shards have the same statistics
     names = ['centers', 'conv/BatchNorm/moving_mean', 'conv/BatchNorm/moving_variance']
     found = []
     for count in (1, 2):
         with tf.Graph().as_default(), switched('control_flow_v2', False):
+            centers = None
+            if made_before is not None:
+                centers = tf.get_variable('centers', [3, 4], initializer=ZEROS, trainable=False,
+                                          use_resource=False)
             found.append(losses_and_values(
-                face_net, (tf.constant(images), tf.constant(labels)), count, names))
+                lambda x, y: face_net(x, y, centers), (tf.constant(images), tf.constant(labels)),
+                count, names))
     (losses, values), (losses_of_two, values_of_two) = found
     np.testing.assert_allclose(losses_of_two, losses, 1e-5)
     assert set(values) == set(names)
@@ -100,6 +107,24 @@ def test_updates_of_all_towers_are_steps_one_after_the_other(place, options, mad
     _, values = losses_and_values(average(place, variable), tf.constant(X), count, ['mean'],
                                   update_ops='all', **options)
     assert values['mean'] == np.float32(wanted)
+
+
+def test_updates_of_layers_in_sync_are_in_turn_layer_by_layer(graph):
+    """Each layer's statistic is of all towers: a tower that waited for all layers of the one before
+    would wait for itself."""
+    def model_fn(x):
+        net = x[:, None]
+        for layer in range(2):
+            w = tf.get_variable('w%d' % layer, [1, 1], initializer=ONES)
+            mean = tf.get_variable('mean%d' % layer, [], initializer=ZEROS, trainable=False)
+            net = tf.matmul(net, w)
+            written = tf.assign_sub(mean, (mean - towers.batch_mean(tf.reduce_mean(net))) * .5)
+            with tf.control_dependencies([written]):
+                net = tf.identity(net)
+        return tf.reduce_mean(net)
+    _, values = losses_and_values(model_fn, tf.constant(X), 2, ['mean0', 'mean1'], 1,
+                                  update_ops='all')
+    assert values == {'mean0': .75 * X.mean(), 'mean1': .75 * X.mean()}
 
 
 def test_updates_that_would_start_from_one_value_are_refused(graph):

@@ -44,10 +44,13 @@ class Waits:
 
     def put_into_graph(self, finder: Writes) -> None:
         """Makes the operations of the graph wait, by control edges."""
+        ends = {}
         for held, all_awaited in self._awaited.values():
             edges = []
-            for awaited in all_awaited.values():
-                edges += to_wait_for(awaited, finder)
+            for name, awaited in all_awaited.items():
+                if name not in ends:
+                    ends[name] = to_wait_for(awaited, finder)
+                edges += ends[name]
             compat.add_control_inputs(held, edges)
 
 

@@ -47,6 +47,7 @@ class _Hold(typing.NamedTuple):
     held: tf.Operation  # what has to wait, see `to_hold`
     ends: typing.List[tf.Operation]  # each comes after the read, see `Frames.ends`
     write: _Write
+    is_certain: bool  # that it reads: a reference variable's memory may be read by what follows
 
 
 # ---- of the towers -------------------------------------------------------------------------------
@@ -78,7 +79,7 @@ def write_after_reads(towers, roles):
     step = {op.name: op for op in graph_walk.step_operations(write_fetches, reads)}
     step.update(reads)
     writes = _writes(writing_towers, takers, roles, step, finder)
-    holds = _holds(towers, reads, writes, takers, Frames(list(step.values())))
+    holds = _holds(towers, reads, writes, takers, Frames(list(step.values())), finder)
     _add_waits(holds, [write for write in writes if write.is_every], finder)
 
 
@@ -109,9 +110,9 @@ def _add_waits(holds, every, finder):
                         later.variable, later.tower, former.tower, later.op.name, former.op.name))
     # Those that follow some write are the last: each of them rules out more others.
     holds.sort(key=lambda hold: all(waits.follows_any(end) for end in hold.ends))
-    for held, ends, write in holds:
+    for held, ends, write, is_certain in holds:
         is_added = any(waits.add(held, end) for end in ends)
-        if not is_added and write.is_every:
+        if not is_added and write.is_every and is_certain:
             raise SharedVariableError(
                 'a tower reads variable %s (operation %s) after its examples have written it '
                 '(operation %s), where one device reads what the whole batch has written: read it '
@@ -119,7 +120,7 @@ def _add_waits(holds, every, finder):
     waits.put_into_graph(finder)
 
 
-def _holds(towers, reads, writes, takers, frames):
+def _holds(towers, reads, writes, takers, frames, finder):
     """The `_Hold`s of the writes, a list. `reads` are the operations that the towers' fetches need,
     {name: operation}; `takers` are those that take each variable."""
     writes_by_name = {write.op.name: write for write in writes}
@@ -127,6 +128,8 @@ def _holds(towers, reads, writes, takers, frames):
     find_ends = _Ends(towers, frames)
     holds = []
     for write in writes:
+        certain = {op.name for op in finder.readers(write.op.graph.get_operation_by_name(
+            write.variable))}
         held = to_hold(write.op, [write.variable], frames)
         for reader in takers[write.variable] if held else ():
             if reader.name not in reads or reader is write.op:
@@ -138,7 +141,8 @@ def _holds(towers, reads, writes, takers, frames):
                 continue
             ends = find_ends(reader)
             if ends:
-                holds += [_Hold(each, ends, write) for each in held]
+                is_certain = reader.name in certain
+                holds += [_Hold(each, ends, write, is_certain) for each in held]
     return holds
 
 
@@ -201,20 +205,20 @@ def write_in_turn(towers, roles):
               if any(name in finder.of(op) for op in finder.takers(variable.op)
                      if op.name in forward)}
     if inline:
-        take_turns([[_turn(tower, forward.values(), inline, finder)] for tower in towers], finder)
+        take_turns([_turns(tower, forward.values(), inline, finder) for tower in towers], finder)
     writes, turns = [], []
     for number, tower in enumerate(towers):
         turns.append([])
         for operations in _updates_alone(tower, towers, forward):
-            turns[-1].append(_turn(tower, operations, written, finder))
+            turns[-1] += _turns(tower, operations, written, finder)
             for op, variables in _writes_among(operations, ()):
-                variables = [name for name in variables if name in written]
-                _check_reads_anew(op, variables, forward, finder)
+                variables = {name: written[name] for name in variables if name in written}
+                _check_reads_anew(op, variables, tower, forward)
                 writes += [_Write(number, op, name, False) for name in variables]
     takers = {write.variable: finder.takers(written[write.variable].op, memory=True)
               for write in writes}
     frames = Frames(list(forward.values()) + [write.op for write in writes])
-    _add_waits(_holds(towers, forward, writes, takers, frames), [], finder)
+    _add_waits(_holds(towers, forward, writes, takers, frames, finder), [], finder)
     take_turns(turns, finder)
 
 
@@ -235,27 +239,20 @@ def _updates_alone(tower, towers, forward):
                if tower.has(op.name) and op.name not in forward]
 
 
-def _check_reads_anew(op, variables, forward, finder):
+def _check_reads_anew(op, variables, tower, forward):
     """Refuses an update whose new value is computed from a value of its variable that the forward
     pass has read: all towers' updates would start from that one."""
-    behind = graph_walk.ancestors(
-        [tensor for tensor in op.inputs if not is_variable(tensor)])
-    for name in variables:
-        variable = op.graph.get_operation_by_name(name)
-        for reader in finder.takers(variable):
-            if reader.name in behind and reader.name in forward and _is_used(reader, behind):
-                raise SharedVariableError(
-                    "update_ops='all', and the update of variable %s (operation %s) starts from a "
-                    'value that the forward pass has read (operation %s), so that it would be the '
-                    'last tower\'s alone: read the variable in the update, or pass '
-                    "update_ops='first'." % (name, op.name, reader.name))
-
-
-def _is_used(reader, behind):
-    """Whether any of the operations `behind` computes from a read: a fused batch norm in training
-    takes the averages, and ignores them."""
-    return any(taker.name in behind and not _ignores_averages(taker)
-               for output in reader.outputs for taker in output.consumers())
+    behind = graph_walk.ancestors([tensor for tensor in op.inputs if not is_variable(tensor)])
+    shared = [each for each in forward.values() if each.name in behind]
+    for take in takes_from_outside(tower, shared, variables):
+        takers = [each for output in take.op.outputs for each in output.consumers()]
+        used = [each for each in takers if each.name in behind and not _ignores_averages(each)]
+        if used and not _ignores_averages(take.op):
+            raise SharedVariableError(
+                "update_ops='all', and the update of variable %s (operation %s) starts from a "
+                'value that the forward pass has read (operation %s), so that it would be the last '
+                "tower's alone: read the variable in the update, or pass update_ops='first'." % (
+                    take.variable.op.name, op.name, take.op.name))
 
 
 def updates_that_write(towers, names):
@@ -310,21 +307,28 @@ def take_turns(turns, finder):
     `turns` are lists of `Turn`s, one list a tower. Turns of the same place, an update's say, come
     after each other; a step that runs one in a tower runs it in the tower before.
     """
+    waits = Waits([take.op for of_tower in turns for turn in of_tower for take in turn.takes])
     for turns_before, turns_after in zip(turns, turns[1:]):
         for former, later in zip(turns_before, turns_after):
-            awaited = []
-            for end in former.ends:
-                awaited += to_wait_for(end, finder)
-            for take in later.takes if awaited else ():
-                _take_after(take, awaited, later.scope)
+            for take in later.takes if former.ends else ():
+                _take_after(take, former.ends, later.scope, waits, finder)
+    waits.put_into_graph(finder)
 
 
-def _take_after(take, awaited, scope):
+def _take_after(take, ends, scope, waits, finder):
     """Has an operation take a variable, or its value, after others."""
+    for end in ends:
+        if not waits.add(take.op, end):
+            raise SharedVariableError(
+                'the towers take variable %s one after the other, and operation %s of the one '
+                'before waits for %s of the next: let no tower wait for a later one.' % (
+                    take.variable.op.name, end.name, take.op.name))
     if take.op.inputs[take.position].op is take.variable.op:
-        compat.add_control_inputs(take.op, awaited)
         return
     # Its value, which was read once for all towers.
+    awaited = []
+    for end in ends:
+        awaited += to_wait_for(end, finder)
     with tf.control_dependencies(awaited), tf.name_scope(scope), only_device(
             take.variable.device or None):
         compat.replace_input(take.op, take.position, take.variable.read_value())
@@ -342,20 +346,25 @@ def takes_from_outside(tower, operations, variables):
     return takes
 
 
-def _turn(tower, operations, variables, finder):
-    """The `Turn` of a tower among some operations, which are in no order."""
+def _turns(tower, operations, variables, finder):
+    """The `Turn`s of a tower among some operations, which are in no order: one for each variable,
+    in the order of their names."""
     operations = [op for op in operations if tower.has(op.name)]
     names = {op.name for op in operations}
     frames = Frames(operations)
-    ends = {}
-    for variable in variables.values():
+    takes = collections.defaultdict(list)
+    for take in takes_from_outside(tower, operations, variables):
+        takes[take.variable.op.name].append(take)
+    turns = []
+    for name, variable in sorted(variables.items()):
+        ends = {}
         for op in finder.readers(variable.op) + finder.takers(variable.op):
             found = frames.ends(op) if op.name in names else []
             # Any of them comes after `op`; one of the forward pass comes early.
             for end in sorted(found, key=lambda each: each.name in tower.backward)[:1]:
                 ends[end.name] = end
-    return Turn(tower.name_scope, takes_from_outside(tower, operations, variables),
-                [ends[name] for name in sorted(ends)])
+        turns.append(Turn(tower.name_scope, takes[name], [ends[end] for end in sorted(ends)]))
+    return turns
 
 
 # ---- of the update -------------------------------------------------------------------------------
