@@ -1,5 +1,6 @@
 # make train [ARGS='--num_towers=4 …']   learn the digits on two towers, or what ARGS say
 # make bench [ARGS='--quick …']          measure towers beside what else there is; --help says more
+# make examples                          run the programs of examples/, with the packages they need
 # make test  [ARGS='-k pipeline …']      run the tests but the slow ones, on all cores
 # make test-all                          run all of them; test-slow: what `make test` leaves out
 # make lint                              ruff and mypy, with the settings of pyproject.toml
@@ -19,13 +20,14 @@ INSTALLED := $(VENV)/installed
 PLOTS := $(VENV)/plots
 DOCS := $(VENV)/docs
 LINT := $(VENV)/lint
+EXAMPLES := $(VENV)/examples
 # Its warnings are of setuptools to those who make packages: what an editable installation is.
 PIP := PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet
 
 # A process a core.
 PYTEST := $(VENV)/bin/python -m pytest tests --numprocesses=logical
 
-.PHONY: train bench test test-all test-slow lint scaling scaling-speed \
+.PHONY: train bench examples test test-all test-slow lint scaling scaling-speed \
         scaling-step docs clean
 
 train: $(INSTALLED)
@@ -33,6 +35,15 @@ train: $(INSTALLED)
 
 bench: $(PLOTS)
 	$(VENV)/bin/python -m benchmarks.bench $(ARGS)
+
+# The one of an Estimator says so where this TensorFlow has none.
+examples: $(EXAMPLES)
+	$(VENV)/bin/python -m examples.tower_loop
+	$(VENV)/bin/python -m examples.slim_feed_dict
+	$(VENV)/bin/python -m examples.gan --steps=2000 --picture=
+	$(VENV)/bin/python -m examples.language_model --epochs=2
+	$(VENV)/bin/python -m examples.keras_fit
+	-$(VENV)/bin/python -m examples.estimator
 
 test: $(INSTALLED)
 	$(PYTEST) -m 'not slow' $(ARGS)
@@ -62,7 +73,7 @@ docs: $(DOCS)
 	@echo build/docs/index.html
 
 clean:
-	rm -rf .venv .venv-* build dist .pytest_cache .ruff_cache .mypy_cache towers.egg-info
+	rm -rf .venv .venv-* build dist .pytest_cache .ruff_cache .mypy_cache towers_tf1.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # setup.py says what is needed, so a change of it installs anew. pip first: one that is older than
@@ -80,6 +91,15 @@ $(PLOTS): $(INSTALLED)
 	@echo "Installing matplotlib into $(VENV): once, some seconds."
 	@$(PIP) --editable '.[plots]'
 	@touch $(PLOTS)
+
+# tf-keras of the TensorFlow that is there, from 2.16 on.
+$(EXAMPLES): $(INSTALLED)
+	@echo "Installing what the examples need into $(VENV): once, some seconds."
+	@version=$$($(VENV)/bin/python -m pip show tensorflow | sed -n 's/^Version: \([0-9]*\.[0-9]*\).*/\1/p'); \
+	case $$version in \
+	    2.1[6-9] | 2.2*) $(PIP) --editable ".[tf-layers-$$version]" ;; \
+	esac
+	@touch $(EXAMPLES)
 
 $(DOCS): $(INSTALLED)
 	@echo "Installing MkDocs into $(VENV): once, some seconds."

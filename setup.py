@@ -1,4 +1,7 @@
-"""Packaging of `towers`. The wheel holds that package alone; models/ and datasets/ stay here."""
+"""Packaging of `towers`. The wheel holds that package alone; models/ and datasets/ stay here.
+
+The distribution is `towers-tf1`: the registry has another `towers`, of somebody else.
+"""
 
 import io
 import os
@@ -22,7 +25,7 @@ TF_LAYERS = {'tf-layers-2.%d' % minor: ['tf-keras==2.%d.*' % minor, 'tensorflow=
              for minor in range(16, 22)}
 
 setup(
-    name='towers',
+    name='towers-tf1',
     # Read, not imported: towers imports TensorFlow, which may not be there yet.
     version=re.search(r"^__version__ = '(.+)'$", read('towers/__init__.py'), re.M).group(1),
     description='Synchronous data-parallel training for TensorFlow 1 graphs: '

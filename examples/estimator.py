@@ -6,6 +6,7 @@ Needs a TensorFlow that has `tf.estimator`: 1.15 or 2.15.
 """
 
 import argparse
+import sys
 
 import tensorflow.compat.v1 as tf
 
@@ -54,6 +55,10 @@ def main(arguments=None):
     parser.add_argument('--batch_size', type=int, default=100)
     parser.add_argument('--model_dir', help='for checkpoints; by default a temporary directory')
     options = parser.parse_args(arguments)
+    if not hasattr(tf, 'estimator'):
+        sys.exit('This example needs tf.estimator, which TensorFlow has up to 2.15, and this is '
+                 '%s: make another environment, such as make train VENV=.venv-2.15 '
+                 "PINS='tensorflow==2.15.1' PYTHON=python3.11." % tf.__version__)
     estimator = tf.estimator.Estimator(
         towers.replicate_model_fn(model_fn, tf.losses.Reduction.MEAN, options.devices),
         model_dir=options.model_dir, params={'hidden': 64, 'learning_rate': 0.005},

@@ -2,7 +2,8 @@
 
     $ python -m examples.gan --devices=2 --steps=12000 --picture=gan.png
 
-The picture has a row for each digit; it takes matplotlib (`pip install matplotlib`).
+The picture, by default `gan.png`, has a row for each digit; it takes matplotlib (`pip install
+matplotlib`), and without it the program draws none.
 """
 
 import argparse
@@ -59,12 +60,32 @@ def beginning_with(scope):
     return lambda variables: [each for each in variables if each.op.name.startswith(scope)]
 
 
-def load_pyplot():
-    """matplotlib's pyplot, which draws without a screen; where it is missing, the program ends."""
+PICTURE = 'gan.png'
+
+
+def checked_picture(asked):
+    """The path of the picture, or an empty text: matplotlib is missing, and none was asked for.
+
+    The program ends where a picture was asked for and cannot be drawn.
+    """
+    if asked == '':
+        return asked
     try:
-        import matplotlib
+        import matplotlib  # noqa: F401
     except ImportError:
-        raise SystemExit('The picture takes matplotlib: pip install it, or give --picture=')
+        advice = 'The picture takes matplotlib: pip install it'
+        if asked is not None:
+            raise SystemExit('%s, or give --picture=' % advice)
+        print('%s. Training without one.' % advice)
+        return ''
+    picture = PICTURE if asked is None else asked
+    open(picture, 'ab').close()  # told before twelve thousand steps, not after
+    return picture
+
+
+def load_pyplot():
+    """matplotlib's pyplot, which draws without a screen."""
+    import matplotlib
     matplotlib.use('Agg')
     from matplotlib import pyplot
     return pyplot
@@ -84,11 +105,9 @@ def main(arguments=None):
     parser.add_argument('--devices', type=int, default=2)
     parser.add_argument('--steps', type=int, default=12000)
     parser.add_argument('--batch_size', type=int, default=100)
-    parser.add_argument('--picture', default='gan.png', help='a file to draw to; empty: none')
+    parser.add_argument('--picture', help='a file to draw to, %s by default; empty: none' % PICTURE)
     options = parser.parse_args(arguments)
-    if options.picture:  # what stands in its way is told before twelve thousand steps, not after
-        load_pyplot()
-        open(options.picture, 'ab').close()
+    picture = checked_picture(options.picture)
     tf.set_random_seed(1)
 
     dataset = tf.data.Dataset.from_tensor_slices(load_digits('train')).cache()
@@ -114,8 +133,8 @@ def main(arguments=None):
                 losses = session.run(built.loss)
                 print('step %d, discriminator %.3f, generator %.3f' % (
                     step, losses['discriminator'], losses['generator']), flush=True)
-        if options.picture:
-            draw(session.run(drawn), options.picture)
+        if picture:
+            draw(session.run(drawn), picture)
     return losses
 
 

@@ -2,7 +2,8 @@
 
     python -m examples.keras_fit --devices=2 --epochs=10
 
-On TF 1.15 and 2.15 by tf.keras, on TF 2.16 and later by the package tf-keras.
+On TF 1.15 and 2.15 by tf.keras, on TF 2.16 and later by the package tf-keras (`pip install
+'.[tf-layers-2.21]'`, the extra of your TensorFlow).
 """
 
 import argparse

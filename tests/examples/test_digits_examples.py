@@ -56,6 +56,22 @@ def test_the_gan_asks_for_its_picture_before_it_trains(tmpdir, capsys, monkeypat
     assert capsys.readouterr().out == ''
 
 
+def test_the_gan_draws_nothing_where_it_cannot_and_nobody_asked(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'matplotlib', None)
+    assert gan.checked_picture(None) == ''
+    assert capsys.readouterr().out == (
+        'The picture takes matplotlib: pip install it. Training without one.\n')
+    with pytest.raises(SystemExit, match='pip install it, or give --picture='):
+        gan.checked_picture('mine.png')
+
+
+@pytest.mark.skipif(compat.has_estimator(), reason='this TensorFlow has an Estimator')
+def test_the_example_of_an_estimator_says_what_it_needs():
+    from examples import estimator
+    with pytest.raises(SystemExit, match='needs tf.estimator, which TensorFlow has up to 2.15'):
+        estimator.main([])
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not compat.has_estimator(), reason='this TensorFlow has no Estimator')
 def test_the_example_of_an_estimator_learns(tmpdir, capsys):

@@ -42,7 +42,8 @@ def ParallelModel(  # pylint: disable=invalid-name
     `summary`, `save`, `save_weights` and `load_weights` are those of the model inside, and
     callbacks such as `ModelCheckpoint` use them: the saved model is a model for one device. Unless
     the program has compiled the model inside, `save` compiles it with the optimizer and loss of the
-    `ParallelModel`, so that the optimizer's state is in the file.
+    `ParallelModel`, so that the optimizer's state is in the file. `layers` and `get_layer` are the
+    result's own: take them of `inner_model`.
 
     Virtual CPUs need a session with this config, set before the first weight is loaded or trained
     (with Keras' own session, TensorFlow puts all towers on one CPU):
