@@ -14,10 +14,9 @@ from absl import app  # noqa: E402
 
 def import_quietly():
     """Imports TensorFlow without the lines that its libraries log while they load, unless the user
-    has set TF_CPP_MIN_LOG_LEVEL: this program's own lines are the output."""
-    if 'TF_CPP_MIN_LOG_LEVEL' in os.environ:
+    has set TF_CPP_MIN_LOG_LEVEL below 3: this program's own lines are the output."""
+    if os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3') != '3':
         return
-    os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
     with contextlib.suppress(OSError), open(os.devnull, 'w') as nowhere:  # OSError: 2 is closed
         stderr = os.dup(2)
         os.dup2(nowhere.fileno(), 2)

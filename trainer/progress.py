@@ -90,7 +90,8 @@ class ProgressHook(tf.train.SessionRunHook):
             if self._bar is None:
                 from tqdm import tqdm  # pylint: disable=import-outside-toplevel
                 self._bar = tqdm(total=max(self._counts.last_step, step), initial=step,
-                                 file=self._stream, dynamic_ncols=True, mininterval=0)
+                                 file=self._stream, dynamic_ncols=True, mininterval=0,
+                                 bar_format=self._bar_format([]))
             self._draw([])
 
     def before_run(self, run_context):
@@ -170,11 +171,15 @@ class ProgressHook(tf.train.SessionRunHook):
 
     def _draw(self, shown):
         """Redraws the bar, with a list of texts for the values."""
-        bar, last = self._bar, str(self._counts.last_step)
-        bar.n = self._clock.step
-        bar.bar_format = ' '.join([self._of_all(self._clock.step).rjust(2 * len(last) + 1),
-                                   '|{bar}|'] + self._fields(shown))
-        bar.refresh()
+        self._bar.n = self._clock.step
+        self._bar.bar_format = self._bar_format(shown)
+        self._bar.refresh()
+
+    def _bar_format(self, shown):
+        """tqdm's format of the bar, with a list of texts for the values."""
+        width = 2 * len(str(self._counts.last_step)) + 1
+        return ' '.join([self._of_all(self._clock.step).rjust(width), '|{bar}|']
+                        + self._fields(shown))
 
     def _of_all(self, step):
         """`'8/10'`, step and last step."""
