@@ -442,12 +442,23 @@ def condition_around(op):
     return None if context is None else context.pred
 
 
+def conditions_around(op):
+    """The names of the conditions, scalars, of all branches and loops (v1) around an operation."""
+    found, context = [], op._get_control_flow_context()
+    while context is not None:
+        pivot = context.pred if context.IsCondContext() else context.pivot.op.inputs[0]
+        found.append(pivot.name)
+        context = context.outer_context
+    return found
+
+
 def branches_around(op):
     """The branches (v1) around an operation, from the inside, as `(pred, taken, alive)`: the branch
     runs where the scalar `pred` is `taken`, 0 or 1; `alive` is a tensor that is there then."""
     found, context = [], op._get_control_flow_context()
     while context is not None:
-        found.append((context.pred, context.branch, context.pivot))
+        if context.IsCondContext():
+            found.append((context.pred, context.branch, context.pivot))
         context = context.outer_context
     return found
 

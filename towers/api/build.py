@@ -227,7 +227,7 @@ def merge_outputs(tower_set):
         join_counters(towers, batch.weights, tower_set.roles)
         predictions = merge_predictions(
             [tower.predictions for tower in towers], batch.weights, padded,
-            tower_set.recorded.proven.analysis)
+            tower_set.recorded.proven)
         return ModelOutput(loss, predictions, metrics)
 
 

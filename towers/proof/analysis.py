@@ -8,22 +8,38 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of
-from towers.graph.op_types import BRANCHES_V2, READS, VARIABLE_OPS, batch_value_kind
+from towers.graph.op_types import (
+    ADDS,
+    ADDS_ROWS,
+    BRANCHES_V2,
+    CALLS,
+    CONTROL_FLOW,
+    READS,
+    SETS,
+    VARIABLE_OPS,
+    batch_value_kind,
+)
 from towers.graph.variable_access import Writes, read_from
 from towers.proof import loops, loops_v2
 from towers.proof.functions import import_bodies
 from towers.proof.scratch import make_scratch, states_of_inputs, static_size
-from towers.proof.sizes import sizes_in
+from towers.proof.sizes import sizes_in, used
 from towers.proof.states import INDEPENDENT, Kind, Reason, Size, State, unknown
 from towers.proof.table import RULES
 from towers.proof.written import Written, written_by
 
-_MOST_ROUNDS = 12  # through the loops, until nothing changes
+_MOST_ROUNDS = 60  # through the loops, until nothing changes
 
 # Operations that give another value at each run, and so to each tower.
 _OWN_VALUES = ('IteratorGetNext', 'QueueDequeue', 'ReaderRead', 'PyFunc', 'EagerPyFunc',
                'Unstage', 'OrderedMap', 'Barrier')
-_WITHOUT_EFFECT_ON_VALUES = ('Assert', 'NoOp', 'Print', 'Const')
+
+# Those that keep a state which is the same on every tower, or of which `_late_read` takes care.
+_KNOWN_STATE = frozenset(
+    'HashTable HashTableV2 InitializeTable InitializeTableV2 InitializeTableFromTextFile '
+    'InitializeTableFromTextFileV2 LookupTableSize LookupTableSizeV2 LookupTableImport '
+    'LookupTableImportV2 VarIsInitializedOp IsVariableInitialized VariableShape Assert'.split()
+) | VARIABLE_OPS | READS | SETS | ADDS | ADDS_ROWS | frozenset(CALLS)
 
 
 class Analysis(typing.NamedTuple):
@@ -35,6 +51,7 @@ class Analysis(typing.NamedTuple):
     writes: typing.Dict[str, typing.List[Written]]  # {name of an operation: what it writes}
     averages: typing.FrozenSet[str]  # the statistics that are means over examples or rows of them
     made: typing.FrozenSet[str]  # names of all operations of the forward pass
+    scalars: typing.List[str]  # placeholders of no known shape, which are taken for scalars
     as_built: typing.Optional['Analysis'] = None
     """Where the graph takes no batch of another size: the analysis for the size that it has. It
     tells where the examples are in this graph, and nothing of one for another batch."""
@@ -60,7 +77,7 @@ class Analysis(typing.NamedTuple):
         return self.states.get(tensor.name, INDEPENDENT)
 
 
-NOTHING = Analysis({}, {}, [], [], {}, frozenset(), frozenset())
+NOTHING = Analysis({}, {}, [], [], {}, frozenset(), frozenset(), [])
 """The analysis of nothing, where one tower has the whole batch."""
 
 
@@ -87,7 +104,7 @@ def analyse(operations: list, inputs: typing.Any, fetches: list) -> Analysis:
     found = graph_walk.reached(
         [getattr(fetch, 'op', fetch) for fetch in fetches],
         lambda op: () if op.name in ends else [
-            each for each in graph_walk.inputs_of(op) if each.name in made])
+            each for each in graph_walk.inputs_of(op) + _conditions(op) if each.name in made])
     needed = [op for op in operations if op.name in found and op.name not in ends]
     scratch = make_scratch(needed, inputs)
     analysis = _of_scratch(scratch, needed, inputs, made)
@@ -103,17 +120,28 @@ def _of_scratch(scratch, needed, inputs, made):
                              states=dict(analysis.states, **states_of_inputs(inputs)))
 
 
+def _conditions(op):
+    """The operations that compute the condition of the branches that end at a `Merge`."""
+    if op.type not in ('Merge', 'RefMerge'):
+        return []
+    conditions = [compat.condition_around(tensor.op) for tensor in op.inputs]
+    return [condition.op for condition in conditions if condition is not None]
+
+
 class _Walk:
     """One walk through the scratch graph; what rules ask of it is their `view`."""
 
     def __init__(self, scratch, needed):
-        self.examples = scratch.examples
+        self.examples, self._is_prime = scratch.examples, scratch.is_prime
         self._graph, self._cuts = scratch.graph, scratch.cuts
         self._given_ops = {op.name: op for op in needed}
         self._given, self._states = scratch.given, dict(scratch.given)
         self._reads = scratch.reads
         self._reasons, self._values = {}, {}
-        self._elements, self._written = {}, {}
+        self._elements, self._written, self._lengths = {}, {}, {}
+        self._frames = {}
+        self._names = {tensor.name for op in scratch.graph.get_operations()
+                       for tensor in op.outputs}
         self._bodies, self._memory = import_bodies(scratch.graph), {}
         self._arguments = {}
         for name, loop in self._bodies.loops.items():
@@ -121,34 +149,68 @@ class _Walk:
             self._arguments.update(
                 (tensor.op.name, (op, number)) for number, tensor in enumerate(loop.arguments))
         self._late_reads = _reads_of_written(needed)
+        inside = [scratch.graph.get_operation_by_name(name) for name in self._bodies.callers]
+        self._late_reads.update(_reads_of_written(inside))
+        self._late_calls = _calls_that_read_written(needed)
         self._has_static_batch = scratch.has_static_batch
+        self._scalars = scratch.scalars
 
     def walked(self) -> Analysis:
         """Goes around until nothing changes: the `Analysis`."""
-        operations = _in_order(self._graph, _needed_first(self._graph, self._bodies))
+        operations = _in_order(self._graph, self._needed_first())
+        self._changed = set(self._states)
+        self._settle(operations)
+        self._mark_the_rest(operations)
+        names = [op.name for op in operations if op.name in self._given_ops]
+        return Analysis(
+            states=self._states, reasons=self._reasons, operations=names,
+            random=[op.name for op in operations if graph_walk.is_random(op)],
+            writes=self._writes(operations), averages=self._averages(), made=frozenset(names),
+            scalars=self._scalars)
+
+    def _needed_first(self):
+        """{name of an operation: the tensors that have their states before it, beside its inputs}:
+        results of bodies, and values that were written before a read."""
+        found = _needed_first(self._graph, self._bodies)
+        names = {tensor.name: tensor for op in self._graph.get_operations()
+                 for tensor in op.outputs} if self._late_reads else {}
+        for name, written in self._late_reads.items():
+            found.setdefault(name, []).extend(names[each] for each in written if each in names)
+        return found
+
+    def _settle(self, operations):
+        """Goes around until nothing changes; what has not settled is not known."""
         for number in range(_MOST_ROUNDS):
-            before, self._written = dict(self._states), {}
+            _before, self._written = dict(self._states), {}
+            changed_before, self._changed = self._changed, set()
             for op in operations:
-                self._visit(op)
-            is_done = before == self._states and self._elements == self._written
+                if not number or self._may_change(op, changed_before):
+                    self._visit(op)
+            is_done = not self._changed and self._elements == self._written
             self._elements = self._written
             if is_done:
-                break
-        else:
-            for op in operations:
-                if before.get(op.name + ':0') != self._states.get(op.name + ':0'):
-                    self._set(op, unknown(op, 'is in a loop whose end was not found'))
+                return
+        for op in operations:  # a change may not have reached all that it goes to
+            if op.name + ':0' not in self._given:
+                self._set(op, unknown(op, 'is in a graph with a loop whose end was not found'))
+
+    def _mark_the_rest(self, operations):
+        """Marks what has no state: cut operations, and what no input reaches."""
         for name, reason in self._cuts.items():
             for tensor in self._given_ops[name].outputs:
                 self._states[tensor.name] = State(Kind.UNKNOWN, reason=reason)
         for op in operations:
             if any(tensor.name not in self._states for tensor in op.outputs):
                 self._set(op, unknown(op, 'has no value that is known'))
-        names = [op.name for op in operations if op.name in self._given_ops]
-        return Analysis(
-            states=self._states, reasons=self._reasons, operations=names,
-            random=[op.name for op in operations if graph_walk.is_random(op)],
-            writes=self._writes(operations), averages=self._averages(), made=frozenset(names))
+
+    def _may_change(self, op, changed_before):
+        """Whether an operation may give another state than in the round before."""
+        looks_further = op.name in self._late_reads or op.name in self._bodies.results or (
+            op.name in self._bodies.loops or op.name in self._arguments)
+        if looks_further or op.type in CONTROL_FLOW or op.type.startswith('TensorArray'):
+            return True
+        return any(tensor.name in self._changed or tensor.name in changed_before
+                   for tensor in op.inputs)
 
     def _writes(self, operations):
         """{name of an operation of the program: list of `Written`}."""
@@ -181,7 +243,9 @@ class _Walk:
     def _with_own_gradient(self, op, found):
         """Marks the results of an operation whose gradient is the program's own."""
         given = self._given_ops.get(op.name)
-        if given is None or not _has_own_gradient(given):
+        has_own = op.name in self._bodies.own_gradients or (
+            given is not None and _has_own_gradient(given))
+        if not has_own:
             return found
         self.note(op.name, op, 'has a gradient of its own, which may not be linear')
         mark = INDEPENDENT._replace(estimated=frozenset([op.name]))
@@ -193,7 +257,27 @@ class _Walk:
         if isinstance(found, State):
             found = [found] * len(op.outputs)
         for tensor, state in zip(op.outputs, found):
-            self._states[tensor.name] = state
+            if not self._is_possible(tensor, state):
+                state = unknown(op, 'has the examples in other dimensions than it should')
+            if self._states.get(tensor.name) != state:
+                self._states[tensor.name] = state
+                self._changed.add(tensor.name)
+
+    def _is_possible(self, tensor, state):
+        """Whether a state says of the examples' dimension what shape inference does."""
+        if not self._is_prime or state.kind in (Kind.UNKNOWN, Kind.NUMBER, Kind.PLACES):
+            return True
+        if tensor.name not in self._lengths:
+            shape = tensor.shape.as_list() if tensor.shape.ndims else []
+            self._lengths[tensor.name] = {axis: length for axis, length in enumerate(shape)
+                                          if length and length % self.examples == 0}
+        lengths = self._lengths[tensor.name]
+        if state.kind is not Kind.PER_EXAMPLE:
+            return not lengths
+        shape = tensor.shape.as_list() if tensor.shape.ndims else None
+        if not lengths:
+            return shape is None or state.axis < len(shape) and shape[state.axis] is None
+        return lengths == {state.axis: state.outer * state.inner * self.examples}
 
     def _found(self, op, states):
         """The state of each result, or of all; None where an input has none yet."""
@@ -202,6 +286,8 @@ class _Walk:
             return None if None in states else self._of_whole_batch(op, states[0], given)
         if op.name in self._late_reads:
             return self._late_read(op, states)
+        if op.name in self._late_calls:
+            return unknown(op, 'reads a variable that the forward pass has written before')
         if op.name in self._bodies.results:
             return None if None in states else self._by_bodies(op, states)
         if op.name in self._bodies.loops:
@@ -220,23 +306,46 @@ class _Walk:
 
     def _by_rule(self, row, op, states):
         """The states that the row of an operation gives, with the marks of all inputs."""
-        if not row.takes_unknown:
-            for state in states:
-                if state.kind is Kind.UNKNOWN:
-                    return state
-        if not row.takes_numbers:
-            for state in states:
-                if state.kind in (Kind.NUMBER, Kind.PLACES):
-                    return unknown(op, 'computes with the numbers of the examples')
+        refused = self._refused(row, op, states)
+        if refused is not None:
+            return refused
+        if not row.takes_sizes:
+            states = [used(op, state, self) for state in states]
         found = row.rule(op, states, self)
         if found is None or not row.looks_at_values:
             return found
-        marks = INDEPENDENT.marked(state for state in states if state is not None)
-        if row.by_entry and found.kind is Kind.INDEPENDENT:
-            found = found._replace(is_uniform=self._makes_uniform(op, states))
-        if isinstance(found, State):
-            return found.marked([marks])
-        return [state.marked([marks]) for state in found]
+        known = [state for state in states if state is not None]
+        results = [found] if isinstance(found, State) else found
+        if row.by_entry:
+            is_uniform = self._makes_uniform(op, known)
+            results = [result._replace(is_uniform=is_uniform and result.kind is Kind.INDEPENDENT)
+                       for result in results]
+        if not row.cancels:
+            results = [self._accounted(op, known, result) for result in results]
+        results = [result.marked(known) for result in results]
+        return results[0] if isinstance(found, State) else results
+
+    def _refused(self, row, op, states):
+        """The state of results where the rule of a row does not look at inputs such as these."""
+        for state in states:
+            if state is None:
+                continue
+            if state.kind is Kind.UNKNOWN and not row.takes_unknown:
+                return state
+            if state.kind in (Kind.NUMBER, Kind.PLACES) and not row.takes_numbers:
+                return unknown(op, 'computes with the numbers of the examples')
+        return None
+
+    def _accounted(self, op, states, result):
+        """Marks a result with each mean, sum and share that went into it, unless it is one itself:
+        then the rule has looked at them."""
+        if result.is_total or result.kind in (Kind.SHARE, Kind.UNKNOWN):
+            return result
+        totals = [state for state in states if state.is_total or state.kind is Kind.SHARE]
+        statistics = frozenset().union(*(state.statistics for state in totals))
+        for name in statistics - result.estimated:
+            self.note(name, op, "depends on a value of all examples ('%s')" % name)
+        return result._replace(estimated=result.estimated | statistics)
 
     def _makes_uniform(self, op, states):
         """Whether one input is uniform, and all others are single numbers."""
@@ -247,7 +356,10 @@ class _Walk:
         """The results of a call, by the bodies of the functions that it may run."""
         found = []
         for results in zip(*self._bodies.results[op.name]):
-            state = loops.joined(op, [self._states[tensor.name] for tensor in results], self)
+            ends = [self._states.get(tensor.name) for tensor in results]
+            if None in ends:
+                return None
+            state = loops.joined(op, loops.branch_states(results, ends, self), self)
             if op.type in BRANCHES_V2:
                 state = loops.chosen(op, state, states[0], self)
             found.append(state)
@@ -260,6 +372,9 @@ class _Walk:
                 return state
         if op.type.startswith(_OWN_VALUES):
             return unknown(op, 'gives another value to each tower')
+        if op.op_def.is_stateful and op.type not in _KNOWN_STATE and not graph_walk.is_random(op):
+            return unknown(op, 'keeps a state of which nothing is known')
+        states = [used(op, state, self) for state in states]
         if all(state.kind is Kind.INDEPENDENT for state in states):
             marked = INDEPENDENT.marked(states)
             return marked._replace(is_random=marked.is_random or graph_walk.is_random(op),
@@ -291,10 +406,13 @@ class _Walk:
         for state in list(written):
             if state.kind is Kind.UNKNOWN:
                 return state
-        if all(state.kind is Kind.INDEPENDENT and not state.estimated for state in written):
-            return INDEPENDENT if op.type != 'ResourceGather' else states[1]
-        self.note(op.name, op, 'reads what was computed from the examples of the shard')
-        return INDEPENDENT.marked(written)._replace(estimated=frozenset([op.name]))
+        value = INDEPENDENT
+        if not all(state.kind is Kind.INDEPENDENT and not state.estimated for state in written):
+            self.note(op.name, op, 'reads what was computed from the examples of the shard')
+            value = INDEPENDENT.marked(written)._replace(estimated=frozenset([op.name]))
+        if len(states) == 1:
+            return value
+        return self._by_rule(RULES[op.type], op, [value] + states[1:])  # rows of the variable
 
     # ---- what rules ask ----------------------------------------------------------------------
 
@@ -338,8 +456,11 @@ class _Walk:
         """The static value of a tensor that is the same on every tower; or None."""
         state = self._states.get(tensor.name, INDEPENDENT)
         if state.kind is Kind.SIZES and not state.depends_on_size:
-            numbers = np.array([size.constant for size in state.sizes])
-            return numbers if self.rank(tensor) else numbers[0]
+            numbers = np.array([size.constant for size in state.sizes], np.int64)
+            rank = self.rank(tensor)
+            if rank is None or rank > 1:
+                return None
+            return numbers if rank else numbers[0]
         if state.kind is not Kind.INDEPENDENT:
             return None
         if tensor.name not in self._values:
@@ -362,6 +483,16 @@ class _Walk:
             self._memory[key] = meanwhile
             self._memory[key] = function(tensor, argument, self)
         return self._memory[key]
+
+    def frame_is_over_examples(self, enter) -> bool:
+        """Whether the loop that a value enters has an iteration for each example."""
+        name = enter.get_attr('frame_name')
+        if name not in self._frames:
+            enters = [op for op in self._graph.get_operations()
+                      if op.type in ('Enter', 'RefEnter') and op.get_attr('frame_name') == name]
+            readers = [reader for op in enters for reader in op.outputs[0].consumers()]
+            self._frames[name] = [reader for reader in readers if reader.type == 'Merge']
+        return any(self.loop_of(merge).is_over_examples for merge in self._frames[name])
 
     def is_loop_condition(self, tensor) -> bool:
         """Whether a tensor is the test of a loop, not the condition of a branch."""
@@ -397,8 +528,9 @@ class _Walk:
             tensor, ('Identity', 'NextIteration', 'Switch', 'Exit', 'Merge', 'Enter'))
         return source.op.type.startswith('TensorArray')
 
-    def conditions_of(self, merge) -> typing.List[State]:
-        """The states of the conditions of the branches that end at a `Merge`."""
+    def conditions_of(self, merge) -> typing.List[typing.Optional[State]]:
+        """The states of the conditions of the branches that end at a `Merge`; None of one that has
+        none yet."""
         found = []
         for tensor in merge.inputs:
             if tensor.op.type in ('Switch', 'RefSwitch'):
@@ -408,7 +540,26 @@ class _Walk:
             condition = None if given is None else compat.condition_around(given)
             if condition is not None:
                 found.append(condition.name)
-        return [self._states[name] for name in dict.fromkeys(found) if name in self._states]
+        return [self._states.get(name) for name in dict.fromkeys(found) if name in self._names]
+
+    def conditions_around(self, op) -> typing.List[State]:
+        """The states of the conditions of all branches and loops around an operation."""
+        found = [results_of for name, results_of in self._conditions_of_calls()
+                 if op.name.startswith(name + '/')]
+        given = self._given_ops.get(op.name)
+        names = [] if given is None else compat.conditions_around(given)
+        found += [self._states[name] for name in names if name in self._states]
+        return [used(op, state, self) for state in found]
+
+    def _conditions_of_calls(self):
+        """`[(name of a branch or loop of control flow v2, state of its condition)]`."""
+        found = [(name, loop.condition) for name, loop in self._bodies.loops.items()]
+        for name in self._bodies.results:
+            call = self._graph.get_operation_by_name(name)
+            if call.type in BRANCHES_V2:
+                found.append((name, call.inputs[0]))
+        return [(name, self._states[tensor.name]) for name, tensor in found
+                if tensor.name in self._states]
 
     def element(self, name) -> typing.Optional[State]:
         """The state of the elements of an array; None where none is written yet."""
@@ -469,6 +620,22 @@ def _in_order(graph, needed_first):
                       for tensor in list(op.inputs) + needed_first.get(op.name, [])
                       if tensor.op.type != 'NextIteration' and tensor.op.name not in done]
     return ordered
+
+
+def _calls_that_read_written(operations):
+    """The names of the calls of functions that take a variable which was written before."""
+    if not operations:
+        return frozenset()
+    finder, found = Writes(operations[0].graph), set()
+    writes = {op.name: finder.of(op) for op in operations
+              if op.type not in VARIABLE_OPS and not graph_walk.is_random(op)}
+    writing = [op for op in operations if writes.get(op.name)]
+    for call in [op for op in operations if finder.within_function(op)] if writing else []:
+        taken = {source.name for tensor in call.inputs for source in read_from(tensor)}
+        before = [op for op in writing if op is not call and taken & set(writes[op.name])]
+        if before and call.name in graph_walk.reachable_from(before, operations, control=True):
+            found.add(call.name)
+    return frozenset(found)
 
 
 def _reads_of_written(operations):

@@ -5,11 +5,14 @@ stays one where the operation is linear in it; else its result is marked with th
 """
 
 import numpy as np
+import tensorflow.compat.v1 as tf
 
 from towers.proof.sizes import arithmetic_of_sizes, prod_of_sizes, used
 from towers.proof.states import INDEPENDENT, Kind, State, per_example, unknown
 
 _BY_ITSELF = 'is not linear in %s over the examples'
+_ROUNDS = 'rounds the numbers of the examples'
+_WIDE_INTEGERS = (tf.int32, tf.int64)
 
 
 # ---- element by element --------------------------------------------------------------------------
@@ -35,11 +38,13 @@ def linear(op, states, view):
 
 def cast(op, states, view):
     """`tf.cast`: linear between types of numbers that do not round."""
-    state = states[0]
-    if state.kind in (Kind.SIZES, Kind.NUMBER):
-        return state
-    if state.is_total and not op.outputs[0].dtype.is_floating:
-        return estimate(op, states, view)
+    state, dtype = states[0], op.outputs[0].dtype
+    if state.kind is Kind.NUMBER:
+        return state if dtype in _WIDE_INTEGERS else unknown(op, _ROUNDS)
+    if state.kind is Kind.SIZES:
+        return state if dtype in _WIDE_INTEGERS or dtype.is_floating else estimate(op, states, view)
+    if state.is_total or state.kind is Kind.SHARE:
+        return state if dtype.is_floating else estimate(op, states, view)
     return state
 
 
@@ -58,6 +63,12 @@ def joined_totals(op, states, view):
     """The sum of means, sums and constants, or one of them by a choice that all towers make."""
     marks = INDEPENDENT.marked(states)
     totals = [state for state in states if state.is_total]
+    shares = [state for state in states if state.kind is Kind.SHARE]
+    if shares:
+        if len(shares) == len(states):
+            statistics = frozenset().union(*(state.statistics for state in shares))
+            return State(Kind.SHARE, statistics=statistics).marked([marks])
+        return estimate(op, states, view, 'adds a part for each example to what is none')
     if not totals:
         return marks
     if len({state.kind for state in totals}) > 1:
@@ -80,17 +91,22 @@ def multiply(op, states, view):
     if any(state.is_by_example for state in states):
         return by_example(op, states, view)
     totals = [state for state in states if state.is_total]
-    if len(totals) == 2 and {state.kind for state in totals} == {Kind.MEAN, Kind.SUM}:
-        mean, total = sorted(totals, key=lambda state: state.kind is Kind.SUM)
-        if total.is_count:
-            return State(Kind.SUM, statistics=mean.statistics).marked(states)
     shares = [state for state in states if state.kind is Kind.SHARE]
-    if len(shares) == 1 and len(totals) == 1:
+    factors = totals + shares
+    if len(factors) == 1:
+        return factors[0].marked(states)
+    if len(totals) == 1 and len(shares) == 1:
         return _times_share(op, totals[0], shares[0], view)
-    if len(shares) == 1 and not totals:
-        return shares[0].marked(states)
-    if len(totals) == 1 and not shares:
-        return totals[0].marked(states)
+    if [state.kind for state in factors] in ([Kind.MEAN, Kind.SUM], [Kind.SUM, Kind.MEAN]):
+        return _times_count(op, factors, view)
+    return estimate(op, states, view)
+
+
+def _times_count(op, states, view):
+    """A mean times a sum: a sum, where that sum is a multiple of the number of examples."""
+    mean, total = sorted(states, key=lambda state: state.kind is Kind.SUM)
+    if total.is_count:
+        return State(Kind.SUM, statistics=mean.statistics).marked(states)
     return estimate(op, states, view)
 
 
@@ -150,14 +166,7 @@ def _chosen_rows(op, condition, values, view):
 
 def by_example(op, states, view):
     """A function of single entries, at least one input of which has entries of single examples."""
-    marks = INDEPENDENT.marked(states)
-    estimated = set(marks.estimated)
-    for state in states:
-        if state.is_total or state.kind is Kind.SHARE:
-            for name in state.statistics:
-                view.note(name, op, "gives each example a value of all examples ('%s')" % name)
-            estimated |= state.statistics
-    marks = marks._replace(estimated=frozenset(estimated))
+    marks = _marks_of_totals(op, states, view, "gives each example a value of all examples ('%s')")
     pairs = [(tensor, state) for tensor, state in zip(op.inputs, states) if state.is_by_example]
     if any(state.kind is Kind.ONE_EXAMPLE for _, state in pairs):
         if any(state.kind is not Kind.ONE_EXAMPLE for _, state in pairs):
@@ -183,6 +192,18 @@ def by_example(op, states, view):
                  is_constant=is_constant).marked([marks])
 
 
+def _marks_of_totals(op, states, view, why):
+    """The marks of some states, and each mean, sum and share among them as one."""
+    marks = INDEPENDENT.marked(states)
+    for state in states:
+        if not state.is_total and state.kind is not Kind.SHARE:
+            continue
+        for name in state.statistics:
+            view.note(name, op, why % name if '%s' in why else why)
+        marks = marks._replace(estimated=marks.estimated | state.statistics)
+    return marks
+
+
 def _is_alike_along(tensor, axis_from_end, view):
     """Whether a tensor is broadcast along a dimension, counted from the last (-1)."""
     shape = view.shape(tensor)
@@ -194,15 +215,16 @@ def _is_alike_along(tensor, axis_from_end, view):
 def estimate(op, states, view, why=None):
     """A value that depends on statistics of the shard otherwise than linearly; without any of them,
     it is the same on every tower."""
-    marks = INDEPENDENT.marked(states)
-    estimated = set(marks.estimated)
+    states = [used(op, state, view) for state in states]
     for state in states:
-        if state.is_total or state.kind is Kind.SHARE:
-            for name in state.statistics:
-                view.note(name, op, why or _BY_ITSELF % (
-                    'a mean' if state.kind is Kind.MEAN else 'a sum'))
-            estimated |= state.statistics
-    return marks._replace(estimated=frozenset(estimated))
+        if state.kind is Kind.UNKNOWN:
+            return state
+        if state.is_by_example or state.kind in (Kind.NUMBER, Kind.PLACES):
+            return unknown(op, 'has no rule for where the examples are in its inputs')
+    if why is not None:
+        return _marks_of_totals(op, states, view, why)
+    has_mean = any(state.kind is Kind.MEAN for state in states)
+    return _marks_of_totals(op, states, view, _BY_ITSELF % ('a mean' if has_mean else 'a sum'))
 
 
 def statistic(op, states, view, why):
@@ -216,14 +238,15 @@ def statistic(op, states, view, why):
 
 def reduce(op, states, view):
     """Reductions: a mean or a sum over the examples' dimension, or over others."""
-    tensor, state = op.inputs[0], states[0]
+    state = states[0]
     if state.kind is Kind.SIZES:
         total = prod_of_sizes(op, states, view)
         if total is not None:
             return total
         state = used(op, state, view)
     marks = INDEPENDENT.marked(states)
-    if state.is_total and op.type in ('Mean', 'Sum'):
+    is_linear = op.type == 'Sum' or op.type == 'Mean' and op.outputs[0].dtype.is_floating
+    if state.is_total and is_linear:
         return state.marked([marks])
     if not state.is_by_example:
         return estimate(op, [state] + list(states[1:]), view)
@@ -252,6 +275,8 @@ def _axes(op, view):
 def over_examples(op, state, view):
     """The reduction of entries of single examples, over their dimension."""
     statistics = frozenset([op.name])
+    if op.type == 'Mean' and op.outputs[0].dtype.is_integer:
+        return statistic(op, [], view, 'is a mean of integers, which is rounded')
     if op.type == 'Sum':
         return State(Kind.SUM, statistics=statistics, is_constant=state.is_constant)
     if op.type == 'Mean' and state.kind is Kind.PER_EXAMPLE:
@@ -276,7 +301,7 @@ def bias_add_gradient(op, states, view):
     """The gradient of a bias: the sum over all dimensions but that of the channels."""
     state, rank = states[0], view.rank(op.inputs[0])
     if state.kind is not Kind.PER_EXAMPLE or rank is None or state.axis != 0 or rank < 2:
-        return no_rule(op, states, view)
+        return unknown(op, 'has no rule for where the examples are in its inputs')
     return State(Kind.SUM, statistics=frozenset([op.name])).marked(states)
 
 
@@ -287,27 +312,38 @@ def along_last(op, states, view):
         return estimate(op, states, view)
     if any(state.kind is Kind.ONE_EXAMPLE for state in states):
         return by_example(op, states, view)
-    axes, is_over_examples = set(), False
     for tensor, state in zip(op.inputs, states):
-        rank = view.rank(tensor)
-        if rank is None:
+        if view.rank(tensor) is None:
             return unknown(op, 'has a rank that is not static')
-        if state.is_by_example:
-            axes.add((state.kind, state.axis, state.outer, state.inner, state.rows_of))
-            is_labels = op.type.startswith('Sparse') and tensor is op.inputs[1]
-            is_over_examples |= state.axis == rank - 1 and not is_labels
-        elif rank and view.shape(tensor) is None or rank and view.shape(tensor)[0] != 1:
+        if not state.is_by_example and not _has_one_row(tensor, view):
             return unknown(op, 'joins the examples with a tensor that has a size of its own there')
-    if len(axes) > 1:
+    by_examples = [state for state in states if state.is_by_example]
+    if len({state[:5] for state in by_examples}) > 1:
         return unknown(op, 'brings examples together with each other')
-    kind, axis, outer, inner, rows_of = axes.pop()
-    if is_over_examples and op.type not in ('Softmax', 'LogSoftmax'):
+    state = by_examples[0]._replace(is_constant=False).marked(states)
+    if not _is_over_examples(op, states, view):
+        return state
+    if op.type not in ('Softmax', 'LogSoftmax'):
         return unknown(op, 'is taken over the examples of the shard')
-    state = State(kind, axis, outer, inner, rows_of).marked(states)
-    if is_over_examples:
-        view.note(op.name, op, 'is taken over the examples of the shard')
-        state = state._replace(estimated=state.estimated | {op.name})
-    return state
+    view.note(op.name, op, 'is taken over the examples of the shard')
+    return state._replace(estimated=state.estimated | {op.name})
+
+
+def _has_one_row(tensor, view):
+    """Whether a tensor is a scalar, or is broadcast along its first dimension."""
+    shape = view.shape(tensor)
+    return shape is not None and (not shape or shape[0] == 1)
+
+
+def _is_over_examples(op, states, view):
+    """Whether the examples are along the last dimension of an input, labels [n] left out."""
+    tensors = list(op.inputs)
+    if op.type.startswith('Sparse'):
+        tensors = tensors[:1]
+    for tensor, state in zip(tensors, states):
+        if state.is_by_example and state.axis == view.rank(tensor) - 1:
+            return True
+    return False
 
 
 def largest(op, states, view):

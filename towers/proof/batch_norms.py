@@ -85,7 +85,8 @@ def _moments_of(op) -> typing.Optional[Moments]:
     if mean.op.type != 'Mean' or not _goes_into_a_root(op.outputs[0]):
         return None
     axes = [tf.get_static_value(each.inputs[1]) for each in (op, mean.op)]
-    if any(each is None for each in axes) or not np.array_equal(*map(np.ravel, axes)):
+    if any(each is None for each in axes) or not np.array_equal(
+            np.ravel(axes[0]), np.ravel(axes[1])):
         return None
     return Moments(mean, op.outputs[0])
 

@@ -29,11 +29,12 @@ class Bodies(typing.NamedTuple):
     results: typing.Dict[str, typing.List[list]]  # {name of a call: results of each branch}
     loops: typing.Dict[str, LoopBody]  # {name of a loop: its body}
     callers: typing.Dict[str, str]  # {name of an operation in a body: the outermost call}
+    own_gradients: typing.Set[str]  # names of operations whose gradient is the program's own
 
 
 def import_bodies(graph: tf.Graph) -> Bodies:
     """Imports the bodies of all functions that are called, and of those that they call."""
-    library, bodies = Library(graph), Bodies({}, {}, {})
+    library, bodies = Library(graph), Bodies({}, {}, {}, set())
     calls = list(graph.get_operations())
     while calls:
         op = calls.pop()
@@ -52,6 +53,9 @@ def import_bodies(graph: tf.Graph) -> Bodies:
         made = graph.get_operations()[count:]
         outermost = bodies.callers.get(op.name, op.name)
         bodies.callers.update((each.name, outermost) for each in made)
+        if any('_gradient_op_type' in node.attr for function in functions
+               for node in function.node_def):
+            bodies.own_gradients.add(op.name)
         calls += made
     return bodies
 

@@ -19,8 +19,18 @@ _HAND_ON = frozenset(['Identity', 'Enter', 'RefEnter', 'Exit', 'Switch', 'NextIt
 
 
 def handed_on(op, states, view):
-    """`Enter`, `NextIteration`, `Identity` of loops: the same value."""
+    """`Identity`, `NextIteration`: the same value."""
     return states[0]
+
+
+def entered(op, states, view):
+    """`Enter`: the same value; a loop over the examples in another one is not looked at."""
+    state = states[0]
+    is_of_iteration = state.kind is Kind.ONE_EXAMPLE or state.kind is Kind.NUMBER and (
+        not view.rank(op.inputs[0]))
+    if is_of_iteration and view.frame_is_over_examples(op):
+        return unknown(op, 'enters a loop over the examples from another one')
+    return state
 
 
 def all_handed_on(op, states, view):
@@ -57,10 +67,28 @@ def merge(op, states, view):
     if back:
         state = _carried(op, found, back[0], view)
     else:
-        state = joined(op, found, view)
-        for condition in view.conditions_of(op):
+        state = joined(op, branch_states(op.inputs, states, view), view)
+        conditions = view.conditions_of(op)
+        if None in conditions:
+            return None
+        if not conditions:
+            state = unknown(op, 'ends a branch whose condition is not known')
+        for condition in conditions:
             state = chosen(op, state, condition, view)
-    return [state, INDEPENDENT]
+    return [state, unknown(op, 'tells which branch was taken')]
+
+
+def branch_states(tensors, states, view) -> typing.List[State]:
+    """The states of the ends of branches; a uniform value of a known shape, which is none of the
+    batch, does not stand for one of each example."""
+    found = []
+    for tensor, state in zip(tensors, states):
+        shape = view.shape(tensor)
+        if state is not None and shape is not None and None not in shape:
+            state = state._replace(is_uniform=False)
+        if state is not None:
+            found.append(state)
+    return found
 
 
 def _carried(op, found, back, view):
@@ -96,7 +124,7 @@ def joined(op, states, view):
     """The state of a tensor that has one of several values, by a choice that all towers make."""
     states = [state for state in states if state.kind is not Kind.NOTHING] or states[:1]
     first = states[0]
-    if len(states) == 1 or all(state == first for state in states):
+    if all(state == first for state in states):
         return first
     marks = INDEPENDENT.marked(states)
     reasons = [state for state in states if state.kind is Kind.UNKNOWN]
@@ -104,17 +132,21 @@ def joined(op, states, view):
         return reasons[0]
     states = [used(op, state, view) for state in states]
     if any(state.is_by_example for state in states):
-        states = [state for state in states if not state.is_uniform]
-        layouts = {state[:5] for state in states}
-        if len(layouts) > 1:
-            if all(state.kind in (Kind.ONE_EXAMPLE, Kind.INDEPENDENT) for state in states):
-                return ONE_EXAMPLE.marked([marks])
-            return unknown(op, 'joins values in which the examples are in other places')
-        return states[0]._replace(is_constant=all(state.is_constant for state in states)).marked(
-            [marks])
-    if all(state.kind is Kind.INDEPENDENT for state in states):
-        return marks
+        return _joined_examples(op, states).marked([marks])
+    if any(state.kind in (Kind.NUMBER, Kind.PLACES) for state in states):
+        return unknown(op, 'joins numbers of the examples')
     return joined_totals(op, states, view)
+
+
+def _joined_examples(op, states):
+    """One of several values of the examples, which have them in the same place."""
+    states = [state for state in states if not state.is_uniform]
+    kinds = {state.kind for state in states}
+    if kinds == {Kind.ONE_EXAMPLE, Kind.INDEPENDENT}:
+        return ONE_EXAMPLE
+    if len({state[:5] for state in states}) > 1:
+        return unknown(op, 'joins values in which the examples are in other places')
+    return states[0]._replace(is_constant=all(state.is_constant for state in states))
 
 
 def left(op, states, view):
@@ -139,7 +171,8 @@ def array(op, states, view):
         return flow
     states = [used(op, state, view) for state in states]
     name = graph_walk.behind(op.inputs[0], _HAND_ON | {'Merge'}).op.name
-    return _ON_ARRAYS.get(op.type, _no_rule)(op, states, view, name)
+    found = _ON_ARRAYS.get(op.type, _no_rule)(op, states, view, name)
+    return None if found is None else found.marked([flow])
 
 
 def _no_rule(op, states, view, name):
@@ -157,8 +190,9 @@ def _scatter(op, states, view, name):
         is_by_number = indices.kind is Kind.NUMBER and (value.outer, value.inner) == (1, 1)
         return view.write_array(name, op, ONE_EXAMPLE.marked([value]) if is_by_number else unknown(
             op, 'takes the examples apart'))
-    if value.is_by_example:
-        value = value._replace(axis=value.axis - 1)
+    if value.kind in (Kind.PER_EXAMPLE, Kind.ROWS):
+        value = value._replace(axis=value.axis - 1) if value.axis else unknown(
+            op, 'takes the examples apart')
     if indices.kind is not Kind.INDEPENDENT:
         value = unknown(op, 'writes elements at places that are computed from the examples')
     return view.write_array(name, op, value)
@@ -184,7 +218,10 @@ def _read(op, states, view, name):
     is_of_example = element.kind is Kind.ONE_EXAMPLE
     if (index.kind is Kind.NUMBER) != is_of_example and element.kind is not Kind.UNKNOWN:
         return unknown(op, 'takes elements by their places')
-    return element if is_of_example else element.marked([estimate(op, [index], view)])
+    if is_of_example:
+        return element
+    index = estimate(op, [index], view)
+    return index if index.kind is Kind.UNKNOWN else element.marked([index])
 
 
 def _gather(op, states, view, name):
@@ -209,7 +246,9 @@ _ON_ARRAYS = {'TensorArraySizeV3': _size, 'TensorArrayScatterV3': _scatter,
 
 
 def size_of_array(op, view):
-    """The state of the number of elements that an array was made with."""
+    """The state of the number of elements of an array, which it was made with."""
+    if op.get_attr('dynamic_size'):
+        return unknown(op, 'has elements added to it')
     sizes = sizes_in(op.inputs[0], view.state(op.inputs[0]), view)
     return unknown(op, 'has a size that is not static') if sizes is None else State(
         Kind.SIZES, sizes=sizes)

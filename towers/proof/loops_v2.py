@@ -10,9 +10,10 @@ from towers.graph import graph_walk
 from towers.proof import loops
 from towers.proof.arithmetic import estimate
 from towers.proof.sizes import sizes_in, used
-from towers.proof.states import (INDEPENDENT, ONE_EXAMPLE, Kind, Size, State, per_example, unknown)
+from towers.proof.states import INDEPENDENT, ONE_EXAMPLE, Kind, Size, State, per_example, unknown
 
 _SAME = ('Identity',)
+_OF_EACH = (Size(0, 1),)  # the length of a list with a place for each example
 
 
 def argument(op, number, loop, view):
@@ -39,6 +40,10 @@ def _carried_over_examples(op, number, loop, initial, result, view):
     """The state of a value that a loop over the examples carries."""
     if _counts(op, number, loop):
         return State(Kind.NUMBER)
+    is_of_iteration = initial.kind in (Kind.ONE_EXAMPLE, Kind.NUMBER) and (
+        op.inputs[number].dtype != tf.variant)
+    if is_of_iteration:
+        return unknown(op, 'is a loop over the examples in another one')
     if _is_kept(number, loop):
         return initial
     if op.inputs[number].dtype == tf.variant:
@@ -106,18 +111,36 @@ def _counts(op, number, loop):
 # ---- lists --------------------------------------------------------------------------------------
 
 def made(op, states, view):
-    """`TensorListReserve`: nothing is written yet."""
-    return State(Kind.NOTHING)
+    """`TensorListReserve`: nothing is written yet, in a list of a number of places."""
+    places = sizes_in(op.inputs[1], states[1], view)
+    if places is None:
+        return unknown(op, 'makes a list of a length that is not static')
+    return State(Kind.NOTHING, sizes=places)
 
 
 def from_tensor(op, states, view):
     """An element for each entry along the first dimension."""
     value = used(op, states[0], view)
+    if value.kind is Kind.ROWS and value.axis == 0:
+        return unknown(op, 'takes the examples apart')
     if value.kind is Kind.PER_EXAMPLE and value.axis == 0:
         if (value.outer, value.inner) == (1, 1):
-            return ONE_EXAMPLE.marked([value])
+            return ONE_EXAMPLE._replace(sizes=_OF_EACH).marked([value])
         return unknown(op, 'takes the examples apart')
-    return value._replace(axis=value.axis - 1) if value.is_by_example else value
+    shape = view.shape(op.inputs[0])
+    if shape is None or shape[0] is None:
+        return unknown(op, 'makes a list of a length that is not static')
+    places = (Size(shape[0]),)
+    if value.is_by_example:
+        return value._replace(axis=value.axis - 1, sizes=places)
+    return value._replace(sizes=places)
+
+
+def length(op, states, view):
+    """The number of places of a list."""
+    places = states[0].sizes
+    return State(Kind.SIZES, sizes=places) if places else unknown(
+        op, 'is a length that is not static')
 
 
 def item(op, states, view):
@@ -126,7 +149,11 @@ def item(op, states, view):
     is_of_example = elements.kind is Kind.ONE_EXAMPLE
     if elements.kind is Kind.NOTHING or (index.kind is Kind.NUMBER) != is_of_example:
         return unknown(op, 'takes elements by their places')
-    return elements if is_of_example else elements.marked([estimate(op, [index], view)])
+    elements = elements._replace(sizes=())
+    if is_of_example:
+        return elements
+    index = estimate(op, [index], view)
+    return index if index.kind is Kind.UNKNOWN else elements.marked([index])
 
 
 def set_item(op, states, view):
@@ -138,16 +165,21 @@ def set_item(op, states, view):
         value = ONE_EXAMPLE.marked([value])
     elif index.kind is not Kind.INDEPENDENT or value.kind is Kind.ONE_EXAMPLE:
         return unknown(op, 'writes elements at places that are not known')
-    return loops.joined(op, [elements, value.marked([index])], view)
+    before = elements._replace(sizes=())
+    found = loops.joined(op, [before, value.marked([index])], view)
+    return found if found.kind is Kind.UNKNOWN else found._replace(sizes=elements.sizes)
 
 
 def stacked(op, states, view):
     """The elements along a new first dimension."""
     elements = states[0]
+    is_of_each = elements.kind is Kind.ONE_EXAMPLE
+    if elements.sizes != _OF_EACH if is_of_each else elements.depends_on_length:
+        return unknown(op, 'stacks a list that has not one place for each example')
     if elements.kind is Kind.NOTHING:
         return INDEPENDENT
-    if elements.kind is Kind.ONE_EXAMPLE:
+    if is_of_each:
         return per_example(0).marked([elements])
     if elements.is_by_example:
-        return elements._replace(axis=elements.axis + 1, is_constant=False)
-    return elements
+        return elements._replace(axis=elements.axis + 1, is_constant=False, sizes=())
+    return elements._replace(sizes=())

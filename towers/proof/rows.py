@@ -1,8 +1,9 @@
 """Rules for rows: masks, sparse tensors, and places that are told by the numbers of examples."""
 
+from towers.graph import graph_walk
 from towers.proof import layout
-from towers.proof.arithmetic import estimate
-from towers.proof.layout import numbered_rows
+from towers.proof.arithmetic import elementwise, estimate
+from towers.proof.places import numbered_rows
 from towers.proof.sizes import sizes_in, used
 from towers.proof.states import INDEPENDENT, Kind, Size, State, per_example, rows, unknown
 
@@ -25,7 +26,8 @@ def column_of_places(op, states, view):
     if any(value is None or len(value) != 2 for value in spec):
         return unknown(op, 'computes with the numbers of the examples')
     is_column = op.get_attr('begin_mask') & 1 and op.get_attr('end_mask') & 1 and (
-        op.get_attr('shrink_axis_mask') == 2 and int(spec[2][0]) == 1)
+        op.get_attr('shrink_axis_mask') == 2 and int(spec[2][0]) == 1) and (
+            not op.get_attr('begin_mask') & 2 and int(spec[0][1]) >= 0)
     if not is_column:
         return unknown(op, 'computes with the numbers of the examples')
     state = states[0]
@@ -56,6 +58,29 @@ def gather_nd(op, states, view):
     if not params.is_by_example and not indices.is_by_example:
         return estimate(op, [params, indices], view)
     return unknown(op, 'takes examples by their places')
+
+
+def looked_up(op, states, view):
+    """`table.lookup`: of a table that is filled before the first step, and never after."""
+    table = graph_walk.behind(op.inputs[0], ('Identity', 'Enter', 'Switch')).op
+    if table.type not in ('HashTable', 'HashTableV2'):
+        return unknown(op, 'looks up a table to which a step may write')
+    return elementwise(op, states, view)
+
+
+def scatter_nd(op, states, view):
+    """`tf.scatter_nd`: rows of the examples back to their places, and zeros for those left out."""
+    numbers, values, shape = states
+    sizes, lengths = sizes_in(op.inputs[2], shape, view), view.shape(op.inputs[0])
+    if not any(state.is_by_example or state.kind in (Kind.NUMBER, Kind.PLACES)
+               for state in states):
+        return estimate(op, states, view)
+    is_back = numbers.kind is Kind.NUMBER and values.kind is Kind.ROWS and values.axis == 0 and (
+        numbers.rows_of == values.rows_of) and lengths is not None and lengths[-1] == 1
+    if not is_back or not sizes or sizes[0] != Size(0, numbers.outer * numbers.inner) or any(
+            size.per_example for size in sizes[1:]):
+        return unknown(op, 'adds up rows by their places')
+    return per_example(0, numbers.outer, numbers.inner).marked(states)
 
 
 def _is_sparse(indices, values):
@@ -90,6 +115,8 @@ def sums_by_number(op, states, view):
     """`tf.math.unsorted_segment_sum` by the numbers of the examples: the rows of each example."""
     values, numbers, count = states
     sizes = sizes_in(op.inputs[2], count, view)
+    if not any(state.is_by_example for state in states) and numbers.kind is not Kind.NUMBER:
+        return estimate(op, states, view)
     is_of_examples = values.kind is Kind.ROWS and numbers.kind is Kind.NUMBER and (
         values.rows_of == numbers.rows_of) and sizes == (Size(0, 1),) and values.axis == 0
     if not is_of_examples:

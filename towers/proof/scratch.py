@@ -16,11 +16,15 @@ from towers.graph.edit import Library
 from towers.graph.graph_walk import leaves_of
 from towers.graph.op_types import VARIABLE_OPS
 from towers.graph.variable_access import read_from
-from towers.proof.states import Kind, Reason, State, INDEPENDENT, per_example, rows
 from towers.proof.sizes import sizes_state
-from towers.proof.states import Size
+from towers.proof.states import INDEPENDENT, Kind, Reason, Size, State, per_example, rows
 
 _FIRST_PRIME = 10007
+# Lengths that are not static: each another prime; the same one for the same dimension of several
+# inputs, or for all, since they may have to be equal; or none.
+_LENGTHS = ('each', 'dimension', 'all', 'none')
+_TO_LENGTHS = 3000  # no other length comes near that of the batch by a convolution or a slice
+_MOST_DIMENSIONS = 16
 _MOST_CUTS = 20  # operations that do not take a batch of another size
 
 
@@ -28,10 +32,12 @@ class Scratch(typing.NamedTuple):
     """The forward pass for a prime number of examples."""
     graph: tf.Graph
     examples: int  # the prime
+    is_prime: bool  # False for the size that the program was built with
     given: typing.Dict[str, State]  # states of the tensors at which the forward pass begins
     cuts: typing.Dict[str, Reason]  # {name of an operation: why it does not take that batch}
     reads: typing.Dict[str, typing.List[str]]  # {tensor from outside: variables it is the value of}
     has_static_batch: bool  # whether the program's inputs have a static number of examples
+    scalars: typing.List[str]  # placeholders of no known shape, which are taken for scalars
 
 
 def make_scratch(operations: list, inputs: typing.Any,
@@ -45,14 +51,21 @@ def make_scratch(operations: list, inputs: typing.Any,
     """
     prime = examples or _prime(operations)
     cuts: typing.Dict[str, Reason] = {}
-    has_lengths = True
+    scalars = [op.name for op in operations
+               if op.type == 'Placeholder' and op.outputs[0].shape.ndims is None]
+    tries = list(_LENGTHS)
     while True:
         try:
-            graph, given, reads = _imported(operations, inputs, prime, cuts, has_lengths)
-            return Scratch(graph, prime, given, cuts, reads, static_size(inputs) is not None)
+            graph, given, reads = _imported(operations, inputs, prime, cuts, tries[0], scalars)
+            has_static_batch = static_size(inputs) is not None
+            return Scratch(graph, prime, examples is None, given, cuts, reads, has_static_batch,
+                           scalars)
         except (ValueError, tf.errors.OpError) as error:
-            if has_lengths:
-                has_lengths = False  # two lengths that are not static may have to be equal
+            if len(tries) > 1:
+                del tries[0]
+                continue
+            if scalars:
+                scalars = []
                 continue
             name = _named_in(str(error), operations)
             if name is None or name in cuts or len(cuts) >= _MOST_CUTS:
@@ -64,7 +77,7 @@ def make_scratch(operations: list, inputs: typing.Any,
 
 def states_of_inputs(inputs: typing.Any) -> typing.Dict[str, State]:
     """{name of a tensor at which the batch enters: its state}."""
-    return {leaf.name: _of_input(leaf, inputs, _FIRST_PRIME, None)[1]
+    return {leaf.name: _of_input(leaf, inputs, _FIRST_PRIME, _lengths('none', 1))[1]
             for leaf in leaves_of(inputs) if isinstance(leaf, tf.Tensor)}
 
 
@@ -108,7 +121,18 @@ def _primes(start):
         number += 1
 
 
-def _imported(operations, inputs, prime, cuts, has_lengths):
+def _lengths(kind, prime):
+    """A function of a dimension that gives its length, or None."""
+    primes = _primes(prime + _TO_LENGTHS)
+    if kind == 'none':
+        return lambda dimension: None
+    if kind == 'each':
+        return lambda dimension: next(primes)
+    first = [next(primes) for _ in range(_MOST_DIMENSIONS)]
+    return lambda dimension: first[dimension if kind == 'dimension' else 0]
+
+
+def _imported(operations, inputs, prime, cuts, kind_of_lengths, scalars):
     """`(graph, {name of a tensor: its state}, reads of Scratch)`."""
     leaves = {leaf.name: leaf for leaf in leaves_of(inputs)}
     inside = {op.name for op in operations if op.name not in cuts}
@@ -118,16 +142,19 @@ def _imported(operations, inputs, prime, cuts, has_lengths):
     for op in operations:
         if op.name in inside:
             _add_node(part, op, inside, leaves, outside)
+    for node in part.node:
+        if node.name in scalars:
+            node.attr['shape'].shape.CopyFrom(tf.TensorShape([]).as_proto())
     functions = Library(program).reached_from(part.node)
     part.library.function.extend(functions.values())
     graph, given, reads = tf.Graph(), {}, {}
-    lengths = _primes(prime + 1)
+    lengths = _lengths(kind_of_lengths, prime)
     with graph.as_default():
         replaced = {}
         for key, tensor in outside.items():
             shape, state = tensor.shape, INDEPENDENT
             if tensor.name in leaves:
-                shape, state = _of_input(tensor, inputs, prime, lengths if has_lengths else None)
+                shape, state = _of_input(tensor, inputs, prime, lengths)
             elif tensor.op.name in cuts:
                 shape = tf.TensorShape(None)
                 state = State(Kind.UNKNOWN, reason=cuts[tensor.op.name])
@@ -170,13 +197,13 @@ def _of_input(tensor, inputs, prime, lengths):
     if not shape:
         return tensor.shape, INDEPENDENT if shape == [] else State(
             Kind.UNKNOWN, reason=Reason(tensor.op.name, tensor.op.type, 'has no static rank'))
-    if lengths is not None:
-        shape = [next(lengths) if length is None else length for length in shape]
+    shape = [lengths(dimension) if length is None else length
+             for dimension, length in enumerate(shape)]
     return tf.TensorShape([prime] + shape[1:]), per_example(0)
 
 
 def _of_sparse_input(tensor, leaf, prime):
-    rows_of = leaf.values.op.name
+    rows_of = leaf.values.name
     if tensor.name == leaf.values.name:
         return tensor.shape, rows(0, rows_of)
     if tensor.name == leaf.indices.name:

@@ -8,9 +8,11 @@ it is another number than on the batch.
 import typing
 
 import numpy as np
+import tensorflow.compat.v1 as tf
 
-from towers.proof.states import (INDEPENDENT, Kind, Size, State, per_example, unknown)
+from towers.proof.states import INDEPENDENT, Kind, Size, State, per_example, unknown
 
+LEAST_STAND_IN = 13000  # lengths that are not static are primes from here on (`scratch`)
 _FEW = 64  # numbers that are followed one by one
 
 _USES = 'uses the number of examples'
@@ -24,7 +26,8 @@ def shape_of(op, states, view):
 
 def _shape_state(op, tensor, state, view):
     if op.type == 'Rank':
-        return INDEPENDENT
+        rank = view.rank(tensor)
+        return INDEPENDENT if rank is None else sizes_state([Size(rank)])
     lengths = sizes_of_dimensions(tensor, state, view)
     if lengths is None:
         if state.kind is Kind.ROWS:
@@ -32,12 +35,10 @@ def _shape_state(op, tensor, state, view):
         return unknown(op, 'is a size that is not static')
     if op.type != 'Size':
         return sizes_state(lengths)
-    total = Size(1)
-    for length in lengths:
-        total = product(total, length)
-        if total is None:
-            return unknown(op, 'multiplies the number of examples with itself')
-    return sizes_state((total,))
+    total = _product_of(lengths)
+    if total is None:
+        return unknown(op, 'multiplies the number of examples with itself')
+    return sizes_state([total])
 
 
 def sizes_of_dimensions(tensor, state: State, view) -> typing.Optional[typing.Tuple[Size, ...]]:
@@ -90,6 +91,8 @@ def product(one: Size, other: Size) -> typing.Optional[Size]:
 
 def quotient(one: Size, other: Size) -> typing.Optional[Size]:
     """The quotient of two sizes where it leaves no remainder whatever n is; else None."""
+    if _may_stand_in(one) and _may_stand_in(other):
+        return None
     if not other.per_example and other.constant > 0:
         if one.constant % other.constant or one.per_example % other.constant:
             return None
@@ -100,8 +103,15 @@ def quotient(one: Size, other: Size) -> typing.Optional[Size]:
     return None
 
 
+def _may_stand_in(size: Size) -> bool:
+    """Whether a size may have a length in it that is not static, for which a prime stands in."""
+    return max(abs(size.constant), abs(size.per_example)) >= LEAST_STAND_IN
+
+
 def larger(one: Size, other: Size) -> typing.Optional[Size]:
     """The maximum of two sizes, where it is the same one for every n from 1 on; else None."""
+    if _may_stand_in(one) or _may_stand_in(other):
+        return None
     difference = minus(one, other)
     if difference.per_example >= 0 and difference.per_example + difference.constant >= 0:
         return one
@@ -117,7 +127,7 @@ _ARITHMETIC = {'Add': plus, 'AddV2': plus, 'Sub': minus, 'Mul': product, 'FloorD
 def arithmetic_of_sizes(op, states, view) -> typing.Optional[State]:
     """The sum, product, quotient, … of sizes and static integers; None where there is no rule."""
     function = _ARITHMETIC.get(op.type)
-    if function is None or not op.outputs[0].dtype.is_integer:
+    if function is None or op.outputs[0].dtype not in (tf.int32, tf.int64):
         return None
     one, other = [sizes_in(tensor, state, view) for tensor, state in zip(op.inputs, states)]
     if one is None or other is None or not one or not other:
@@ -136,12 +146,16 @@ def prod_of_sizes(op, states, view) -> typing.Optional[State]:
     """`tf.reduce_prod` of all numbers of a vector of sizes; None where there is no rule."""
     if op.type != 'Prod' or view.rank(op.inputs[0]) != 1 or not states[0].sizes:
         return None
-    total = Size(1)
-    for size in states[0].sizes:
-        total = product(total, size)
-        if total is None:
-            return None
-    return sizes_state((total,))
+    total = _product_of(states[0].sizes)
+    return None if total is None else sizes_state([total])
+
+
+def _product_of(sizes) -> typing.Optional[Size]:
+    """The product of sizes, at most one of which is not constant; else None."""
+    total: typing.Optional[Size] = Size(1)
+    for size in sizes:
+        total = None if total is None else product(total, size)
+    return total
 
 
 # ---- picking and joining sizes -------------------------------------------------------------------
@@ -151,12 +165,14 @@ def arranged(op, states, view) -> typing.Optional[State]:
     tensors = list(op.inputs)
     if op.type in ('Pack', 'ConcatV2'):
         parts = tensors[:-1] if op.type == 'ConcatV2' else tensors
-        found = [sizes_in(tensor, state, view) for tensor, state in zip(parts, states)]
+        found = []
+        for tensor, state in zip(parts, states):
+            found.append(sizes_in(tensor, state, view))
         if None in found or max(view.rank(tensor) or 0 for tensor in parts) > 1:
             return None
         if op.type == 'Pack' and any(view.rank(tensor) != 0 for tensor in parts):
             return None
-        return sizes_state(sum(found, ()))
+        return sizes_state(size for sizes in found for size in sizes or ())
     sizes = sizes_in(tensors[0], states[0], view)
     if sizes is None or len(sizes) > _FEW:
         return None
@@ -223,10 +239,10 @@ def like(op, states, view):
     if state.kind is Kind.PER_EXAMPLE:
         return per_example(state.axis, state.outer, state.inner, is_constant=True)
     if state.kind is Kind.ROWS:
-        return state._replace(estimated=frozenset(), is_random=False)
+        return state
     if state.kind is Kind.UNKNOWN:
         return state
-    return INDEPENDENT._replace(is_uniform=True)
+    return INDEPENDENT._replace(is_uniform=True).marked(states)  # whose shape may be of marks
 
 
 def random(op, states, view):
@@ -255,7 +271,7 @@ def _counted(limits):
     if None in limits:
         return None
     numbers = range(*[limit[0].constant for limit in limits])
-    return sizes_state(map(Size, numbers)) if 0 < len(numbers) <= _FEW else None
+    return sizes_state(map(Size, numbers)) if len(numbers) <= _FEW else None
 
 
 def broadcast(op, states, view):
@@ -288,8 +304,8 @@ def used(op, state: State, view) -> State:
     if state.kind is not Kind.SIZES:
         return state
     if not state.depends_on_size:
-        return INDEPENDENT
+        return INDEPENDENT.marked([state])
     if state.is_count:
-        return State(Kind.SUM, is_constant=True, statistics=frozenset([op.name]))
+        return State(Kind.SUM, is_constant=True, statistics=frozenset([op.name])).marked([state])
     view.note(op.name, op, _USES)
-    return INDEPENDENT._replace(estimated=frozenset([op.name]))
+    return INDEPENDENT._replace(estimated=state.estimated | {op.name})

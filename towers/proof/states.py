@@ -69,7 +69,7 @@ class State(typing.NamedTuple):
     rows_of: str = ''  # ROWS, NUMBER, PLACES: what made the rows, the same name for the same rows
     is_constant: bool = False  # PER_EXAMPLE, SUM: f is the same for every example, as in ones [n]
     has_offset: bool = False  # SUM: a value that does not depend on the examples is added
-    sizes: typing.Tuple[Size, ...] = ()  # SIZES: the numbers, in row-major order
+    sizes: typing.Tuple[Size, ...] = ()  # SIZES: the numbers, in row-major order; lists: the length
     statistics: typing.FrozenSet[str] = frozenset()  # MEAN, SUM, SHARE: what took it
     estimated: typing.FrozenSet[str] = frozenset()  # statistics of the shard in a non-linear use
     is_random: bool = False  # whether random numbers take part
@@ -97,6 +97,11 @@ class State(typing.NamedTuple):
     def depends_on_size(self) -> bool:
         """Whether these sizes have the number of examples in them."""
         return self.kind is Kind.SIZES and any(size.per_example for size in self.sizes)
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether a list of these elements may have a length that depends on the examples."""
+        return not self.sizes or any(size.per_example for size in self.sizes)
 
     def marked(self, others: typing.Iterable['State']) -> 'State':
         """This state with the marks (estimated, random) of others, too."""

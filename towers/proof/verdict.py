@@ -33,12 +33,15 @@ def verdict_of(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: 
       question: `Question`, what the build does to the losses.
     """
     state = _sum_of([analysis.of(loss) for loss in losses])
-    if state.kind is Kind.UNKNOWN:
+    if state.reason is not None:
         return _not_proven(_sentence(state.reason), question)
     others = [name for name in analysis.in_order(state.estimated)
               if name not in batch_norms.statistics()]
     if others:
         return _not_proven(_sentence(analysis.reasons[others[0]]), question)
+    if state.kind is Kind.INDEPENDENT and state.estimated:
+        statistic = analysis.in_order(state.estimated)[0]
+        return _not_proven(_sentence(analysis.reasons[statistic]), question)
     what = _proven_kind(state, question)
     if what is None:
         return _not_proven(_of_kind(state), question)
@@ -50,6 +53,9 @@ def verdict_of(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: 
     if question.static_size is not None:
         conditions = (', if no number in it comes from the static size of a shard, %d (a batch '
                       '[None, ...] needs no if)' % question.static_size)
+    if analysis.scalars:
+        conditions += ', if %s is fed a scalar (give it the shape [])' % ', '.join(
+            map(repr, analysis.scalars))
     norms = len(batch_norms) if state.estimated else 0
     if norms:
         conditions += ", but for %d batch norm%s of each %s's shard (batch_norm='sync' takes the " \
@@ -68,7 +74,8 @@ def _sum_of(states: typing.List[State]) -> State:
         if kinds == {Kind.MEAN, Kind.INDEPENDENT}:
             found = State(Kind.MEAN).marked([found, state])
         elif len(kinds) == 1:
-            found = found.marked([state])
+            has_offset = found.has_offset or state.has_offset
+            found = found._replace(has_offset=has_offset).marked([state])
         else:
             found = State(Kind.SUM, has_offset=True).marked([found, state])
     return found

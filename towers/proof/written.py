@@ -7,7 +7,7 @@ import numpy as np
 
 from towers.graph.op_types import ADDS, QUOTIENTS, SETS, is_fused_batch_norm
 from towers.graph.variable_access import variable_op
-from towers.proof.states import State
+from towers.proof.states import Kind, State, unknown
 
 
 class Own(enum.Enum):
@@ -23,7 +23,7 @@ class Written(typing.NamedTuple):
     type: str
     variable: str  # name of the variable
     value: State  # of what is set, or added, or of the rows
-    places: typing.Optional[State]  # of the places of rows; None where the whole variable is written
+    places: typing.Optional[State]  # of the places of rows; None where all is written
     own: Own  # how the value depends on the variable's value before
     constant: typing.Optional[float]  # the value, where it is a static scalar
 
@@ -47,7 +47,13 @@ def written_by(op, walk) -> typing.Optional[Written]:
     constant = walk.value(value)
     if constant is not None:
         constant = float(constant) if np.ndim(constant) == 0 else None
-    return Written(op.name, op.type, variable.name, walk.state(value), places, own, constant)
+    state = walk.state(value)
+    for condition in walk.conditions_around(op):
+        if condition.kind is not Kind.INDEPENDENT:
+            state = unknown(op, 'is in a branch or a loop that depends on the examples')
+            break
+        state = state.marked([condition])
+    return Written(op.name, op.type, variable.name, state, places, own, constant)
 
 
 _HAND_ON = frozenset('Identity Neg Cast StopGradient Reshape ExpandDims Squeeze Switch RefSwitch '

@@ -15,7 +15,6 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ModelFunctionError
-from towers.proof.analysis import Analysis
 from towers.proof.states import Kind, State
 from towers.tower.outputs import weighted_mean
 from towers.tower.shards import zero_if_empty
@@ -25,7 +24,7 @@ _WHAT_TO_DO = ('return a tensor with the examples of the shard along one dimensi
 
 
 def merge_predictions(predictions: list, weights: list, padded: typing.Optional[list],
-                      analysis: Analysis) -> typing.Any:
+                      proven: typing.Any) -> typing.Any:
     """Merges the predictions of the towers.
 
     Args:
@@ -33,7 +32,7 @@ def merge_predictions(predictions: list, weights: list, padded: typing.Optional[
       weights: list of the towers' parts of the batch's examples.
       padded: list of the sizes of the shards, where a shard without an example holds padding, whose
         rows are left out; else None.
-      analysis: `Analysis` of the first tower's forward pass.
+      proven: `Proven`, of the first tower's forward pass.
 
     Returns:
       A nest like each tower's.
@@ -51,7 +50,7 @@ def merge_predictions(predictions: list, weights: list, padded: typing.Optional[
     merged = []
     for column in columns:
         _check_is_tensor(column[0])
-        merged.append(_merged(list(column), weights, padded, analysis))
+        merged.append(_merged(list(column), weights, padded, proven))
     return tf.nest.pack_sequence_as(predictions[0], merged)
 
 
@@ -65,8 +64,9 @@ def _check_is_tensor(leaf):
                                  % (leaf, type(leaf).__name__))
 
 
-def _merged(parts, weights, padded, analysis):
-    """One prediction of all towers."""
+def _merged(parts, weights, padded, proven):
+    """One prediction of all towers; batch norms of each shard count as nothing here."""
+    analysis = proven.analysis
     if parts[0] is None:
         return None
     if isinstance(parts[0], tf.SparseTensor):
@@ -75,7 +75,11 @@ def _merged(parts, weights, padded, analysis):
     parts = _as_tensors(parts)
     if len(parts) == 1:
         return parts[0]
-    if state is None or state.kind is Kind.INDEPENDENT and not state.estimated:
+    if state is None:
+        return tf.identity(parts[0])
+    if state.estimated - proven.batch_norms.statistics():
+        raise _refusal(parts[0], state, analysis)
+    if state.kind is Kind.INDEPENDENT:
         return tf.identity(parts[0])
     if state.kind is Kind.SIZES and not state.depends_on_size:
         return tf.identity(parts[0])
@@ -101,7 +105,7 @@ def _refusal(tensor, state: State, analysis):
     estimated = analysis.in_order(state.estimated)
     if state.kind is Kind.UNKNOWN:
         why = "'%s' (%s) %s" % state.reason
-    elif state.kind is Kind.INDEPENDENT and estimated:
+    elif estimated:
         why = "'%s' (%s) %s" % analysis.reasons[estimated[0]]
     else:
         why = 'it is %s, %d times after each other' % (state.kind.value, state.outer)

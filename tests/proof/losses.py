@@ -1,0 +1,2021 @@
+"""Small losses whose answer is known by hand: `COUPLED` ones are no mean over the examples, or their
+gradient is none; `INDEPENDENT` ones are.
+
+The parameters of a loss name its inputs, which `make_inputs` makes; it makes its own variables.
+"""
+
+import inspect
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+# name: (type, dimensions behind that of the examples)
+INPUTS = {
+    'x': (tf.float32, [6]),
+    'z': (tf.float32, [6]),
+    'y': (tf.int64, []),  # one of 3 classes
+    'key': (tf.int64, []),  # 0 to 3
+    'label': (tf.float32, []),  # 0 or 1
+    'weight': (tf.float32, []),  # from 0.2 to 2
+    'ids': (tf.int64, [5]),  # of 10 words
+    'lengths': (tf.int64, []),  # 1 to 4
+    'mask': (tf.float32, [5]),
+    'seq': (tf.float32, [5, 4]),
+    'positions': (tf.int64, [2]),
+    'image': (tf.float32, [8, 8, 3]),
+    'dense_map': (tf.float32, [8, 8, 1]),
+    'tags': (tf.int64, [10]),  # a sparse tensor
+}
+COUPLED, INDEPENDENT = {}, {}
+
+
+def coupled(loss):
+    """Registers a loss that couples examples."""
+    COUPLED[loss.__name__] = loss
+    return loss
+
+
+def independent(loss):
+    """Registers a loss that does not."""
+    INDEPENDENT[loss.__name__] = loss
+    return loss
+
+
+def names_of(loss):
+    """The names of the inputs of a loss."""
+    return list(inspect.signature(loss).parameters)
+
+
+def make_inputs(names, examples=None):
+    """Makes placeholders: {name: tensor or sparse tensor}."""
+    made = {}
+    for name in names:
+        dtype, shape = INPUTS[name]
+        make = tf.sparse_placeholder if name == 'tags' else tf.placeholder
+        made[name] = make(dtype, [examples] + shape, name=name)
+    return made
+
+
+# ---- what losses are made of
+
+average, total = tf.reduce_mean, tf.reduce_sum
+
+
+def variable(name, shape, trainable=True):
+    return tf.get_variable(name, shape, tf.float32, tf.constant_initializer(.5), trainable=trainable)
+
+
+def floats(x):
+    return tf.cast(x, tf.float32)
+
+
+def size(x):
+    """The number of examples."""
+    return tf.shape(x)[0]
+
+
+def dense(h, units, name='w'):
+    """A layer: [n, units]."""
+    weights = variable(name, [int(h.shape[-1]), units])
+    return tf.matmul(h, weights) + variable(name + '_bias', [units])
+
+
+def hidden(x, units=4, name='h'):
+    return tf.tanh(dense(x, units, name))
+
+
+def score(x, name='v'):
+    """A number for each example: [n]."""
+    return dense(hidden(x, 4, name + '_hidden'), 1, name)[:, 0]
+
+
+def words(seq, units=0):
+    """A vector, or a number, for each word: [n, 5, units], or [n, 5]."""
+    return tf.tensordot(seq, variable('s', [4, units] if units else [4]), 1)
+
+
+def cross_entropies(labels, logits):
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+
+
+def sigmoid_losses(logits, labels):
+    return tf.nn.sigmoid_cross_entropy_with_logits(logits=logits, labels=labels)
+
+
+def cross_entropy(x, y, name='ce'):
+    """A loss for each example: [n]."""
+    return cross_entropies(y, dense(hidden(x, 4, name + '_hidden'), 3, name))
+
+
+class Cell:
+    """A recurrent cell of one gate, as `tf.nn.dynamic_rnn` takes it."""
+
+    def __init__(self, units, inputs, name='cell'):
+        self.output_size = self.state_size = units
+        self._w = variable(name + '_w', [inputs, units])
+        self._u = variable(name + '_u', [inputs + units, units])
+
+    def zero_state(self, batch_size, dtype):
+        return tf.zeros(tf.stack([batch_size, self.state_size]), dtype)
+
+    def get_initial_state(self, inputs=None, batch_size=None, dtype=None):
+        return self.zero_state(batch_size, dtype)
+
+    def __call__(self, inputs, state, scope=None):
+        gate = tf.sigmoid(tf.matmul(tf.concat([inputs, state], 1), self._u))
+        new = gate * state + (1 - gate) * tf.tanh(tf.matmul(inputs, self._w) + state)
+        return new, new
+
+
+def rnn(seq, time_major=False, lengths=None):
+    if time_major:
+        seq = tf.transpose(seq, [1, 0, 2])
+    return tf.nn.dynamic_rnn(Cell(4, 4), seq, sequence_length=lengths, dtype=tf.float32,
+                             time_major=time_major)
+
+
+# ---- coupled: reductions over the examples -------------------------------------------------------
+
+@coupled
+def max_over_batch(x):
+    return tf.reduce_max(score(x))
+
+
+@coupled
+def min_over_batch(x):
+    return tf.reduce_min(score(x))
+
+
+@coupled
+def prod_over_batch(x):
+    return tf.reduce_prod(score(x))
+
+
+@coupled
+def logsumexp_over_batch(x):
+    return tf.reduce_logsumexp(score(x))
+
+
+@coupled
+def root_mean_square(x):
+    return tf.sqrt(average(tf.square(score(x))))
+
+
+@coupled
+def perplexity(x, y):
+    return tf.exp(average(cross_entropy(x, y)))
+
+
+@coupled
+def log_of_mean(x):
+    return tf.log(average(tf.exp(score(x))))
+
+
+@coupled
+def square_of_mean(x):
+    return tf.square(average(score(x)))
+
+
+@coupled
+def standard_deviation(x):
+    return tf.sqrt(tf.nn.moments(score(x), [0])[1])
+
+
+@coupled
+def norm_over_batch(x):
+    return tf.norm(score(x))
+
+
+@coupled
+def infinity_norm(x):
+    return tf.norm(hidden(x), ord=np.inf)
+
+
+@coupled
+def l2_normalize_axis_0(x):
+    return average(tf.nn.l2_normalize(hidden(x), 0)[:, 0])
+
+
+@coupled
+def softmax_axis_0(x):
+    return average(tf.square(tf.nn.softmax(hidden(x), axis=0)))
+
+
+@coupled
+def log_softmax_of_transposed(x):
+    return average(tf.square(tf.nn.log_softmax(tf.transpose(hidden(x)))))
+
+
+@coupled
+def argmax_over_batch(x):
+    v = score(x)
+    return tf.gather(score(x, 'u'), tf.argmax(v))
+
+
+@coupled
+def all_correct(x, y):
+    correct = tf.equal(tf.argmax(dense(x, 3, 'p'), 1), y)
+    return average(cross_entropy(x, y)) * (1. + floats(tf.reduce_all(correct)))
+
+
+# ---- coupled: order ------------------------------------------------------------------------------
+
+@coupled
+def sorted_by_rank(x):
+    return average(tf.sort(score(x)) * floats(tf.range(size(x))))
+
+
+@coupled
+def median(x):
+    return tf.nn.top_k(score(x), size(x) // 2)[0][-1]
+
+
+@coupled
+def hardest_half(x, y):
+    return average(tf.nn.top_k(cross_entropy(x, y), (size(x) + 1) // 2)[0])
+
+
+@coupled
+def ohem_by_threshold(x, y):
+    ce = cross_entropy(x, y)
+    threshold = tf.stop_gradient(tf.nn.top_k(ce, 2)[0][-1])
+    return total(tf.where(ce >= threshold, ce, tf.zeros_like(ce))) / floats(size(x))
+
+
+@coupled
+def cumsum_over_batch(x):
+    return average(tf.tanh(tf.cumsum(score(x))))
+
+
+@coupled
+def cumprod_over_batch(x):
+    return average(tf.cumprod(score(x)))
+
+
+@coupled
+def rolled_over_batch(x):
+    h = hidden(x)
+    return average(tf.square(h - tf.roll(h, 1, 0)))
+
+
+@coupled
+def reversed_over_batch(x):
+    h = hidden(x)
+    return average(h * tf.reverse(h, [0]))
+
+
+@coupled
+def reverse_sequence_over_batch(seq):
+    h = seq * variable('s', [4])
+    n = tf.shape(seq)[0]
+    return average(h * tf.reverse_sequence(h, tf.fill([5], n), seq_axis=0, batch_axis=1))
+
+
+@coupled
+def gathered_by_reversed_range(x):
+    v = score(x)
+    return average(v * tf.gather(v, size(x) - 1 - tf.range(size(x))))
+
+
+@coupled
+def quantile_of_batch(x):
+    v = score(x)
+    q = tf.stop_gradient(tf.sort(v)[(size(x) * 3) // 4])
+    return average(tf.nn.relu(v - q))
+
+
+@coupled
+def beam_top_k_over_flattened_batch(seq):
+    v = tf.reshape(words(seq), [-1])
+    return average(tf.nn.top_k(v, 4)[0])
+
+
+@coupled
+def cox_by_sorted_cumsum(x, weight, label):
+    order = tf.argsort(weight, direction='DESCENDING')
+    v, event = tf.gather(score(x), order), tf.gather(label, order)
+    return -average(event * (v - tf.log(tf.cumsum(tf.exp(v)))))
+
+
+# ---- coupled: some of the examples ---------------------------------------------------------------
+
+@coupled
+def first_example(x):
+    return tf.square(score(x)[0])
+
+
+@coupled
+def last_example(x):
+    return tf.square(score(x)[-1])
+
+
+@coupled
+def first_half(x):
+    return average(score(x)[:(size(x) + 1) // 2])
+
+
+@coupled
+def every_second_example(x):
+    return average(score(x)[::2])
+
+
+@coupled
+def total_variation_over_batch(x):
+    v = score(x)
+    return average(tf.square(v[1:] - v[:-1]))
+
+
+@coupled
+def siamese_halves(x):
+    h = hidden(x)
+    a, b = tf.split(h[:size(x) // 2 * 2], 2)
+    return average(tf.square(a - b))
+
+
+@coupled
+def padded_batch(x):
+    return average(tf.pad(tf.square(score(x)), [[1, 1]]))
+
+
+@coupled
+def joined_with_memory(x):
+    h = tf.concat([hidden(x), variable('memory', [5, 4])], 0)
+    return average(tf.square(h))
+
+
+@coupled
+def repeated_first_row(x):
+    h = tf.concat([hidden(x), hidden(x[:1], name='other')], 0)
+    return average(h)
+
+
+@coupled
+def auc_by_masks(x, label):
+    v = score(x)
+    positive, negative = tf.boolean_mask(v, label > 0.5), tf.boolean_mask(v, label < 0.5)
+    return total(tf.nn.sigmoid(negative[None, :] - positive[:, None])) / floats(size(x))
+
+
+# ---- coupled: classes and segments ---------------------------------------------------------------
+
+@coupled
+def segment_sum_by_key(x, key):
+    return total(tf.square(tf.unsorted_segment_sum(score(x), key, 4))) / floats(size(x))
+
+
+@coupled
+def segment_mean_by_class(x, y):
+    return total(tf.math.unsorted_segment_mean(score(x), y, 3))
+
+
+@coupled
+def segment_max_by_key(x, key):
+    return average(tf.nn.relu(tf.math.unsorted_segment_max(score(x), key, 4)))
+
+
+@coupled
+def softmax_in_segments(x, key):
+    e = tf.exp(score(x))
+    return -average(tf.log(e / tf.gather(tf.unsorted_segment_sum(e, key, 4), key)))
+
+
+@coupled
+def weights_by_unique_counts(x, y):
+    _, index, counts = tf.unique_with_counts(y)
+    return average(cross_entropy(x, y) / floats(tf.gather(counts, index)))
+
+
+@coupled
+def unique_embedding_decay(ids):
+    unique, _ = tf.unique(tf.reshape(ids, [-1]))
+    table = variable('table', [10, 3])
+    return average(tf.gather(table, ids)) + 0.1 * tf.nn.l2_loss(tf.gather(table, unique))
+
+
+@coupled
+def distance_to_batch_prototypes(x, y):
+    h = hidden(x)
+    prototypes = tf.math.unsorted_segment_mean(h, y, 3)
+    return average(tf.square(h - tf.gather(prototypes, y)))
+
+
+@coupled
+def histogram_of_predictions(x):
+    p = tf.nn.softmax(dense(x, 3, 'gate'))
+    places = tf.argmax(p, 1)
+    counts = tf.histogram_fixed_width(places, tf.constant([0, 3], tf.int64), 3)
+    return average(tf.gather(floats(counts), places) * tf.reduce_max(p, 1))
+
+
+@coupled
+def bincount_of_labels(x, y):
+    counts = tf.math.bincount(tf.cast(y, tf.int32), minlength=3)
+    return average(cross_entropy(x, y) / tf.gather(floats(counts), y))
+
+
+@coupled
+def scatter_into_buckets(x, y):
+    return average(tf.square(tf.scatter_nd(y[:, None], score(x), [3])))
+
+
+@coupled
+def dynamic_partition_means(x, y):
+    parts = tf.dynamic_partition(score(x), tf.cast(tf.minimum(y, 1), tf.int32), 2)
+    return average(tf.square(parts[0])) + average(tf.abs(parts[1]))
+
+
+@coupled
+def dynamic_stitch_reordered(x):
+    v = score(x)
+    n = size(x)
+    odd_first = tf.dynamic_stitch([tf.range(n), tf.range(1)], [v, tf.zeros([1])])
+    return average(odd_first * v)
+
+
+@coupled
+def expert_capacity(x, y):
+    gates = tf.nn.softmax(dense(x, 3, 'gate'))
+    top = tf.one_hot(tf.argmax(gates, 1), 3)
+    place = total(tf.cumsum(top, 0) * top, 1)
+    return average(tf.where(place <= 1.5, cross_entropy(x, y), tf.zeros_like(place)))
+
+
+# ---- coupled: pairs ------------------------------------------------------------------------------
+
+@coupled
+def gram_matrix(x):
+    h = hidden(x)
+    return average(tf.nn.sigmoid(tf.matmul(h, h, transpose_b=True)))
+
+
+@coupled
+def decorrelation(x):
+    h = hidden(x)
+    c = tf.matmul(h, h, transpose_a=True) / floats(size(x))
+    return total(tf.square(c - tf.eye(4)))
+
+
+@coupled
+def einsum_over_batch(x):
+    h = hidden(x)
+    return average(tf.square(tf.einsum('bi,bj->ij', h, h)))
+
+
+@coupled
+def einsum_pairs(x):
+    h = hidden(x)
+    return average(tf.square(tf.einsum('bi,ci->bc', h, h)))
+
+
+@coupled
+def tensordot_over_batch(x, z):
+    return average(tf.square(tf.tensordot(hidden(x), hidden(z, name='hz'), [[0], [0]])))
+
+
+@coupled
+def in_batch_negatives(x, z):
+    scores = tf.matmul(hidden(x), hidden(z, name='hz'), transpose_b=True)
+    return average(cross_entropies(tf.range(size(x)), scores))
+
+
+@coupled
+def nt_xent(x, z):
+    h = tf.nn.l2_normalize(tf.concat([hidden(x), z[:, :4]], 0), 1)
+    s = tf.matmul(h, h, transpose_b=True) - 1e9 * tf.eye(2 * size(x))
+    n = size(x)
+    return average(cross_entropies(tf.concat([tf.range(n) + n, tf.range(n)], 0), s))
+
+
+@coupled
+def triplet_batch_all(x, y):
+    h = hidden(x)
+    d = total(tf.square(h[:, None] - h[None, :]), -1)
+    same = tf.equal(y[:, None], y[None, :])
+    valid = floats(same[:, :, None] & ~same[:, None, :])
+    return total(valid * tf.nn.relu(d[:, :, None] - d[:, None, :] + 0.5)) / (total(valid) + 1e-9)
+
+
+@coupled
+def maximum_mean_discrepancy(x, z):
+    a, b = hidden(x), tf.tanh(z[:, :4])
+    kernel = lambda p, q: average(tf.exp(-total(tf.square(p[:, None] - q[None, :]), -1)))
+    return kernel(a, a) + kernel(b, b) - 2 * kernel(a, b)
+
+
+@coupled
+def pairs_by_meshgrid(x):
+    a, b = tf.meshgrid(score(x), score(x, 'u'))
+    return average(tf.nn.sigmoid(a * b))
+
+
+@coupled
+def tiled_pairs(x):
+    h, n = hidden(x), size(x)
+    left = tf.reshape(tf.tile(h, [1, n]), [-1, 4])
+    right = tf.tile(h, [n, 1])
+    return average(tf.square(total(left * right, 1)))
+
+
+@coupled
+def broadcast_mistake(x, label):
+    return average(tf.square(tf.reshape(score(x), [-1, 1]) - label))
+
+
+@coupled
+def pairwise_distances_by_norms(x):
+    h = hidden(x)
+    s = total(tf.square(h), 1, keepdims=True)
+    return average(tf.exp(-(s - 2 * tf.matmul(h, h, transpose_b=True) + tf.transpose(s))))
+
+
+@coupled
+def attention_across_batch(x):
+    q, k, v = dense(x, 4, 'q'), dense(x, 4, 'k'), dense(x, 4, 'v')
+    return average(tf.square(tf.matmul(tf.nn.softmax(tf.matmul(q, k, transpose_b=True)), v)))
+
+
+@coupled
+def cox_partial_likelihood(x, weight, label):
+    v = score(x)
+    at_risk = floats(weight[None, :] >= weight[:, None])
+    return -average(label * (v - tf.log(total(at_risk * tf.exp(v)[None, :], 1))))
+
+
+@coupled
+def log_determinant(x):
+    h = hidden(x)
+    return -tf.linalg.logdet(tf.matmul(h, h, transpose_a=True) / floats(size(x)) + tf.eye(4))
+
+
+@coupled
+def whitened(x):
+    h = hidden(x)
+    chol = tf.cholesky(tf.matmul(h, h, transpose_a=True) / floats(size(x)) + 0.1 * tf.eye(4))
+    return average(tf.nn.relu(tf.transpose(tf.matrix_triangular_solve(chol, tf.transpose(h)))))
+
+
+# ---- coupled: statistics that are not used linearly ----------------------------------------------
+
+@coupled
+def linear_mmd(x, z):
+    return total(tf.square(average(hidden(x), 0) - average(hidden(z, name='hz'), 0)))
+
+
+@coupled
+def feature_matching(x, z):
+    return average(tf.abs(average(hidden(x), 0) - average(z[:, :4], 0)))
+
+
+@coupled
+def pearson_correlation(x, label):
+    v = score(x)
+    a, b = v - average(v), label - average(label)
+    return -total(a * b) / (tf.norm(a) * tf.norm(b) + 1e-6)
+
+
+@coupled
+def product_of_means(x):
+    return average(score(x)) * average(score(x, 'u'))
+
+
+@coupled
+def ratio_of_means(x):
+    return average(score(x)) / average(tf.exp(score(x, 'u')))
+
+
+@coupled
+def maximum_of_means(x):
+    return tf.maximum(average(score(x)), average(score(x, 'u')))
+
+
+@coupled
+def absolute_of_mean(x):
+    return tf.abs(average(score(x)) - 0.3)
+
+
+@coupled
+def clipped_mean(x):
+    return tf.clip_by_value(average(tf.matmul(x, variable('w', [6, 1]))), -0.1, 0.3)
+
+
+@coupled
+def softmax_of_means(x):
+    return total(tf.square(tf.nn.softmax(average(hidden(x), 0))))
+
+
+@coupled
+def max_of_stacked_means(x):
+    return tf.reduce_max(tf.stack([average(score(x)), average(score(x, 'u'))]))
+
+
+@coupled
+def matmul_of_a_mean(x):
+    m = average(hidden(x), 0, keepdims=True)
+    return total(tf.matmul(m, m, transpose_b=True))
+
+
+@coupled
+def mean_through_a_layer(x):
+    return average(tf.tanh(dense(average(hidden(x), 0, keepdims=True), 3)))
+
+
+@coupled
+def entropy_of_average_prediction(x):
+    p = average(tf.nn.softmax(dense(x, 3)), 0)
+    return total(p * tf.log(p))
+
+
+@coupled
+def load_balance_of_experts(x):
+    gates = tf.nn.softmax(dense(x, 3, 'gate'))
+    top = tf.one_hot(tf.argmax(gates, 1), 3)
+    return 3 * total(average(gates, 0) * average(top, 0))
+
+
+@coupled
+def variance_hinge(x):
+    return average(tf.nn.relu(1 - tf.sqrt(tf.nn.moments(hidden(x), [0])[1] + 1e-4)))
+
+
+@coupled
+def lagrangian_of_mean(x):
+    excess = average(tf.abs(score(x, 'u'))) - 0.4
+    return average(score(x)) + variable('multiplier', []) * tf.nn.relu(excess)
+
+
+# ---- coupled: statistics that each example is given ----------------------------------------------
+
+@coupled
+def clipped_at_batch_mean(x):
+    v = score(x)
+    m = average(tf.abs(v))
+    return average(tf.clip_by_value(v, -m, m))
+
+
+@coupled
+def above_the_mean(x):
+    v = score(x)
+    return average(tf.where(v > average(v), v, tf.zeros_like(v)))
+
+
+@coupled
+def divided_by_stopped_maximum(x):
+    v = score(x)
+    return average(v / tf.stop_gradient(tf.reduce_max(tf.abs(v))))
+
+
+@coupled
+def stopped_mean_subtracted(x):
+    v = score(x)
+    return average(tf.square(v - tf.stop_gradient(average(v))))
+
+
+@coupled
+def mean_times_example(x):
+    return average(score(x) * average(score(x, 'u')))
+
+
+@coupled
+def sum_times_example(x):
+    return average(score(x) * total(score(x, 'u'))) / floats(size(x))
+
+
+@coupled
+def mean_concatenated_to_examples(x):
+    h = hidden(x)
+    c = tf.concat([h, tf.tile(average(h, 0, keepdims=True), [size(x), 1])], 1)
+    return average(tf.square(dense(c, 2)))
+
+
+@coupled
+def range_scaled(x):
+    v = score(x)
+    low = tf.reduce_min(v)
+    return average(tf.square((v - low) / (tf.reduce_max(v) - low + 1.)))
+
+
+@coupled
+def distillation_from_batch_average(x):
+    p = tf.nn.softmax(dense(x, 3))
+    q = tf.stop_gradient(average(p, 0))
+    return -average(total(q * tf.log(p), 1))
+
+
+@coupled
+def clip_by_global_norm_of_activations(x):
+    (h,), _ = tf.clip_by_global_norm([hidden(x)], 1.)
+    return average(h)
+
+
+# ---- coupled: sums divided by what is counted in the batch ---------------------------------------
+
+@coupled
+def dice_over_batch(x, label):
+    p = tf.sigmoid(score(x))
+    return 1 - (2 * total(p * label) + 1) / (total(p) + total(label) + 1)
+
+
+@coupled
+def f_beta(x, y):
+    p, t = tf.nn.softmax(dense(x, 3)), tf.one_hot(y, 3)
+    tp = total(p * t, 0)
+    return 1 - average(5 * tp / (total(p, 0) + 4 * total(t, 0) + 1e-6))
+
+
+@coupled
+def masked_mean_by_sum(seq, mask):
+    return total(mask * words(seq)) / total(mask)
+
+
+@coupled
+def boolean_mask_mean(seq, mask):
+    return average(tf.tanh(tf.tensordot(tf.boolean_mask(seq, mask > 0), variable('s', [4]), 1)))
+
+
+@coupled
+def boolean_mask_mean_of_rows(x, y):
+    return average(tf.boolean_mask(cross_entropy(x, y), y > 0))
+
+
+@coupled
+def where_indices_mean(x, y):
+    v = score(x)
+    return average(tf.gather(v, tf.where(tf.equal(y, 1))[:, 0]))
+
+
+@coupled
+def tf_losses_with_zero_weights(x, label):
+    return tf.losses.mean_squared_error(label, score(x), weights=label)
+
+
+@coupled
+def sum_by_lengths(seq, lengths):
+    m = tf.sequence_mask(lengths, 5, tf.float32)
+    return total(m * words(seq)) / floats(total(lengths))
+
+
+@coupled
+def mean_over_padded_maximum(seq, lengths):
+    m = tf.sequence_mask(lengths, dtype=tf.float32)
+    longest = tf.shape(m)[1]
+    return average(m * tf.tensordot(seq[:, :longest], variable('s', [4]), 1))
+
+
+@coupled
+def focal_by_positives(x, label):
+    ce = sigmoid_losses(score(x), label)
+    return total(ce * tf.square(1 - tf.exp(-ce))) / tf.maximum(total(label), 1.)
+
+
+@coupled
+def importance_weights_self_normalized(x, weight):
+    return total(weight / total(weight) * tf.square(score(x)))
+
+
+# ---- coupled: sizes ------------------------------------------------------------------------------
+
+@coupled
+def weights_by_range(x, y):
+    return average(cross_entropy(x, y) / (1. + floats(tf.range(size(x)))))
+
+
+@coupled
+def weights_by_linspace(x, y):
+    return average(cross_entropy(x, y) * tf.linspace(tf.constant(0.), tf.constant(1.), size(x)))
+
+
+@coupled
+def weights_by_cumulated_ones(x, y):
+    ce = cross_entropy(x, y)
+    return average(ce * tf.cumsum(tf.ones_like(ce)))
+
+
+@coupled
+def embedding_of_batch_position(x):
+    return average(tf.square(hidden(x) + tf.gather(variable('places', [20, 4]), tf.range(size(x)))))
+
+
+@coupled
+def slice_of_a_table_by_batch_size(x):
+    return average(tf.square(hidden(x) + variable('places', [20, 4])[:size(x)]))
+
+
+@coupled
+def times_batch_size(x):
+    return average(tf.square(score(x))) * floats(size(x))
+
+
+@coupled
+def by_root_of_batch_size(x):
+    return total(tf.square(score(x))) / tf.sqrt(floats(size(x)))
+
+
+@coupled
+def by_batch_size_plus_one(x):
+    return total(tf.square(score(x))) / (1. + floats(size(x)))
+
+
+@coupled
+def by_batch_size_minus_one(x):
+    return total(tf.square(score(x))) / floats(size(x) - 1)
+
+
+@coupled
+def by_integer_division(x):
+    return total(tf.square(score(x))) / floats(size(x) // 2)
+
+
+@coupled
+def by_a_constant(x):
+    return total(tf.square(score(x))) / 8.
+
+
+@coupled
+def by_square_of_batch_size(x):
+    return total(tf.square(score(x))) / tf.square(floats(size(x)))
+
+
+@coupled
+def plus_log_of_batch_size(x):
+    decay = tf.nn.l2_loss(variable('d', [3]))
+    return average(tf.square(score(x))) + tf.log(floats(size(x))) * decay
+
+
+@coupled
+def cond_on_batch_size(x):
+    v = score(x)
+    return tf.cond(size(x) > 4, lambda: average(v), lambda: average(tf.square(v)))
+
+
+@coupled
+def sum_over_batch(x):
+    return total(tf.square(score(x)))
+
+
+@coupled
+def decay_by_batch_size(x, y):
+    return (total(cross_entropy(x, y)) + tf.nn.l2_loss(variable('d', [3]))) / floats(size(x))
+
+
+@coupled
+def numbers_in_row_major_order(seq):
+    v = tf.reshape(words(seq), [-1])
+    return average(v * tf.sin(floats(tf.range(tf.size(v)))))
+
+
+# ---- coupled: loops and branches -----------------------------------------------------------------
+
+@coupled
+def cond_on_batch_mean(x):
+    v = score(x)
+    return tf.cond(average(x) > 0.02, lambda: average(v), lambda: average(tf.square(v)) + 1)
+
+
+@coupled
+def cond_on_any(x, y):
+    v = score(x)
+    return tf.cond(tf.reduce_any(tf.equal(y[:1], 0)),
+                   lambda: average(v), lambda: average(tf.square(v)) + 1)
+
+
+@coupled
+def where_on_batch_statistic(x):
+    v = score(x)
+    return average(v) * tf.where(tf.reduce_max(x) > 2., tf.constant(2.), tf.constant(1.))
+
+
+@coupled
+def scan_over_batch(x):
+    v = score(x)
+    return average(tf.scan(lambda a, e: tf.tanh(a + e), v, initializer=tf.zeros([])))
+
+
+@coupled
+def foldl_over_batch(x):
+    return tf.foldl(lambda a, e: tf.tanh(a + 0.5 * e), score(x), initializer=tf.zeros([]))
+
+
+@coupled
+def while_over_batch(x):
+    v = score(x)
+    return tf.while_loop(lambda i, a: i < size(x), lambda i, a: (i + 1, tf.tanh(a + v[i])),
+                         (0, tf.zeros([])))[1]
+
+
+@coupled
+def while_sum_over_batch(x):
+    v = score(x)
+    return tf.while_loop(lambda i, a: i < size(x), lambda i, a: (i + 1, a + v[i]),
+                         (0, tf.zeros([])))[1]
+
+
+@coupled
+def while_until_batch_converges(x):
+    return average(tf.while_loop(lambda t: tf.reduce_max(tf.abs(t)) > 0.5, lambda t: 0.8 * t,
+                                 [score(x)])[0])
+
+
+@coupled
+def rnn_over_batch_as_time(seq):
+    return average(tf.nn.dynamic_rnn(Cell(4, 4), seq, dtype=tf.float32, time_major=True)[0])
+
+
+@coupled
+def map_fn_that_sees_the_batch(x):
+    h = hidden(x)
+    return average(tf.map_fn(lambda e: tf.reduce_max(total(e * h, 1)), h))
+
+
+@coupled
+def map_fn_over_time_with_batch_max(seq):
+    h = tf.transpose(words(seq, 3), [1, 0, 2])
+    return average(tf.map_fn(lambda e: tf.reduce_max(e, 0), h))
+
+
+@coupled
+def map_fn_over_range_times_index(x):
+    v = score(x)
+    return average(tf.map_fn(lambda i: v[i] * floats(i), tf.range(size(x)), dtype=tf.float32))
+
+
+@coupled
+def batch_statistic_through_a_while_loop(x):
+    return average(tf.while_loop(lambda i, t: i < 3,
+                                 lambda i, t: (i + 1, t - 0.3 * average(t) * t),
+                                 (0, score(x)))[1])
+
+
+# ---- coupled: shapes -----------------------------------------------------------------------------
+
+@coupled
+def transposed_then_max(seq):
+    return average(tf.reduce_max(tf.transpose(words(seq, 3), [1, 0, 2]), 1))
+
+
+@coupled
+def wrong_reshape_to_time_major(seq):
+    return average(tf.reduce_max(tf.reshape(words(seq, 3), [5, -1, 3]), 0))
+
+
+@coupled
+def wrong_reshape_instead_of_transpose(x):
+    h = tf.reshape(tf.matmul(x, variable('w', [6, 6])), [6, -1])
+    return average(tf.square(tf.nn.softmax(h, axis=-1)))
+
+
+@coupled
+def wrong_reshape_in_pairs(x):
+    return average(tf.reduce_max(tf.reshape(hidden(x, 6), [-1, 4]), 1))
+
+
+@coupled
+def wrong_reshape_back(seq):
+    h = tf.reshape(tf.transpose(words(seq, 3), [1, 0, 2]), [-1, 3])
+    return average(tf.reduce_max(tf.reshape(h, [-1, 5, 3]), 1))
+
+
+@coupled
+def cumsum_of_flattened(seq):
+    return average(tf.tanh(tf.cumsum(tf.reshape(words(seq), [-1]))))
+
+
+@coupled
+def neighbours_of_flattened_words(seq):
+    v = tf.reshape(words(seq), [-1])
+    return average(v[1:] * v[:-1])
+
+
+@coupled
+def gather_with_wrong_offsets(seq, positions):
+    flat = tf.reshape(words(seq, 3), [-1, 3])
+    return average(tf.square(tf.gather(flat, tf.reshape(positions, [-1]))))
+
+
+@coupled
+def convolution_over_batch(x):
+    return average(tf.square(tf.nn.conv1d(x[None], variable('k', [3, 6, 2]), 1, 'SAME')))
+
+
+@coupled
+def pooled_over_batch(x):
+    return average(tf.nn.max_pool(hidden(x)[None, :, :, None], [1, 3, 1, 1], [1, 1, 1, 1], 'SAME'))
+
+
+@coupled
+def batch_as_height(image):
+    h = tf.transpose(image, [1, 0, 2, 3])
+    h = tf.nn.conv2d(h, variable('k', [3, 3, 3, 2]), [1, 1, 1, 1], 'SAME')
+    return average(tf.square(h))
+
+
+@coupled
+def band_part_over_batch(x):
+    h = hidden(x)
+    return average(tf.linalg.band_part(tf.matmul(h, variable('w', [4, 6])), -1, 0))
+
+
+# ---- coupled: gradients and writes ---------------------------------------------------------------
+
+@coupled
+def gradient_penalty_of_the_sum(x):
+    v = score(x)
+    g = tf.gradients(total(v), x)[0]
+    return average(v) + tf.square(tf.norm(g) - 1)
+
+
+@coupled
+def weight_gradient_penalty(x):
+    v = score(x)
+    loss = average(tf.square(v))
+    g = tf.gradients(loss, tf.trainable_variables(tf.get_variable_scope().name))
+    return loss + 0.1 * tf.add_n([tf.nn.l2_loss(t) for t in g])
+
+
+@coupled
+def invariant_risk_penalty(x, label):
+    scale = variable('scale', [])
+    loss = average(sigmoid_losses(score(x) * scale, label))
+    return loss + tf.square(tf.gradients(loss, scale)[0])
+
+
+@coupled
+def clipped_gradient_of_a_weight(x):
+    @tf.custom_gradient
+    def clipped(t):
+        return tf.identity(t), lambda g: tf.clip_by_norm(g, 0.05)
+    return average(tf.square(tf.matmul(x, clipped(variable('w', [6, 1])))))
+
+
+@coupled
+def custom_gradient_normalized_over_batch(x):
+    @tf.custom_gradient
+    def normalized(t):
+        return tf.identity(t), lambda g: g / (tf.norm(g) + 1e-3)
+    return average(tf.square(normalized(hidden(x))))
+
+
+@coupled
+def moving_average_normalizer(x):
+    v = score(x)
+    scale = variable('scale', [], trainable=False)
+    new = tf.assign(scale, 0.9 * scale + 0.1 * tf.reduce_max(tf.abs(v)))
+    return average(v / new)
+
+
+# ---- coupled: sparse and ragged ------------------------------------------------------------------
+
+@coupled
+def sparse_reduce_over_batch(tags):
+    values = tf.gather(variable('table', [10]), tags.values)
+    weights = tf.SparseTensor(tags.indices, values, tags.dense_shape)
+    return average(tf.square(tf.sparse_reduce_sum(weights, 0)))
+
+
+@coupled
+def mean_of_sparse_values(tags):
+    return average(tf.tanh(tf.gather(variable('table', [10]), tags.values)))
+
+
+@coupled
+def mean_of_ragged_values(seq, lengths):
+    ragged = tf.RaggedTensor.from_tensor(seq, lengths=lengths)
+    return average(tf.tanh(tf.tensordot(ragged.flat_values, variable('s', [4]), 1)))
+
+
+@coupled
+def tags_weighted_by_frequency(tags):
+    columns = tags.indices[:, 1]
+    counts = tf.unsorted_segment_sum(floats(tf.ones_like(tags.values)), columns, 10)
+    values = tf.gather(variable('table', [10]), columns) / tf.gather(counts, columns)
+    return total(tf.square(values)) / floats(tags.dense_shape[0])
+
+
+# ---- coupled: what rules could overlook ----------------------------------------------------------
+
+@coupled
+def top_k_by_count(x, label):
+    return average(tf.nn.top_k(dense(x, 20), 1 + total(tf.cast(label, tf.int32)))[0])
+
+
+@coupled
+def top_k_by_max(x, key):
+    return average(tf.nn.top_k(dense(x, 20), 1 + tf.cast(tf.reduce_max(key), tf.int32))[0])
+
+
+@coupled
+def weights_cut_at_batch_size(x):
+    return average(score(x)) + total(variable('e', [20])[:size(x)])
+
+
+@coupled
+def features_cut_at_batch_size(x):
+    return average(total(dense(x, 20)[:, :size(x)], 1))
+
+
+@coupled
+def rolled_by_batch_size(x):
+    return average(tf.roll(dense(x, 20), size(x), axis=1) * variable('q', [20]))
+
+
+@coupled
+def mean_plus_share(x):
+    return average(score(x)) + tf.nn.l2_loss(variable('d', [3])) / floats(size(x))
+
+
+@coupled
+def share_alone(x):
+    return tf.nn.l2_loss(variable('d', [3])) / floats(size(x)) + 1.
+
+
+@coupled
+def determinant_of_covariance(x):
+    h = hidden(x)
+    return tf.matrix_determinant(tf.matmul(h, h, transpose_a=True) / floats(size(x)))
+
+
+@coupled
+def inverse_of_covariance(x):
+    h = hidden(x)
+    return total(tf.matrix_inverse(tf.matmul(h, h, transpose_a=True) / floats(size(x)) + tf.eye(4)))
+
+
+@coupled
+def cumprod_of_mean(x):
+    return total(tf.cumprod(average(hidden(x), 0)))
+
+
+@coupled
+def bool_of_size(x):
+    return total(score(x)) / floats(tf.cast(size(x), tf.bool))
+
+
+@coupled
+def uint8_of_size(x):
+    return total(score(x)) / floats(tf.cast(size(x) * 100, tf.uint8))
+
+
+@coupled
+def rounded_share(x):
+    return total(score(x)) * floats(tf.cast(10. / floats(size(x)), tf.int32))
+
+
+@coupled
+def chosen_numbers(x):
+    return average(tf.gather(score(x), tf.gather(tf.range(size(x)), [0, 1])))
+
+
+@coupled
+def numbers_from_cond(x):
+    flag = tf.placeholder_with_default(True, [])
+    r = tf.cond(flag, lambda: tf.range(size(x)), lambda: tf.range(size(x)))
+    return average(score(x)) + average(floats(r))
+
+
+@coupled
+def concat_of_array(x):
+    ta = tf.TensorArray(tf.float32, 1).write(0, score(x))
+    return tf.reduce_max(ta.concat())
+
+
+@coupled
+def array_grad(x, z):
+    ta = tf.TensorArray(tf.float32, 3, element_shape=None).split(score(x), [2, size(x) - 4, 2])
+    return tf.reduce_max(ta.read(0)) + average(score(z, 'u'))
+
+
+@coupled
+def contrast_of_three_dimensions(x):
+    h = tf.reshape(dense(x, 6), [-1, 2, 3])
+    return average(tf.square(tf.image.adjust_contrast(h, 2.)))
+
+
+@coupled
+def nested_map_fn(x):
+    v = score(x)
+    return average(tf.map_fn(lambda e: total(tf.map_fn(lambda f: tf.tanh(e * f), v)), v))
+
+
+@coupled
+def nested_map_fn_matrix(x):
+    v = score(x)
+    return average(tf.map_fn(lambda e: tf.map_fn(lambda f: tf.tanh(e * f), v), v))
+
+
+@coupled
+def ones_like_cut_by_count(x, label):
+    k = tf.cast(total(label), tf.int32)
+    return average(score(x)) + total(tf.ones_like(variable('e', [20])[:k])) * variable('g', [])
+
+
+@coupled
+def sum_plus_offset_sum(x):
+    return total(score(x)) + (total(score(x, 'u')) + tf.nn.l2_loss(variable('d', [3])))
+
+
+@coupled
+def resized_to_the_batch_size(image):
+    n = tf.shape(image)[0]
+    return average(tf.square(tf.image.resize_bilinear(image, tf.stack([n, n]))))
+
+
+@coupled
+def reshaped_by_minimum(x):
+    return average(tf.reduce_max(tf.reshape(dense(x, 4), [-1, tf.minimum(size(x), 4)]), 1))
+
+
+@coupled
+def reshaped_by_difference(x):
+    return average(tf.reduce_max(tf.reshape(dense(x, 7), [-1, size(x) - 10000]), 1))
+
+
+@coupled
+def conditional_accumulator(x):
+    q = tf.FIFOQueue(1, [tf.float32], [[]])
+    with tf.control_dependencies([q.enqueue(average(score(x)))]):
+        return tf.square(q.dequeue())
+
+
+@coupled
+def softmax_after_squeeze(x):
+    return average(tf.nn.softmax(tf.squeeze(dense(x, 4)[:, None])))
+
+
+@coupled
+def matrix_diag_of_sums(x):
+    return total(tf.matrix_determinant(tf.matrix_diag(average(hidden(x), 0))))
+
+
+@coupled
+def share_times_example_then_sum_twice(x):
+    return total(score(x) / floats(size(x))) / floats(size(x))
+
+
+@coupled
+def eye_of_size(x):
+    return average(score(x)) + total(tf.eye(size(x))) * variable('g', [])
+
+
+@coupled
+def split_by_count(x, label):
+    k = tf.cast(tf.reduce_max(label), tf.int32)
+    return average(total(tf.split(dense(x, 6), [1 + k, 5 - k], 1)[0], 1))
+
+
+@coupled
+def integer_mean(key):
+    return floats(average(key)) * variable('g', [])
+
+
+@coupled
+def mean_to_int(x):
+    return floats(tf.cast(average(score(x)) * 100, tf.int32)) * variable('g', [])
+
+
+@coupled
+def segment_sum_sorted(x, key):
+    return total(tf.square(tf.math.segment_sum(score(x), tf.sort(key))))
+
+
+@coupled
+def gradient_clipped_by_global_norm(x):
+    v = score(x)
+    g = tf.gradients(average(tf.square(v)), [v])[0]
+    return total(tf.stop_gradient(g / tf.norm(g)) * v)
+
+
+@coupled
+def share_in_filter(image):
+    k = variable('k', [3, 3, 3, 2]) / floats(size(image))
+    return average(tf.nn.conv2d(image, k, [1, 1, 1, 1], 'SAME'))
+
+
+@coupled
+def one_hot_of_mean(x, y):
+    return average(tf.one_hot(y, 3, on_value=average(score(x)), off_value=0.) * dense(x, 3))
+
+
+@coupled
+def inference_norm_by_batch_mean(image):
+    m, v = tf.nn.moments(image, [0, 1, 2])
+    h = tf.nn.fused_batch_norm(image, variable('s', [3]), variable('o', [3]), m, v,
+                               is_training=False)[0]
+    return average(tf.square(h * 3))
+
+
+@coupled
+def weights_at_numbers_of_examples(x):
+    w = variable('w20', [1, 20])
+    array = tf.TensorArray(tf.float32, size(x))
+    array = tf.while_loop(
+        lambda i, t: i < size(x),
+        lambda i, t: (i + 1, t.write(i, tf.gather_nd(w, tf.stack([0, i])))), (0, array))[1]
+    return average(array.stack()) + average(score(x))
+
+
+@coupled
+def sparse_weights_times_examples(x):
+    shape = tf.cast(tf.stack([2, size(x)]), tf.int64)
+    s = tf.SparseTensor(tf.constant([[0, 0], [1, 2]], tf.int64), [1., 3.], shape)
+    return total(tf.square(tf.sparse_tensor_dense_matmul(s, hidden(x))))
+
+
+@coupled
+def first_column_counted_from_the_last(tags):
+    values = tf.gather(variable('table', [10]), tags.values)
+    return total(floats(tags.indices[:, -2]) * values) / floats(tags.dense_shape[0])
+
+
+def _in_functions(build):
+    """Branches as functions, as control flow v2 has them."""
+    tf.enable_control_flow_v2()
+    try:
+        return build()
+    finally:
+        tf.disable_control_flow_v2()
+
+
+def _resource():
+    return tf.get_variable('r', [], tf.float32, tf.zeros_initializer(), trainable=False,
+                           use_resource=True)
+
+
+@coupled
+def written_and_read_in_a_function(x):
+    variable, m, flag = _resource(), average(score(x)), tf.placeholder_with_default(True, [])
+
+    def branch():
+        with tf.control_dependencies([variable.assign(m)]):
+            return variable.read_value() * 1.
+    return m + tf.square(_in_functions(lambda: tf.cond(flag, branch, lambda: tf.constant(1.))))
+
+
+@coupled
+def written_and_then_read_in_a_function(x):
+    variable, m, flag = _resource(), average(score(x)), tf.placeholder_with_default(True, [])
+    with tf.control_dependencies([variable.assign(m)]):
+        read = _in_functions(lambda: tf.cond(flag, lambda: variable.read_value() * 1.,
+                                             lambda: tf.constant(1.)))
+    return m + tf.square(read)
+
+
+@coupled
+def ones_of_a_size_of_their_own_in_a_branch(x):
+    flag = tf.placeholder_with_default(True, [])
+    v = tf.cond(flag, lambda: score(x), lambda: tf.ones([4]))
+    return total(v) / floats(size(x))
+
+
+@coupled
+def cond_in_a_while(x):
+    def body(i, t):
+        return i + 1, t * tf.cond(average(t) > 0., lambda: 2., lambda: 1.)
+    return average(tf.while_loop(lambda i, t: i < 3, body, (0, score(x)))[1])
+
+
+@coupled
+def loop_as_often_as_a_maximum(x, key):
+    k = tf.cast(tf.reduce_max(key), tf.int32)
+    return average(tf.while_loop(lambda i, h: i < k, lambda i, h: (i + 1, h * 0.5),
+                                 (0, score(x)))[1])
+
+
+@coupled
+def loop_as_often_as_examples(x):
+    return average(tf.while_loop(lambda i, h: i < size(x), lambda i, h: (i + 1, h * 0.5),
+                                 (0, score(x)))[1])
+
+
+@coupled
+def loop_from_one(x):
+    factor = tf.while_loop(lambda i, h: i < size(x), lambda i, h: (i + 1, h * 0.5),
+                           (1, tf.constant(1.)))[1]
+    return average(score(x)) * factor
+
+
+@coupled
+def places_of_maxima_in_the_batch(image):
+    places = tf.nn.max_pool_with_argmax(image, [1, 2, 2, 1], [1, 2, 2, 1], 'SAME',
+                                        include_batch_in_index=True)[1]
+    return average(floats(places) * variable('g', []))
+
+
+# ---- independent: usual losses -------------------------------------------------------------------
+
+@independent
+def softmax_cross_entropy(x, y):
+    return average(cross_entropy(x, y))
+
+
+@independent
+def softmax_cross_entropy_by_hand(x, y):
+    return -average(total(tf.one_hot(y, 3) * tf.log(tf.nn.softmax(dense(x, 3)) + 1e-9), 1))
+
+
+@independent
+def sigmoid_cross_entropy(x, label):
+    return average(tf.nn.sigmoid_cross_entropy_with_logits(labels=label, logits=score(x)))
+
+
+@independent
+def tf_losses_sparse_softmax(x, y):
+    return tf.losses.sparse_softmax_cross_entropy(y, dense(x, 3))
+
+
+@independent
+def tf_losses_total(x, y):
+    tf.losses.sparse_softmax_cross_entropy(y, dense(x, 3))
+    tf.losses.absolute_difference(x, dense(hidden(x), 6, 'decode'))
+    return tf.losses.get_total_loss()
+
+
+@independent
+def tf_losses_huber(x, label):
+    return tf.losses.huber_loss(label, score(x))
+
+
+@independent
+def huber_by_hand(x, label):
+    e = tf.abs(score(x) - label)
+    return average(tf.where(e < 0.5, 0.5 * tf.square(e), 0.5 * e - 0.125))
+
+
+@independent
+def focal(x, label):
+    ce = tf.nn.sigmoid_cross_entropy_with_logits(labels=label, logits=score(x))
+    return average((0.25 * label + 0.75 * (1 - label)) * tf.pow(1 - tf.exp(-ce), 2.) * ce)
+
+
+@independent
+def pinball(x, label):
+    e = label[:, None] - dense(x, 3)
+    q = tf.constant([0.1, 0.5, 0.9])
+    return average(tf.maximum(q * e, (q - 1) * e))
+
+
+@independent
+def negated_objective(x, label):
+    return -(average(tf.log(tf.sigmoid(score(x))) * label) - 0.5)
+
+
+@independent
+def policy_gradient(x, y, weight):
+    log_p = -cross_entropies(y, dense(x, 3))
+    return -average(log_p * weight)
+
+
+@independent
+def class_weights(x, y):
+    return average(cross_entropy(x, y) * tf.gather(tf.constant([1., 2., 0.5]), y))
+
+
+@independent
+def example_weights(x, y, weight):
+    return average(cross_entropy(x, y) * weight)
+
+
+@independent
+def weight_decay(x, y):
+    ce = average(cross_entropy(x, y))
+    return ce + 1e-2 * tf.add_n([tf.nn.l2_loss(v) for v in tf.trainable_variables(tf.get_variable_scope().name)])
+
+
+@independent
+def sum_of_task_losses(x, y, label):
+    return tf.add_n([average(cross_entropy(x, y)),
+                     0.3 * average(tf.square(score(x) - label)),
+                     total(average(tf.abs(hidden(x, name='t')), 0))])
+
+
+@independent
+def mean_of_means(x, y, label):
+    return average([average(cross_entropy(x, y)), average(tf.square(score(x) - label))])
+
+
+@independent
+def uncertainty_weighted(x, y, label):
+    a, b = variable('a', []), variable('b', [])
+    first, second = average(cross_entropy(x, y)), average(tf.square(score(x) - label))
+    return tf.exp(-a) * first + a + tf.exp(-b) * second + b
+
+
+@independent
+def only_weights(x):
+    return tf.nn.l2_loss(variable('d', [3])) + 0. * average(x)
+
+
+@independent
+def schedule_times_mean(x):
+    step = tf.get_variable('step', [], tf.int64, tf.constant_initializer(5), trainable=False)
+    ramp = tf.minimum(floats(step) / 10., 1.)
+    return average(tf.square(score(x))) * ramp + tf.exp(-floats(step)) * average(x)
+
+
+# ---- independent: each example by itself ---------------------------------------------------------
+
+@independent
+def norm_of_each_example(x):
+    return average(tf.norm(hidden(x), axis=1))
+
+
+@independent
+def root_mean_square_of_each_example(x):
+    return average(tf.sqrt(average(tf.square(hidden(x)), 1)))
+
+
+@independent
+def masked_mean_of_each_example(seq, mask):
+    v = words(seq)
+    return average(total(mask * v, 1) / total(mask, 1))
+
+
+@independent
+def layer_norm(x):
+    h = hidden(x)
+    mean, variance = tf.nn.moments(h, [-1], keep_dims=True)
+    return average(tf.abs((h - mean) * tf.rsqrt(variance + 1e-3) * variable('gamma', [4]) - 0.2))
+
+
+@independent
+def layer_norm_time_major(seq):
+    h = tf.transpose(words(seq, 3), [1, 0, 2])
+    mean, variance = tf.nn.moments(h, [2], keep_dims=True)
+    return average(tf.abs((h - mean) * tf.rsqrt(variance + 1e-3) - 0.2))
+
+
+@independent
+def instance_norm(image):
+    h = tf.nn.conv2d(image, variable('k', [3, 3, 3, 4]), [1, 1, 1, 1], 'SAME')
+    mean, variance = tf.nn.moments(h, [1, 2], keep_dims=True)
+    return average(tf.abs((h - mean) / tf.sqrt(variance + 1e-3) - 0.1))
+
+
+@independent
+def batch_norm_at_inference(x):
+    moving_mean = variable('moving_mean', [4], trainable=False)
+    h = tf.nn.batch_normalization(hidden(x), moving_mean, tf.square(moving_mean),
+                                  variable('beta', [4]), variable('gamma', [4]), 1e-3)
+    return average(tf.square(h))
+
+
+@independent
+def triplet_within_an_example(seq):
+    h = tf.nn.l2_normalize(words(seq, 3), 2)
+    near = total(tf.square(h[:, 0] - h[:, 1]), 1)
+    far = total(tf.square(h[:, 0] - h[:, 2]), 1)
+    return average(tf.nn.relu(0.2 + near - far))
+
+
+@independent
+def pairs_within_a_list(seq, ids):
+    v = words(seq)
+    better = floats(ids[:, :, None] > ids[:, None, :])
+    return average(total(better * tf.nn.softplus(v[:, None, :] - v[:, :, None]), [1, 2]))
+
+
+@independent
+def top_positions_of_each_example(seq):
+    return average(tf.nn.top_k(words(seq), 2)[0])
+
+
+@independent
+def sorted_features(x):
+    return average(tf.sort(hidden(x), axis=1) * tf.constant([1., 2., 3., 4.]))
+
+
+@independent
+def cumulated_over_time(seq):
+    return average(tf.tanh(tf.cumsum(words(seq), axis=1)))
+
+
+@independent
+def reversed_and_rolled_over_time(seq):
+    h = words(seq, 3)
+    return average(tf.reverse(h, [1]) * tf.roll(h, 1, 1))
+
+
+@independent
+def reverse_sequence_of_each_example(seq, lengths):
+    h = words(seq, 3)
+    return average(h * tf.reverse_sequence(h, lengths, seq_axis=1, batch_axis=0))
+
+
+@independent
+def clipped_norm_of_each_example(x):
+    return average(tf.square(dense(tf.clip_by_norm(hidden(x), 0.5, axes=[1]), 1)))
+
+
+@independent
+def solved_for_each_example(seq):
+    h = words(seq, 3)
+    a = tf.matmul(h, h, transpose_a=True) + tf.eye(3)
+    return average(tf.matrix_inverse(a))
+
+
+@independent
+def straight_through(x):
+    h = hidden(x)
+    return average(tf.square(dense(h + tf.stop_gradient(tf.round(h) - h), 1)))
+
+
+@independent
+def vector_quantization(x):
+    h, codes = hidden(x), variable('codes', [5, 4])
+    products = tf.matmul(h, codes, transpose_b=True)
+    nearest = tf.argmin(total(tf.square(codes), 1) - 2 * products, 1)
+    chosen = tf.nn.embedding_lookup(codes, nearest)
+    return average(tf.square(tf.stop_gradient(chosen) - h)) + average(
+        tf.square(chosen - tf.stop_gradient(h)))
+
+
+@independent
+def gather_nd_of_chosen_class(x, y):
+    picked = tf.gather_nd(dense(x, 3), tf.stack([tf.range(tf.cast(size(x), tf.int64)), y], 1))
+    return average(tf.square(picked - 1))
+
+
+@independent
+def gather_nd_with_row_numbers(seq, lengths):
+    n = tf.cast(size(seq), tf.int64)
+    last = tf.gather_nd(words(seq, 3), tf.stack([tf.range(n), lengths - 1], 1))
+    return average(tf.square(last))
+
+
+@independent
+def one_hot_choice(x, y, weight):
+    return average(tf.square(total(dense(x, 3) * tf.one_hot(y, 3), 1) - weight))
+
+
+@independent
+def conditional_of_each_example(x, label):
+    return average(tf.where(label > 0.5, tf.square(score(x)), tf.abs(score(x, 'u'))))
+
+
+@independent
+def selected_rows(x, z, label):
+    h = tf.where(label > 0.5, hidden(x), tf.tanh(z[:, :4]))
+    return average(tf.square(dense(h, 2)))
+
+
+@independent
+def accuracy_as_weight_of_each(x, y):
+    return average(cross_entropy(x, y) * floats(tf.equal(tf.argmax(dense(x, 3, 'p'), 1), y)))
+
+
+@independent
+def inclusion_by_in_top_k(x, y):
+    is_right = floats(tf.nn.in_top_k(dense(x, 3, 'p'), y, 1))
+    return average(cross_entropy(x, y) * (1. + is_right))
+
+
+# ---- independent: sizes --------------------------------------------------------------------------
+
+@independent
+def sum_by_batch_size(x, y):
+    return total(cross_entropy(x, y)) / floats(size(x))
+
+
+@independent
+def sum_times_inverse_batch_size(x, y):
+    return total(cross_entropy(x, y)) * (1.0 / floats(size(x)))
+
+
+@independent
+def sum_by_batch_size_and_time(seq):
+    v = tf.square(words(seq))
+    return total(v) / floats(tf.shape(v)[0] * tf.shape(v)[1])
+
+
+@independent
+def l2_loss_by_batch_size(x):
+    return tf.nn.l2_loss(hidden(x)) / floats(size(x))
+
+
+@independent
+def batch_size_times_mean_by_batch_size(x):
+    return average(tf.square(score(x))) * floats(size(x)) / floats(size(x))
+
+
+@independent
+def positions_by_range_over_time(seq):
+    positions = tf.gather(variable('places', [20, 4]), tf.range(tf.shape(seq)[1]))
+    return average(tf.square(tf.tensordot(seq + positions, variable('s', [4]), 1)))
+
+
+@independent
+def positions_tiled_over_examples(seq):
+    places = tf.tile(tf.range(5)[None], [size(seq), 1])
+    return average(tf.square(words(seq + tf.gather(variable('places', [20, 4]), places))))
+
+
+@independent
+def go_symbols_concatenated(ids):
+    shifted = tf.concat([tf.fill([size(ids), 1], tf.constant(2, tf.int64)), ids[:, :-1]], 1)
+    return average(tf.square(total(tf.gather(variable('table', [10, 4]), shifted), 1)))
+
+
+@independent
+def expanded_class_token(seq):
+    token = tf.tile(variable('token', [1, 1, 4]), [size(seq), 1, 1])
+    h = tf.concat([token, seq], 1)
+    s = tf.nn.softmax(tf.matmul(h, h, transpose_b=True))
+    return average(tf.matmul(s, h)[:, 0])
+
+
+@independent
+def zero_state_tiled_from_a_weight(seq):
+    start = tf.tile(variable('start', [1, 4]), [size(seq), 1])
+    return average(tf.square(tf.nn.dynamic_rnn(Cell(4, 4), seq, initial_state=start)[0]))
+
+
+# ---- independent: shapes -------------------------------------------------------------------------
+
+@independent
+def self_attention(seq):
+    def heads(name):
+        h = tf.reshape(tf.tensordot(seq, variable(name, [4, 4]), 1), [-1, 5, 2, 2])
+        return tf.transpose(h, [0, 2, 1, 3])
+    p = tf.nn.softmax(tf.matmul(heads('q'), heads('k'), transpose_b=True))
+    context = tf.transpose(tf.matmul(p, heads('v')), [0, 2, 1, 3])
+    return average(tf.square(tf.reshape(context, [tf.shape(seq)[0], 5, 4])))
+
+
+@independent
+def heads_stacked_into_the_batch(seq):
+    def heads(name):
+        h = tf.tensordot(seq, variable(name, [4, 4]), 1)
+        return tf.concat(tf.split(h, 2, axis=2), axis=0)
+    p = tf.nn.softmax(tf.matmul(heads('q'), tf.transpose(heads('k'), [0, 2, 1])))
+    context = tf.matmul(p, heads('v'))
+    return average(tf.square(tf.concat(tf.split(context, 2, axis=0), axis=2) + seq))
+
+
+@independent
+def causal_attention(seq):
+    q, k = tf.tensordot(seq, variable('q', [4, 4]), 1), tf.tensordot(seq, variable('k', [4, 4]), 1)
+    allowed = tf.linalg.band_part(tf.ones([5, 5]), -1, 0)
+    scores = tf.matmul(q, k, transpose_b=True)
+    return average(tf.matmul(tf.nn.softmax(scores * allowed - 1e4 * (1 - allowed)), seq))
+
+
+@independent
+def einsum_attention(seq):
+    q, k = [tf.einsum('btd,dhe->bthe', seq, variable(name, [4, 2, 3])) for name in 'qk']
+    p = tf.nn.softmax(tf.einsum('bthe,bshe->bhts', q, k))
+    return average(tf.square(tf.einsum('bhts,bshe->bthe', p, k)))
+
+
+@independent
+def flattened_dense_and_back(seq):
+    h = tf.reshape(tf.tanh(dense(tf.reshape(seq, [-1, 4]), 3)), [-1, 5, 3])
+    return average(tf.reduce_max(h, 1))
+
+
+@independent
+def time_major_flattened_and_back(seq):
+    s = tf.transpose(seq, [1, 0, 2])
+    h = tf.reshape(tf.tanh(dense(tf.reshape(s, [-1, 4]), 3)), [5, -1, 3])
+    return average(tf.reduce_max(h, 0))
+
+
+@independent
+def tiled_beams(x):
+    n = size(x)
+    beams = tf.reshape(tf.tile(x[:, None], [1, 3, 1]), [n * 3, 6])
+    h = tf.reshape(hidden(beams), [n, 3, 4]) * variable('beam', [3, 1])
+    return average(tf.reduce_max(h, 1))
+
+
+@independent
+def packed_and_unpacked_features(x):
+    columns = tf.unstack(hidden(x), axis=1)
+    return average(tf.square(tf.stack([columns[0] * columns[1], columns[2] + columns[3]], 1)))
+
+
+@independent
+def packed_along_a_new_first_axis(x):
+    stacked = tf.stack([hidden(x, 4, 'a'), hidden(x, 4, 'b')])
+    return average(tf.reduce_max(stacked, 0))
+
+
+@independent
+def two_batches_concatenated(x, z):
+    h = hidden(tf.concat([x, z], 0))
+    a, b = tf.split(h, 2)
+    return average(tf.square(a - b))
+
+
+@independent
+def real_and_fake_concatenated(x, z):
+    scores = score(tf.concat([x, z], 0))
+    return average(sigmoid_losses(scores, tf.concat([tf.ones([size(x)]), tf.zeros([size(x)])], 0)))
+
+
+@independent
+def split_features(x):
+    a, b = tf.split(dense(x, 6), [2, 4], axis=1)
+    return average(tf.sigmoid(a)) + average(tf.square(b))
+
+
+@independent
+def next_word_over_flattened(ids):
+    h = tf.reshape(tf.nn.embedding_lookup(variable('table', [10, 4]), ids), [-1, 4])
+    return average(cross_entropies(tf.reshape(ids, [-1]), dense(h, 10)))
+
+
+@independent
+def maxout(x):
+    return average(tf.reduce_max(tf.reshape(dense(x, 6), [-1, 2, 3]), 1))
+
+
+@independent
+def squeeze_and_excitation(image):
+    h = tf.nn.conv2d(image, variable('k', [3, 3, 3, 4]), [1, 1, 1, 1], 'SAME')
+    gate = tf.sigmoid(dense(average(h, [1, 2]), 4))
+    return average(tf.square(h * tf.reshape(gate, [-1, 1, 1, 4])))
+
+
+# ---- independent: images -------------------------------------------------------------------------
+
+@independent
+def convolutions(image, y):
+    h = tf.nn.conv2d(image, variable('k1', [3, 3, 3, 4]), [1, 2, 2, 1], 'SAME')
+    h = tf.nn.relu(tf.nn.bias_add(h, variable('b1', [4])))
+    h = tf.nn.max_pool(h, [1, 2, 2, 1], [1, 2, 2, 1], 'SAME')
+    return average(cross_entropies(y, dense(tf.reshape(h, [-1, 16]), 3)))
+
+
+@independent
+def global_average_pooling(image, y):
+    h = average(tf.nn.conv2d(image, variable('k1', [3, 3, 3, 4]), [1, 1, 1, 1], 'SAME'), [1, 2])
+    return average(cross_entropies(y, dense(h, 3)))
+
+
+@independent
+def depthwise_convolution(image):
+    h = tf.nn.separable_conv2d(image, variable('d', [3, 3, 3, 2]), variable('p', [1, 1, 6, 4]),
+                               [1, 1, 1, 1], 'SAME')
+    return average(tf.square(h))
+
+
+@independent
+def atrous_convolution(image):
+    return average(tf.square(tf.nn.atrous_conv2d(image, variable('k', [3, 3, 3, 2]), 2, 'SAME')))
+
+
+@independent
+def dilated_wavenet_layer(seq):
+    h = tf.transpose(tf.reshape(tf.pad(seq, [[0, 0], [0, 1], [0, 0]]), [-1, 2, 4]), perm=[1, 0, 2])
+    h = tf.reshape(h, [size(seq) * 2, -1, 4])
+    h = tf.nn.conv1d(h, variable('k', [2, 4, 4]), 1, 'SAME')
+    h = tf.transpose(tf.reshape(h, [2, -1, 4]), [1, 0, 2])
+    return average(tf.square(tf.reshape(h, [size(seq), -1, 4])))
+
+
+@independent
+def transposed_convolution(image):
+    h = tf.nn.conv2d_transpose(image, variable('k', [3, 3, 2, 3]),
+                               tf.stack([size(image), 16, 16, 2]), [1, 2, 2, 1], 'SAME')
+    return average(tf.square(h))
+
+
+@independent
+def image_patches(image):
+    patches = tf.extract_image_patches(image, [1, 4, 4, 1], [1, 4, 4, 1], [1, 1, 1, 1], 'VALID')
+    return average(tf.square(tf.tensordot(patches, variable('p', [48, 3]), 1)))
+
+
+@independent
+def text_convolution(ids, y):
+    e = tf.expand_dims(tf.nn.embedding_lookup(variable('table', [10, 4]), ids), -1)
+    h = tf.nn.relu(tf.nn.conv2d(e, variable('k', [2, 4, 1, 2]), [1, 1, 1, 1], 'VALID'))
+    h = tf.nn.max_pool(h, [1, 4, 1, 1], [1, 1, 1, 1], 'VALID')
+    return average(cross_entropies(y, dense(tf.reshape(h, [-1, 2]), 3)))
+
+
+@independent
+def dice_of_each_example(image, dense_map):
+    p = tf.sigmoid(tf.nn.conv2d(image, variable('k', [3, 3, 3, 1]), [1, 1, 1, 1], 'SAME'))
+    both, either = total(p * dense_map, [1, 2, 3]), total(p + dense_map, [1, 2, 3])
+    return 1 - average((2 * both + 1) / (either + 1))
+
+
+@independent
+def total_variation_of_images(image):
+    h = tf.nn.conv2d(image, variable('k', [3, 3, 3, 3]), [1, 1, 1, 1], 'SAME')
+    return average(tf.image.total_variation(h))
+
+
+# ---- independent: loops and branches -------------------------------------------------------------
+
+@independent
+def rnn_batch_major(seq):
+    return average(tf.square(rnn(seq)[0]))
+
+
+@independent
+def rnn_time_major(seq):
+    return average(tf.square(rnn(seq, True)[0]))
+
+
+@independent
+def rnn_unrolled_in_python(seq):
+    cell = Cell(4, 4)
+    state, outputs = cell.zero_state(size(seq), tf.float32), []
+    for step in tf.unstack(seq, axis=1):
+        out, state = cell(step, state)
+        outputs.append(out)
+    return average(tf.square(tf.stack(outputs, 1)))
+
+
+@independent
+def rnn_over_scan(seq):
+    cell = Cell(4, 4)
+    states = tf.scan(lambda state, inputs: cell(inputs, state)[0],
+                     tf.transpose(seq, [1, 0, 2]), initializer=tf.zeros([size(seq), 4]))
+    return average(tf.square(states))
+
+
+@independent
+def while_over_time(seq):
+    w = variable('s', [4, 4])
+    return average(tf.while_loop(lambda t, h: t < 5,
+                                 lambda t, h: (t + 1, tf.tanh(tf.matmul(seq[:, t] + h, w))),
+                                 (0, tf.zeros_like(seq[:, 0])))[1])
+
+
+@independent
+def while_over_layers(x):
+    w = variable('w', [6, 6])
+    return average(tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(tf.matmul(h, w))),
+                                 (0, x))[1])
+
+
+@independent
+def map_fn_over_examples(seq):
+    w = variable('s', [4, 3])
+    return average(tf.map_fn(lambda e: tf.reduce_max(tf.matmul(e, w)), seq))
+
+
+@independent
+def map_fn_moments_of_each_example(seq):
+    w = variable('s', [4, 3])
+    def normalize(e):
+        h = tf.matmul(e, w)
+        m, v = tf.nn.moments(h, [0])
+        return (h - m) / tf.sqrt(v + 0.1)
+    return average(tf.square(tf.map_fn(normalize, seq) - 0.3))
+
+
+@independent
+def cond_on_a_placeholder(x, y):
+    training = tf.placeholder_with_default(True, [])
+    h = hidden(x)
+    h = tf.cond(training, lambda: h * 2. - 1., lambda: h)
+    return average(cross_entropies(y, dense(h, 3)))
+
+
+@independent
+def cond_on_the_step(x):
+    step = tf.get_variable('step', [], tf.int64, tf.constant_initializer(5), trainable=False)
+    loss = average(tf.square(score(x)))
+    return tf.cond(step > 3, lambda: loss * 2., lambda: loss * 3.)
+
+
+@independent
+def ctc_mean(seq, ids, lengths):
+    logits = tf.transpose(words(seq, 11), [1, 0, 2])
+    index = tf.where(tf.sequence_mask((lengths + 1) // 2, 5))
+    labels = tf.SparseTensor(index, tf.cast(tf.gather_nd(ids, index), tf.int32),
+                             tf.cast(tf.shape(ids), tf.int64))
+    return average(tf.nn.ctc_loss(labels, logits, tf.fill([size(seq)], 5)))
+
+
+# ---- independent: random numbers -----------------------------------------------------------------
+
+@independent
+def dropout(x, y):
+    return average(cross_entropies(y, dense(tf.nn.dropout(hidden(x), keep_prob=0.5), 3)))
+
+
+@independent
+def variational_autoencoder(x):
+    mu, log_s = dense(x, 2, 'mu'), dense(x, 2, 's')
+    z = mu + tf.exp(log_s) * tf.random_normal(tf.shape(mu))
+    kl = -0.5 * total(1 + 2 * log_s - tf.square(mu) - tf.exp(2 * log_s), 1)
+    return average(total(tf.square(dense(z, 6, 'decode') - x), 1) + kl)
+
+
+@independent
+def generator_of_noise(x):
+    z = tf.random_normal([size(x), 3])
+    fake = dense(z, 6, 'g')
+    w, u = variable('dw', [6, 4]), variable('du', [4, 1])
+    score = lambda t: tf.matmul(tf.tanh(tf.matmul(t, w)), u)
+    return average(tf.nn.softplus(-score(x))) + average(tf.nn.softplus(score(fake)))
+
+
+@independent
+def gumbel_softmax(x):
+    u = tf.random_uniform([size(x), 3])
+    p = tf.nn.softmax((dense(x, 3) - tf.log(-tf.log(u + 1e-9) + 1e-9)) / 0.5)
+    return average(tf.square(tf.matmul(p, variable('d', [3, 2]))))

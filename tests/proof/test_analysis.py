@@ -1,0 +1,106 @@
+"""What the analysis says of inputs of every kind, and of values other than losses."""
+
+import losses
+import tensorflow.compat.v1 as tf
+
+from towers.proof.analysis import analyse
+from towers.proof.batch_norms import find_batch_norms
+from towers.proof.states import Kind
+from towers.proof.verdict import Question, verdict_of
+
+MEAN_OF_TOWERS = Question(adds_shards=False, static_size=None, names='tower')
+
+
+def analysed(fetches, inputs):
+    return analyse(tf.get_default_graph().get_operations(), inputs, fetches)
+
+
+def verdict(loss, inputs):
+    analysis = analysed([loss], inputs)
+    norms = find_batch_norms(analysis, tf.get_default_graph().get_operations())
+    return verdict_of([loss], analysis, norms, MEAN_OF_TOWERS).text
+
+
+def test_inputs_may_be_a_nest_of_which_some_are_not_used():
+    inputs = losses.make_inputs(['x', 'y', 'tags'])
+    loss = losses.INDEPENDENT['softmax_cross_entropy'](inputs['x'], inputs['y'])
+    assert verdict(loss, {'a': inputs['x'], 'b': [inputs['y'], inputs['tags'], None]}).startswith(
+        'proven: ')
+
+
+def test_an_input_that_is_handed_on_has_the_examples():
+    x = losses.make_inputs(['x'])['x']
+    found = analysed([tf.reduce_mean(x)], x)
+    assert found.of(x).kind is Kind.PER_EXAMPLE
+    assert found.of(tf.constant(1.)).kind is Kind.INDEPENDENT  # made outside of the forward pass
+
+
+def test_a_scalar_among_the_inputs_is_the_same_for_all_towers():
+    x, rate = losses.make_inputs(['x'])['x'], tf.placeholder(tf.float32, [])
+    assert verdict(tf.reduce_mean(x) * rate, (x, rate)).startswith('proven: ')
+
+
+def test_a_placeholder_of_no_known_shape_is_a_condition_of_the_proof():
+    x, rate = losses.make_inputs(['x'])['x'], tf.placeholder(tf.float32, name='rate')
+    assert verdict(tf.reduce_mean(x * rate), x).startswith("proven, if 'rate' is fed a scalar")
+
+
+def test_lengths_that_are_not_static_may_have_to_be_equal():
+    x, z = [tf.placeholder(tf.float32, [None, None]) for _ in range(2)]
+    assert verdict(tf.reduce_mean(tf.reduce_max(x * z, 1)), (x, z)).startswith('proven: ')
+    assert verdict(tf.reduce_mean(tf.reduce_max(x * z, 0)), (x, z)).startswith('not proven: ')
+
+
+def test_rows_of_a_mask_have_no_size_that_is_known():
+    inputs = losses.make_inputs(['x', 'y'])
+    rows = tf.boolean_mask(inputs['x'], inputs['y'] > 0)
+    found = analysed([rows], inputs)
+    assert found.of(rows).kind is Kind.ROWS
+    total = tf.reduce_sum(rows)
+    assert verdict(total / losses.floats(losses.size(inputs['x'])), inputs).startswith('proven: ')
+    assert verdict(total / losses.floats(losses.size(rows)), inputs).startswith('not proven: ')
+
+
+def test_rows_go_back_to_their_places():
+    inputs = losses.make_inputs(['seq', 'mask'])
+    places = tf.cast(tf.where(tf.reshape(inputs['mask'], [-1]) > 0), tf.int32)
+    words = tf.tanh(tf.gather_nd(tf.reshape(inputs['seq'], [-1, 4]), places))
+    filled = tf.scatter_nd(places, words, tf.stack([losses.size(inputs['seq']) * 5, 4]))
+    loss = tf.reduce_mean(tf.reduce_max(tf.reshape(filled, [-1, 5, 4]), 1))
+    assert verdict(loss, inputs).startswith('proven: ')
+
+
+def test_the_gradient_of_a_slice_has_the_examples_where_they_were():
+    seq = losses.make_inputs(['seq'])['seq']
+    [gradient] = tf.gradients(tf.reduce_sum(tf.square(seq[:, 1, None])), seq)
+    assert verdict(tf.reduce_mean(tf.norm(gradient, axis=[1, 2])), seq).startswith('proven: ')
+    [gradient] = tf.gradients(tf.reduce_sum(tf.square(seq[1:])), seq)
+    assert verdict(tf.reduce_mean(gradient), seq).startswith('not proven: ')
+
+
+def test_a_custom_gradient_inside_of_a_function_is_seen():
+    was_v2 = tf.control_flow_v2_enabled()
+    tf.enable_control_flow_v2()
+    try:
+        x = losses.make_inputs(['x'])['x']
+        w = losses.variable('w', [6, 1])
+
+        @tf.custom_gradient
+        def clipped(t):
+            return tf.identity(t), lambda g: tf.clip_by_norm(g, .05)
+        w = tf.cond(tf.placeholder_with_default(True, []), lambda: clipped(w), lambda: w * 1.)
+        w.set_shape([6, 1])
+        assert verdict(tf.reduce_mean(tf.matmul(x, w)), x).startswith('not proven: ')
+    finally:
+        if not was_v2:
+            tf.disable_control_flow_v2()
+
+
+def test_of_several_losses_each_offset_counts():
+    x = losses.make_inputs(['x'])['x']
+    parts = [tf.reduce_sum(x), tf.reduce_sum(x) + losses.variable('d', [])]
+    analysis = analysed(parts, x)
+    norms = find_batch_norms(analysis, tf.get_default_graph().get_operations())
+    question = MEAN_OF_TOWERS._replace(adds_shards=True)
+    assert verdict_of(parts[:1], analysis, norms, question).is_proven
+    assert not verdict_of(parts, analysis, norms, question).is_proven

@@ -1,0 +1,115 @@
+"""Random programs: where the verdict is 'proven', shards give what the batch gives, in numbers.
+
+    PROOF_SEED=1234 python -m pytest tests/proof/test_random_graphs.py    the same programs again
+    PROOF_GRAPHS=5000 …                                                   so many programs
+"""
+
+import os
+import time
+
+import numpy as np
+import pytest
+import random_graphs
+import tensorflow.compat.v1 as tf
+
+from towers.proof.analysis import analyse
+from towers.proof.batch_norms import find_batch_norms
+from towers.proof.states import Kind
+from towers.proof.verdict import Question, verdict_of
+
+SHARDS = [(4, 4), (3, 5), (1, 7), (6, 2)]  # numbers of examples
+IN_A_GRAPH = 10  # programs
+TOLERANCE = 1e-7
+
+MEAN_OF_TOWERS = Question(adds_shards=False, static_size=None, names='tower')
+SUM_OF_TOWERS = MEAN_OF_TOWERS._replace(adds_shards=True)
+
+
+def check(seed, count):
+    """Compares programs of a seed: `(how many were proven, [text of each false proof])`."""
+    proven, false_proofs = 0, []
+    for place in range(0, count, IN_A_GRAPH):
+        with tf.Graph().as_default():
+            found = check_graph(seed + place)
+        proven += found[0]
+        false_proofs += found[1]
+    return proven, false_proofs
+
+
+def check_graph(seed):
+    """Compares the programs of one graph."""
+    rng = np.random.RandomState(seed)
+    inputs = random_graphs.make_inputs()
+    programs, made = [], []
+    for number in range(IN_A_GRAPH):
+        with tf.variable_scope('program_%d' % number):
+            program = random_graphs.Program(rng, inputs)
+            program.apply_some(rng.randint(2, 9))
+            made.append(program.loss())
+            programs.append(program)
+    operations = tf.get_default_graph().get_operations()
+    analysis = analyse(operations, list(inputs.values()), made)
+    norms = find_batch_norms(analysis, operations)
+    proven = []
+    for loss, program in zip(made, programs):
+        is_sum = analysis.of(loss).kind is Kind.SUM
+        question = SUM_OF_TOWERS if is_sum else MEAN_OF_TOWERS
+        if verdict_of([loss], analysis, norms, question).is_proven:
+            gradients = [tf.convert_to_tensor(gradient) for gradient in tf.gradients(
+                loss, program.weights) if gradient is not None]
+            proven.append((loss, program, [loss] + gradients, is_sum))
+    values = random_graphs.draw_values(rng)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        wrong = [fault_of(session, fetches, is_sum, inputs, values)
+                 for _, _, fetches, is_sum in proven]
+    return len(proven), ['seed %d, %s of %s: %s' % (seed, loss.name, program.names, fault)
+                         for (loss, program, _, _), fault in zip(proven, wrong) if fault]
+
+
+def fault_of(session, fetches, is_sum, inputs, values):
+    """How shards differ from the batch, in words; None if they do not, or there is no number."""
+    def run(first, end):
+        return session.run(fetches, {inputs[name]: values[name][first:end] for name in inputs})
+    try:
+        batch = run(0, random_graphs.EXAMPLES)
+    except tf.errors.InvalidArgumentError:  # a reshape that does not fit, and is no proof's matter
+        return None
+    if not all(np.isfinite(value).all() for value in batch):
+        return None
+    for sizes in SHARDS:
+        parts = [run(0, sizes[0]), run(sizes[0], sum(sizes))]
+        weights = [1., 1.] if is_sum else [size / float(sum(sizes)) for size in sizes]
+        for place, (whole, one, other) in enumerate(zip(batch, *parts)):
+            combined = weights[0] * one + weights[1] * other
+            error = np.abs(whole - combined).max() / max(1., np.abs(whole).max())
+            if not error < TOLERANCE:
+                return '%s of shards %s differs by %.1e' % (
+                    'gradient %d' % place if place else 'loss', sizes, error)
+    return None
+
+
+@pytest.fixture(autouse=True)
+def control_flow_v1():
+    was_v2 = tf.control_flow_v2_enabled()
+    tf.disable_control_flow_v2()
+    yield
+    if was_v2:
+        tf.enable_control_flow_v2()
+
+
+def check_some(count):
+    seed = int(os.environ.get('PROOF_SEED', time.time() % 1e6 * 1000 % 2 ** 30))
+    count = int(os.environ.get('PROOF_GRAPHS', count))
+    proven, false_proofs = check(seed, count)
+    assert not false_proofs, 'seed %d: %s' % (seed, '\n'.join(false_proofs))
+    assert proven > count // 20, 'seed %d: so few were proven: %d of %d' % (seed, proven, count)
+
+
+def test_what_is_proven_of_a_few_random_programs_is_so():
+    check_some(40)
+
+
+@pytest.mark.slow
+def test_what_is_proven_of_many_random_programs_is_so():
+    check_some(400)

@@ -1,0 +1,81 @@
+"""What the plan says of losses whose answer is known by hand."""
+
+import losses
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.proof.analysis import analyse
+from towers.proof.batch_norms import find_batch_norms
+from towers.proof.verdict import Question, verdict_of
+
+MEAN_OF_TOWERS = Question(adds_shards=False, static_size=None, names='tower')
+
+
+@pytest.fixture(autouse=True)
+def control_flow_v1():
+    """Loops and branches as operations of the graph, as TF1 programs have them."""
+    was_v2 = tf.control_flow_v2_enabled()
+    tf.disable_control_flow_v2()
+    yield
+    if was_v2:
+        tf.enable_control_flow_v2()
+
+
+def verdicts(table, names):
+    """`{name: verdict}` of losses, all in one graph and in one analysis."""
+    inputs = losses.make_inputs(losses.INPUTS)
+    made = {}
+    for name in names:
+        with tf.variable_scope(name):
+            made[name] = table[name](**{key: inputs[key] for key in losses.names_of(table[name])})
+    operations = tf.get_default_graph().get_operations()
+    analysis = analyse(operations, list(inputs.values()), list(made.values()))
+    norms = find_batch_norms(analysis, operations)
+    return {name: verdict_of([loss], analysis, norms, MEAN_OF_TOWERS).text
+            for name, loss in made.items()}
+
+
+def check_that_all_begin(table, names, beginning):
+    found = verdicts(table, names)
+    assert {name: text for name, text in found.items() if not text.startswith(beginning)} == {}
+
+
+def test_what_couples_examples_is_not_proven():
+    names = list(losses.COUPLED)
+    place = names.index('top_k_by_count')  # from here on: what rules could overlook
+    check_that_all_begin(losses.COUPLED, names[:place:3] + names[place:], 'not proven: ')
+
+
+@pytest.mark.slow
+def test_all_that_couples_examples_is_not_proven():
+    check_that_all_begin(losses.COUPLED, list(losses.COUPLED), 'not proven: ')
+
+
+def test_what_does_not_couple_examples_is_proven():
+    check_that_all_begin(losses.INDEPENDENT, list(losses.INDEPENDENT)[::2], 'proven: ')
+
+
+@pytest.mark.slow
+def test_all_that_does_not_couple_examples_is_proven():
+    check_that_all_begin(losses.INDEPENDENT, list(losses.INDEPENDENT), 'proven: ')
+
+
+def plan_of(loss, inputs, **options):
+    """The line of the plan about the equality with one device, through the public call."""
+    built = towers.build_towers(loss, inputs, tf.train.GradientDescentOptimizer(.1), devices=2,
+                                **options)
+    return built.plan.line('one device')
+
+
+def test_the_plan_says_what_is_proven():
+    inputs = losses.make_inputs(['x', 'y'])
+    line = plan_of(losses.INDEPENDENT['softmax_cross_entropy'], tuple(inputs.values()),
+                   reduction='mean')
+    assert line.startswith('proven: the loss is a mean over the examples (')
+
+
+def test_the_plan_says_at_which_operation_the_proof_ends():
+    inputs = losses.make_inputs(['x'])
+    line = plan_of(losses.COUPLED['max_over_batch'], tuple(inputs.values()), reduction='mean')
+    assert line.startswith("not proven: ") and "Max' (Max) is taken over the examples" in line
