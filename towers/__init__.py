@@ -30,9 +30,10 @@ from towers.fronts.keras_model import ParallelModel
 from towers.inspect.audit import Audit, audit
 from towers.inspect.check import TowersReport, check_towers
 from towers.memory.account import MemoryAccount, memory_account
-from towers.memory.fit import (FittedBatch, fit_batch_size, largest_batch, memory_report,
-                               out_of_memory_explained)
+from towers.memory.fit import FittedBatch, fit_batch_size, largest_batch
 from towers.memory.measure import MeasuredMemory, measure_memory
+from towers.memory.out_of_memory import out_of_memory_explained
+from towers.memory.report import memory_report
 from towers.placement.devices import resolve_devices, session_config, visible_gpus
 from towers.placement.numerics import PRECISIONS, use_precision
 from towers.placement.stages import stage

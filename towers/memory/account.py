@@ -10,8 +10,15 @@ from towers.arguments import check_count, check_instance
 from towers.graph import graph_walk
 from towers.memory.kernels import passes_on
 from towers.memory.simulation import FED, NO_PEAK, SCRATCH, TRANSFER, UPDATE, Buffer, Run
-from towers.memory.step_graph import (Node, StepGraph, forward_pass, gradients_in,
-                                      shard_operations, shard_sizes, step_of)
+from towers.memory.step_graph import (
+    Node,
+    StepGraph,
+    forward_pass,
+    gradients_in,
+    shard_operations,
+    shard_sizes,
+    step_of,
+)
 from towers.placement.devices import is_gpu, short_name
 
 # The uses of memory, in the order in which they are shown, with colours of Okabe and Ito and their

@@ -1,6 +1,5 @@
 """The peak of a step's memory as TensorFlow's own allocators saw it, beside the account."""
 
-import collections
 import contextlib
 import os
 import re
@@ -9,18 +8,18 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
-from towers.arguments import (check_config, check_feed, check_function, check_instance)
-from towers.errors import InvalidArgumentError, MeasurementError, MissingPackageError
-from towers.memory.account import KINDS, MemoryAccount
+from towers.arguments import check_config, check_feed, check_function, check_instance
+from towers.errors import InvalidArgumentError, MeasurementError
+from towers.memory.account import MemoryAccount
 from towers.placement.devices import is_gpu, session_config, short_name
 from towers.placement.numerics import use_precision
-from towers.safe_files import written_whole
 
 _SECONDS_TO_STOP = 2
-_CGROUPS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
+_UNTRACED_STEPS = 2  # the first ones allocate memory that stays
+_TRACED_STEPS = 2
 
 
-class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments batch_size')):
+class MeasuredMemory(typing.NamedTuple):
     """The peak of each allocator in a step.
 
     Attributes:
@@ -28,7 +27,9 @@ class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments bat
       moments: dict from the same devices to the name of the operation that ran at the peak.
       batch_size: examples of the step, None where it is not known.
     """
-    __slots__ = ()
+    peaks: typing.Dict[str, int]
+    moments: typing.Dict[str, str]
+    batch_size: typing.Optional[int]
 
     @property
     def peak(self) -> int:
@@ -38,14 +39,23 @@ class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments bat
     def against(self, account: MemoryAccount) -> str:
         """A line with the peak of a `MemoryAccount`, the measured peak, and the error."""
         check_instance('account', account, MemoryAccount, 'what memory_account returned')
+        batch_size = '?' if account.batch_size is None else account.batch_size
+        error = account.peak / float(self.peak) - 1.
         return 'batch %s: predicted %.1f MB, measured %.1f MB, error %+.1f %%' % (
-            '?' if account.batch_size is None else account.batch_size, account.peak / 1e6,
-            self.peak / 1e6, 100 * (account.peak / float(self.peak) - 1.))
+            batch_size, account.peak / 1e6, self.peak / 1e6, 100 * error)
 
     def __str__(self):
-        return '\n'.join('%-10s %9.1f MB in use at the most, at %s' % (
-            short_name(device) or 'CPUs', bytes_ / 1e6, self.moments[device])
-            for device, bytes_ in sorted(self.peaks.items()))
+        lines = []
+        for device, peak in sorted(self.peaks.items()):
+            lines.append('%-10s %9.1f MB in use at the most, at %s' % (
+                short_name(device) or 'CPUs', peak / 1e6, self.moments[device]))
+        return '\n'.join(lines)
+
+
+class _Peak(typing.NamedTuple):
+    """The worst moment that an allocator had."""
+    bytes: int
+    operation: str  # the name of the one that ran then
 
 
 def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, *,
@@ -75,39 +85,64 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
     if session is not None and (is_other or not hasattr(session, 'run')):
         raise InvalidArgumentError('session=%.80r of type %s: expected a tf.Session, or None.' % (
             session, type(session).__name__))
-    start = _checked_start('start', start)
+    first_operations = _checked_start('start', start)
     step = built.train_op if built.train_op is not None else built.loss
-    peaks, moments = {}, {}
-    if config is None:
+    if session is None and config is None:
         config = use_precision(session_config(built.devices), built.precision, built.devices)
-    with _initialized_session(built.loss.graph, config, start) if session is None else (
-            contextlib.nullcontext(session)) as session:
-        for _ in range(2):  # the first steps allocate memory that stays
-            session.run(step, feed_dict)
-        for _ in range(2):
-            metadata = tf.RunMetadata()
-            session.run(step, feed_dict, run_metadata=metadata,
-                        options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE))
-            for device, (bytes_, name) in peaks_of(metadata).items():
-                if bytes_ > peaks.get(device, 0):
-                    peaks[device], moments[device] = bytes_, name
+    with contextlib.ExitStack() as stack:
+        if session is None:
+            session = stack.enter_context(
+                _initialized_session(built.loss.graph, config, first_operations))
+        peaks = _peaks_of_steps(session, step, feed_dict)
     if not peaks:
         raise MeasurementError(
             'TensorFlow counted no memory: its plain allocator on CPUs does not. Set '
             'TF_CPU_ALLOCATOR_USE_BFC=true in the environment before the program starts.')
-    return MeasuredMemory(peaks, moments, built.plan.batch_size)
+    return MeasuredMemory(
+        peaks={device: peak.bytes for device, peak in peaks.items()},
+        moments={device: peak.operation for device, peak in peaks.items()},
+        batch_size=built.plan.batch_size)
+
+
+def _peaks_of_steps(session, step, feed_dict):
+    """Runs some steps: `{device, '' for all CPUs: _Peak}`; {} where TensorFlow does not count.
+
+    Args:
+      session: an initialized session.
+      step: what `session.run` runs in a step.
+      feed_dict: for it.
+    """
+    for _ in range(_UNTRACED_STEPS):
+        session.run(step, feed_dict)
+    peaks: typing.Dict[str, _Peak] = {}
+    for _ in range(_TRACED_STEPS):
+        metadata = tf.RunMetadata()
+        session.run(step, feed_dict, run_metadata=metadata,
+                    options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE))
+        for device, peak in peaks_of(metadata).items():
+            _note_peak(peaks, device, peak)
+    return peaks
+
+
+def _note_peak(peaks, device, peak):
+    """Keeps the `_Peak` of a device in a dict, where it is above that which is there."""
+    if device not in peaks or peak.bytes > peaks[device].bytes:
+        peaks[device] = peak
 
 
 @contextlib.contextmanager
-def _initialized_session(graph, config, start):
-    """A session that has run the initializers and `start`, with queues that are filled."""
+def _initialized_session(graph: tf.Graph, config: tf.ConfigProto,
+                         first_operations: typing.List[tf.Operation]
+                         ) -> typing.Iterator[tf.Session]:
+    """A session that has run the initializers and `first_operations`, with queues that are filled."""
     with tf.Session(graph=graph, config=config) as session:
         with graph.as_default():
-            begin = [tf.global_variables_initializer(), tf.local_variables_initializer(),
-                     tf.tables_initializer()]
-        for operation in begin + start:
+            initializers = [tf.global_variables_initializer(), tf.local_variables_initializer(),
+                            tf.tables_initializer()]
+        for operation in initializers + first_operations:
             session.run(operation)
-        coordinator, threads = tf.train.Coordinator(), []
+        coordinator = tf.train.Coordinator()
+        threads = []
         if graph.get_collection(tf.GraphKeys.QUEUE_RUNNERS):  # else only a deprecation warning
             with graph.as_default():
                 threads = tf.train.start_queue_runners(session, coordinator)
@@ -120,79 +155,63 @@ def _initialized_session(graph, config, start):
 
 
 def _checked_start(name, start):
-    """`start` as a list of operations; raises `InvalidArgumentError`."""
-    if not isinstance(start, (list, tuple)) or not all(
-            isinstance(each, (tf.Operation, tf.Tensor)) for each in start):
+    """`start`, the argument of a `name`, as a list of operations; or raises."""
+    is_list = isinstance(start, (list, tuple))
+    if not is_list or not all(isinstance(each, (tf.Operation, tf.Tensor)) for each in start):
         raise InvalidArgumentError('%s=%.80r of type %s: expected a list of operations, even for '
                                    'one: [iterator.initializer].' % (
                                        name, start, type(start).__name__))
     return list(start)
 
 
-def peaks_of(metadata):
-    """{device, '' for all CPUs: (bytes, name of the operation)}, of a FULL_TRACE run.
+def peaks_of(metadata: tf.RunMetadata) -> typing.Dict[str, _Peak]:
+    """The worst moments in a FULL_TRACE run: `{device, '' for all CPUs: _Peak}`.
 
     An operation's record has the bytes in use at its end. While the operation ran, its scratch
     memory was in use, too: the difference of its own peak and the bytes that it left.
     """
-    found = {}
+    peaks: typing.Dict[str, _Peak] = {}
     for device in metadata.step_stats.dev_stats:
         for node in device.node_stats:
             for memory in node.memory:
                 in_use = memory.allocator_bytes_in_use
                 if not in_use:
                     continue
-                in_use += max(0, memory.peak_bytes - memory.live_bytes)
-                name = _short(device.device) if 'gpu' in memory.allocator_name.lower() and is_gpu(
-                    _short(device.device)) else ''
-                if in_use > found.get(name, (0, ''))[0]:
-                    found[name] = in_use, node.node_name
-    return found
+                scratch = max(0, memory.peak_bytes - memory.live_bytes)
+                name = _device_of(memory.allocator_name, device.device)
+                _note_peak(peaks, name, _Peak(in_use + scratch, node.node_name))
+    return peaks
+
+
+def _device_of(allocator_name, device):
+    """The device whose memory an allocator hands out: the one that a record is of, or CPUs, ''."""
+    short = _short(device)
+    return short if 'gpu' in allocator_name.lower() and is_gpu(short) else ''
 
 
 def _short(device):
     """'/job:localhost/replica:0/task:0/device:GPU:0' and its streams as '/device:GPU:0'."""
     found = re.search(r'/device:(\w+):(\d+)', device, re.IGNORECASE)
-    return '/device:%s:%s' % (found.group(1).upper(), found.group(2)) if found else '/device:CPU:0'
+    if found is None:
+        return '/device:CPU:0'
+    return '/device:%s:%s' % (found.group(1).upper(), found.group(2))
 
 
-def device_limit(devices, config=None):
-    """Bytes that TensorFlow may use on the device with the least memory; all CPUs share theirs.
+# ---- a function that builds towers at a batch size -----------------------------------------------
 
-    GPUs are initialised by a session with this `config`; None for `session_config`'s.
-    """
-    limits, gpus = [], [device for device in devices if is_gpu(device)]
-    if len(gpus) < len(devices):
-        limits.append(_of_cpus())
-    if gpus:
-        with tf.Session(graph=tf.Graph(), config=config or session_config(gpus)) as session:
-            limits += [device.memory_limit_bytes for device in session.list_devices()
-                       if any(device.name.endswith(gpu) for gpu in gpus)]
-    return min(limits)
-
-
-def _of_cpus():
-    limits = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]
-    for path in _CGROUPS:
-        try:
-            with open(path) as opened:
-                limits.append(int(opened.read()))
-        except (OSError, ValueError):  # another kind of control group, or 'max'
-            continue
-    return min(limits)
-
-
-def check_build(build, config):
+def check_build(build: typing.Any, config: typing.Any) -> None:
     """Raises `InvalidArgumentError` for functions that `fit_batch_size` cannot call."""
     check_function('build', build, 1, 'a function from a batch size to (built, start)')
     if config is not None:
         check_function('config', config, 1, 'a function from built to a tf.ConfigProto, or None')
 
 
-def called_build(build, batch_size):
-    """`(built, start)` of a `build` function as `fit_batch_size` takes it; or raises."""
+def called_build(build: typing.Callable,
+                 batch_size: int) -> typing.Tuple[BuiltTowers, typing.List[tf.Operation]]:
+    """What a `build` function as `fit_batch_size` takes it makes: `(built, start)`; or raises."""
     made = build(batch_size)
-    if not (type(made) in (list, tuple) and len(made) == 2 and isinstance(made[0], BuiltTowers)):
+    is_pair = type(made) in (list, tuple) and len(made) == 2
+    if not is_pair or not isinstance(made[0], BuiltTowers):
         raise InvalidArgumentError(
             'build(%d) returned %.80r of type %s: expected (built, start), what build_towers '
             'returned and a list of operations to be run once, such as [iterator.initializer].' % (
@@ -200,56 +219,12 @@ def called_build(build, batch_size):
     return made[0], _checked_start('start of build(%d)' % batch_size, made[1])
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether a `ResourceExhaustedError` is about memory, and not, say, about a full disk."""
-    return re.search('OOM|out of memory|allocat', str(error), re.IGNORECASE) is not None
+def config_of(built: BuiltTowers,
+              config: typing.Optional[typing.Callable]) -> typing.Optional[tf.ConfigProto]:
+    """What the function `config` makes for towers; None where there is none."""
+    return None if config is None else config(built)
 
 
-def count_on_cpus():
+def count_on_cpus() -> None:
     """Makes TensorFlow's allocator on CPUs count; to be called before the first session."""
     os.environ.setdefault('TF_CPU_ALLOCATOR_USE_BFC', 'true')
-
-
-def draw(accounts, path, measured, limit, title):
-    """Writes a PNG: the kinds of memory stacked, measured peaks as points, the limit as a line.
-
-    Args:
-      accounts: list of `MemoryAccount`, by their batch sizes.
-      measured: list of `(batch size, bytes)`.
-      limit: bytes that a step may take.
-    """
-    figure = figure_class()(figsize=(8.4, 4.8), dpi=110)  # pyplot's state is the program's
-    axes = figure.add_subplot(111)
-    fullest = [account.fullest() for account in accounts]
-    batches = [account.batch_size for account in accounts]
-    highest = max([each.peak for each in fullest] + [bytes_ for _, bytes_ in measured])
-    unit, name = (1e9, 'GB') if highest >= 2e9 else (1e6, 'MB')
-    kinds = [kind for kind in KINDS if any(each.kinds.get(kind) for each in fullest)]
-    rows = [[each.kinds.get(kind, 0) / unit for each in fullest] for kind in kinds]
-    axes.stackplot(batches, rows, labels=kinds, colors=map(KINDS.get, kinds), linewidth=0)
-    axes.set_xlim(min(batches), max(batches))
-    axes.plot(batches, [each.peak / unit for each in fullest], color='#333333', label='predicted')
-    if measured:
-        axes.plot([batch for batch, _ in measured], [bytes_ / unit for _, bytes_ in measured], 'o',
-                  color='white', markeredgecolor='black', clip_on=False, zorder=5, label='measured')
-    axes.axhline(limit / unit, color='#cc0000', linestyle='--',
-                 label='limit, %.6g %s' % (limit / unit, name))  # it may be far above all else
-    axes.set_ylim(0, (max(highest, limit) if limit < 3 * highest else highest) / unit * 1.08)
-    axes.set_xticks(batches)
-    axes.set_xlabel('batch size, examples of a step over all towers')
-    axes.set_ylabel('memory at the worst moment, %s' % name)
-    axes.set_title(title, fontsize=11, loc='left')
-    axes.legend(loc='center left', bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
-    with written_whole(path, 'wb') as picture:
-        figure.savefig(picture, bbox_inches='tight', format='png')
-
-
-def figure_class():
-    """The class of matplotlib's figures."""
-    try:
-        import matplotlib  # noqa: F401 pylint: disable=import-outside-toplevel,unused-import
-        from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel
-    except ImportError:
-        raise MissingPackageError(
-            'Plots need matplotlib: pip install matplotlib (the extra plots).') from None
-    return Figure

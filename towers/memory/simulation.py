@@ -71,7 +71,7 @@ class Buffer:
         self.what = what
         self.variable = variable
         self.since = owner.event
-        self.until = None
+        self.until: typing.Optional[int] = None
         self.references = 1 if what in _HELD_FROM_THE_START else 0
         self._owners = [owner]
 
@@ -100,7 +100,8 @@ class _Memory:
         # Of each device, and of all together under None.
         self.peaks: typing.Dict[typing.Optional[str], Peak] = {}
         self.last_event = 0
-        self._in_use = collections.Counter()  # bytes, under the same keys
+        # Bytes, under the same keys.
+        self._in_use: typing.Counter[typing.Optional[str]] = collections.Counter()
 
     def allocate(self, size: int, device: str, node: Node, output: int = 0,
                  what: str = OUTPUT) -> typing.Optional[Buffer]:

@@ -21,7 +21,7 @@ from towers.checkpoint.files import describe_safe, first_line, newest_checkpoint
 from towers.checkpoint.match import InitialValues, check_fits, difference, some
 from towers.checkpoint.tidy import tidy_directory
 from towers.errors import CheckpointError, InvalidArgumentError, RunLockedError, shown
-from towers.memory.fit import out_of_memory_explained
+from towers.memory.out_of_memory import out_of_memory_explained
 from towers.nonfinite import explained
 from towers.placement.devices import config_of_towers
 from towers.run.checkpoint_hook import CheckpointHook

@@ -1,0 +1,68 @@
+"""What memory there is: a limit that is given, or what the devices have."""
+
+import numbers
+import os
+import re
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_count, check_number
+from towers.errors import InvalidArgumentError
+from towers.placement.devices import is_gpu, session_config
+
+_BYTES = 'a whole number of bytes, such as 50e6, or None'
+_CGROUPS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
+
+
+def checked_limit(memory_limit: typing.Optional[float]) -> typing.Optional[int]:
+    """`memory_limit` in bytes; None for None. A float such as `50e6` may be whole, too.
+
+    Raises:
+      InvalidArgumentError: it is no number of bytes.
+    """
+    if memory_limit is None:
+        return None
+    is_whole_type = isinstance(memory_limit, numbers.Integral)
+    if is_whole_type or not isinstance(memory_limit, numbers.Real):
+        check_count('memory_limit', memory_limit)
+        return int(memory_limit)
+    check_number('memory_limit', memory_limit, least=1, expected=_BYTES)
+    if memory_limit != int(memory_limit):
+        raise InvalidArgumentError('memory_limit=%r: expected %s.' % (memory_limit, _BYTES))
+    return int(memory_limit)
+
+
+def device_limit(devices: typing.Sequence[str],
+                 config: typing.Optional[tf.ConfigProto] = None) -> int:
+    """Bytes that TensorFlow may use on the device with the least memory; all CPUs share theirs.
+
+    GPUs are initialised by a session with this `config`; None for `session_config`'s.
+    """
+    limits = []
+    gpus = [device for device in devices if is_gpu(device)]
+    if len(gpus) < len(devices):
+        limits.append(_limit_of_cpus())
+    if gpus:
+        with tf.Session(graph=tf.Graph(), config=config or session_config(gpus)) as session:
+            for device in session.list_devices():
+                if device.name.endswith(tuple(gpus)):
+                    limits.append(device.memory_limit_bytes)
+    return min(limits)
+
+
+def _limit_of_cpus():
+    """The memory of the machine, or what its control group leaves of it to the process."""
+    limits = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]
+    for path in _CGROUPS:
+        try:
+            with open(path) as opened:
+                limits.append(int(opened.read()))
+        except (OSError, ValueError):  # another kind of control group, or 'max'
+            continue
+    return min(limits)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a `ResourceExhaustedError` is about memory, and not, say, about a full disk."""
+    return re.search('OOM|out of memory|allocat', str(error), re.IGNORECASE) is not None

@@ -1,0 +1,112 @@
+"""`out_of_memory_explained`: what is said, and advised, when a step runs out of memory."""
+
+import contextlib
+import re
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.api.built import BuiltTowers
+from towers.arguments import check_count, check_instance, directory_name
+from towers.errors import InvalidArgumentError, OutOfMemoryError
+from towers.memory.account import memory_account
+from towers.memory.fit import largest_batch
+from towers.memory.limits import checked_limit, device_limit, is_out_of_memory
+from towers.placement.devices import is_gpu, short_name
+
+_NODE = re.compile(r'\{\{node ([^}]+)\}\}|\[\[(?:node )?([^\s\]{]+)')
+
+
+@contextlib.contextmanager
+def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] = None,
+                            memory_limit: typing.Optional[float] = None,
+                            batch_size: typing.Optional[int] = None) -> typing.Iterator[None]:
+    """A context in which a step that runs out of memory raises an `OutOfMemoryError` with advice.
+
+    >>> with towers.out_of_memory_explained(built):  # around a MonitoredTrainingSession as well
+    ...     session.run(built.train_op)
+
+    Args:
+      built: the result of `build_towers`.
+      directory: of the run's checkpoints, or None.
+      memory_limit: bytes of each memory; None: all that the devices have.
+      batch_size: examples of the step, needed where the batch has no static size.
+
+    Raises:
+      OutOfMemoryError: in place of the `tf.errors.ResourceExhaustedError`, which is its cause.
+      InvalidArgumentError: an argument of another kind.
+    """
+    check_instance('built', built, BuiltTowers, 'the result of build_towers')
+    if directory is not None:
+        directory_name('directory', directory, 'the name of a directory, or None')
+    limit = checked_limit(memory_limit)
+    if batch_size is not None:
+        check_count('batch_size', batch_size)
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        if not is_out_of_memory(error):
+            raise
+        sentences = [_request(error, built)]
+        if batch_size is not None or built.plan.batch_size is not None:
+            sentences += _advice(built, batch_size, limit or device_limit(built.devices))
+        checkpoint = tf.train.latest_checkpoint(directory) if directory else None
+        if checkpoint:
+            sentences.append(
+                'Nothing of this step was saved; the run goes on from %s.' % checkpoint)
+        raise OutOfMemoryError(' '.join(sentences)) from error
+
+
+def _request(error, built):
+    """A sentence: where memory ran out, and what TensorFlow's error says of it."""
+    message = ' '.join(str(error.message).split('\n')[0].split())
+    name = _operation_in(error)
+    who = 'The step'
+    for tower in built.towers:
+        if name and tower.has(name):
+            who = 'Tower %d on %s' % (tower.index, short_name(tower.device))
+            break
+    place = ' in %s' % name if name else ''
+    return '%s ran out of memory%s: %s.' % (who, place, message)
+
+
+def _operation_in(error):
+    """The name of the operation that an error of TensorFlow is of; None where it does not say."""
+    name = getattr(getattr(error, 'op', None), 'name', None)
+    if name:
+        return name
+    found = _NODE.search(str(error))
+    if found is None:
+        return None
+    return found.group(1) or found.group(2)
+
+
+def _advice(built, batch_size, limit):
+    """Sentences: what a step takes, the largest batch that should fit, and what to do: a list.
+
+    Args:
+      built: the towers.
+      batch_size: examples of the step; None for the static size.
+      limit: bytes that there are.
+    """
+    try:
+        account = memory_account(built, batch_size)
+    except InvalidArgumentError as error:  # a sparse batch
+        return [str(error)]
+    needed = ('A step of batch %d takes %.1f MB at its worst moment, by the account; there are '
+              '%.1f MB. The largest of it: %s.' % (
+                  account.batch_size, account.peak / 1e6, limit / 1e6, account.largest()))
+    try:
+        fitted = largest_batch(built, limit)
+    except OutOfMemoryError:
+        return [needed, 'No batch fits, not one example a tower.']
+    pieces = max(2, -(-account.batch_size // fitted.batch_size))
+    others = ' (CPUs share one memory)'
+    if any(is_gpu(device) for device in built.devices):
+        others = '; more devices, as towers or as stages of one'
+    return [
+        needed,
+        'The largest batch that should fit: %d, %d a tower.' % (
+            fitted.batch_size, fitted.per_tower),
+        'Less memory for the same batch: memory=towers.Memory(accumulate=%d), or '
+        "Memory(recompute='auto')%s." % (pieces, others)]

@@ -1,0 +1,161 @@
+"""`memory_report`: the account beside the measurement at four batch sizes, as text and picture."""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_count, check_say, directory_name
+from towers.errors import MeasurementError, MissingPackageError
+from towers.memory.account import KINDS, MemoryAccount, memory_account
+from towers.memory.limits import checked_limit, device_limit, is_out_of_memory
+from towers.memory.measure import called_build, check_build, config_of, measure_memory
+from towers.safe_files import written_whole
+
+_SHARES_OF_BATCH = (0.25, 0.5, 1, 2)
+_GB_FROM = 2e9  # bytes, from which on the picture counts in GB
+
+
+class _Point(typing.NamedTuple):
+    """A step at one batch size."""
+    account: MemoryAccount
+    measured: typing.Optional[int]  # bytes; None where the step was not run, or did not fit
+    text: str  # a line about both
+
+
+def memory_report(build: typing.Callable, batch_size: int,
+                  memory_limit: typing.Optional[float] = None, path: typing.Optional[str] = None,
+                  config: typing.Optional[typing.Callable] = None,
+                  say: typing.Callable = print) -> None:
+    """Predicts and measures a step's memory at 1/4, 1/2, 1 and 2 times a batch size.
+
+    Args:
+      build: as for `fit_batch_size`.
+      batch_size: examples.
+      memory_limit: bytes that a step may take; None: all that the devices have.
+      path: name of the PNG to write, or None.
+      config: function from `built` to the `tf.ConfigProto` of a session; None for
+        `session_config`'s.
+      say: called with each text: plan, account, a line for each batch size.
+
+    Raises:
+      MissingPackageError: a picture is wanted and matplotlib is not installed; nothing has been
+        run by then.
+      LogFileError: the picture cannot be written.
+      InvalidArgumentError: an argument of another kind; `build` returns something else.
+    """
+    if path is not None:
+        path = directory_name('path', path, 'the name of a file, or None')
+        figure_class()
+    check_build(build, config)
+    check_count('batch_size', batch_size)
+    limit = checked_limit(memory_limit)
+    check_say(say)
+    with tf.Graph().as_default():
+        built, _ = called_build(build, batch_size)
+        say(str(built.plan))
+        if limit is None:
+            limit = device_limit(built.devices, config_of(built, config))
+        say(str(memory_account(built, batch_size)))
+    points = []
+    for size in _batch_sizes(batch_size, unit=sum(built.plan.shares)):
+        point = _point(build, size, limit, config)
+        say(point.text)
+        points.append(point)
+    if path is not None:
+        _draw(points, path, limit, 'memory of a step, %d tower%s' % (
+            len(built.towers), '' if len(built.towers) == 1 else 's'))
+        say('picture: %s' % path)
+
+
+def _batch_sizes(batch_size, unit):
+    """The batch sizes of a report about one, in order: multiples of `unit` examples."""
+    sizes = set()
+    for share in _SHARES_OF_BATCH:
+        sizes.add(max(1, int(batch_size * share) // unit) * unit)
+    return sorted(sizes)
+
+
+def _point(build, size, limit, config):
+    """The `_Point` of a batch size, whose step is run where the account says that it fits.
+
+    Args:
+      build, config: as for `fit_batch_size`.
+      size: examples of a step.
+      limit: bytes that it may take.
+    """
+    with tf.Graph().as_default():
+        built, start = called_build(build, size)
+        account = memory_account(built, size)
+        text = 'batch %d: predicted %.1f MB, ' % (size, account.peak / 1e6)
+        if account.peak > limit:
+            text += 'more than the limit, %.1f MB: not run' % (limit / 1e6)
+            return _Point(account, None, text)
+        try:
+            measured = measure_memory(built, start=start, config=config_of(built, config))
+        except tf.errors.ResourceExhaustedError as error:
+            if not is_out_of_memory(error):
+                raise
+            return _Point(account, None, text + 'and it ran out of memory')
+        except MeasurementError as error:
+            return _Point(account, None, text + 'not measured: %s' % error)
+        return _Point(account, measured.peak, measured.against(account))
+
+
+# ---- the picture ---------------------------------------------------------------------------------
+
+def _draw(points, path, limit, title):
+    """Writes a PNG: the kinds of memory stacked, measured peaks as points, the limit as a line.
+
+    Args:
+      points: list of `_Point`, by their batch sizes.
+      path: where it goes.
+      limit: bytes that a step may take.
+      title: of the picture.
+    """
+    figure = figure_class()(figsize=(8.4, 4.8), dpi=110)  # pyplot's state is the program's
+    axes = figure.add_subplot(111)
+    batches = [point.account.batch_size for point in points]
+    fullest = [point.account.fullest() for point in points]
+    run = [point for point in points if point.measured is not None]
+    highest = max([device.peak for device in fullest] + [point.measured for point in run])
+    unit, unit_name = (1e9, 'GB') if highest >= _GB_FROM else (1e6, 'MB')
+    kinds = [kind for kind in KINDS if any(device.kinds.get(kind) for device in fullest)]
+    rows = []
+    for kind in kinds:
+        rows.append([device.kinds.get(kind, 0) / unit for device in fullest])
+    axes.stackplot(batches, rows, labels=kinds, colors=[KINDS[kind] for kind in kinds], linewidth=0)
+    axes.set_xlim(min(batches), max(batches))
+    axes.plot(batches, [device.peak / unit for device in fullest], color='#333333',
+              label='predicted')
+    if run:
+        axes.plot([point.account.batch_size for point in run],
+                  [point.measured / unit for point in run], 'o', color='white',
+                  markeredgecolor='black', clip_on=False, zorder=5, label='measured')
+    axes.axhline(limit / unit, color='#cc0000', linestyle='--',
+                 label='limit, %.6g %s' % (limit / unit, unit_name))
+    top = highest
+    if limit < 3 * highest:  # else it is far above all the rest
+        top = max(highest, limit)
+    axes.set_ylim(0, top / unit * 1.08)
+    axes.set_xticks(batches)
+    axes.set_xlabel('batch size, examples of a step over all towers')
+    axes.set_ylabel('memory at the worst moment, %s' % unit_name)
+    axes.set_title(title, fontsize=11, loc='left')
+    axes.legend(loc='center left', bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
+    with written_whole(path, 'wb') as picture:
+        figure.savefig(picture, bbox_inches='tight', format='png')
+
+
+def figure_class() -> type:
+    """The class of matplotlib's figures.
+
+    Raises:
+      MissingPackageError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401 pylint: disable=import-outside-toplevel,unused-import
+        from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel
+    except ImportError:
+        raise MissingPackageError(
+            'Plots need matplotlib: pip install matplotlib (the extra plots).') from None
+    return Figure
