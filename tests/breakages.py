@@ -174,7 +174,7 @@ BREAKAGES = [
      'inspect/test_check.py'),
     ('towers/checkpoint/files.py', 'in reversed(candidates):', 'in candidates:',
      'checkpoint/test_checkpoint_files.py'),
-    ('towers/checkpoint/match.py', 'if dtypes[name] != dtype:', 'if False:',
+    ('towers/checkpoint/match.py', 'if dtype != wanted.dtype:', 'if False:',
      'checkpoint/test_checkpoint_match.py'),
     ('trainer/large_batch_optimizers.py', 'gradient + self._weight_decay * value', 'gradient',
      'trainer/test_large_batch_optimizers.py'),

@@ -1,6 +1,7 @@
 """Compares a checkpoint with the variables of a graph: does all of it fit, or which part?"""
 
 import collections
+import contextlib
 import os
 import re
 import typing
@@ -9,13 +10,46 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.arguments import check_flag, check_instance, directory_name
-from towers.checkpoint.files import (READ_ERRORS, damage, first_line, list_checkpoints,
-                                     newest_checkpoint, reader_of)
+from towers.checkpoint.files import (
+    READ_ERRORS,
+    damage,
+    first_line,
+    list_checkpoints,
+    newest_checkpoint,
+    reader_of,
+)
 from towers.errors import CheckpointError, InvalidArgumentError
 
 _FILE_OF_PREFIX = re.compile(r'\.(index|meta|data-\d{5}-of-\d{5})$')
 # Adam's count of steps, the only optimizer state of TF that belongs to no single variable.
 _BETA_POWER = re.compile(r'(^|/)beta[12]_power(_\d+)?$')
+
+
+_SHOWN = 4  # of many names
+
+
+class _Wanted(typing.NamedTuple):
+    """What a checkpoint is to have under a name."""
+    shape: tf.TensorShape
+    dtype: tf.DType
+    parts: typing.List[tf.Variable]  # the variable; several of a partitioned one
+
+
+class _Contents(typing.NamedTuple):
+    """The tensors in a checkpoint, by their names."""
+    shapes: typing.Dict[str, typing.List[int]]
+    dtypes: typing.Dict[str, tf.DType]
+
+
+class Comparison(typing.NamedTuple):
+    """A checkpoint beside the variables of a graph.
+
+    Attributes:
+      text: what differs, without its full stop; None where all variables are in the checkpoint.
+      only_there: sorted names that are in the checkpoint only.
+    """
+    text: typing.Optional[str]
+    only_there: typing.List[str]
 
 
 def check_fits(prefix: str, variables: typing.Any = None) -> typing.List[str]:
@@ -36,35 +70,38 @@ def check_fits(prefix: str, variables: typing.Any = None) -> typing.List[str]:
         names some of them. Or the checkpoint cannot be read.
     """
     prefix = directory_name('prefix', prefix, 'the prefix of a checkpoint')
-    text, only_there = difference(prefix, variables)
-    if text is not None:
+    comparison = difference(prefix, variables)
+    if comparison.text is not None:
         raise CheckpointError(
             '%s. Nothing was changed. Build the model that wrote it, train in another directory, '
-            'or take what fits with --init_from=%s (towers.init_from).' % (text, prefix))
-    return only_there
+            'or take what fits with --init_from=%s (towers.init_from).' % (
+                comparison.text, prefix))
+    return comparison.only_there
 
 
-def difference(prefix, variables=None):
-    """The error of `check_fits`, as `(text, sorted names that are in the checkpoint only)`.
+def difference(prefix: str, variables: typing.Any = None) -> Comparison:
+    """Compares a checkpoint with the variables that it is to be restored into.
 
-    The text is without its full stop; None where all variables are in the checkpoint.
+    The arguments are those of `check_fits`.
 
     Raises:
       CheckpointError: the checkpoint cannot be read.
     """
     wanted = _wanted(variables)
-    shapes, dtypes = _contents(prefix)
-    reasons = [(name, _mismatch(name, shape, dtype, shapes, dtypes))
-               for name, (shape, dtype, _) in sorted(wanted.items())]
-    reasons = [pair for pair in reasons if pair[1] is not None]
-    only_there = sorted(set(shapes) - set(wanted))
+    contents = _contents(prefix)
+    reasons = []
+    for name in sorted(wanted):
+        reason = _mismatch(name, wanted[name], contents)
+        if reason is not None:
+            reasons.append((name, reason))
+    only_there = sorted(set(contents.shapes) - set(wanted))
     if not reasons:
-        return None, only_there
+        return Comparison(None, only_there)
     text = ('the checkpoint %s is of another model: %d of the %d variables of this model differ: %s'
             % (prefix, len(reasons), len(wanted), '; '.join(_by_kind(reasons))))
     if only_there:
         text += '; only in the checkpoint: ' + some(only_there)
-    return text, only_there
+    return Comparison(text, only_there)
 
 
 class InitialValues:
@@ -91,10 +128,11 @@ class InitialValues:
 
     def __str__(self):
         scopes = collections.Counter(name.split('/')[0] for name in self.taken)
+        counts = ['%s: %d' % (scope, count) for scope, count in sorted(scopes.items())]
         lines = ['from %s: took %d of %d variables (%s)' % (
-            self.prefix, len(self.taken), len(self.taken) + len(self.left),
-            some(['%s: %d' % item for item in sorted(scopes.items())]))]
-        lines += ['  left, ' + kind for kind in _by_kind(self.left)]
+            self.prefix, len(self.taken), len(self.taken) + len(self.left), some(counts))]
+        for kind in _by_kind(self.left):
+            lines.append('  left, ' + kind)
         if self.unused:
             lines.append('  of no use here: ' + some(self.unused))
         return '\n'.join(lines)
@@ -135,36 +173,47 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
     reason = damage(prefix)
     if reason:
         raise CheckpointError('%s %s. Bring the file back, or fetch it again.' % (prefix, reason))
-    shapes, dtypes = _contents(prefix)
+    contents = _contents(prefix)
     own_names = {compat.saved_as(variable)[0] for variable in tf.global_variables()}
-    reasons = {name: 'excluded' if any(_is_under(name, scope) for scope in exclude) else (
-        None if optimizer_state else _kind_of_state(parts[0], own_names)) or _mismatch(
-            name, shape, dtype, shapes, dtypes) for name, (shape, dtype, parts) in wanted.items()}
-    left = [(name, reason) for name, reason in reasons.items() if reason]
-    taken = {name: wanted[name][2] for name, reason in reasons.items() if not reason}
+    left = []
+    taken = collections.OrderedDict()
+    for name, variable in wanted.items():
+        reason = None
+        if any(_is_under(name, scope) for scope in exclude):
+            reason = 'excluded'
+        elif not optimizer_state:
+            reason = _kind_of_state(variable.parts[0], own_names)
+        reason = reason or _mismatch(name, variable, contents)
+        if reason is None:
+            taken[name] = variable.parts
+        else:
+            left.append((name, reason))
     if not taken:
         raise CheckpointError(
             'nothing in %s fits this model: it has %s; of the model are left, %s. If only a scope '
             'in the names differs, pass a dict from names there to variables.' % (
-                prefix, some(sorted(shapes)), '; '.join(_by_kind(left))))
+                prefix, some(sorted(contents.shapes)), '; '.join(_by_kind(left))))
     # `Saver` puts parts of a variable together in a list, not in a dict.
-    var_list = {name: parts[0] for name, parts in taken.items()} if (
-        hasattr(variables, 'items')) else [part for parts in taken.values() for part in parts]
-    return InitialValues(prefix, taken, left, set(shapes) - set(wanted), var_list)
+    if hasattr(variables, 'items'):
+        var_list: typing.Any = {name: parts[0] for name, parts in taken.items()}
+    else:
+        var_list = [part for parts in taken.values() for part in parts]
+    return InitialValues(prefix, taken, left, set(contents.shapes) - set(wanted), var_list)
 
 
 def _contents(prefix):
-    """`({name: shape}, {name: type})` of the tensors in a checkpoint."""
+    """The `_Contents` of a checkpoint; raises `CheckpointError` where it cannot be read."""
     try:
         reader = reader_of(prefix)
-        return reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+        return _Contents(reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map())
     except READ_ERRORS as error:
         raise CheckpointError('%s cannot be read: %s. Expected a checkpoint of tf.train.Saver, '
                               'without .index or .data at the end.' % (prefix, first_line(error)))
 
 
 def _wanted(variables):
-    """OrderedDict from names in the checkpoint to (shape, type, variables: several if parts)."""
+    """What a checkpoint is to have for `variables`: `{name in the checkpoint: _Wanted}`, in order.
+    """
     wanted = collections.OrderedDict()
     for name, variable in _named_variables(variables):
         check_instance('a variable among variables', variable, compat.VARIABLE_TYPES,
@@ -173,8 +222,12 @@ def _wanted(variables):
         if getattr(variable, 'graph', None) is not tf.get_default_graph():
             raise InvalidArgumentError('variables holds %r, which belongs to another graph.'
                                        % variable.name.partition(':')[0])
-        whole, shape = compat.saved_as(variable) if name is None else (name, variable.shape)
-        wanted.setdefault(whole, (shape, variable.dtype.base_dtype, []))[2].append(variable)
+        if name is None:
+            name, shape = compat.saved_as(variable)  # of the whole, where it is a part
+        else:
+            shape = variable.shape
+        entry = wanted.setdefault(name, _Wanted(shape, variable.dtype.base_dtype, []))
+        entry.parts.append(variable)
     return wanted
 
 
@@ -186,46 +239,55 @@ def _named_variables(variables):
         for name in variables:
             check_instance('a name in variables', name, str, 'a string')
         return list(variables.items())
-    try:
-        listed = None if isinstance(variables, (str, bytes, type)) else list(variables)
-    except TypeError:  # of one tensor or variable, too
-        listed = None
+    listed = None
+    if not isinstance(variables, (str, bytes, type)):
+        with contextlib.suppress(TypeError):  # of one tensor or variable, too
+            listed = list(variables)
     if listed is None:
         raise InvalidArgumentError('variables=%.80r: expected a list of variables, or a dict from '
                                    'names to them.' % (variables,))
     return [(None, variable) for variable in listed]
 
 
-def _mismatch(name, shape, dtype, shapes, dtypes):
-    """Why a variable cannot be restored, as 'kind' or 'kind: details', or None."""
-    if name not in shapes:
+def _mismatch(name, wanted, contents):
+    """Why a variable cannot be restored, as 'kind' or 'kind: details', or None.
+
+    Args:
+      name: of the variable in the checkpoint.
+      wanted: the `_Wanted` of that name.
+      contents: the `_Contents` of the checkpoint.
+    """
+    if name not in contents.shapes:
         return 'not in the checkpoint'
-    if not shape.is_compatible_with(shapes[name]):
-        return 'another shape: %s there, %s here' % (list(shapes[name]), shape.as_list())
-    if dtypes[name] != dtype:
-        return 'another type: %s there, %s here' % (dtypes[name].name, dtype.name)
+    shape = contents.shapes[name]
+    dtype = contents.dtypes[name]
+    if not wanted.shape.is_compatible_with(shape):
+        return 'another shape: %s there, %s here' % (list(shape), wanted.shape.as_list())
+    if dtype != wanted.dtype:
+        return 'another type: %s there, %s here' % (dtype.name, wanted.dtype.name)
     return None
 
 
 def _by_kind(reasons):
     """Texts, one a kind of reason, each with a count and some names: from (name, reason) pairs."""
-    kinds = {}
+    names_by_kind = collections.defaultdict(list)
     for name, reason in reasons:
         kind, _, details = reason.partition(': ')
-        kinds.setdefault(kind, []).append('%s (%s)' % (name, details) if details else name)
-    return ['%s: %s' % (kind, some(names)) for kind, names in sorted(kinds.items())]
+        names_by_kind[kind].append('%s (%s)' % (name, details) if details else name)
+    return ['%s: %s' % (kind, some(names)) for kind, names in sorted(names_by_kind.items())]
 
 
-def some(names, shown=4):
+def some(names: typing.List[str]) -> str:
     """A list of names for people, the first ones only where there are many."""
-    if len(names) <= shown + 1:
+    if len(names) <= _SHOWN + 1:
         return ', '.join(names)
-    return '%s and %d more' % (', '.join(names[:shown]), len(names) - shown)
+    return '%s and %d more' % (', '.join(names[:_SHOWN]), len(names) - _SHOWN)
 
 
 def _check_exclude(exclude, wanted):
-    if not isinstance(exclude, (list, tuple, set)) or not all(
-            isinstance(each, str) for each in exclude):
+    """Raises `InvalidArgumentError` for an `exclude` that is no list of names in `wanted`."""
+    is_list = isinstance(exclude, (list, tuple, set))
+    if not is_list or not all(isinstance(each, str) for each in exclude):
         raise InvalidArgumentError('exclude=%.80r: expected a list of names.' % (exclude,))
     for scope in exclude:
         if not any(_is_under(name, scope) for name in wanted):
@@ -235,20 +297,25 @@ def _check_exclude(exclude, wanted):
 
 
 def _is_under(name, scope):
+    """Whether a name is a scope, or in it."""
     return (name + '/').startswith(scope.rstrip('/') + '/')
 
 
 def _kind_of_state(variable, own_names):
-    """'counter' (the global step, examples seen, epochs), 'optimizer state' (with a name below
-    another variable's), or None."""
+    """What a variable is that training alone needs, or None for a weight.
+
+    'counter' (the global step, examples seen, epochs), or 'optimizer state', whose name is below
+    that of another variable: one of `own_names`, of all variables.
+    """
     if variable.trainable:
         return None
     if variable.dtype.is_integer and variable.shape.num_elements() == 1:
         return 'counter'
     name = compat.saved_as(variable)[0]
-    is_slot = _BETA_POWER.search(name) or any(
-        name[:at.start()] in own_names for at in re.finditer('/', name))
-    return 'optimizer state' if is_slot else None
+    if _BETA_POWER.search(name):
+        return 'optimizer state'
+    scopes = [name[:slash.start()] for slash in re.finditer('/', name)]
+    return None if own_names.isdisjoint(scopes) else 'optimizer state'
 
 
 def _find(path):
@@ -262,7 +329,7 @@ def _find(path):
         if tf.io.gfile.exists(prefix + '.index') or tf.io.gfile.exists(prefix):
             return prefix
     directory = path if tf.io.gfile.isdir(path) else os.path.dirname(path) or '.'
-    there = [os.path.basename(prefix) for prefix in list_checkpoints(directory)]
+    names = [os.path.basename(prefix) for prefix in list_checkpoints(directory)]
     raise CheckpointError('there is no checkpoint %s. Expected a directory, a prefix such as '
                           'model.ckpt-500, or one of its files; in %s there is %s.'
-                          % (path, directory, some(there) if there else 'none'))
+                          % (path, directory, some(names) if names else 'none'))

@@ -7,8 +7,18 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_instance, directory_name
-from towers.checkpoint.files import (STATE_FILE, Newest, describe_safe, files_of, first_line,
-                                     inside, list_checkpoints, names_in, read_state, same_series)
+from towers.checkpoint.files import (
+    STATE_FILE,
+    Newest,
+    describe_safe,
+    files_of,
+    first_line,
+    inside,
+    list_checkpoints,
+    names_in,
+    read_state,
+    same_series,
+)
 from towers.errors import CheckpointError
 from towers.safe_files import UNFINISHED
 
@@ -41,53 +51,78 @@ def tidy_directory(directory: str, newest: typing.Optional[Newest]) -> typing.Li
     if newest is not None:
         check_instance('newest', newest, Newest, 'what newest_checkpoint returned')
     try:
-        done = ['removed %s, left by a killed writer' % os.path.join(directory, name)
-                for name in remove_leftovers(directory)]
-        if newest is None:
-            return done
-        for damaged in newest.skipped:
-            for path in files_of(damaged.prefix):
-                tf.io.gfile.rename(path, path + '.damaged', overwrite=True)
-                done.append('renamed %s to %s.damaged' % (path, os.path.basename(path)))
-        state, _ = read_state(directory)
-        if state is None or inside(directory, state.model_checkpoint_path) != newest.prefix:
-            _write_state(directory, newest.prefix)
-            done.append('wrote %s, which names %s' % (os.path.join(directory, STATE_FILE),
-                                                      os.path.basename(newest.prefix)))
-        return done
+        return _tidied(directory, newest)
     except tf.errors.OpError as error:
         raise CheckpointError('%s cannot be written to: %s. %s' % (
             directory, first_line(error), describe_safe(directory)))
 
 
-def remove_leftovers(directory):
-    """Removes the leftovers of a killed writer from a directory; returns a list of their names.
+def _tidied(directory, newest):
+    """Does what `tidy_directory` says."""
+    done = []
+    for name in remove_leftovers(directory):
+        done.append('removed %s, left by a killed writer' % os.path.join(directory, name))
+    if newest is None:
+        return done
+    for damaged in newest.skipped:
+        for path in files_of(damaged.prefix):
+            tf.io.gfile.rename(path, path + '.damaged', overwrite=True)
+            done.append('renamed %s to %s.damaged' % (path, os.path.basename(path)))
+    state = read_state(directory).content
+    if state is None or inside(directory, state.model_checkpoint_path) != newest.prefix:
+        _write_state(directory, newest.prefix)
+        done.append('wrote %s, which names %s' % (
+            os.path.join(directory, STATE_FILE), os.path.basename(newest.prefix)))
+    return done
+
+
+def remove_leftovers(directory: str) -> typing.List[str]:
+    """Removes the leftovers of a killed writer from a directory, and returns their names.
 
     Raises:
       tf.errors.OpError: one of them cannot be removed.
     """
     names = names_in(directory)
-    state, _ = read_state(directory)
-    known = state and set(map(os.path.basename, state.all_model_checkpoint_paths))
+    state = read_state(directory).content
+    known = None
+    if state is not None:
+        known = {os.path.basename(path) for path in state.all_model_checkpoint_paths}
     removed = []
     for name in names:
         path = os.path.join(directory, name)
-        data = _DATA_FILE.match(name)
-        # TF writes the data before the index and deletes it after. If the state file has the
-        # checkpoint, or may have had, its index was lost in another way.
-        is_half = (data is not None and known is not None and data.group(1) not in known
-                   and data.group(1) + '.index' not in names)
-        if (is_half or _TEMPORARY_FILE.search(name) or UNFINISHED.search(name)) and (
-                not tf.io.gfile.isdir(path)):
+        is_temporary = _TEMPORARY_FILE.search(name) or UNFINISHED.search(name)
+        if not is_temporary and not _is_half(name, names, known):
+            continue
+        if not tf.io.gfile.isdir(path):
             tf.io.gfile.remove(path)
             removed.append(name)
     return removed
 
 
+def _is_half(name, names, known):
+    """Whether a file is the data of a checkpoint without an index that was never finished.
+
+    TF writes the data before the index and deletes it after. If the state file has the checkpoint,
+    or may have had, its index was lost in another way.
+
+    Args:
+      name: of the file.
+      names: of all files of the directory.
+      known: names of the checkpoints that the state file has; None where there is no state file.
+    """
+    data = _DATA_FILE.match(name)
+    if data is None or known is None:
+        return False
+    checkpoint = data.group(1)
+    return checkpoint not in known and checkpoint + '.index' not in names
+
+
 def _write_state(directory, newest):
-    """Writes the state file as `Saver` does: another name, then renamed; paths are relative."""
-    there = list_checkpoints(directory)
-    paths = [prefix for prefix in there[:there.index(newest) + 1] if same_series(prefix, newest)]
+    """Writes the state file of a directory as `Saver` does: another name, then renamed; paths are
+    relative. The checkpoint `newest` is the newest one in it."""
+    checkpoints = list_checkpoints(directory)
+    older = checkpoints[:checkpoints.index(newest)]
+    paths = [prefix for prefix in older if same_series(prefix, newest)] + [newest]
     if os.path.isabs(directory):
         # Paths in a directory that is relative itself TF makes relative to it.
         paths = [os.path.basename(path) for path in paths]
