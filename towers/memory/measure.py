@@ -134,7 +134,7 @@ def _note_peak(peaks, device, peak):
 def _initialized_session(graph: tf.Graph, config: tf.ConfigProto,
                          first_operations: typing.List[tf.Operation]
                          ) -> typing.Iterator[tf.Session]:
-    """A session that has run the initializers and `first_operations`, with queues that are filled."""
+    """A session that has run the initializers, then `first_operations`; its queues are filled."""
     with tf.Session(graph=graph, config=config) as session:
         with graph.as_default():
             initializers = [tf.global_variables_initializer(), tf.local_variables_initializer(),

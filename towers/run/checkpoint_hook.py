@@ -6,8 +6,13 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import (MOST_INT32, check_count, check_instance, check_step_variable,
-                              directory_name)
+from towers.arguments import (
+    MOST_INT32,
+    check_count,
+    check_instance,
+    check_step_variable,
+    directory_name,
+)
 from towers.checkpoint.files import (STATE_FILE, describe_safe, files_of, first_line,
                                      list_checkpoints, names_in, newest_named, state_checkpoints,
                                      step_of)
@@ -64,9 +69,14 @@ class CheckpointHook(tf.train.SessionRunHook):
             check_instance('a listener among listeners', listener,
                            tf.train.CheckpointSaverListener, 'a tf.train.CheckpointSaverListener')
         self._directory = directory_name('directory', directory)
-        self._global_step, self._save_steps, self._keep = global_step, save_steps, keep
-        self._saver, self._listeners, self._saved_step = saver, list(listeners), None
-        self._surplus = []  # checkpoints of earlier runs beyond `keep`, to be removed
+        self._global_step = global_step
+        self._save_steps = save_steps
+        self._keep = keep
+        self._saver = saver
+        self._listeners = list(listeners)
+        self._saved_step: typing.Optional[int] = None
+        # Checkpoints of earlier runs beyond `keep`, to be removed.
+        self._surplus: typing.List[str] = []
 
     def begin(self):
         """Makes the directory and, if there is none, the saver."""
@@ -133,7 +143,8 @@ class CheckpointHook(tf.train.SessionRunHook):
         path = os.path.join(self._directory, 'model.ckpt')
         try:
             self._saver.save(session, path, global_step=step, write_meta_graph=False)
-            surplus, self._surplus = self._surplus, []
+            surplus = self._surplus
+            self._surplus = []
             for prefix in surplus:  # which the state file lists no more
                 for name in files_of(prefix):
                     tf.io.gfile.remove(name)
@@ -153,9 +164,11 @@ class CheckpointHook(tf.train.SessionRunHook):
         with contextlib.suppress(tf.errors.OpError):  # what is half-written then stays
             remove_leftovers(self._directory)
         safe = describe_safe(self._directory)
-        return '%s %s %sMake room or make the directory writable, and start again%s' % (
-            (text, safe) + (('The steps since then are lost. ', ': the run goes on from there.')
-                            if safe.startswith('Safe') else ('', '.')))
+        advice = 'Make room or make the directory writable, and start again'
+        if safe.startswith('Safe'):
+            return '%s %s The steps since then are lost. %s: the run goes on from there.' % (
+                text, safe, advice)
+        return '%s %s %s.' % (text, safe, advice)
 
     def _earlier_checkpoints(self, step):
         """Prefixes of the directory's checkpoints that its state file lists, the newest one last.

@@ -116,7 +116,8 @@ class Evaluation:
         if stopped is not None:
             check_function('stopped', stopped, 0, 'a function without arguments, or None')
         self.check_examples(session)
-        totals, examples = collections.defaultdict(float), 0
+        totals: typing.Dict[str, float] = collections.defaultdict(float)
+        examples = 0
         session.run(self._from_0)
         for size, (values, _) in self._batches(session, (self._means, self._updates)):
             examples += size
@@ -126,9 +127,11 @@ class Evaluation:
                 return None
         if not examples:
             raise InputError(_NO_BATCH)
-        counts = session.run(self._values)
-        return dict({name: total / examples for name, total in totals.items()},
-                    **{name: float(count) for name, count in counts.items()}, examples=examples)
+        results = {name: total / examples for name, total in totals.items()}
+        for name, count in session.run(self._values).items():
+            results[name] = float(count)
+        results['examples'] = examples
+        return results
 
     def predict(self, session: tf.Session) -> typing.Iterator:
         """Predictions of all examples, in their order: a generator of a nest of arrays [batch, …]
@@ -148,10 +151,12 @@ class Evaluation:
         if known == tf.data.experimental.INFINITE_CARDINALITY:
             raise InputError('the data set to be evaluated has no end: expected one that goes '
                              'through the examples once, without .repeat().')
-        if known == 0 or (read and known < 0
-                          and next(self._batches(session, (self._means, self._updates)),
-                                   None) is None):
+        if known == 0:
             raise InputError(_NO_BATCH)
+        if read and known < 0:
+            batches = self._batches(session, (self._means, self._updates))
+            if next(batches, None) is None:
+                raise InputError(_NO_BATCH)
 
     def _batches(self, session, fetches):
         """Yields, for each batch of the data set, its number of examples and the fetched values."""
@@ -201,6 +206,20 @@ def _check_counters(metric, value, update, counters):
                 'METRIC_VARIABLES]), as tf.metrics does.' % (metric, op.name))
 
 
+def _check_stop_at(stop_at, every_steps, metrics):
+    """Raises `InvalidArgumentError` for a `stop_at` that is no pair of a metric and a number.
+
+    `every_steps` is the argument of that name, which it needs; `metrics` are those of the
+    evaluation, by their names.
+    """
+    is_pair = isinstance(stop_at, (tuple, list)) and len(stop_at) == 2
+    if (not is_pair or every_steps is None or stop_at[0] not in metrics
+            or not isinstance(stop_at[1], numbers.Real)):
+        raise InvalidArgumentError(
+            "stop_at=%.80r: expected a metric's name (of %s) and a number, and every_steps, at "
+            'which it is looked at.' % (stop_at, ', '.join(sorted(metrics))))
+
+
 class EvaluationHook(tf.train.SessionRunHook):
     """Evaluates at multiples of `every_steps` and at the end of training, each step at most once.
 
@@ -231,37 +250,38 @@ class EvaluationHook(tf.train.SessionRunHook):
           InvalidArgumentError: `stop_at` without `every_steps`, or with an unknown metric;
             `every_steps` below 1.
         """
-        if isinstance(evaluation, type) or not (hasattr(evaluation, 'run')
-                                                and hasattr(evaluation, 'metrics')):
+        is_evaluation = hasattr(evaluation, 'run') and hasattr(evaluation, 'metrics')
+        if isinstance(evaluation, type) or not is_evaluation:
             raise InvalidArgumentError('evaluation=%.80r: expected an Evaluation.' % (evaluation,))
         check_step_variable(global_step)
         if every_steps is not None:
             check_count('every_steps', every_steps)
         if skip_end is not None:
             check_function('skip_end', skip_end, 0, 'a function without arguments, or None')
-        if stop_at is not None and not (
-                isinstance(stop_at, (tuple, list)) and len(stop_at) == 2 and every_steps is not None
-                and stop_at[0] in evaluation.metrics and isinstance(stop_at[1], numbers.Real)):
-            raise InvalidArgumentError(
-                "stop_at=%.80r: expected a metric's name (of %s) and a number, and every_steps, at "
-                'which it is looked at.' % (stop_at, ', '.join(sorted(evaluation.metrics))))
+        if stop_at is not None:
+            _check_stop_at(stop_at, every_steps, evaluation.metrics)
         if not isinstance(listeners, (list, tuple)) or not all(
                 hasattr(listener, 'evaluated') for listener in listeners):
             raise InvalidArgumentError('listeners=%.80r: expected a list of hooks with evaluated('
                                        'step, results, seconds), such as [summaries].' % (
                                            listeners,))
         self.latest = None
-        self._evaluation, self._global_step = evaluation, global_step
-        self._every_steps, self._listeners = every_steps, list(listeners)
-        self._stop_at, self._skip_end = stop_at, skip_end
+        self._evaluation = evaluation
+        self._global_step = global_step
+        self._every_steps = every_steps
+        self._listeners = list(listeners)
+        self._stop_at = stop_at
+        self._skip_end = skip_end
         self._step = 0  # counted, as if each run of the session did one step
         self._since = 0  # the step of the latest evaluation that was due, or the restored one
-        self._evaluated_step, self._given_up = None, False
+        self._evaluated_step: typing.Optional[int] = None
+        self._given_up = False
 
     def after_create_session(self, session, coord):
         """Takes over the restored step; if `stop_at` is reached there, asks the session to stop."""
         self._step = self._since = int(session.run(self._global_step))
-        self._evaluated_step, self._given_up = None, False
+        self._evaluated_step = None
+        self._given_up = False
         if hasattr(self._evaluation, 'check_examples'):  # else found when the training is done
             self._evaluation.check_examples(session)
         if self._stop_at is not None and self._step and self._step % self._every_steps == 0:
@@ -284,9 +304,11 @@ class EvaluationHook(tf.train.SessionRunHook):
     def end(self, session):
         """Evaluates the final weights, unless this step has been, or `skip_end` says otherwise."""
         self._step = int(session.run(self._global_step))
-        if self._evaluated_step != self._step and not self._given_up and not (
-                self._skip_end and self._skip_end()):
-            self._evaluate(session, self._listeners)
+        if self._evaluated_step == self._step or self._given_up:
+            return
+        if self._skip_end is not None and self._skip_end():
+            return
+        self._evaluate(session, self._listeners)
 
     def _evaluate(self, session, listeners):
         """Evaluates the current step, and gives the results and their seconds to the listeners;
@@ -296,7 +318,8 @@ class EvaluationHook(tf.train.SessionRunHook):
         self._given_up = results is None
         if self._given_up:
             return True
-        self.latest, self._evaluated_step = results, self._step
+        self.latest = results
+        self._evaluated_step = self._step
         for listener in listeners:
             listener.evaluated(self._step, results, time.perf_counter() - begin)
         return self._stop_at is not None and results[self._stop_at[0]] >= self._stop_at[1]

@@ -1,5 +1,6 @@
 """TensorBoard summaries of a training with towers."""
 
+import collections
 import os
 import typing
 
@@ -107,10 +108,13 @@ class SummaryHook(tf.train.SessionRunHook):
         check_count('summary_steps', summary_steps)
         if graph is not None:
             check_instance('graph', graph, (tf.Graph, tf.GraphDef), 'a tf.Graph, or None')
-        self._summaries, self._global_step = list(summaries), global_step
+        self._summaries = list(summaries)
+        self._global_step = global_step
         self._logdir = directory_name('logdir', logdir)
-        self._summary_steps, self._graph = summary_steps, graph
-        self._writer, self._step = None, 0  # counted, as if each run of the session did one step
+        self._summary_steps = summary_steps
+        self._graph = graph
+        self._writer: typing.Any = None
+        self._step = 0  # counted, as if each run of the session did one step
 
     def after_create_session(self, session, coord):
         """Opens an event file and writes its `SessionLog.START`."""
@@ -128,8 +132,9 @@ class SummaryHook(tf.train.SessionRunHook):
     def before_run(self, run_context):
         """Fetches the summaries if they are due after the coming step."""
         self._step += 1
-        return (tf.train.SessionRunArgs(self._summaries)
-                if self._step % self._summary_steps == 0 else None)
+        if self._step % self._summary_steps:
+            return None
+        return tf.train.SessionRunArgs(self._summaries)
 
     def after_run(self, run_context, run_values):
         """Writes the summaries that were fetched."""
@@ -150,9 +155,11 @@ class SummaryHook(tf.train.SessionRunHook):
             raise InvalidArgumentError('a SummaryHook writes from the moment that its session is '
                                        'made: put it among the hooks of the session.')
         check_instance('results', results, dict, 'a dict from names to numbers')
-        self._writer.add_summary(tf.Summary(value=[
-            tf.Summary.Value(tag='test/' + key, simple_value=float(value))
-            for key, value in results.items() if key != 'examples']), step)
+        summary = tf.Summary()
+        for key, value in results.items():
+            if key != 'examples':
+                summary.value.add(tag='test/' + key, simple_value=float(value))
+        self._writer.add_summary(summary, step)
         self._writer.flush()
 
 
@@ -176,25 +183,38 @@ def _noise_scale(built):
       several losses; of replicas.
     """
     towers = built.towers
-    sizes = {tower.size for tower in towers}
-    if (len(towers) < 2 or len(sizes) > 1 or not isinstance(towers[0].size, int)
-            or any(tower.micro_batch for tower in towers) or isinstance(built.gradients, dict)):
+    if not _are_equal_shards(towers) or isinstance(built.gradients, dict):
         return None
-    of_variable = {}
+    variables = {}
+    gradients_of = collections.defaultdict(list)  # by the name of the variable, one a tower
     for tower in towers:
         for gradient, variable in tower.gradients:
             if gradient is not None:
-                of_variable.setdefault(variable.op.name, (variable, []))[1].append(gradient)
-    if not of_variable or {len(parts) for _, parts in of_variable.values()} != {len(towers)}:
+                variables[variable.op.name] = variable
+                gradients_of[variable.op.name].append(gradient)
+    counts = {len(gradients) for gradients in gradients_of.values()}
+    if counts != {len(towers)}:
         return None
     # Each tower's gradient is its share of the sum: G_k and their mean are N times as large, but
     # for a factor that they have in common.
-    count, sums = len(towers), [(parts, variable) for variable, parts in of_variable.values()]
+    count = len(towers)
+    shards = []
+    sums = []
+    for name, gradients in gradients_of.items():
+        shards += [([gradient], variables[name]) for gradient in gradients]
+        sums.append((gradients, variables[name]))
     with only_device(built.placement.main):
-        small = count * _squares([([part], variable) for parts, variable in sums for part in parts],
-                                 built.placement)
+        small = count * _squares(shards, built.placement)
         big = _squares(sums, built.placement)
-        return count * sizes.pop() * (small - big) / (count * big - small)
+        return count * towers[0].size * (small - big) / (count * big - small)
+
+
+def _are_equal_shards(towers):
+    """Whether towers are several, of one known size, and without micro-batches."""
+    sizes = {tower.size for tower in towers}
+    if len(towers) < 2 or len(sizes) > 1 or not isinstance(towers[0].size, int):
+        return False
+    return not any(tower.micro_batch for tower in towers)
 
 
 def _squares(sums, placement):

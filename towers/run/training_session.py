@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import (check_flag, check_function, check_instance, check_step_variable,
                               directory_name, listed_hooks)
-from towers.checkpoint.files import describe_safe, first_line, newest_checkpoint
+from towers.checkpoint.files import Newest, describe_safe, first_line, newest_checkpoint
 from towers.checkpoint.match import InitialValues, check_fits, difference, some
 from towers.checkpoint.tidy import tidy_directory
 from towers.errors import CheckpointError, InvalidArgumentError, RunLockedError, shown
@@ -82,35 +82,27 @@ def training_session(directory: str, global_step: tf.Variable,
     """
     directory = directory_name('directory', directory)
     check_step_variable(global_step)
-    hooks, last_hooks = listed_hooks('hooks', hooks), listed_hooks('last_hooks', last_hooks)
+    hooks = listed_hooks('hooks', hooks)
+    last_hooks = listed_hooks('last_hooks', last_hooks)
     if config is None:
         config = config_of_towers()
     else:
         check_instance('config', config, tf.ConfigProto, 'a tf.ConfigProto, see session_config')
     check_flag('recover', recover)
-    if check is not None:
-        check_function('check', check, 3, 'a function of a checkpoint and two texts, or None')
-    if member is not None and not hasattr(member, 'session_creator'):  # its room is above this one
-        raise InvalidArgumentError('member=%.80r: expected what towers.join gives, or None.'
-                                   % (member,))
+    _check_optional(check, member, initial_values)
     check_function('say', say, 1, 'a function of a line of text, such as print')
-    if initial_values is not None:
-        check_instance('initial_values', initial_values, InitialValues, 'what init_from returned')
+    if member is not None:
+        listeners = list(listeners) + member.listeners
     checkpoints = CheckpointHook(
-        directory, global_step, save_steps, keep=keep, saver=saver,
-        listeners=listeners if member is None else list(listeners) + member.listeners)
+        directory, global_step, save_steps, keep=keep, saver=saver, listeners=listeners)
     with contextlib.ExitStack() as stack:
         if built is not None:
             stack.enter_context(out_of_memory_explained(built, directory, memory_limit))
         stack.enter_context(hold_directory(directory))
         newest = _checked_newest(directory, recover, check, say)
-        init_fn = None
-        if initial_values is not None and newest is not None:
-            say('initial values are not taken: the run has a checkpoint, from which it goes on')
-        elif initial_values is not None:
-            say(str(initial_values))
-            init_fn = lambda unused_scaffold, session: initial_values.restore(session)  # noqa: E731
-        scaffold, steps = tf.train.Scaffold(saver=saver, init_fn=init_fn), _StepsDone(global_step)
+        init_fn = _init_fn(initial_values, newest, say)
+        scaffold = tf.train.Scaffold(saver=saver, init_fn=init_fn)
+        steps = _StepsDone(global_step)
 
         def newest_again():
             found = newest_checkpoint(directory, recover)
@@ -134,24 +126,62 @@ def training_session(directory: str, global_step: tf.Variable,
             raise reason from None
 
 
+def _check_optional(check, member, initial_values):
+    """Raises `InvalidArgumentError` for these arguments of `training_session`, None or not."""
+    if check is not None:
+        check_function('check', check, 3, 'a function of a checkpoint and two texts, or None')
+    if member is not None and not hasattr(member, 'session_creator'):  # its room is above this one
+        raise InvalidArgumentError('member=%.80r: expected what towers.join gives, or None.'
+                                   % (member,))
+    if initial_values is not None:
+        check_instance('initial_values', initial_values, InitialValues, 'what init_from returned')
+
+
+def _init_fn(initial_values, newest, say):
+    """The function of a `Scaffold` that takes the initial values; None where none are taken.
+
+    Args:
+      initial_values: what `init_from` returned, or None.
+      newest: the checkpoint from which the run goes on, or None.
+      say: called with a line about it.
+    """
+    if initial_values is None:
+        return None
+    if newest is not None:
+        say('initial values are not taken: the run has a checkpoint, from which it goes on')
+        return None
+    say(str(initial_values))
+
+    def restore(unused_scaffold, session):
+        initial_values.restore(session)
+    return restore
+
+
 def _checked_newest(directory, recover, check, say):
-    """Finds the newest checkpoint, compares it with the graph, and tidies the directory; returns
-    what `newest_checkpoint` returned."""
-    newest, told = newest_checkpoint(directory, recover), []
+    """Finds the newest checkpoint, compares it with the graph, and tidies the directory.
+
+    The arguments are those of `training_session`.
+
+    Returns:
+      What `newest_checkpoint` returned.
+    """
+    newest = newest_checkpoint(directory, recover)
+    lines = []
     if newest is not None:
         missing, dropped = difference(newest.prefix)
         lost = None
         if dropped:
-            lost = 'the checkpoint %s holds state that the checkpoints to come would be without: %s'
-            lost %= (newest.prefix, some(dropped))
-            told.append(lost)
-        told += [] if check is None else check(newest, missing, lost)
+            lost = ('the checkpoint %s holds state that the checkpoints to come would be without: '
+                    '%s' % (newest.prefix, some(dropped)))
+            lines.append(lost)
+        if check is not None:
+            lines += check(newest, missing, lost)
         if missing is not None:
             check_fits(newest.prefix)  # raises
         for damaged in newest.skipped:
             say('passed over %s' % (damaged,))  # `damaged` is a tuple
         say('going on from %s' % newest.prefix)
-    for line in told + tidy_directory(directory, newest):
+    for line in lines + tidy_directory(directory, newest):
         say(line)
     return newest
 
@@ -161,24 +191,37 @@ class _NewestCheckpoint(tf.train.SessionCreator):
     session is lost, `MonitoredSession` makes another one, and by then there are later checkpoints.
     """
 
-    def __init__(self, newest, newest_again, *session):
-        self._newest, self._newest_again, self._session = newest, newest_again, session
+    def __init__(self, newest: typing.Optional[Newest], newest_again: typing.Callable,
+                 scaffold: tf.train.Scaffold, master: str, config: tf.ConfigProto):
+        """
+        Args:
+          newest: the checkpoint that was checked, or None.
+          newest_again: function that returns the newest one after a session was lost.
+          scaffold, master, config: as for `tf.train.ChiefSessionCreator`.
+        """
+        self._newest = newest
+        self._newest_again = newest_again
+        self._scaffold = scaffold
+        self._master = master
+        self._config = config
         self._is_first = True
 
     def create_session(self):
         """A `tf.Session` with the restored (or initialised) variables."""
         newest = self._newest if self._is_first else self._newest_again()
         self._is_first = False
-        return tf.train.ChiefSessionCreator(
-            *self._session, checkpoint_filename_with_path=newest.prefix if newest else None
-            ).create_session()
+        prefix = None if newest is None else newest.prefix
+        creator = tf.train.ChiefSessionCreator(
+            self._scaffold, self._master, self._config, checkpoint_filename_with_path=prefix)
+        return creator.create_session()
 
 
 class _StepsDone(tf.train.SessionRunHook):
     """Counts the steps that have succeeded, for an error raised when the session is closed."""
 
     def __init__(self, global_step):
-        self.number, self._global_step = 0, global_step
+        self.number = 0
+        self._global_step = global_step
 
     def after_create_session(self, session, coord):
         self.number = int(session.run(self._global_step))
