@@ -194,7 +194,7 @@ def damage(prefix: str) -> typing.Optional[str]:
     return None
 
 
-def _read_error(reader, prefix, name):
+def _read_error(reader: typing.Any, prefix: str, name: str):
     """The error with which a tensor cannot be read, one of `READ_ERRORS`; else None."""
     try:
         reader.get_tensor(name)
@@ -207,7 +207,7 @@ def _read_error(reader, prefix, name):
     return None
 
 
-def _data_files(prefix):
+def _data_files(prefix: str):
     """The names of a checkpoint's data files, as a text."""
     names = [os.path.basename(path) for path in files_of(prefix) if '.data-' in path]
     return ', '.join(names) or 'no data file'
@@ -259,7 +259,7 @@ def same_series(prefix: str, other: str) -> bool:
     return _name_without_step(prefix) == _name_without_step(other)
 
 
-def _name_without_step(prefix):
+def _name_without_step(prefix: str):
     return _STEP.sub('', os.path.basename(prefix))
 
 

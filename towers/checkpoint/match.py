@@ -201,7 +201,7 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
     return InitialValues(prefix, taken, left, set(contents.shapes) - set(wanted), var_list)
 
 
-def _contents(prefix):
+def _contents(prefix: str):
     """The `_Contents` of a checkpoint; raises `CheckpointError` where it cannot be read."""
     try:
         reader = reader_of(prefix)
@@ -231,7 +231,7 @@ def _wanted(variables):
     return wanted
 
 
-def _named_variables(variables):
+def _named_variables(variables: typing.Any):
     """`[(name in the checkpoint, or None for the variable's own, variable)]` of the argument."""
     if variables is None:
         return [(None, variable) for variable in tf.global_variables()]
@@ -268,7 +268,7 @@ def _mismatch(name, wanted, contents):
     return None
 
 
-def _by_kind(reasons):
+def _by_kind(reasons: typing.Iterable[typing.Tuple[str, str]]):
     """Texts, one a kind of reason, each with a count and some names: from (name, reason) pairs."""
     names_by_kind = collections.defaultdict(list)
     for name, reason in reasons:

@@ -57,7 +57,7 @@ def tidy_directory(directory: str, newest: typing.Optional[Newest]) -> typing.Li
             directory, first_line(error), describe_safe(directory)))
 
 
-def _tidied(directory, newest):
+def _tidied(directory: str, newest: typing.Optional[Newest]):
     """Does what `tidy_directory` says."""
     done = []
     for name in remove_leftovers(directory):

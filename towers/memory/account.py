@@ -156,7 +156,7 @@ class MemoryAccount(typing.NamedTuple):
         return rows
 
 
-def _row(title, sizes):
+def _row(title: str, sizes: typing.List[int]):
     """A line of a table: a title, and bytes as MB."""
     return '  %-16s' % title + ''.join('%13.1f' % (size / 1e6) for size in sizes)
 
@@ -199,7 +199,7 @@ def memory_account(built: BuiltTowers,
         together=reader.account(run, None, kept), unknown=step.unknown)
 
 
-def _in_order_of_towers(devices, built):
+def _in_order_of_towers(devices: typing.Set[str], built: BuiltTowers):
     """The devices as a list: those of the towers in their order, then others by their names."""
     towers = [device for device in built.devices if device in devices]
     others = sorted(devices - set(towers))
@@ -208,7 +208,7 @@ def _in_order_of_towers(devices, built):
 
 # ---- constants that stay in memory ---------------------------------------------------------------
 
-def _kept_constants(step):
+def _kept_constants(step: StepGraph):
     """The constants that operations of a step take: list of `HeldTensor`."""
     used = {}
     for node in step.nodes:
@@ -221,7 +221,7 @@ def _kept_constants(step):
     return list(used.values())
 
 
-def _kept_initial_values(built):
+def _kept_initial_values(built: BuiltTowers):
     """The constants that resource variables take their first values from: list of `HeldTensor`.
 
     They share memory until the variable's first update; the session keeps the constant.
@@ -239,7 +239,7 @@ def _kept_initial_values(built):
     return kept
 
 
-def _initial_values(built):
+def _initial_values(built: BuiltTowers):
     """The initial values of resource variables: `{operation of the variable: tensor}`."""
     values = {}
     for variable in list(built.variables) + list(built.slots):
@@ -310,7 +310,7 @@ class _Reader:
             return 'backward'
         return 'activations' if self._is_kept(owner) else 'forward'
 
-    def _kind_of_variable(self, buffer, variable):
+    def _kind_of_variable(self, buffer: Buffer, variable: Node):
         if buffer.what == UPDATE:
             return 'updates'
         if variable.name in self._parameters:
@@ -319,7 +319,7 @@ class _Reader:
             return 'slots'
         return 'other variables'
 
-    def _is_kept(self, node):
+    def _is_kept(self, node: Node):
         """Whether an operation of the backward pass takes an output of this forward operation."""
         if node.number not in self._kept:
             self._kept[node.number] = any(
@@ -327,7 +327,7 @@ class _Reader:
                 for taker in self._takers[node.number] if not _is_back_edge(node, taker))
         return self._kept[node.number]
 
-    def _is_backward(self, node):
+    def _is_backward(self, node: Node):
         return node.name not in self._forward and not node.folded
 
 
@@ -338,6 +338,6 @@ def _has_best_fit_allocator(device):
     return os.environ.get('TF_CPU_ALLOCATOR_USE_BFC', '').lower() in ('1', 'true')
 
 
-def _is_back_edge(node, taker):
+def _is_back_edge(node: Node, taker: Node):
     """Whether a node is taken by one that was made before it, at the beginning of a loop."""
     return taker.number <= node.number and taker.type in ('Merge', 'NextIteration')

@@ -181,7 +181,7 @@ def fit_batch_size(build: typing.Callable, first: int,
         'batch size, or more memory.' % (limit / 1e6, _TRIES, fitted.batch_size))
 
 
-def _run(build, batch_size, config):
+def _run(build: typing.Callable, batch_size: int, config: typing.Optional[typing.Callable]):
     """The `MeasuredMemory` of a step of `build(batch_size)`; None where TensorFlow does not count.
     """
     with tf.Graph().as_default():

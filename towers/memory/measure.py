@@ -124,7 +124,7 @@ def _peaks_of_steps(session, step, feed_dict):
     return peaks
 
 
-def _note_peak(peaks, device, peak):
+def _note_peak(peaks: typing.Dict[str, _Peak], device: str, peak: _Peak):
     """Keeps the `_Peak` of a device in a dict, where it is above that which is there."""
     if device not in peaks or peak.bytes > peaks[device].bytes:
         peaks[device] = peak
@@ -183,7 +183,7 @@ def peaks_of(metadata: tf.RunMetadata) -> typing.Dict[str, _Peak]:
     return peaks
 
 
-def _device_of(allocator_name, device):
+def _device_of(allocator_name: str, device: str):
     """The device whose memory an allocator hands out: the one that a record is of, or CPUs, ''."""
     short = _short(device)
     return short if 'gpu' in allocator_name.lower() and is_gpu(short) else ''

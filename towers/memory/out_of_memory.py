@@ -57,7 +57,7 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
         raise OutOfMemoryError(' '.join(sentences)) from error
 
 
-def _request(error, built):
+def _request(error: tf.errors.OpError, built: BuiltTowers):
     """A sentence: where memory ran out, and what TensorFlow's error says of it."""
     message = ' '.join(str(error.message).split('\n')[0].split())
     name = _operation_in(error)
@@ -70,7 +70,7 @@ def _request(error, built):
     return '%s ran out of memory%s: %s.' % (who, place, message)
 
 
-def _operation_in(error):
+def _operation_in(error: tf.errors.OpError):
     """The name of the operation that an error of TensorFlow is of; None where it does not say."""
     name = getattr(getattr(error, 'op', None), 'name', None)
     if name:

@@ -67,7 +67,7 @@ def memory_report(build: typing.Callable, batch_size: int,
         say('picture: %s' % path)
 
 
-def _batch_sizes(batch_size, unit):
+def _batch_sizes(batch_size: int, unit: int):
     """The batch sizes of a report about one, in order: multiples of `unit` examples."""
     sizes = set()
     for share in _SHARES_OF_BATCH:

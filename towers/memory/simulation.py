@@ -131,11 +131,11 @@ class _Memory:
         owner = self._next_owner(node, 0)
         return self._add(Buffer(size, variable.device, what, variable, owner), node)
 
-    def _next_owner(self, node, output):
+    def _next_owner(self, node: Node, output: int):
         self.last_event += 1
         return _Owner(self.last_event, node, output)
 
-    def _add(self, buffer, node):
+    def _add(self, buffer: Buffer, node: Node):
         """Counts the bytes of a new buffer, which an operation begins with; returns the buffer."""
         self.buffers.append(buffer)
         for key in (buffer.device, None):
@@ -191,7 +191,7 @@ class Run:
         return [buffer for buffer in self.buffers if buffer.size and buffer.is_there(event)
                 and device in (None, buffer.device)]
 
-    def _connect(self, node):
+    def _connect(self, node: Node):
         """Notes what a node waits for, and which outputs it takes."""
         sources = {source.number for source in node.controls if not source.folded}
         for source, index in _computed_inputs(node):
@@ -202,7 +202,7 @@ class Run:
         for number in sources:
             self._takers[number].append(node)
 
-    def _run(self, nodes):
+    def _run(self, nodes: typing.List[Node]):
         ready = collections.deque(node for node in nodes if not self._waits[node.number])
         started = {node.number for node in ready}
         scratch_buffer = None
@@ -217,14 +217,14 @@ class Run:
             self._end(node)
         self._memory.release(scratch_buffer)
 
-    def _input(self, source, index, device):
+    def _input(self, source: Node, index: int, device: str):
         """The `Buffer` of an input on a device; None where it takes no memory."""
         its_own = self._held.get((source.number, index, None))
         return self._held.get((source.number, index, device), its_own)
 
     # ---- the beginning of an operation
 
-    def _begin(self, node, scratch_before):
+    def _begin(self, node: Node, scratch_before: typing.Optional[Buffer]):
         """Allocates an operation's outputs and scratch, and frees the scratch of the one before.
 
         Returns the `Buffer` of the scratch, or None.
@@ -240,18 +240,18 @@ class Run:
                 self._held[node.number, index, None] = buffer
         return scratch_buffer
 
-    def _move_variables_that_are_read(self, node):
+    def _move_variables_that_are_read(self, node: Node):
         """Gives the variables of an update new memory where their old one is still being read."""
         for tensor, (source, _) in zip(node.op.inputs, node.inputs):
             if tensor.dtype != tf.resource:
                 continue
             old = self._variables.get(_variable_of(source))
-            if old is not None and old.references > 1:
+            if old is not None and old.variable is not None and old.references > 1:
                 self._variables[old.variable.number] = self._memory.allocate_variable(
                     old.variable, old.size, node, what=UPDATE)
                 self._memory.release(old)
 
-    def _outputs(self, node):
+    def _outputs(self, node: Node):
         """The `Buffer` of each output of an operation, or None: a list."""
         if node.type in _VARIABLES:
             return [self._variables[node.number] if size else None for size in node.sizes]
@@ -263,7 +263,7 @@ class Run:
             inputs.append(None if is_constant else self._input(source, index, node.device))
         if node.inputs and passes_on(node):
             return _passed_on(node, inputs)
-        outputs = []
+        outputs: typing.List[typing.Optional[Buffer]] = []
         for index, size in enumerate(node.sizes):
             buffer = _buffer_to_write_over(node, index, inputs, outputs)
             if buffer is None:
@@ -275,7 +275,7 @@ class Run:
 
     # ---- its end
 
-    def _end(self, node):
+    def _end(self, node: Node):
         """Hands the outputs to those that take them, on their devices; lets go of the inputs."""
         outputs = []
         for index in range(len(node.sizes)):
@@ -289,9 +289,9 @@ class Run:
             for buffer in outputs:
                 self._memory.release(buffer)
 
-    def _hand_out(self, node, index, buffer):
+    def _hand_out(self, node: Node, index: int, buffer: Buffer):
         """Counts the takers of an output, and copies it to the devices with another memory."""
-        elsewhere = collections.Counter()  # device: how many take it there
+        elsewhere: typing.Counter[str] = collections.Counter()  # device: how many take it there
         for device in self._uses.get((node.number, index), ()):
             if _memory_of(device) == _memory_of(node.device):
                 buffer.references += 1
@@ -299,11 +299,12 @@ class Run:
                 elsewhere[device] += 1
         for device, count in elsewhere.items():
             copied = self._memory.allocate(node.sizes[index], device, node, index, TRANSFER)
-            copied.references = count
-            self._held[node.number, index, device] = copied
+            if copied is not None:
+                copied.references = count
+                self._held[node.number, index, device] = copied
 
 
-def _computed_inputs(node):
+def _computed_inputs(node: Node):
     """The inputs that a step computes, without the back edges of loops: a loop is run once."""
     inputs = []
     for source, index in node.inputs:
@@ -313,7 +314,7 @@ def _computed_inputs(node):
     return inputs
 
 
-def _passed_on(node, inputs):
+def _passed_on(node: Node, inputs: typing.List[typing.Optional[Buffer]]):
     """The buffers of the outputs of a node that are memory of its inputs' buffers: a list."""
     if node.type == 'IdentityN':
         sources = inputs
@@ -346,19 +347,19 @@ def _buffer_to_write_over(node, index, inputs, outputs):
     return None
 
 
-def _variable_bytes(node):
+def _variable_bytes(node: Node):
     """Bytes of the variable that an operation is; 0 where its shape is not known."""
     elements = tf.TensorShape(node.op.get_attr('shape')).num_elements()
     return (elements or 0) * tf.as_dtype(node.op.get_attr('dtype')).size
 
 
-def _variable_of(node):
+def _variable_of(node: Node):
     """The number of a handle's variable; nodes that pass the handle on are skipped."""
     while node.inputs and node.type not in _VARIABLES:
         node = node.inputs[0][0]
     return node.number
 
 
-def _memory_of(device):
+def _memory_of(device: str):
     """The name of a device's memory, which the CPUs of a process share."""
     return device.rsplit(':', 1)[0] if 'CPU' in device else device

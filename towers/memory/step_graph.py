@@ -84,7 +84,7 @@ class StepGraph:
             node.folded = _is_folded(node)
         _keep_order_of_folded(nodes_in_order)
 
-    def _connect(self, node):
+    def _connect(self, node: Node):
         for tensor in node.op.inputs:
             node.inputs.append((self.by_name[tensor.op.name], tensor.value_index))
         for source in node.op.control_inputs:
@@ -110,7 +110,7 @@ class StepGraph:
                     path.append((source, iter(source.inputs)))
         return in_order
 
-    def _measure(self, node, elements_of):
+    def _measure(self, node: Node, elements_of: typing.Callable):
         """Notes the static shape and the bytes of each output of a node."""
         for tensor in node.op.outputs:
             shape = tensor.shape
@@ -124,7 +124,7 @@ class StepGraph:
             node.sizes.append(elements * (_STRING_BYTES if dtype == tf.string else dtype.size))
 
 
-def _static_elements(tensor):
+def _static_elements(tensor: tf.Tensor):
     return tensor.shape.num_elements()
 
 
@@ -154,11 +154,12 @@ def _is_folded(node):
     return all(source.folded for source, _ in node.inputs)
 
 
-def _keep_order_of_folded(nodes):
+def _keep_order_of_folded(nodes: typing.List[Node]):
     """Moves control inputs of folded constants to the operations that take the constants."""
-    waits = {}  # number of a folded node: {number: Node} that it waits for
+    # Number of a folded node: {number: Node} that it waits for.
+    waits: typing.Dict[int, typing.Dict[int, Node]] = {}
     for node in nodes:
-        found = {}
+        found: typing.Dict[int, Node] = {}
         for source, _ in node.inputs:
             found.update(waits.get(source.number, {}))
         for source in node.controls:
@@ -209,18 +210,18 @@ def step_of(built: BuiltTowers, batch_size: typing.Optional[int]) -> StepGraph:
     else:
         fetches = [tensor.op for tensor in _tensors_in([built.loss, built.predictions])]
     static_size = built.plan.batch_size
-    if static_size is None and batch_size is None:
-        raise InvalidArgumentError(
-            'batch_size=None, and the batch that the towers were built with has no static '
-            'size: give a number of examples.')
     if static_size is None:
+        if batch_size is None:
+            raise InvalidArgumentError(
+                'batch_size=None, and the batch that the towers were built with has no static '
+                'size: give a number of examples.')
         return _rebuilt(built, fetches, batch_size)
     if batch_size is None or batch_size == static_size:
         return StepGraph(fetches)
     return _scaled(built, fetches, batch_size)
 
 
-def _tensors_in(nest):
+def _tensors_in(nest: typing.Any):
     return [leaf for leaf in tf.nest.flatten(nest) if isinstance(leaf, tf.Tensor)]
 
 
@@ -248,7 +249,7 @@ def gradients_in(step: StepGraph, built: BuiltTowers,
     return _in_the_memory_of(ends, forward) | _made_from(ends, step, forward)
 
 
-def _all_gradients(built):
+def _all_gradients(built: BuiltTowers):
     """The gradients of all towers and their combinations: a list; of sparse ones the values."""
     pairs = []
     for tower in built.towers:
@@ -259,7 +260,7 @@ def _all_gradients(built):
             for gradient in gradients]
 
 
-def _in_the_memory_of(ends, forward):
+def _in_the_memory_of(ends: typing.List[typing.Tuple[Node, int]], forward: typing.Set[str]):
     """The outputs, `(name, output)`, that gradients are made in: the same memory, or as large.
 
     `ends` are the gradients, pairs of a `Node` and the number of its output.
@@ -278,7 +279,8 @@ def _in_the_memory_of(ends, forward):
     return found
 
 
-def _made_from(ends, step, forward):
+def _made_from(ends: typing.List[typing.Tuple[Node, int]], step: StepGraph,
+               forward: typing.Set[str]):
     """The outputs, `(name, output)`, of the combination and of what is done with gradients."""
     gradients = {(node.number, output) for node, output in ends}
     takers = []
@@ -294,14 +296,14 @@ def _made_from(ends, step, forward):
 
 # ---- a step at another batch size than the static one
 
-def _scaled(built, fetches, batch_size):
+def _scaled(built: BuiltTowers, fetches: list, batch_size: int):
     """The `StepGraph` of the fetches, whose tensors are scaled from the static batch size."""
     static_size = built.plan.batch_size
     step = StepGraph(fetches)
     gradients = gradients_in(step, built, forward_pass(built))
     from_batch = _computed_from_batch(step, built)
 
-    def elements_of(tensor):
+    def elements_of(tensor: tf.Tensor):
         count = tensor.shape.num_elements()
         is_gradient = (tensor.op.name, tensor.value_index) in gradients
         if not count or is_gradient or tensor.op.name not in from_batch:
@@ -310,7 +312,7 @@ def _scaled(built, fetches, batch_size):
     return StepGraph(fetches, elements_of)
 
 
-def _computed_from_batch(step, built):
+def _computed_from_batch(step: StepGraph, built: BuiltTowers):
     """Names of the operations whose results grow with the batch: a set."""
     shards = shard_operations(built)
     names = graph_walk.reachable_from(shards, [node.op for node in step.nodes])
@@ -325,7 +327,7 @@ def _computed_from_batch(step, built):
     return names
 
 
-def _rebuilt(built, fetches, batch_size):
+def _rebuilt(built: BuiltTowers, fetches: list, batch_size: int):
     """The `StepGraph` of the fetches in a copy of the graph whose batch has a static size."""
     leaves = tf.nest.flatten([tower.inputs for tower in built.towers])
     if any(isinstance(leaf, tf.SparseTensor) for leaf in leaves):
@@ -346,7 +348,7 @@ def _rebuilt(built, fetches, batch_size):
         if op.type == 'PlaceholderWithDefault':
             cut_elements[op.inputs[0].name] = op.outputs[0].shape.num_elements()
 
-    def elements_of(tensor):
+    def elements_of(tensor: tf.Tensor):
         return cut_elements.get(tensor.name, tensor.shape.num_elements())
     return StepGraph([graph.get_operation_by_name(fetch.name) for fetch in fetches], elements_of)
 
@@ -377,7 +379,7 @@ def _set_batch_size(graph_def, built, sizes, batch_size):
                 _set_first(shape, batch_size)
 
 
-def _set_first(shape, size):
+def _set_first(shape: typing.Any, size: int):
     """Gives the first dimension of a `TensorShapeProto` a size, where it has none."""
     if not shape.unknown_rank and shape.dim and shape.dim[0].size == -1:
         shape.dim[0].size = size
