@@ -9,6 +9,7 @@ Modules of Keras are looked up in `sys.modules`: a program that does not use Ker
 import contextlib
 import functools
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -262,6 +263,17 @@ def builds_loop(graph):
     return _loop_around(graph._get_control_flow_context()) is not None
 
 
+def in_branch_in_loop(graph):
+    """Whether Python is within a branch that is within the body of a loop (v1)."""
+    context, is_in_branch = graph._get_control_flow_context(), False
+    while context is not None:
+        if is_in_branch and context.IsWhileContext():
+            return True
+        is_in_branch = is_in_branch or context.IsCondContext()
+        context = context.outer_context
+    return False
+
+
 def register_gradient(name, function):
     """Registers the gradient of operations that `gradient_override_map` gives a name, once."""
     with contextlib.suppress(KeyError):  # it is there
@@ -295,9 +307,38 @@ def optimizer_learning_rate(optimizer):
     """An optimizer's learning rate, a number or a tensor, for the plan; None if it is not known."""
     for name in ('_lr', '_learning_rate', 'learning_rate'):
         rate = getattr(optimizer, name, None)
+        if callable(rate) and not isinstance(rate, VARIABLE_TYPES):
+            try:
+                inspect.signature(rate).bind()
+            except (TypeError, ValueError):  # a method of the optimizer's own, of a gradient, say
+                continue
+            return rate()
         if rate is not None:
-            return rate() if callable(rate) else rate
+            return rate
     return None
+
+
+@contextlib.contextmanager
+def descent_by_rows(optimizer):
+    """A context in which `tf.train.GradientDescentOptimizer` casts its learning rate for the rows of
+    a resource variable, as TF 2 does. On 1.15 it multiplies them by the rate as it was given, which
+    fails for a rate of another dtype and for a function."""
+    name = '_resource_apply_sparse_duplicate_indices'
+    descent = tf.train.GradientDescentOptimizer
+    if TF_VERSION >= (2, 0) or not isinstance(optimizer, descent) or (
+            getattr(type(optimizer), name) is not getattr(descent, name)):
+        yield
+        return
+
+    def apply_rows(gradient, variable, indices):
+        rate = tf.cast(optimizer._learning_rate_tensor, gradient.dtype.base_dtype)
+        return tf.raw_ops.ResourceScatterAdd(
+            resource=variable.handle, indices=indices, updates=-gradient * rate)
+    setattr(optimizer, name, apply_rows)  # hides the method, of this optimizer alone
+    try:
+        yield
+    finally:
+        delattr(optimizer, name)
 
 
 def initialize_with(variable, value):

@@ -6,6 +6,7 @@ the gradient, methods of their own, and which of them combine gradients over mac
 
 import abc
 import collections
+import contextlib
 import inspect
 import numbers
 import re
@@ -152,6 +153,16 @@ def has_own_compute_gradients(optimizer: typing.Any) -> bool:
                    None) is not tf.train.Optimizer.compute_gradients
 
 
+@contextlib.contextmanager
+def rows_at_rate(optimizer: typing.Any) -> typing.Iterator[None]:
+    """The context of an optimizer's `apply_gradients`, in which TF 1.15's gradient descent casts
+    its learning rate for sparse gradients, too: a rate in float64, or one by a function."""
+    with contextlib.ExitStack() as undo:
+        for each in _with_wrapped(optimizer):
+            undo.enter_context(compat.descent_by_rows(each))
+        yield
+
+
 # ---- that combine gradients over machines --------------------------------------------------------
 
 _PACKAGES = frozenset(['horovod', 'byteps', 'kungfu', 'bluefog', 'smdistributed'])
@@ -169,15 +180,8 @@ def combiner_of(optimizer: typing.Any) -> typing.Any:
     Nothing is imported: classes are told by the names of themselves and of their modules. What an
     optimizer wraps is in some attribute of its own, or in a list or dict there.
     """
-    stack, seen = [optimizer], {}  # the objects are kept, so that no other one gets their ids
-    while stack:
-        each = stack.pop()
-        if id(each) not in seen:
-            seen[id(each)] = each
-            if _combining_class(each) is not None:
-                return each
-            stack.extend(reversed(_wrapped(each)))
-    return None
+    return next((each for each in _with_wrapped(optimizer)
+                 if _combining_class(each) is not None), None)
 
 
 def name_of(combiner: typing.Any) -> str:
@@ -204,6 +208,18 @@ def check_alone(optimizers=(), leaves_servers=True, variables=()):
             'leave them: pass cluster=towers.Cluster(…) and the optimizer alone to build_towers, '
             'and train within towers.join(cluster, built), see docs/migration.md.' % (
                 'a variable on ' + found.group() if found else 'a SyncReplicasOptimizer'))
+
+
+def _with_wrapped(optimizer):
+    """An optimizer, and those that it wraps, however deep: a list."""
+    found, stack, seen = [], [optimizer], set()
+    while stack:
+        each = stack.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            found.append(each)
+            stack.extend(reversed(_wrapped(each)))
+    return found
 
 
 def _wrapped(optimizer):

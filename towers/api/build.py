@@ -27,6 +27,7 @@ from towers.tower.objectives import map_shaped, naming_loss
 from towers.tower.outputs import ModelOutput, merge_metrics, weighted_mean
 from towers.tower.predictions import merge_predictions
 from towers.tower.shards import checked_size, cut
+from towers.tower.tf1_variables import tf1_variables
 from towers.tower.variables import full_scope_name
 
 
@@ -133,7 +134,7 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         request, of_model = request._replace(model=model), model.output.updates
     collections_before = BuildCollections(graph, of_model)
     make_towers = call_for_each_tower if request.copies == 'reuse' else call_once_and_copy
-    with collections_before.of_build():
+    with collections_before.of_build(), tf1_variables(graph):
         batch, behind = split(request, inputs)
         scaled_losses = None if request.loss_scale is None else ScaledLosses(
             request.loss_scale, request.name + 's', request.placement)

@@ -21,6 +21,7 @@ import tensorflow.compat.v1 as tf
 from towers.errors import ModelFunctionError, SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of
+from towers.graph.variable_access import Writes, metric_variables
 from towers.reduce.replicas import make_replicas
 from towers.tower.batch_values import exchange, is_batch_value
 from towers.tower.copy import Copies
@@ -29,7 +30,7 @@ from towers.tower.gradients import TowerGradients
 from towers.tower.losses import make_losses
 from towers.tower.objectives import flat, trained_variables
 from towers.tower.outputs import fetches_of
-from towers.tower.ownership import ownership
+from towers.tower.ownership import EVERY, ownership
 from towers.tower.record import put_on_devices, record
 from towers.tower.stateless_random import give_seeds_of_tower
 from towers.tower.tower import Substitution, TowerSet
@@ -96,6 +97,9 @@ def copies_of(first, roles, request, batch, by_shard, further):
     tensors stand in for each other; `further` tensors and operations are copied, too."""
     if len(request.parts) == 1:
         return []
+    tower = first.tower
+    first = first._replace(tower=tower._replace(
+        updates=_updates_of_every_tower(tower.updates, roles, request)))
     # A value that tower 0 alone writes may be computed from all towers' parts.
     copies = Copies(first, roles.inline_updates, request.parts_before,
                     further + [op for op in first.operations if is_batch_value(op)])
@@ -109,6 +113,19 @@ def copies_of(first, roles, request, batch, by_shard, further):
             Substitution(number, substituted, roles.in_tower(number, request.accumulate)),
             batch.inputs[number], batch.sizes[number], part))
     return made
+
+
+def _updates_of_every_tower(updates, roles, request):
+    """Those of the first tower's updates that a step runs in every tower: a list. With `'first'`
+    these are the updates of the towers' own state, of metrics, and of rows and counts."""
+    if request.update_ops == 'all':
+        return updates
+    if request.update_ops == 'none' or not request.objectives:
+        return []
+    names = roles.own_state.keys() | metric_variables().keys() | set(roles.names(EVERY))
+    finder = Writes(tf.get_default_graph())
+    return [update for update in updates if any(
+        not names.isdisjoint(finder.of(op)) for op in graph_walk.step_operations([update]))]
 
 
 def _as_tensors(weights, is_even):

@@ -135,7 +135,7 @@ class OptimizerCalls(GradientsOfModel):
         pairs = self._weighted_pairs(pairs)
         variables = [variable for _, variable in pairs]
         with current_call(self._graph).variables.outside(), only_device(self._placement.main), \
-                new_slots(self._placement, variables) as slots, \
+                new_slots(self._placement, variables) as slots, rows_at_rate(optimizer), \
                 graph_walk.Recording(self._graph) as made:
             stand_ins = [(_stand_in(gradient, variable), variable) for gradient, variable in pairs]
             update = optimizer.apply_gradients(stand_ins, **arguments)

@@ -87,13 +87,20 @@ class Library:
         return sorted(called & self._functions().keys()) if called else []
 
     def reached_from(self, nodes: typing.Iterable[tf.NodeDef]) -> dict:
-        """{name: `FunctionDef`} of all that nodes call, themselves or through other functions."""
+        """{name: `FunctionDef`} of all that nodes call, themselves or through other functions, and
+        of the gradients of these functions."""
         found, stack = {}, [name for node in nodes for name in self.called_by(node)]
+        if not stack:
+            return found  # and the graph is not looked at
+        gradient_of = {each.function_name: each.gradient_func for each in self.gradients()}
         while stack:
             name = stack.pop()
-            if name not in found:
-                found[name] = self.function(name)
-                stack += [each for node in found[name].node_def for each in self.called_by(node)]
+            if name in found:
+                continue
+            found[name] = self.function(name)
+            stack += [each for node in found[name].node_def for each in self.called_by(node)]
+            if name in gradient_of:
+                stack.append(gradient_of[name])
         return found
 
     def gradients(self) -> list:

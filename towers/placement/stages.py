@@ -241,9 +241,7 @@ def keep_arrays_with_readers(operations: typing.Iterable[tf.Operation], device: 
             continue
         for user in users:
             is_before_loop = user.inputs[0].op is array  # not within another loop
-            if user.type not in _FILLS or not is_before_loop or is_free(user):
-                continue
-            if user.device == '' or user.device in stages:
+            if user.type in _FILLS and is_before_loop and not is_free(user):
                 # By name, so that copies follow their own reader.
                 colocate(user, [readers[0].name])
                 compat.set_device(user, device_of_loop)

@@ -24,6 +24,7 @@ from towers.graph.graph_walk import bytes_of, step_operations
 from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
 from towers.tower.gradient_pairs import each_row_once
+from towers.tower.initial_values import value_or_initial_value
 from towers.tower.variables import local_variable, owner_by_name
 
 
@@ -258,9 +259,5 @@ def _value_or_initial_value(variable: tf.Variable) -> tf.Tensor:
     """The value of a variable, or its initial value where it is not initialized yet, so that the
     replicas may be initialized in the same run as the model's variables, or later. Only where
     everything is initialized already, the two initializers have to run one after the other."""
-    with tf.control_dependencies(None), tf.name_scope('replicas/'), only_device(
-            variable.device), compat.control_flow_v1():
-        value = tf.cond(tf.is_variable_initialized(variable), variable.read_value,
-                        lambda: variable.initial_value)
-    value.set_shape(variable.get_shape())
-    return value
+    with tf.name_scope('replicas/'):
+        return value_or_initial_value(variable)

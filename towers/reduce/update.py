@@ -9,7 +9,7 @@ from towers import compat
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
 from towers.graph.variable_access import Writes, is_reference
-from towers.optimizers import is_repeatable
+from towers.optimizers import is_repeatable, rows_at_rate
 from towers.placement.variable_device import only_device
 from towers.tower.gradient_pairs import (expected_gradient, listed_pairs, map_values,
                                          may_be_gradient_of)
@@ -37,6 +37,7 @@ def apply_update(tower_set, optimizer, combined, global_step, after, scaled_loss
         if is_repeated:  # the outer one is the last to see a creation
             of_replicas = scopes.enter_context(replicas.new_slots(known))
         slots = scopes.enter_context(new_slots(placement, known))
+        scopes.enter_context(rows_at_rate(optimizer))
         scopes.enter_context(tf.control_dependencies(after))
         with graph_walk.Recording(tf.get_default_graph()) as made:
             applied = optimizer.apply_gradients(pairs, global_step=global_step) if (

@@ -121,10 +121,12 @@ def _count_in_turn(towers, names, finder):
 
 
 def _turns(tower, counters, finder):
-    """The `Turn`s of a tower: one for each metric, update and loss."""
-    fetches = [update for _, update in metrics_by_kind(tower.metrics)[1]] + list(tower.updates)
+    """The `Turn`s of a tower: one for each metric, loss, and update of a counter."""
+    fetches = [update for _, update in metrics_by_kind(tower.metrics)[1]]
     if tower.data_loss is not None:
         fetches += flat(tower.data_loss)
+    fetches += [update for update in tower.updates if any(  # all towers have these
+        counters.keys() & finder.of(op) for op in graph_walk.step_operations([update]))]
     operations = graph_walk.step_operations(fetches)
     takes = takes_from_outside(tower, operations, counters)
     after_takes = graph_walk.reachable_from([take.op for take in takes], operations, control=True)

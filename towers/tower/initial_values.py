@@ -1,0 +1,157 @@
+"""Initial values that are computed from other variables.
+
+A session runs all initializers at the same time. A program may yet compute the initial value of a
+variable from another variable: weight norm's `get_variable('g', initializer=tf.norm(v))`, or an
+optimizer's `tf.Variable(p * 0)`. TensorFlow orders this for reference variables alone. Here such an
+initial value is a copy of the program's computation, which reads in the place of the variable v
+
+    v, where v is initialized;  the initial value of v, where it is not
+
+so that the order of the initializers does not matter.
+"""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import SharedVariableError
+from towers.graph import graph_walk
+from towers.graph.edit import tell_apart
+from towers.graph.op_types import BRANCHES_V2, HAND_ON, LEAD_IN, SETS, VARIABLE_OPS
+from towers.graph.variable_access import is_variable, variable_op
+from towers.placement.variable_device import only_device
+
+_IS_INITIALIZED = frozenset(['VarIsInitializedOp', 'IsVariableInitialized'])
+
+_VALUE_OF_READER = {
+    'ReadVariableOp': lambda op, value: value,
+    'Identity': lambda op, value: value,  # of a reference variable
+    'ResourceGather': lambda op, value: tf.gather(
+        value, op.inputs[1], batch_dims=op.get_attr('batch_dims')),
+    'ResourceGatherNd': lambda op, value: tf.gather_nd(value, op.inputs[1]),
+    'VariableShape': lambda op, value: tf.shape(value, out_type=op.get_attr('out_type'))}
+"""By the type of an operation that reads a variable: a function of the operation and of another
+value of the variable, to what the operation gives for that value."""
+
+
+def value_or_initial_value(variable: tf.Variable) -> tf.Tensor:
+    """The value of a variable where it is initialized, and its initial value where it is not."""
+    initializer = compat.initializer_of(variable)
+    # The initializer's, since `tf.train.init_from_checkpoint` exchanges the initializer.
+    initial_value = initializer.inputs[1] if initializer.type in SETS else variable.initial_value
+    with tf.control_dependencies(None), only_device(variable.device), compat.control_flow_v1():
+        value = tf.cond(tf.is_variable_initialized(variable), variable.read_value,
+                        lambda: initial_value)
+    value.set_shape(variable.get_shape())
+    return value
+
+
+def after_other_variables(initial_value: typing.Any, dtype: typing.Any = None) -> typing.Any:
+    """The `initial_value` of a `tf.Variable`, or a function that makes it, such that variables it is
+    computed from are initialized first.
+
+    Raises `SharedVariableError` where a variable is read within a loop, a branch or a function.
+    """
+    if hasattr(initial_value, 'checkpoint_position'):  # TensorFlow's, of a deferred restore
+        return initial_value
+    if callable(initial_value):
+        return lambda: after_other_variables(initial_value(), dtype)
+    if isinstance(initial_value, compat.VARIABLE_TYPES):
+        return value_or_initial_value(initial_value)
+    if not isinstance(initial_value, tf.Tensor):
+        if not graph_walk.fetches_in(initial_value):  # numbers
+            return initial_value
+        initial_value = tf.convert_to_tensor(initial_value, dtype=dtype)
+    return _copy_that_reads_initialized(initial_value)
+
+
+def _copy_that_reads_initialized(tensor):
+    """A copy of a tensor that reads variables by `value_or_initial_value`; itself, if it reads none
+    otherwise."""
+    known = {variable.op.name: variable
+             for variable in tf.global_variables() + tf.local_variables()
+             if variable.initializer is not None}
+    computed = graph_walk.reached([tensor.op], _computed_from)
+    readers = {op.name: known[variable.name] for op in computed.values()
+               for variable in _variables_taken(op) if variable.name in known}
+    if not readers:
+        return tensor
+    reading = [computed[name] for name in readers]
+    for op in reading:
+        _check_is_known_read(op)
+    values = {id(variable): value_or_initial_value(variable) for variable in readers.values()}
+    instead = {}  # name of a reader's tensor: what is read in its place
+    for op in reading:
+        instead[op.outputs[0].name] = _VALUE_OF_READER[op.type](op, values[id(readers[op.name])])
+    if tensor.name in instead:
+        return instead[tensor.name]
+    depending = graph_walk.reachable_from(reading, computed.values())
+    copied = [op for name, op in computed.items() if name not in readers and (
+        name in depending or graph_walk.is_control_flow(op))]  # loops and branches as a whole
+    return _copy(tensor, copied, instead)
+
+
+def _computed_from(op):
+    """The operations that an operation takes values of; in loops and branches (v1) those that it
+    waits for, too, which tell it whether it is to run."""
+    if op.type in VARIABLE_OPS:
+        return []
+    return graph_walk.inputs_of(op) if compat.in_control_flow(op) else [
+        tensor.op for tensor in op.inputs]
+
+
+def _variables_taken(op):
+    """The operations of the variables that an operation takes, but to hand them on, or where the
+    program itself asks first whether they are initialized."""
+    predicates = [predicate for predicate, _, _ in compat.branches_around(op)]
+    if op.type in BRANCHES_V2:
+        predicates.append(op.inputs[0])
+    if op.type in _IS_INITIALIZED or any(
+            graph_walk.behind(each, LEAD_IN).op.type in _IS_INITIALIZED for each in predicates):
+        return []
+    if op.type in HAND_ON and is_variable(op.outputs[0]):
+        return []
+    taken = [variable_op(tensor) for tensor in op.inputs if is_variable(tensor)]
+    return [variable for variable in taken if variable is not None]
+
+
+def _check_is_known_read(op):
+    if compat.in_control_flow(op) or op.type not in _VALUE_OF_READER:
+        raise SharedVariableError(
+            'the initial value of a variable is computed from another variable, which operation '
+            '%s (%s) reads within a loop, a branch or a function, so that it may come before that '
+            "variable is initialized: compute it from the other variable's initial_value." % (
+                op.name, op.type))
+
+
+def _copy(tensor, operations, instead):
+    """A copy of a tensor that some operations compute, with other tensors in place of some inputs:
+    `instead` is a dict by their names."""
+    graph, graph_def, outside = tensor.graph, tf.GraphDef(), {}
+    graph_def.versions.CopyFrom(graph.graph_def_versions)
+    names = {op.name: '%s_%d' % (op.name.split('/')[-1], number)
+             for number, op in enumerate(operations)}
+    with tf.name_scope('from_initialized') as root:
+        pass
+    copied = [op for op in graph.get_operations() if op.name in names]  # as an import of loops needs
+    for op in copied:
+        node = graph_def.node.add()
+        node.CopyFrom(op.node_def)
+        node.name = names[op.name]
+        node.attr.pop('_class', None)  # what it is colocated with may be no part of the copy
+        tell_apart(node, root)
+        del node.input[:]
+        for each in op.inputs:
+            if each.op.name in names:
+                node.input.append('%s:%d' % (names[each.op.name], each.value_index))
+            else:
+                key = '__outside__/%d:0' % len(outside)
+                outside[key] = instead.get(each.name, each)
+                node.input.append(key)
+        node.input.extend('^' + names[other.name] for other in op.control_inputs
+                          if other.name in names)
+    copy, = tf.import_graph_def(
+        graph_def, outside, ['%s:%d' % (names[tensor.op.name], tensor.value_index)], name=root)
+    copy.set_shape(tensor.shape)
+    return copy
