@@ -610,6 +610,12 @@ def set_attribute(op, name, value):
     op._set_attr(name, value)
 
 
+def free_of_variable(graph):
+    """A context in which new operations are not colocated with the variable that TensorFlow makes:
+    on 1.15 it has no operation yet, and `tf.import_graph_def` looks for that."""
+    return graph._attr_scope({'_class': None})
+
+
 def colocated_with(graph):
     """The operations that new operations of a graph are colocated with at the moment."""
     # TF 2 has stand-ins among them, for the devices of resource variables.

@@ -19,7 +19,7 @@ from towers.errors import GradientError
 from towers.graph import graph_walk
 from towers.graph.graph_walk import map_leaves
 from towers.graph.variable_access import Writes
-from towers.optimizers import OPTIMIZER_UPDATES, GradientsOfModel
+from towers.optimizers import OPTIMIZER_UPDATES, GradientsOfModel, rows_at_rate
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import combine
 from towers.tower.build_context import current_call

@@ -48,8 +48,8 @@ def value_or_initial_value(variable: tf.Variable) -> tf.Tensor:
 
 
 def after_other_variables(initial_value: typing.Any, dtype: typing.Any = None) -> typing.Any:
-    """The `initial_value` of a `tf.Variable`, or a function that makes it, such that variables it is
-    computed from are initialized first.
+    """The `initial_value` of a `tf.Variable`, or a function that makes it, such that the variables
+    that it is computed from are initialized first.
 
     Raises `SharedVariableError` where a variable is read within a loop, a branch or a function.
     """
@@ -134,8 +134,8 @@ def _copy(tensor, operations, instead):
              for number, op in enumerate(operations)}
     with tf.name_scope('from_initialized') as root:
         pass
-    copied = [op for op in graph.get_operations() if op.name in names]  # as an import of loops needs
-    for op in copied:
+    in_order_of_creation = [op for op in graph.get_operations() if op.name in names]  # for loops
+    for op in in_order_of_creation:
         node = graph_def.node.add()
         node.CopyFrom(op.node_def)
         node.name = names[op.name]
@@ -151,7 +151,8 @@ def _copy(tensor, operations, instead):
                 node.input.append(key)
         node.input.extend('^' + names[other.name] for other in op.control_inputs
                           if other.name in names)
-    copy, = tf.import_graph_def(
-        graph_def, outside, ['%s:%d' % (names[tensor.op.name], tensor.value_index)], name=root)
+    with compat.free_of_variable(graph):
+        copy, = tf.import_graph_def(
+            graph_def, outside, ['%s:%d' % (names[tensor.op.name], tensor.value_index)], name=root)
     copy.set_shape(tensor.shape)
     return copy
