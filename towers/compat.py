@@ -613,6 +613,8 @@ def set_attribute(op, name, value):
 def free_of_variable(graph):
     """A context in which new operations are not colocated with the variable that TensorFlow makes:
     on 1.15 it has no operation yet, and `tf.import_graph_def` looks for that."""
+    if '_class' not in graph._attr_scope_map:
+        return contextlib.nullcontext()
     return graph._attr_scope({'_class': None})
 
 

@@ -87,7 +87,22 @@ def test_uneven_batches():
     assert str(built.plan).startswith('2 towers, a batch of any size, a remainder: weight\n')
 
 
+class ByGradient(tf.train.Optimizer):
+    """With a method by the name under which TensorFlow's optimizers keep their rate."""
+
+    def __init__(self):
+        super().__init__(False, 'ByGradient')
+
+    def _lr(self, gradient, variable):
+        return .5 / tf.norm(gradient) + 0. * variable
+
+    def _resource_apply_dense(self, grad, handle):
+        return handle.assign_sub(self._lr(grad, handle) * grad)
+
+
 @pytest.mark.parametrize('optimizer, options, reduction, rate', [
+    (ByGradient, dict(reduction='mean'), "mean: the gradient of the batch's mean loss",
+     'not known to the plan'),
     (sgd, dict(reduction='mean'), "mean: the gradient of the batch's mean loss", '0.5'),
     (momentum, dict(), "sum: 2 x the gradient of the batch's mean loss",
      '0.1; on the sum, steps as 2 x 0.1 = 0.2 would on the mean'),

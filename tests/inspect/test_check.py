@@ -327,3 +327,13 @@ def test_gradients_that_the_model_takes_of_all_variables():
         return loss + sum(.3 * tf.reduce_sum(each) for each in found)
     samples.check_against_one_device(model_fn, (X, Y), tolerance=1e-5, reduction='mean',
                                      variables=towers.VariablePlacement('replicated'))
+
+
+def test_a_loss_that_depends_on_no_variable():
+    def model_fn(x, y):
+        tf.get_variable('w', [])
+        return tf.reduce_mean(x) + tf.reduce_mean(y)
+    with pytest.raises(towers.GradientError,
+                       match='^the loss depends on none of the 1 trainable variables: there is no '
+                             'training to compare'):
+        towers.check_towers(model_fn, VECTORS)

@@ -138,3 +138,40 @@ def test_every_step_is_counted_once(graph, make, expected, v2, use_resource, sca
                 expected = 2 + 1
             assert session.run(step) == expected
             assert session.run(w[0]) < 1.
+
+
+class Wrapping(tf.train.Optimizer):
+    def __init__(self, inner):
+        super().__init__(False, 'Wrapping')
+        self.inner = inner
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        return self.inner.apply_gradients(grads_and_vars, global_step, name)
+
+
+def rate_in_float64():
+    return tf.placeholder_with_default(np.float64(.5), [])
+
+
+def rate_by_function():
+    return lambda: .5
+
+
+@pytest.mark.parametrize('make_rate', [rate_in_float64, rate_by_function])
+@pytest.mark.parametrize('wraps', [False, True])
+def test_sparse_gradients_of_gradient_descent_at_a_rate_of_any_kind(make_rate, wraps):
+    """zhougr1993/DeepInterestNetwork feeds a rate in float64."""
+    def model_fn(ids):
+        table = tf.get_variable('table', [4, 1], initializer=tf.ones_initializer())
+        return tf.reduce_mean(tf.nn.embedding_lookup(table, ids))
+    optimizer = tf.train.GradientDescentOptimizer(make_rate())
+    methods = dict(vars(optimizer))
+    if wraps:
+        optimizer = Wrapping(optimizer)
+    built = build_towers(model_fn, np.int32([0, 1, 1, 3]), optimizer, 2, 'mean')
+    with tf.Session(config=session_config(2)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+        [table] = session.run(built.variables)
+    np.testing.assert_allclose(table[:, 0], [.875, .75, 1., .875])
+    assert vars(optimizer.inner if wraps else optimizer).keys() == methods.keys()

@@ -239,3 +239,46 @@ def test_what_cannot_be_copied_is_named():
         build(model_fn, X, ['/cpu:0', '/cpu:1'])
     with tf.Graph().as_default():
         assert build(model_fn, X, 1).plan.line('towers') is None
+
+
+# ---- what a copy leaves out ----------------------------------------------------------------------
+
+def test_an_update_that_no_step_runs_has_no_copy(graph):
+    """One of an average; the state of a tower is each tower's."""
+    def model_fn(x):
+        average = tf.get_variable('average', [], tf.float64, trainable=False)
+        state = tf.get_local_variable('state', [], tf.float64, tf.zeros_initializer())
+        for update in (tf.assign(average, tf.reduce_mean(x), name='of_average'),
+                       tf.assign(state, tf.reduce_sum(x), name='of_state')):
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+        return tf.reduce_mean(x * weight())
+    built = build(model_fn, X)
+    assert [len(tower.updates) for tower in built.towers] == [2, 1]
+    made = [op.name for op in graph.get_operations()]
+    assert 'tower_1/of_state' in made and 'tower_1/of_average' not in made
+    with tf.Session(config=towers.session_config(2)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(built.train_op)
+        assert session.run(built.own_state) == [3., 9.]
+        assert session.run(tf.global_variables()[0]) == 1.5  # of tower 0
+
+
+# ---- functions -----------------------------------------------------------------------------------
+
+def test_a_defun_whose_gradient_is_a_defun():
+    from tensorflow.python.framework import function  # no public name leads to it on TF 2
+
+    @function.Defun(tf.float64, tf.float64)
+    def gradient(x, of_result):
+        return 5. * x * of_result  # not 2 x, so that it is seen to count
+
+    @function.Defun(tf.float64, grad_func=gradient)
+    def square(x):
+        return x * x
+
+    def model_fn(x):
+        squares = square(x * weight())
+        squares.set_shape(x.shape)
+        return tf.reduce_mean(squares)
+    built = build(model_fn, X, reduction='mean')
+    np.testing.assert_allclose(run(built, built.gradients[0][0]), 5. * np.mean(X ** 2))

@@ -149,6 +149,8 @@ def test_metrics_that_cannot_be_merged():
     for metrics, text in (
             ([[tf.constant(1.)]] * 2, 'have to be a dict with the same names in every'),
             ([{'a': tf.constant(1.)}, None], 'have to be a dict with the same names in every'),
-            ([{'a': tf.constant([1., 2.])}] * 2, r"^metric 'a' is .*: expected a scalar tensor")):
+            ([{'a': tf.constant([1., 2.])}] * 2, r"^metric 'a' is .*: expected a scalar number"),
+            ([{'a': tf.constant('x')}] * 2, r"^metric 'a' is .*: expected a scalar number"),
+            ([{'a': tf.constant(1j)}] * 2, r"^metric 'a' is .*: expected a scalar number")):
         with pytest.raises(ModelFunctionError, match=text):
             merge_metrics(metrics, [0.5, 0.5])

@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+import tensorflow
 import tensorflow.compat.v1 as tf
 import tf_slim as slim
 
 import towers
 from sample_models import check_against_one_device, run, sgd, vectors
+
+keras = tensorflow.keras
 
 X = np.array([1., 2., 3., 6.])  # on two towers the means are 1.5 and 4.5
 
@@ -75,6 +78,20 @@ def makes_a_variable(x):
     return mean(x) * tf.Variable(np.float64(1.), name='v')
 
 
+def kept(make):
+    """A model that makes a variable, or a layer, in its first call and keeps it."""
+    made = []
+
+    def model_fn(x):
+        made.extend([] if made else [make()])
+        return mean(x) * tf.reduce_mean(made[0](x[:, None]) if callable(made[0]) else made[0])
+    return model_fn
+
+
+def counts_in_a_metric(x):
+    return dict(loss=mean(x), metrics={'mean': tf.metrics.mean(x)})
+
+
 def counting_calls(name, shape):
     calls = []
 
@@ -95,8 +112,15 @@ def takes_the_total(x):
      '^copies=.reuse., and the forward pass writes variable size .*UPDATE_OPS, .*or pass '
      "copies='clone'"),
     (makes_a_variable, towers.SharedVariableError,
-     "^copies='reuse', and the call of the model function for tower 1 makes variable 'v': it "
-     "shares what tf.get_variable makes.*Pass copies='clone'"),
+     "^copies='reuse', and the model function makes variable 'tower_0/v' without tf.get_variable, "
+     "so that it is of one tower.*make it before build_towers .*or pass copies='clone'"),
+    (kept(lambda: tf.Variable(np.float64(1.), name='v')), towers.SharedVariableError,
+     "^copies='reuse', and the model function makes variable 'tower_0/v' without"),
+    (kept(lambda: keras.layers.Dense(1, dtype='float64')), towers.SharedVariableError,
+     "^copies='reuse', and the model function makes variable 'tower_0/.*kernel' without"),
+    (counts_in_a_metric, towers.SharedVariableError,
+     "^copies='reuse', and the model function calls a function of tf.metrics, whose counter "
+     "'tower_0/mean.*/total' each call would have for itself: pass copies='clone'.*the mean over"),
     (counting_calls('w{}'.format, lambda _: []), towers.SharedVariableError,
      "^copies='reuse', and the call of the model function for tower 1 makes variable 'w2'"),
     (counting_calls(lambda _: 'w', lambda call: [call]), towers.SharedVariableError,

@@ -288,3 +288,24 @@ def test_the_costliest_of_any_stages_is_near_the_best():
         return max(sum(sizes[a:b]) for a, b in zip(bounds, bounds[1:]))
     best = min(costliest([a, b]) for a in range(10) for b in range(a + 1, 11))
     assert costliest(cut_evenly(pieces, [1, 1, 1])) <= 1.07 * best * 1.001
+
+
+def test_a_table_that_is_looked_up_in_two_stages():
+    """An operation that takes its handle, as `tf.gather_nd` makes it, runs where the table is."""
+    def model_fn(ids):
+        table = tf.get_variable('table', [7, 6], tf.float64, tf.random_normal_initializer(seed=1))
+        rows = model(tf.gather_nd(table, ids[:, :1]), 4)['predictions']
+        with tf.variable_scope('second'):
+            return model(rows + tf.gather_nd(table, ids[:, 1:]), 4)
+
+    def loss(devices, **options):
+        with tf.Graph().as_default():
+            built = towers.build_towers(
+                model_fn, np.random.RandomState(0).randint(0, 7, [16, 2]),
+                tf.train.GradientDescentOptimizer(.1), devices, 'mean', **options)
+            with tf.Session(config=towers.session_config(built.devices)) as session:
+                session.run(tf.global_variables_initializer())
+                session.run(built.train_op)
+                return session.run(built.loss)
+    staged = loss([CPUS[:2]], pipeline=towers.Pipeline(2, stages='auto'))
+    np.testing.assert_allclose(staged, loss(1), rtol=1e-12)

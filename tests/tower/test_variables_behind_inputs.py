@@ -106,3 +106,13 @@ def test_a_sparse_input_that_is_computed_from_one_is_refused():
             r'^the input \S+ is computed from the trainable variable values, and the gradient of a '
             'tower ends at its inputs: compute it in the model function, or pass its tf.stop_grad')):
         towers.build_towers(lambda x: 0., x, momentum(), 2)
+
+
+@pytest.mark.parametrize('devices', [1, 2])
+def test_all_trained_variables_may_be_behind_the_inputs_of_micro_batches(devices):
+    rows = tf.get_variable('rows', [8], tf.float64, tf.ones_initializer())
+    built = towers.build_towers(
+        lambda x: tf.reduce_mean(tf.square(x)), rows * np.arange(8.), samples.sgd(), devices,
+        'mean', memory=towers.Memory(accumulate=2))
+    [(gradient, _)] = built.gradients
+    np.testing.assert_allclose(samples.run(built, gradient), 2. * np.arange(8.) ** 2 / 8.)

@@ -145,6 +145,7 @@ def call_for_each_tower(request, batch, behind, scaled_losses):
         with tf.name_scope(part.scope), _no_new_variables(number), tf.variable_scope(
                 tf.get_variable_scope(), auxiliary_name_scope=False):
             recorded = record(request, batch, number)
+            _check_made_by_name(recorded)
             put_on_devices(recorded, request, part.device)
             if not number:
                 trained = trained_variables(request.objectives)
@@ -179,6 +180,24 @@ def _no_new_variables(number):
                 number, kwargs.get('name') or 'Variable'))
     with tf.variable_creator_scope(refuse) if number else contextlib.nullcontext():
         yield
+
+
+def _check_made_by_name(recorded):
+    """Refuses variables that a call makes without `tf.get_variable`: no other call has their name,
+    and theirs begins with the name scope of the tower."""
+    counters = metric_variables()
+    for variable in [each.variable for each in recorded.direct]:
+        if variable.op.name in counters:
+            raise SharedVariableError(
+                "copies='reuse', and the model function calls a function of tf.metrics, whose "
+                "counter %r each call would have for itself: pass copies='clone', which shares it, "
+                'or call that function after the build with built.predictions; a scalar in metrics '
+                'becomes the mean over the batch.' % variable.op.name)
+        raise SharedVariableError(
+            "copies='reuse', and the model function makes variable %r without tf.get_variable, so "
+            'that it is of one tower by its name: make it before build_towers (a Keras layer does '
+            "when it is called), or with tf.get_variable, or pass copies='clone'."
+            % variable.op.name)
 
 
 def _check_shard(number, recorded, batch):

@@ -137,6 +137,11 @@ def _pairs_on_one_device(objective, loss, factor):
     optimizer = tf.train.GradientDescentOptimizer(1.) if has_own_minimize(
         objective.optimizer) else objective.optimizer  # which calls its compute_gradients itself
     pairs = list(optimizer.compute_gradients(loss, var_list=trainable))
+    if all(gradient is None for gradient, _ in pairs):
+        raise GradientError(
+            'the loss%s depends on none of the %d trainable variables: there is no training to '
+            'compare.' % ('' if objective.name is None else ' for %r' % objective.name,
+                          len(trainable)))
     if factor != 1:  # also where the optimizer's own method has changed the gradients of the mean
         pairs = [(None if gradient is None else times(gradient, factor), variable)
                  for gradient, variable in pairs]

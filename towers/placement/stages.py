@@ -115,8 +115,7 @@ def check_stages(operations: typing.Iterable[tf.Operation], device: str) -> None
     operations = list(operations)
     names = names_of(operations)
     for op in operations:
-        # TensorFlow keeps some operations with a variable, wherever the variable is.
-        if op.device not in stages or not is_free(op):
+        if op.device not in stages or _is_kept_with_another(op):
             continue
         for tensor in op.inputs:
             source = tensor.op
@@ -131,6 +130,12 @@ def check_stages(operations: typing.Iterable[tf.Operation], device: str) -> None
                     'operation %s of stage %d takes %s of stage %d, so that the stages wait for '
                     'each other in a circle: with micro_batches= data goes from a stage to later '
                     'ones only.' % (op.name, own_number, tensor.name, source_number))
+
+
+def _is_kept_with_another(op: tf.Operation) -> bool:
+    """Whether TensorFlow keeps an operation with another, wherever that is: with a variable, that
+    it is colocated with or whose handle it takes."""
+    return not is_free(op) or any(tensor.dtype == tf.resource for tensor in op.inputs)
 
 
 def _is_at_every_stage(tensor: tf.Tensor) -> bool:

@@ -115,22 +115,30 @@ def align(tower_gradients: typing.Any) -> Aligned:
     if not isinstance(tower_gradients, (list, tuple)) or not tower_gradients:
         raise GradientError('combine_gradients expects a list with one list of (gradient, '
                             'variable) pairs a tower, and got %.80r.' % (tower_gradients,))
-    by_variable: typing.Dict[str, tuple] = {}  # in the order in which variables first occur
-    for tower, pairs in enumerate(tower_gradients):
-        for variable, gradient in _checked(pairs, tower).values():
-            entry = by_variable.setdefault(variable.op.name, (variable, []))
-            if gradient is not None:
-                entry[1].append((tower, gradient))
-    aligned = [entry for entry in by_variable.values() if entry[1]]
-    if not by_variable:
+    aligned = by_variable(tower_gradients)
+    if not aligned:
         raise GradientError(
             'no tower has a (gradient, variable) pair, all %d lists are empty: pass for each tower '
             'what its optimizer.compute_gradients(loss) returned.' % len(tower_gradients))
-    if not aligned:
+    present = [entry for entry in aligned if entry[1]]
+    if not present:
         raise GradientError(
             'none of the %d variables has a gradient in any tower: the loss does not depend on '
-            'them. Variables: %s.' % (len(by_variable), ', '.join(list(by_variable)[:5])))
-    return aligned
+            'them. Variables: %s.' % (len(aligned), ', '.join(
+                [variable.op.name for variable, _ in aligned][:5])))
+    return present
+
+
+def by_variable(tower_gradients: typing.Sequence) -> Aligned:
+    """`[(variable, [(tower, gradient)])]` of all variables, also of those without any gradient, in
+    the order in which they first occur."""
+    found: typing.Dict[str, tuple] = {}
+    for tower, pairs in enumerate(tower_gradients):
+        for variable, gradient in _checked(pairs, tower).values():
+            entry = found.setdefault(variable.op.name, (variable, []))
+            if gradient is not None:
+                entry[1].append((tower, gradient))
+    return list(found.values())
 
 
 def add_up(gradients: typing.List[typing.Any], variable: tf.Variable) -> typing.Any:

@@ -22,7 +22,7 @@ from towers.graph.variable_access import initializers
 from towers.placement.stages import check_stages
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import only_device
-from towers.reduce.combination import add_up, align
+from towers.reduce.combination import add_up, by_variable
 from towers.tower.gradient_pairs import tensors_of
 
 SCHEDULES = ('one_forward_one_backward', 'all_forward')
@@ -40,15 +40,17 @@ def add_up_micro_batches(parts, micro_batches, schedule=None):
                 for stage in range(len(stages))]
         groups = [_by_stage(part, stages, to_begin) for part in of_tower]
         frames = Frames(graph_walk.step_operations(
-            [tensor for part in of_tower for tensor in tensors_of(part.pairs) + [part.data_loss]]))
+            [tensor for part in of_tower for tensor in _results(part)]))
         # In the order of the backward passes, which is the same in all stages.
         first, *others = [number for what, number in rows[0] if what == 'backward']
         total = of_tower[first].gradients
         for number in others:
             with tf.name_scope('accumulate_gradients'), \
                     graph_walk.Recording(tf.get_default_graph()) as made:
-                total = [(_added(present, variable, stages), variable)
-                         for variable, present in align([total, of_tower[number].gradients])]
+                # Of variables behind the inputs no part has a gradient, see `Tower.of_shard`.
+                aligned = by_variable([total, of_tower[number].gradients])
+                total = [(_added(present, variable, stages) if present else None, variable)
+                         for variable, present in aligned]
             for op in made.operations:
                 stage = _stage_of(op, stages)
                 if stage is not None and _may_wait(op, to_begin):
@@ -101,7 +103,7 @@ def _by_stage(part, stages, to_begin):
     """{('forward' or 'backward', stage): operations of a micro-batch that a step runs there}."""
     groups = {(what, stage): [] for what in ('forward', 'backward') for stage in range(len(stages))}
     # Metric updates are no part of a pass: they run only if the program fetches them.
-    step = graph_walk.step_operations(tensors_of(part.pairs) + [part.data_loss])
+    step = graph_walk.step_operations(_results(part))
     # Operations that run before the loss can, a loop's pushes onto stacks included.
     forward = graph_walk.reached([part.data_loss.op], lambda op: map(
         op.graph.get_operation_by_name, _waits_for(op)))
@@ -116,6 +118,11 @@ def _by_stage(part, stages, to_begin):
         check_stages([op for (what, _), each in groups.items() if what == 'forward' for op in each],
                      part.device)
     return groups
+
+
+def _results(part):
+    """The tensors that a step needs of a micro-batch: its gradients and its loss."""
+    return tensors_of(part.pairs) + graph_walk.fetches_in(part.of_shard) + [part.data_loss]
 
 
 def _added(present, variable, stages):

@@ -199,13 +199,18 @@ def merge_metrics(metrics, weights, inputs=()):
             with tf.control_dependencies(updates):  # the last tower counts after all others
                 merged[name] = (values[0][0], tf.identity(updates[-1]) if isinstance(
                     updates[-1], tf.Tensor) else tf.no_op())
-        elif isinstance(values[0], tf.Tensor) and values[0].shape.ndims == 0:
+        elif _is_scalar_number(values[0]):
             merged[name] = weighted_mean(values, weights)
         else:
             raise ModelFunctionError(
-                'metric %r is %.80r: expected a scalar tensor (the mean over the shard) or the '
+                'metric %r is %.80r: expected a scalar number (the mean over the shard) or the '
                 '(value, update_op) pair of tf.metrics.' % (name, values[0]))
     return merged
+
+
+def _is_scalar_number(value):
+    return isinstance(value, tf.Tensor) and value.shape.ndims == 0 and (
+        value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool)
 
 
 def weighted_mean(values, weights):
