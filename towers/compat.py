@@ -320,9 +320,9 @@ def optimizer_learning_rate(optimizer):
 
 @contextlib.contextmanager
 def descent_by_rows(optimizer):
-    """A context in which `tf.train.GradientDescentOptimizer` casts its learning rate for the rows of
-    a resource variable, as TF 2 does. On 1.15 it multiplies them by the rate as it was given, which
-    fails for a rate of another dtype and for a function."""
+    """A context in which `tf.train.GradientDescentOptimizer` casts its learning rate for sparse
+    gradients of resource variables, as TF 2 does. On 1.15 it multiplies these by the rate as it was
+    given, which fails for a rate of another dtype and for a function."""
     name = '_resource_apply_sparse_duplicate_indices'
     descent = tf.train.GradientDescentOptimizer
     if TF_VERSION >= (2, 0) or not isinstance(optimizer, descent) or (

@@ -124,8 +124,11 @@ def _updates_of_every_tower(updates, roles, request):
         return []
     names = roles.own_state.keys() | metric_variables().keys() | set(roles.names(EVERY))
     finder = Writes(tf.get_default_graph())
-    return [update for update in updates if any(
-        not names.isdisjoint(finder.of(op)) for op in graph_walk.step_operations([update]))]
+
+    def is_of_every_tower(update):
+        written = [finder.of(op) for op in graph_walk.step_operations([update])]
+        return any(not names.isdisjoint(each) for each in written)
+    return list(filter(is_of_every_tower, updates))
 
 
 def _as_tensors(weights, is_even):

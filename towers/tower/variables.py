@@ -2,7 +2,8 @@
 
 `tf.variable_creator_scope` sees every creation: by `tf.get_variable`, by `tf.Variable`, by layers
 of any kind. Variables are resource variables on every TensorFlow, so that a copy of the graph can
-read a replica in the place of a variable; checkpoints load between both kinds.
+read a replica in the place of a variable; checkpoints load between both kinds. `tf1_variables` has
+what a program expects of them.
 """
 
 import collections
