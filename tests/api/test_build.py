@@ -232,7 +232,7 @@ def of_another_graph():
 VECTORS = samples.vectors(4)
 MISUSES = [
     ('a variable a call', towers.SharedVariableError,
-     "tower 1 makes variable 'a'.*copies='clone'",
+     "makes variable 'tower_0/a' without tf.get_variable.*copies='clone'",
      dict(model=lambda: makes_a_variable, copies='reuse')),
     ('wrong arguments', towers.ModelFunctionError, 'cannot take the inputs',
      dict(model=lambda: lambda x: tf.reduce_mean(x))),
