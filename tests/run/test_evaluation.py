@@ -5,7 +5,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.errors import InputError, InvalidArgumentError, SharedVariableError
+from towers.errors import (InputError, InvalidArgumentError, ModelFunctionError,
+                           SharedVariableError)
 from towers.run.evaluation import Evaluation, EvaluationHook
 
 X = np.array([3., 1., 4., 1., 5., 9., 2., 6., 5., 3., 5.])
@@ -210,7 +211,7 @@ def test_what_cannot_be_evaluated():
             (InvalidArgumentError, r"metric 'mean' has the shape \(3,\): expected one number",
              returning(metrics=lambda x: {'mean': tf.metrics.mean_tensor(tf.zeros(3))}),
              data(4, 2), {}),
-            (InvalidArgumentError, "metric 'name' is of type string: expected a number, the mean",
+            (ModelFunctionError, "metric 'name' is .*string.*: expected a scalar number",
              returning(metrics=lambda x: {'name': tf.constant('x')}), data(4, 2), {}),
             (InputError, r'gives elements of the shapes .*, single examples: expected batches',
              model_fn, tf.data.Dataset.from_tensor_slices((X, Y)), {}),
