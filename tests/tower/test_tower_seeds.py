@@ -15,8 +15,9 @@ def noise(seed):
     def model_fn(inputs):
         weight = tf.get_variable('weight', [], initializer=tf.ones_initializer())
         kept = tf.nn.dropout(inputs, rate=.5, seed=seed)
-        branch = tf.cond(tf.reduce_sum(inputs) > 0.,
-                         lambda: tf.random_normal([1, 64], seed=seed), lambda: inputs)
+        branch = tf.cond(tf.placeholder_with_default(True, []),
+                         lambda: tf.random_normal([1, 64], seed=seed) + 0. * inputs,
+                         lambda: inputs)
         loop = tf.while_loop(
             lambda turn, _: turn < 2,
             lambda turn, total: [turn + 1, total + tf.random_normal([1, 64], seed=seed)],

@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph.edit import Library, functions_of
 from towers.graph.op_types import BRANCHES_V2
+from towers.proof.scratch import leave_out_shapes
 
 _CALLS = ('PartitionedCall', 'StatefulPartitionedCall')
 _LOOPS = ('While', 'StatelessWhile')
@@ -116,8 +117,7 @@ def _imported(function, arguments, scope):
     for node in body.node:
         if node.name not in names:
             node.device = ''
-            for name in [name for name in node.attr if name.startswith('_')]:
-                del node.attr[name]
+            leave_out_shapes(node)
             kept.node.add().CopyFrom(node)
     given = {name + ':0': tensor for name, tensor in zip(names, arguments)}
     inside = [text for text in wanted if text not in given]

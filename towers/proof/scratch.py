@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.graph.edit import Library
 from towers.graph.graph_walk import leaves_of
-from towers.graph.op_types import VARIABLE_OPS
+from towers.graph.op_types import CONTROL_FLOW_V2, VARIABLE_OPS
 from towers.graph.variable_access import read_from
 from towers.proof.sizes import sizes_state
 from towers.proof.states import INDEPENDENT, Kind, Reason, Size, State, per_example, rows
@@ -67,12 +67,20 @@ def make_scratch(operations: list, inputs: typing.Any,
             if scalars:
                 scalars = []
                 continue
-            name = _named_in(str(error), operations)
-            if name is None or name in cuts or len(cuts) >= _MOST_CUTS:
+            if len(cuts) == len(operations):
                 raise
-            kind = next(op.type for op in operations if op.name == name)
-            cuts[name] = Reason(name, kind, 'takes no batch of another size: %s' % (
-                str(error).split('\n', 1)[0][:120]))
+            _cut(cuts, operations, str(error))
+
+
+def _cut(cuts, operations, error):
+    """Cuts the operation that an error of shape inference is about, or all where that is unknown or
+    there are many."""
+    name = _named_in(error, operations)
+    is_found = name is not None and name not in cuts and len(cuts) < _MOST_CUTS
+    why = 'takes no batch of another size: %s' % error.split('\n', 1)[0][:120]
+    for op in operations:
+        if not is_found or op.name == name:
+            cuts.setdefault(op.name, Reason(op.name, op.type, why))
 
 
 def states_of_inputs(inputs: typing.Any) -> typing.Dict[str, State]:
@@ -166,13 +174,21 @@ def _imported(operations, inputs, prime, cuts, kind_of_lengths, scalars):
     return graph, given, reads
 
 
+def leave_out_shapes(node: tf.NodeDef) -> None:
+    """Leaves the attributes of a node out that TensorFlow keeps for itself, and the shapes that
+    loops and branches of control flow v2 had for the program's batch."""
+    for name in [name for name in node.attr if name.startswith('_')]:
+        del node.attr[name]
+    if node.op in CONTROL_FLOW_V2 and 'output_shapes' in node.attr:
+        del node.attr['output_shapes']
+
+
 def _add_node(part, op, inside, leaves, outside):
     """Adds an operation, and the variables that it takes from outside, to a `GraphDef`."""
     node = part.node.add()
     node.CopyFrom(op.node_def)
     node.device = ''
-    for name in [name for name in node.attr if name.startswith('_')]:
-        del node.attr[name]
+    leave_out_shapes(node)
     del node.input[:]
     for tensor in op.inputs:
         source = tensor.op
