@@ -153,7 +153,7 @@ def gradient_penalty(x, y):
     h = tf.tanh(dense(x, 4, 'a'))
     value = dense(h, 3, 'b')
     gradient, = tf.gradients(value, x)
-    return mean_square(value, y) + tf.reduce_mean(
+    return mean_square(value, y) + .001 * tf.reduce_mean(
         tf.square(tf.reduce_sum(tf.square(gradient), 1) - 1.))
 
 
