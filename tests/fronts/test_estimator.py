@@ -153,7 +153,7 @@ def test_export_outputs_are_merged():
     with session() as running:
         assert running.run(spec.predictions).tolist() == [0., 1., 2.]
         assert {name: each.tolist() for name, each in running.run(
-            outputs['predict'].outputs).items()} == {'values': [0., 1., 2.], 'size': [2, 1]}
+            outputs['predict'].outputs).items()} == {'values': [0., 1., 2.], 'size': 3}
         assert running.run(outputs['regression'].value).tolist() == [0., 1., 2.]
         assert running.run(outputs['classification'].scores).tolist() == [0., 1., 2.]
         assert running.run(outputs['classification'].classes).tolist() == [b'0', b'1', b'2']

@@ -17,6 +17,7 @@ from towers.optimizers import check_optimizer, has_own_minimize
 from towers.placement.devices import check_one_stage, resolve_devices
 from towers.placement.variable_device import only_device
 from towers.tower.outputs import weighted_mean
+from towers.tower.predictions import RowsOfExamples
 
 _NEEDED = {'train': ('loss', 'train_op'), 'eval': ('loss',), 'infer': ('predictions',)}
 
@@ -47,9 +48,9 @@ def replicate_model_fn(model_fn: typing.Callable,
     so that SUM is right for losses that are sums over the examples, the others are for means.
 
     Of the `EstimatorSpec` the loss, the predictions, the metrics and the export outputs become
-    those of the whole batch: predictions and export outputs in batch order (scalars: [towers]),
-    metrics counted over all towers in one set of counters. All hooks and the scaffold are the first
-    tower's, and so are operations that a program looks for by name. Batch-norm updates are the
+    those of the whole batch: predictions and export outputs in batch order (means and sums of the
+    shard: the batch's), metrics counted over all towers in one set of counters. All hooks and the
+    scaffold are the first tower's, and so are operations that a program looks for by name. Batch-norm updates are the
     first tower's and ride on the train op, in `UPDATE_OPS` or not.
 
     With one device the model function is called directly, and its `EstimatorSpec` is not changed.
@@ -109,7 +110,8 @@ def replicate_model_fn(model_fn: typing.Callable,
             if trains:
                 calls.check_spec(spec)
             metrics = _metrics(spec) if mode == tf.estimator.ModeKeys.EVAL else None
-            return dict(loss=spec.loss, predictions=_mergeable(spec), metrics=metrics)
+            return dict(loss=spec.loss, predictions=RowsOfExamples(_mergeable(spec)),
+                        metrics=metrics)
 
         with calls.reported_to():
             built = build_towers(
@@ -214,7 +216,7 @@ def _merged_spec(spec: typing.Any, built: BuiltTowers, is_sum: bool) -> typing.A
         with only_device(built.placement.main):
             loss = weighted_mean([tower.loss for tower in built.towers],
                                  [share_of_sum(tower.size) for tower in built.towers])
-    merged = built.predictions
+    merged = built.predictions.rows
     fields = {'loss': loss}
     if spec.predictions is not None:
         fields['predictions'] = merged['predictions']

@@ -14,6 +14,7 @@ from towers.placement.devices import Devices
 from towers.placement.variable_device import only_device
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.outputs import weighted_mean
+from towers.tower.predictions import RowsOfExamples
 
 
 class Called(typing.NamedTuple):
@@ -56,10 +57,10 @@ class KerasTowers:
                 outputs = _call(self.model, inputs, masks, training)
             records.append(record)
             rows = _batch_size(inputs[0])
-            return {'predictions': {
+            return {'predictions': RowsOfExamples({  # as Keras has them
                 'outputs': [_with_batch_dimension(output, rows) for output in outputs],
                 'logits': [_logits(output) for output in outputs],
-                'masks': [compat.keras_mask(output) for output in outputs]}}
+                'masks': [compat.keras_mask(output) for output in outputs]})}
 
         # By calls, as copies of loops have no gradient.
         with tf.name_scope('copies'):
@@ -75,13 +76,13 @@ class KerasTowers:
         known = set(updates)
         other_updates = [update for update in built.towers[0].updates
                          if getattr(update, 'op', update) not in known]
-        return Called(outputs, built.predictions['masks'], losses, updates + other_updates)
+        return Called(outputs, built.predictions.rows['masks'], losses, updates + other_updates)
 
 
 def _merged_outputs(built: BuiltTowers) -> typing.List[typing.Any]:
     """The outputs of the whole batch, with their logits where Keras looks for them."""
-    merged = built.predictions
-    in_first_tower = built.towers[0].predictions['outputs']
+    merged = built.predictions.rows
+    in_first_tower = built.towers[0].predictions.rows['outputs']
     return [_with_logits(output, logits, in_tower) for output, logits, in_tower in
             zip(merged['outputs'], merged['logits'], in_first_tower)]
 

@@ -23,6 +23,12 @@ _WHAT_TO_DO = ('return a tensor with the examples of the shard along one dimensi
                'them, or take it from built.towers[k].predictions')
 
 
+class RowsOfExamples(typing.NamedTuple):
+    """Predictions whose author says that they are rows of examples, [shard, ...], wherever nothing
+    is proven of them: outputs of a Keras model, of an Estimator's model function."""
+    rows: typing.Any  # a nest of tensors
+
+
 def merge_predictions(predictions: list, weights: list, padded: typing.Optional[list],
                       proven: typing.Any) -> typing.Any:
     """Merges the predictions of the towers.
@@ -50,7 +56,8 @@ def merge_predictions(predictions: list, weights: list, padded: typing.Optional[
     merged = []
     for column in columns:
         _check_is_tensor(column[0])
-        merged.append(_merged(list(column), weights, padded, proven))
+        merged.append(_merged(list(column), weights, padded, proven,
+                              isinstance(predictions[0], RowsOfExamples)))
     return tf.nest.pack_sequence_as(predictions[0], merged)
 
 
@@ -64,19 +71,23 @@ def _check_is_tensor(leaf):
                                  % (leaf, type(leaf).__name__))
 
 
-def _merged(parts, weights, padded, proven):
-    """One prediction of all towers; batch norms of each shard count as nothing here."""
+def _merged(parts, weights, padded, proven, is_of_rows):
+    """One prediction of all towers; batch norms of each shard count as nothing here. `is_of_rows`
+    says whether its author says that it is rows of examples, if nothing is proven."""
     analysis = proven.analysis
     if parts[0] is None:
         return None
     if isinstance(parts[0], tf.SparseTensor):
-        return _joined_sparse(parts, padded, analysis)
+        return _joined_sparse(parts, padded, analysis, is_of_rows)
     state = analysis.of(parts[0]) if isinstance(parts[0], tf.Tensor) else None
     parts = _as_tensors(parts)
     if len(parts) == 1:
         return parts[0]
     if state is None:
         return tf.identity(parts[0])
+    is_told = is_of_rows and (state.kind is Kind.UNKNOWN or bool(state.estimated))
+    if is_told and parts[0].shape.ndims != 0:
+        return _joined(parts, 0, padded)
     if state.estimated - proven.batch_norms.statistics():
         raise _refusal(parts[0], state, analysis)
     if state.kind is Kind.INDEPENDENT:
@@ -125,19 +136,21 @@ def _joined(parts, axis, padded):
 def _up_to(tensor, axis, length):
     """The first entries of a tensor along a dimension."""
     rank = tensor.shape.ndims
+    if axis == 0:
+        return tensor[:length]
     sizes = [-1] * rank
     sizes[axis] = length
     return tf.slice(tensor, [0] * rank, tf.stack(sizes))
 
 
-def _joined_sparse(parts, padded, analysis):
+def _joined_sparse(parts, padded, analysis, is_of_rows):
     """The rows of the sparse tensors of all towers."""
     if len(parts) == 1:
         return parts[0]
     indices, values = analysis.of(parts[0].indices), analysis.of(parts[0].values)
     is_of_examples = indices.kind is Kind.PLACES and values.kind is Kind.ROWS and (
         indices.rows_of == values.rows_of)
-    if not is_of_examples:
+    if not is_of_examples and not is_of_rows:
         raise _refusal(parts[0].values, values, analysis)
     if padded is not None:
         parts = [_without_padding(part, size) for part, size in zip(parts, padded)]
