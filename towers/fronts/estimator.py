@@ -50,8 +50,8 @@ def replicate_model_fn(model_fn: typing.Callable,
     Of the `EstimatorSpec` the loss, the predictions, the metrics and the export outputs become
     those of the whole batch: predictions and export outputs in batch order (means and sums of the
     shard: the batch's), metrics counted over all towers in one set of counters. All hooks and the
-    scaffold are the first tower's, and so are operations that a program looks for by name. Batch-norm updates are the
-    first tower's and ride on the train op, in `UPDATE_OPS` or not.
+    scaffold are the first tower's, and so are operations that a program looks for by name.
+    Batch-norm updates are the first tower's and ride on the train op, in `UPDATE_OPS` or not.
 
     With one device the model function is called directly, and its `EstimatorSpec` is not changed.
 
