@@ -33,7 +33,7 @@ def test_good_models_are_equal(name):
         assert report.tolerance == 1e-9
     assert (report.towers, report.steps, report.reduction) == (2, 2, 'sum')
     proof, text = str(report).split('\n')
-    assert text.startswith('equal to within ') and proof.startswith('proven')
+    assert text.startswith('equal to within ') and 'proven' in proof
 
 
 def test_it_compares_all_that_a_step_makes_and_leaves_the_program_as_it_was(graph):

@@ -108,7 +108,10 @@ def analyse(operations: list, inputs: typing.Any, fetches: list) -> Analysis:
     needed = [op for op in operations if op.name in found and op.name not in ends]
     scratch = make_scratch(needed, inputs)
     analysis = _of_scratch(scratch, needed, inputs, made)
-    if scratch.cuts and scratch.has_static_batch:
+    is_cut = bool(scratch.cuts) or any(
+        state.reason is not None and 'no rule' in state.reason.why
+        for state in analysis.states.values())
+    if is_cut and scratch.has_static_batch:
         as_built = make_scratch(needed, inputs, static_size(inputs))
         return analysis._replace(as_built=_of_scratch(as_built, needed, inputs, made))
     return analysis

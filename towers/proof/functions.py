@@ -30,12 +30,13 @@ class Bodies(typing.NamedTuple):
     results: typing.Dict[str, typing.List[list]]  # {name of a call: results of each branch}
     loops: typing.Dict[str, LoopBody]  # {name of a loop: its body}
     callers: typing.Dict[str, str]  # {name of an operation in a body: the outermost call}
+    left_out: typing.List[str]  # names of the calls whose bodies take no batch of another size
     own_gradients: typing.Set[str]  # names of operations whose gradient is the program's own
 
 
 def import_bodies(graph: tf.Graph) -> Bodies:
     """Imports the bodies of all functions that are called, and of those that they call."""
-    library, bodies = Library(graph), Bodies({}, {}, {}, set())
+    library, bodies = Library(graph), Bodies({}, {}, {}, [], set())
     calls = list(graph.get_operations())
     while calls:
         op = calls.pop()
@@ -43,14 +44,18 @@ def import_bodies(graph: tf.Graph) -> Bodies:
         if not functions:
             continue
         count = len(graph.get_operations())
-        with graph.as_default():
-            if op.type in _LOOPS:
-                bodies.loops[op.name] = _loop_body(op, *functions)
-            else:
-                arguments = list(op.inputs)[1 if op.type in BRANCHES_V2 else 0:]
-                bodies.results[op.name] = [
-                    _imported(function, arguments, '%s/branch_%d' % (op.name, number))
-                    for number, function in enumerate(functions)]
+        try:
+            with graph.as_default():
+                if op.type in _LOOPS:
+                    bodies.loops[op.name] = _loop_body(op, *functions)
+                else:
+                    arguments = list(op.inputs)[1 if op.type in BRANCHES_V2 else 0:]
+                    bodies.results[op.name] = [
+                        _imported(function, arguments, '%s/branch_%d' % (op.name, number))
+                        for number, function in enumerate(functions)]
+        except (ValueError, tf.errors.OpError):  # it takes no batch of another size: no rule
+            bodies.left_out.append(op.name)
+            continue
         made = graph.get_operations()[count:]
         outermost = bodies.callers.get(op.name, op.name)
         bodies.callers.update((each.name, outermost) for each in made)
