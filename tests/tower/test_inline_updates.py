@@ -249,7 +249,8 @@ def test_a_write_that_cannot_be_left_to_one_tower_is_refused(value, text):
             build(model_fn)
 
 
-def test_a_step_of_one_loss_writes_no_average_of_layers_that_only_another_loss_needs():
+@pytest.mark.parametrize('order', [1, -1])
+def test_a_step_of_one_loss_writes_no_average_of_layers_that_only_another_loss_needs(order):
     def norm(x):
         with tf.variable_scope('norm', reuse=tf.AUTO_REUSE):
             mean = tf.get_variable('mean', [], tf.float64, tf.zeros_initializer(), trainable=False)
@@ -259,7 +260,7 @@ def test_a_step_of_one_loss_writes_no_average_of_layers_that_only_another_loss_n
     def model_fn(images, noise):
         made = noise * tf.get_variable('g', [], tf.float64, tf.ones_initializer())
         real, of_made = [norm(x) * tf.get_variable(name, [], tf.float64, tf.ones_initializer())
-                         for name, x in (('d', images), ('d2', made))]
+                         for name, x in (('d', images), ('d2', made))[::order]][::order]
         return {'loss': {'d': tf.reduce_mean(real) + tf.reduce_mean(of_made),
                          'g': tf.reduce_mean(tf.square(of_made - 1.))}}
     images, noise = tf.placeholder(tf.float64, [4]), tf.placeholder(tf.float64, [4])

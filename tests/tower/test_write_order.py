@@ -192,18 +192,21 @@ def test_a_counter_from_before_the_build_has_one_devices_order(made_before, read
 
 # ---- what a run fetches of a step is of before the update ----------------------------------------
 
+def slowly(value):
+    """The same value, 0.15 seconds later."""
+    def after_a_while(each):
+        time.sleep(.15)
+        return each
+    later = tf.py_func(after_a_while, [value], value.dtype)
+    later.set_shape(value.shape)
+    return later
+
+
 def late_gradient(value):
-    """The same value, whose gradient comes 0.15 seconds later."""
+    """The same value, whose gradient comes later."""
     @tf.custom_gradient
     def same(number):
-        def gradient(of_result):
-            def slowly(each):
-                time.sleep(.15)
-                return each
-            later = tf.py_func(slowly, [of_result], of_result.dtype)
-            later.set_shape(of_result.shape)
-            return later
-        return tf.identity(number), gradient
+        return tf.identity(number), slowly
     return same(value)
 
 
@@ -233,6 +236,22 @@ def test_fetched_gradients_are_of_before_the_update(loss_fn, count, graph):
         np.testing.assert_allclose(found_u, of_u, 1e-6)
         np.testing.assert_allclose(session.run(v), values - .5 * of_v, 1e-6)
         np.testing.assert_allclose(session.run(u), 2. * values - .5 * of_u, 1e-6)
+
+
+def test_a_transformed_gradient_that_reads_another_variable_is_of_before_the_update(graph):
+    v, u = [tf.get_variable(name, [2], initializer=ONES, use_resource=False) for name in 'vu']
+
+    def transform(pairs):
+        (of_v, _), (of_u, _) = pairs
+        return [(of_v, v), (slowly(of_u) + v, u)]
+    built = towers.build_towers(
+        lambda x: tf.reduce_sum(v) + tf.reduce_sum(u) + 0. * tf.reduce_mean(x), tf.constant(X),
+        towers.Objective(sgd(.5), transform_gradients=transform), 2, 'mean')
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        of_u, _ = session.run([built.gradients[1][0], built.train_op])
+        np.testing.assert_array_equal(of_u, [2., 2.])
+        np.testing.assert_array_equal(session.run(u), [0., 0.])
 
 
 def test_the_update_waits_for_what_predictions_read_by_themselves(graph):
