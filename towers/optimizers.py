@@ -104,7 +104,7 @@ def number_of_slots(optimizer: typing.Any) -> int:
 def describe_learning_rate(optimizer: typing.Any, added: int) -> str:
     """The plan's line: the learning rate, and the effect of a sum of `added` towers' gradients."""
     rate = compat.optimizer_learning_rate(optimizer)
-    if isinstance(rate, (numbers.Real, np.ndarray)):
+    if isinstance(rate, numbers.Real) or isinstance(rate, np.ndarray) and rate.size == 1:
         text, number = '%g' % rate, float(rate)
     elif isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
         text, number = 'the tensor %r' % rate.op.name, None

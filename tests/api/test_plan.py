@@ -97,10 +97,21 @@ class ByGradient(tf.train.Optimizer):
         return .5 / tf.norm(gradient) + 0. * variable
 
     def _resource_apply_dense(self, grad, handle):
-        return handle.assign_sub(self._lr(grad, handle) * grad)
+        rate = self._lr(grad, handle) if callable(self._lr) else self._lr
+        return handle.assign_sub(rate * grad)
+
+
+class OfLayers(ByGradient):
+    """With a rate for each layer."""
+
+    def __init__(self):
+        super().__init__()
+        self._lr = np.array([.5, .25, .125])
 
 
 @pytest.mark.parametrize('optimizer, options, reduction, rate', [
+    (OfLayers, dict(reduction='mean'), "mean: the gradient of the batch's mean loss",
+     'not known to the plan'),
     (ByGradient, dict(reduction='mean'), "mean: the gradient of the batch's mean loss",
      'not known to the plan'),
     (sgd, dict(reduction='mean'), "mean: the gradient of the batch's mean loss", '0.5'),

@@ -83,10 +83,12 @@ def average_of_gradients(pairs):
     return pairs
 
 
-@pytest.mark.parametrize('optimizer', [
-    Averages(.1), towers.Objective(sgd(), transform_gradients=average_of_gradients)])
-def test_so_is_a_variable_of_the_optimizer(optimizer):
-    build(lambda x: tf.reduce_mean(x) * tf.reduce_sum(large()), optimizer)
+@pytest.mark.parametrize('optimizer, numerics', [
+    (Averages(.1), None),
+    (towers.Objective(sgd(), transform_gradients=average_of_gradients), None),
+    (Averages(.1), towers.Numerics(loss_scale=towers.LossScale()))])  # which applies in a branch
+def test_so_is_a_variable_of_the_optimizer(optimizer, numerics):
+    build(lambda x: tf.reduce_mean(x) * tf.reduce_sum(large()), optimizer, numerics=numerics)
     np.testing.assert_array_equal(run_initialized(variable('made')), np.ones([600, 600]))
 
 

@@ -120,8 +120,9 @@ def _apply_if_finite(optimizer, gradients, global_step, scaled_losses):
         with tf.control_dependencies([applied]):
             return tf.constant(True)
 
-    references = any(variable.op.type != 'VarHandleOp' for _, variable in gradients)
-    with compat.control_flow_v1() if references else contextlib.nullcontext():
+    # In a function of control flow v2 no reference variable is written, and no slot is made of a
+    # tensor.
+    with compat.control_flow_v1():
         applied = tf.cond(is_finite, apply, lambda: tf.constant(False))
     with tf.control_dependencies([applied]):
         return scaled_losses.update()

@@ -33,7 +33,9 @@ def tf1_variables(graph: tf.Graph) -> typing.Iterator[None]:
     handles, tensor_by_name = set(), graph.get_tensor_by_name
 
     def create(next_creator, **kwargs):
-        if tf.get_default_graph() is not graph:
+        with tf.init_scope():  # out of the body of a loop or a branch, which may be a function
+            is_made_in_graph = tf.get_default_graph() is graph
+        if not is_made_in_graph:
             return next_creator(**kwargs)
         kwargs['initial_value'] = after_other_variables(
             kwargs.get('initial_value'), kwargs.get('dtype'))
