@@ -24,7 +24,15 @@ from towers.proof import loops, loops_v2
 from towers.proof.functions import import_bodies
 from towers.proof.scratch import make_scratch, states_of_inputs, static_size
 from towers.proof.sizes import sizes_in, used
-from towers.proof.states import INDEPENDENT, Kind, Reason, Size, State, unknown
+from towers.proof.states import (
+    INDEPENDENT,
+    TAKES_NO_OTHER_BATCH,
+    Kind,
+    Reason,
+    Size,
+    State,
+    unknown,
+)
 from towers.proof.table import RULES
 from towers.proof.written import Written, written_by
 
@@ -108,10 +116,10 @@ def analyse(operations: list, inputs: typing.Any, fetches: list) -> Analysis:
     needed = [op for op in operations if op.name in found and op.name not in ends]
     scratch = make_scratch(needed, inputs)
     analysis = _of_scratch(scratch, needed, inputs, made)
-    is_cut = bool(scratch.cuts) or any(
-        state.reason is not None and 'no rule' in state.reason.why
+    holds_size = any(
+        state.reason is not None and state.reason.why == TAKES_NO_OTHER_BATCH
         for state in analysis.states.values())
-    if is_cut and scratch.has_static_batch:
+    if holds_size and scratch.has_static_batch:
         as_built = make_scratch(needed, inputs, static_size(inputs))
         return analysis._replace(as_built=_of_scratch(as_built, needed, inputs, made))
     return analysis
@@ -151,6 +159,8 @@ class _Walk:
             op = scratch.graph.get_operation_by_name(name)
             self._arguments.update(
                 (tensor.op.name, (op, number)) for number, tensor in enumerate(loop.arguments))
+        self._with_bodies = self._arguments.keys() | self._bodies.results.keys() | (
+            self._bodies.loops.keys() | set(self._bodies.left_out))
         self._late_reads = _reads_of_written(needed)
         inside = [scratch.graph.get_operation_by_name(name) for name in self._bodies.callers]
         self._late_reads.update(_reads_of_written(inside))
@@ -291,21 +301,29 @@ class _Walk:
             return self._late_read(op, states)
         if op.name in self._late_calls:
             return unknown(op, 'reads a variable that the forward pass has written before')
-        if op.name in self._bodies.results:
-            return None if None in states else self._by_bodies(op, states)
-        if op.name in self._bodies.loops:
-            return loops_v2.results(op, states, self._bodies.loops[op.name], self)
-        if op.name in self._arguments:
-            loop, number = self._arguments[op.name]
-            return loops_v2.argument(loop, number, self._bodies.loops[loop.name], self)
+        if op.name in self._with_bodies:
+            return self._by_function(op, states)
         row = RULES.get(op.type)
         if row is None:
             return None if None in states else self._without_rule(op, states)
         if None in states and op.type not in ('Merge', 'RefMerge'):
             return None
-        if not any(states):
-            return None if states else row.rule(op, states, self)
+        if not states:
+            return row.rule(op, [], self)
+        if all(state is None for state in states):
+            return None
         return self._by_rule(row, op, states)
+
+    def _by_function(self, op, states):
+        """The results of a call or a loop by its body; the state of a value that a loop carries."""
+        if op.name in self._bodies.left_out:
+            return unknown(op, TAKES_NO_OTHER_BATCH)
+        if op.name in self._bodies.results:
+            return None if None in states else self._by_bodies(op, states)
+        if op.name in self._bodies.loops:
+            return loops_v2.results(op, states, self._bodies.loops[op.name], self)
+        loop, number = self._arguments[op.name]
+        return loops_v2.argument(loop, number, self._bodies.loops[loop.name], self)
 
     def _by_rule(self, row, op, states):
         """The states that the row of an operation gives, with the marks of all inputs."""

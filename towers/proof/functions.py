@@ -53,7 +53,7 @@ def import_bodies(graph: tf.Graph) -> Bodies:
                     bodies.results[op.name] = [
                         _imported(function, arguments, '%s/branch_%d' % (op.name, number))
                         for number, function in enumerate(functions)]
-        except (ValueError, tf.errors.OpError):  # it takes no batch of another size: no rule
+        except (ValueError, tf.errors.OpError):  # of shape inference, as in `scratch`
             bodies.left_out.append(op.name)
             continue
         made = graph.get_operations()[count:]

@@ -17,7 +17,16 @@ from towers.graph.graph_walk import leaves_of
 from towers.graph.op_types import CONTROL_FLOW_V2, VARIABLE_OPS
 from towers.graph.variable_access import read_from
 from towers.proof.sizes import sizes_state
-from towers.proof.states import INDEPENDENT, Kind, Reason, Size, State, per_example, rows
+from towers.proof.states import (
+    INDEPENDENT,
+    TAKES_NO_OTHER_BATCH,
+    Kind,
+    Reason,
+    Size,
+    State,
+    per_example,
+    rows,
+)
 
 _FIRST_PRIME = 10007
 # Lengths that are not static: each another prime; the same one for the same dimension of several
@@ -77,10 +86,9 @@ def _cut(cuts, operations, error):
     there are many."""
     name = _named_in(error, operations)
     is_found = name is not None and name not in cuts and len(cuts) < _MOST_CUTS
-    why = 'takes no batch of another size: %s' % error.split('\n', 1)[0][:120]
     for op in operations:
         if not is_found or op.name == name:
-            cuts.setdefault(op.name, Reason(op.name, op.type, why))
+            cuts.setdefault(op.name, Reason(op.name, op.type, TAKES_NO_OTHER_BATCH))
 
 
 def states_of_inputs(inputs: typing.Any) -> typing.Dict[str, State]:

@@ -47,6 +47,10 @@ class Kind(enum.Enum):
     UNKNOWN = 'unknown'
 
 
+TAKES_NO_OTHER_BATCH = 'takes no batch of another size'
+"""Why a proof ends where the graph holds the size of the program's batch."""
+
+
 class Reason(typing.NamedTuple):
     """Where and why a proof ends."""
     operation: str  # the operation's name

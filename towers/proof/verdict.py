@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.proof.analysis import Analysis
 from towers.proof.batch_norms import BatchNorms
-from towers.proof.states import Kind, Reason, State
+from towers.proof.states import TAKES_NO_OTHER_BATCH, Kind, Reason, State
 
 
 class Verdict(typing.NamedTuple):
@@ -105,8 +105,8 @@ def _sentence(reason: Reason) -> str:
 
 def _not_proven(why, question):
     advice = 'see towers.batch_sum, check_towers'
-    if 'takes no batch of another size' in why and question.static_size is not None:
-        operation = why.split(' takes no batch', 1)[0]
+    if TAKES_NO_OTHER_BATCH in why and question.static_size is not None:
+        operation = why.split(' ' + TAKES_NO_OTHER_BATCH, 1)[0]
         why = 'the graph has the size of a shard, %d, in it (%s)' % (
             question.static_size, operation)
         advice = 'pass a batch [None, ...], and take sizes from tf.shape'

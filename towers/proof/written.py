@@ -13,6 +13,7 @@ from towers.proof.states import Kind, State, unknown
 class Own(enum.Enum):
     """How a written value depends on the variable's value before."""
     NOT = 'it does not'
+    WHOLE = 'it is added as it is, so that the value is a running sum'
     LINEAR = 'linearly, as a moving average does'
     OTHERWISE = 'otherwise'
 
@@ -56,33 +57,44 @@ def written_by(op, walk) -> typing.Optional[Written]:
     return Written(op.name, op.type, variable.name, state, places, own, constant)
 
 
-_HAND_ON = frozenset('Identity Neg Cast StopGradient Reshape ExpandDims Squeeze Switch RefSwitch '
+_HAND_ON = frozenset('Identity Cast StopGradient Reshape ExpandDims Squeeze Switch RefSwitch '
                      'Add AddV2 AddN Sub Merge RefMerge Select SelectV2 Enter'.split())
 
 
 def _dependence(tensor, variable, walk):
-    """How a value depends on the value of a variable, by operations on statistics and weights; what
-    goes through values of single examples counts as a statistic of them."""
+    """How a value depends on the value of a variable, by operations on statistics and weights. A
+    value of single examples ends the search: what follows from it is a statistic of them, even if
+    the variable went into it."""
     op, state = tensor.op, walk.state(tensor)
     if variable in walk.variables_read(tensor):
-        return Own.LINEAR
+        return Own.WHOLE
     if state.is_by_example or state.reason is not None or not op.inputs:
         return Own.NOT
-    bodies = walk.bodies_of(op)
-    if bodies is not None:
-        inputs = [results[tensor.value_index] for results in bodies]
-    elif is_fused_batch_norm(op.type):
-        hands_on = not op.get_attr('is_training') and tensor.value_index in (1, 2)
-        inputs = [op.inputs[tensor.value_index + 2]] if hands_on else []
-    else:
-        inputs = list(op.inputs)
+    inputs = _inputs_of_value(tensor, walk)
     found = [walk.remembered(_dependence, each, variable, Own.NOT) for each in inputs]
     dependent = [each for each in found if each is not Own.NOT]
     if not dependent:
         return Own.NOT
-    is_linear = bodies is not None or op.type in _HAND_ON or is_fused_batch_norm(op.type) or (
-        op.type == 'Mul' and len(dependent) == 1) or (
-            op.type in QUOTIENTS and found[1] is Own.NOT)
-    if is_linear and Own.OTHERWISE not in dependent:
+    if Own.OTHERWISE in dependent:
+        return Own.OTHERWISE
+    hands_on = op.type in _HAND_ON or walk.bodies_of(op) is not None or is_fused_batch_norm(op.type)
+    if hands_on:
+        is_whole = dependent == [Own.WHOLE] and not (op.type == 'Sub' and found[0] is Own.NOT)
+        return Own.WHOLE if is_whole else Own.LINEAR
+    is_product = op.type == 'Mul' and len(dependent) == 1
+    is_quotient = op.type in QUOTIENTS and found[1] is Own.NOT
+    if op.type == 'Neg' or is_product or is_quotient:
         return Own.LINEAR
     return Own.OTHERWISE
+
+
+def _inputs_of_value(tensor, walk):
+    """The tensors that a value is computed from; of a batch norm, the averages it hands on."""
+    op = tensor.op
+    bodies = walk.bodies_of(op)
+    if bodies is not None:
+        return [results[tensor.value_index] for results in bodies]
+    if not is_fused_batch_norm(op.type):
+        return list(op.inputs)
+    hands_on = not op.get_attr('is_training') and tensor.value_index in (1, 2)
+    return [op.inputs[tensor.value_index + 2]] if hands_on else []

@@ -72,24 +72,34 @@ def _check_is_tensor(leaf):
 
 
 def _merged(parts, weights, padded, proven, is_of_rows):
-    """One prediction of all towers; batch norms of each shard count as nothing here. `is_of_rows`
-    says whether its author says that it is rows of examples, if nothing is proven."""
-    analysis = proven.analysis
+    """One prediction of all towers; batch norms of each shard count as nothing here.
+
+    Args:
+      parts: list of the towers' predictions.
+      weights, padded, proven: as of `merge_predictions`.
+      is_of_rows: whether its author says that it is rows of examples, where nothing is proven.
+    """
     if parts[0] is None:
         return None
     if isinstance(parts[0], tf.SparseTensor):
-        return _joined_sparse(parts, padded, analysis, is_of_rows)
-    state = analysis.of(parts[0]) if isinstance(parts[0], tf.Tensor) else None
+        return _joined_sparse(parts, padded, proven.analysis, is_of_rows)
+    is_number = not isinstance(parts[0], tf.Tensor)
+    state = State(Kind.INDEPENDENT) if is_number else proven.analysis.of(parts[0])
     parts = _as_tensors(parts)
     if len(parts) == 1:
         return parts[0]
-    if state is None:
-        return tf.identity(parts[0])
-    is_told = is_of_rows and (state.kind is Kind.UNKNOWN or bool(state.estimated))
-    if is_told and parts[0].shape.ndims != 0:
-        return _joined(parts, 0, padded)
-    if state.estimated - proven.batch_norms.statistics():
-        raise _refusal(parts[0], state, analysis)
+    merged = None
+    if not state.estimated - proven.batch_norms.statistics():
+        merged = _merged_by_proof(parts, state, weights, padded)
+    if merged is None and is_of_rows and parts[0].shape.ndims != 0:
+        merged = _joined(parts, state.axis if state.is_by_example else 0, padded)
+    if merged is None:
+        raise _refusal(parts[0], state, proven.analysis)
+    return merged
+
+
+def _merged_by_proof(parts, state, weights, padded):
+    """The batch's value, by the state of the first tower's; None where there is none."""
     if state.kind is Kind.INDEPENDENT:
         return tf.identity(parts[0])
     if state.kind is Kind.SIZES and not state.depends_on_size:
@@ -100,7 +110,7 @@ def _merged(parts, weights, padded, proven, is_of_rows):
         return weighted_mean(parts, weights)
     if state.is_count or state.kind is Kind.SUM and not state.has_offset:
         return tf.add_n([zero_if_empty(part, weight) for part, weight in zip(parts, weights)])
-    raise _refusal(parts[0], state, analysis)
+    return None
 
 
 def _as_tensors(parts):

@@ -86,7 +86,8 @@ class _Judge:
         if is_sum and not written.sets and not self._estimated(value):
             return True
         is_statistic = value.kind is Kind.MEAN or value.kind is Kind.INDEPENDENT
-        if is_statistic and written.own is Own.LINEAR:
+        is_average = written.own is Own.LINEAR or not written.sets and written.own is Own.WHOLE
+        if is_statistic and is_average:
             return False
         is_mean = value.kind is Kind.MEAN and written.own is Own.NOT
         if written.sets and is_mean and not self._estimated(value):
