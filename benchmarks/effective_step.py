@@ -29,7 +29,7 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 import datasets  # noqa: E402
 from models import registry  # noqa: E402
 import towers  # noqa: E402
-from towers.tower.stateless_random import make_initial_values_stateless  # noqa: E402
+from towers.gradients.stateless_random import make_initial_values_stateless  # noqa: E402
 
 OPTIMIZERS = collections.OrderedDict([
     ('SGD', lambda: tf.train.GradientDescentOptimizer(0.01)),

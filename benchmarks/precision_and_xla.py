@@ -28,7 +28,7 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 from models import registry  # noqa: E402
 import towers  # noqa: E402
 from towers.placement.numerics import converted_operations, xla_clusters  # noqa: E402
-from towers.tower.stateless_random import make_initial_values_stateless  # noqa: E402
+from towers.gradients.stateless_random import make_initial_values_stateless  # noqa: E402
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list('workloads', ['digits', 'resnet', 'lstm'], 'which of them')

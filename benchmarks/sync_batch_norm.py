@@ -21,7 +21,7 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 
 from benchmarks import turns  # noqa: E402
 import towers  # noqa: E402
-from towers.tower.stateless_random import make_initial_values_stateless  # noqa: E402
+from towers.gradients.stateless_random import make_initial_values_stateless  # noqa: E402
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list('towers', ['2', '4'], 'how many, one after the other')

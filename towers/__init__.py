@@ -47,10 +47,10 @@ from towers.run.summaries import SummaryHook, default_summaries
 from towers.run.training_session import hold_directory, training_session
 from towers.run.weights import WeightAverages, export_saved_model
 from towers.slim_mend import mend_slim
-from towers.tower.batch_values import batch_concat, batch_mean, batch_sum
-from towers.tower.cut_inputs import Shards, StagedInputs, staged
-from towers.tower.outputs import ModelOutput
-from towers.tower.shards import split_batch
-from towers.tower.tower import Tower
+from towers.whole_batch.batch_values import batch_concat, batch_mean, batch_sum
+from towers.shards.cut_inputs import Shards, StagedInputs, staged
+from towers.model.outputs import ModelOutput
+from towers.shards.cut_batch import split_batch
+from towers.gradients.tower import Tower
 
 __version__ = '0.1.0'

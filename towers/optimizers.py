@@ -1,7 +1,8 @@
 """Optimizers: their check, and facts about them by their class: slots, the effect of a factor of
 the gradient, methods of their own, and which of them combine gradients over machines themselves.
 
-`tower.optimizer_methods` calls an optimizer's own methods, `reduce.update` its `apply_gradients`.
+`gradients.optimizer_methods` calls an optimizer's own methods, `reduce.update` its
+`apply_gradients`.
 """
 
 import abc

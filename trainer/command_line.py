@@ -24,7 +24,6 @@ from trainer.flags import (
     Setting,
 )
 
-
 _HELP_WIDTH = 98
 _HELP = {'--help', '--helpshort', '-h', '-help', '-helpshort'}
 

@@ -6,8 +6,8 @@ import re
 
 from absl import flags
 
-from datasets import epochs, preprocessing
 import towers
+from datasets import epochs, preprocessing
 from towers.cluster.cluster import KINDS
 
 FLAGS = flags.FLAGS

@@ -8,19 +8,27 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+import towers
 from datasets.epochs import Epochs
 from models import registry
 from models.classifier import Classifier
-import towers
 from towers.checkpoint.files import counter_in, reader_of
+from towers.gradients.stateless_random import make_initial_values_stateless
 from towers.placement.devices import describe_config
 from towers.run.evaluation import Evaluation
 from towers.run.weights import WeightAverages
-from towers.tower.shards import checked_shares
-from towers.tower.stateless_random import make_initial_values_stateless
-from trainer.arguments import (clip, examples_a_step, make_learning_rate, make_loss_scale,
-                               make_optimizer, memory_of_tower, saves, session_config,
-                               weight_of_l2_loss)
+from towers.shards.cut_batch import checked_shares
+from trainer.arguments import (
+    clip,
+    examples_a_step,
+    make_learning_rate,
+    make_loss_scale,
+    make_optimizer,
+    memory_of_tower,
+    saves,
+    session_config,
+    weight_of_l2_loss,
+)
 from trainer.flags import FLAGS, profiled_steps, train_dir
 from trainer.own_model import OwnModel, is_own_model
 from trainer.speed import StepCounts, timed_batch

@@ -8,11 +8,11 @@ import typing
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+import towers
 from datasets.errors import OwnModelError
 from datasets.own import calling, own_function, takes
-import towers
 from towers.errors import is_of_input, reason_of
-from towers.tower.outputs import to_model_output
+from towers.model.outputs import to_model_output
 from trainer.flags import FLAGS
 
 # TensorFlow's errors of a step that computes what the model does not allow.

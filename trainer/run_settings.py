@@ -12,8 +12,16 @@ import datasets
 from towers.checkpoint.files import newest_prefix
 from towers.errors import BadFileError, CheckpointError, shown
 from towers.safe_files import SCALAR, moved_aside, read_json, written_whole
-from trainer.flags import (CHANGES, FLAGS, HARMLESS, ONCE, OPTIONS_BY_NAME, SETTINGS, STATE,
-                           train_dir)
+from trainer.flags import (
+    CHANGES,
+    FLAGS,
+    HARMLESS,
+    ONCE,
+    OPTIONS_BY_NAME,
+    SETTINGS,
+    STATE,
+    train_dir,
+)
 
 FILE = 'settings.json'
 

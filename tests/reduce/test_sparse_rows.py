@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.tower import gradient_pairs
+from towers.gradients import gradient_pairs
 
 IDS = np.array([[0, 1], [1, 1], [2, 0], [1, 2], [0, 1], [1, 1], [2, 0], [1, 2]])
 TARGETS = np.arange(8.)[:, None]

@@ -12,7 +12,7 @@ from sample_models import objective
 from towers import build_towers, session_config
 from towers.graph.graph_walk import reachable_from, step_operations
 from towers.graph.variable_access import Writes
-from towers.tower.write_order import hold_back
+from towers.roles.write_order import hold_back
 
 
 class Decayed(tf.train.MomentumOptimizer):

@@ -11,24 +11,28 @@ from towers.api.make_towers import call_for_each_tower, call_once_and_copy
 from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement
 from towers.api.request import checked_request
 from towers.api.train_ops import update_variables
+from towers.capture.finished_model import FinishedModel, entries_of
 from towers.errors import InputError
+from towers.model.build_context import BuildCollections, check_not_nested
+from towers.model.objectives import map_shaped, naming_loss
+from towers.model.outputs import ModelOutput, merge_metrics, weighted_mean
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import Combined, all_reduce, combine
 from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.micro_batches import add_up_micro_batches
 from towers.reduce.replicas import check_no_replicas
-from towers.tower.batch_inputs import (VariablesBehindInputs, check_nothing_is_trained_behind,
-                                       checked_inputs, variables_behind)
-from towers.tower.build_context import BuildCollections, check_not_nested
-from towers.tower.cut_inputs import Shards
-from towers.tower.finished_model import FinishedModel, entries_of
-from towers.tower.metric_counters import join_counters
-from towers.tower.objectives import map_shaped, naming_loss
-from towers.tower.outputs import ModelOutput, merge_metrics, weighted_mean
-from towers.tower.predictions import merge_predictions
-from towers.tower.shards import checked_size, cut
-from towers.tower.tf1_variables import tf1_variables
-from towers.tower.variables import full_scope_name
+from towers.roles.metric_counters import join_counters
+from towers.shards.batch_inputs import (
+    VariablesBehindInputs,
+    check_nothing_is_trained_behind,
+    checked_inputs,
+    variables_behind,
+)
+from towers.shards.cut_batch import checked_size, cut
+from towers.shards.cut_inputs import Shards
+from towers.variables.new_variables import full_scope_name
+from towers.variables.tf1_variables import tf1_variables
+from towers.whole_batch.predictions import merge_predictions
 
 
 def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,

@@ -4,19 +4,19 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.api.built import Plan, PlannedTower, briefly
+from towers.capture.stage_cuts import accumulation_line, stages_line
 from towers.errors import counted
 from towers.graph import graph_walk
 from towers.graph.graph_walk import bytes_of, leaves_of
 from towers.graph.variable_access import metric_variables
+from towers.model.objectives import all_pairs, with_parts
 from towers.optimizers import describe_learning_rate, is_repeatable
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
 from towers.placement.numerics import describe_xla
 from towers.proof.scratch import static_size
 from towers.proof.verdict import Question, verdict_of
-from towers.tower.objectives import all_pairs, with_parts
-from towers.tower.ownership import OWN
-from towers.tower.stage_cuts import accumulation_line, stages_line
-from towers.tower.write_order import updates_that_write
+from towers.roles.ownership import OWN
+from towers.roles.write_order import updates_that_write
 
 
 def describe(tower_set, update, num_before):

@@ -18,23 +18,24 @@ import contextlib
 
 import tensorflow.compat.v1 as tf
 
+from towers.capture.record import put_on_devices, record
+from towers.copies.copy import Copies
+from towers.copies.substitution import Substitution
+from towers.copies.tower_set import TowerSet
 from towers.errors import ModelFunctionError, SharedVariableError
+from towers.gradients.backward_pass import TowerGradients
+from towers.gradients.gradient_pairs import tensors_of
+from towers.gradients.stateless_random import give_seeds_of_tower
 from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of
 from towers.graph.variable_access import Writes, metric_variables
+from towers.model.losses import make_losses
+from towers.model.objectives import flat, trained_variables
+from towers.model.outputs import fetches_of
 from towers.reduce.replicas import make_replicas
-from towers.tower.batch_values import exchange, is_batch_value
-from towers.tower.copy import Copies
-from towers.tower.gradient_pairs import tensors_of
-from towers.tower.gradients import TowerGradients
-from towers.tower.losses import make_losses
-from towers.tower.objectives import flat, trained_variables
-from towers.tower.outputs import fetches_of
-from towers.tower.ownership import EVERY, ownership
-from towers.tower.record import put_on_devices, record
-from towers.tower.stateless_random import give_seeds_of_tower
-from towers.tower.tower import Substitution, TowerSet
-from towers.tower.write_order import write_after_reads, write_in_turn
+from towers.roles.ownership import EVERY, ownership
+from towers.roles.write_order import write_after_reads, write_in_turn
+from towers.whole_batch.batch_values import exchange, is_batch_value
 
 
 def call_once_and_copy(request, batch, behind, scaled_losses):

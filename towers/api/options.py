@@ -5,13 +5,13 @@ import typing
 
 from towers.arguments import check_choice, check_count, check_flag, check_function, check_instance
 from towers.errors import InvalidArgumentError
+from towers.model.objectives import Objectives, checked_variables
 from towers.optimizers import check_optimizer
 from towers.placement.devices import canonical_device
 from towers.placement.numerics import PRECISIONS
 from towers.placement.variable_device import BALANCED, BY_STAGE, REPLICATED
 from towers.reduce.loss_scale import LossScale
 from towers.reduce.micro_batches import SCHEDULES
-from towers.tower.objectives import Objectives, checked_variables
 
 
 class VariablePlacement(collections.namedtuple('VariablePlacement', 'device')):

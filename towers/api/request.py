@@ -9,7 +9,10 @@ import tensorflow.compat.v1 as tf
 from towers.api.built import BuiltTowers, check_same_graph
 from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement, checked_objectives
 from towers.arguments import check_choice, check_graph_mode, check_instance, check_step_variable
+from towers.capture.finished_model import is_finished, output_of_finished
+from towers.capture.stage_cuts import Cutting
 from towers.errors import InvalidArgumentError, ModelFunctionError
+from towers.model.build_context import check_no_failed_build
 from towers.optimizers import check_alone, has_own_minimize, number_of_slots
 from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve_devices
 from towers.placement.numerics import rewrite_field
@@ -17,11 +20,8 @@ from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import Placement
 from towers.reduce.loss_scale import LossScale
 from towers.reduce.micro_batches import kept_at_once
-from towers.tower.build_context import check_no_failed_build
-from towers.tower.finished_model import is_finished, output_of_finished
-from towers.tower.shards import checked_shares
-from towers.tower.stage_cuts import Cutting
-from towers.tower.variables import scope_to_enter
+from towers.shards.cut_batch import checked_shares
+from towers.variables.new_variables import scope_to_enter
 
 REDUCTIONS = ('sum', 'mean')
 _CHOICES = dict(reduction=REDUCTIONS, regularization=('none', 'add'),

@@ -4,22 +4,22 @@ import collections
 
 import tensorflow.compat.v1 as tf
 
+from towers.copies.closure_tensors import ClosureTensors
 from towers.errors import InvalidArgumentError
+from towers.gradients.gradient_pairs import tensors_of
+from towers.gradients.optimizer_methods import OwnMinimize
 from towers.graph import graph_walk
 from towers.graph.graph_walk import fetches_in
 from towers.graph.variable_access import metric_variables
+from towers.model.objectives import flat, map_shaped
 from towers.optimizers import GradientsOfModel, has_own_minimize
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import only_device
 from towers.reduce.micro_batches import check_order
 from towers.reduce.replicas import follow_updates
 from towers.reduce.update import apply_update, as_the_update_takes_them, checked_transform
-from towers.tower.closure_tensors import ClosureTensors
-from towers.tower.gradient_pairs import tensors_of
-from towers.tower.objectives import flat, map_shaped
-from towers.tower.optimizer_methods import OwnMinimize
-from towers.tower.ownership import EVERY
-from towers.tower.write_order import hold_back, hold_update, updates_that_write
+from towers.roles.ownership import EVERY
+from towers.roles.write_order import hold_back, hold_update, updates_that_write
 
 Update = collections.namedtuple(
     'Update', 'train_op train_ops slots gradients rides replicas counts scaled_losses machines')

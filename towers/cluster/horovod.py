@@ -9,8 +9,8 @@ from towers.cluster import worker_step
 from towers.cluster.machines import Engine, Exchanged, Pairs
 from towers.cluster.ring import sent_as
 from towers.errors import ClusterError, MissingPackageError, reason_of
+from towers.gradients.gradient_pairs import cast, each_row_once, map_values, tensors_of, times
 from towers.placement.variable_device import only_device
-from towers.tower.gradient_pairs import cast, each_row_once, map_values, tensors_of, times
 
 _SCOPE = 'towers_shared/'
 """At the root of the graph: Horovod brings together by name, and callers' scopes may differ."""

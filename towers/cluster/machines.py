@@ -14,11 +14,11 @@ from towers import compat
 from towers.cluster import worker_step
 from towers.cluster.worker_step import Shares, without_gradient
 from towers.errors import ClusterError
+from towers.gradients.gradient_pairs import rows_once, tensors_of
 from towers.graph.graph_walk import ancestors, names_of, reachable_from, step_operations
 from towers.graph.order import Frames, to_wait_for
 from towers.graph.variable_access import Writes, is_variable, read_from, variable_op
 from towers.placement.variable_device import only_device
-from towers.tower.gradient_pairs import rows_once, tensors_of
 
 BUILDS = ('__towers_builds_of_clusters',)
 """The key of the collection of builds. TensorFlow writes collections with a string for a key into
@@ -128,7 +128,7 @@ class Machines(typing.NamedTuple):
     exchange: Exchange
     train_op: tf.Operation  # the operation of a step
     redirect: typing.Callable
-    """Function to call when the graph is complete, see `tower.write_order`."""
+    """Function to call when the graph is complete, see `roles.write_order`."""
     written: typing.Dict[str, typing.List[tf.Operation]]
     """From names of variables to the operations by which the update writes them."""
     model: typing.FrozenSet[str]  # names of operations of the model that the update waits for

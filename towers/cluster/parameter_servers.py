@@ -20,9 +20,9 @@ from towers.cluster import worker_step
 from towers.cluster.machines import Engine, Exchanged, Pairs
 from towers.cluster.server_placement import device_of_server, tasks_by_size
 from towers.cluster.worker_step import COLLECTIONS, Shares, without_gradient
+from towers.gradients.gradient_pairs import cast, each_row_once, rows_once, tensors_of, times
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
-from towers.tower.gradient_pairs import cast, each_row_once, rows_once, tensors_of, times
 
 _FIRST_SERVER = device_of_server(0)
 

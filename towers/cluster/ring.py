@@ -18,9 +18,9 @@ from towers import compat
 from towers.cluster import worker_step
 from towers.cluster.machines import Engine, Exchanged, Pairs
 from towers.errors import ClusterError
+from towers.gradients.gradient_pairs import each_row_once, times
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
-from towers.tower.gradient_pairs import each_row_once, times
 
 BUFFER_MB = 4.  # MiB of gradients that travel together; larger ones in pieces
 WIRES = {'float16': tf.float16, 'bfloat16': tf.bfloat16}

@@ -18,11 +18,11 @@ import zlib
 import tensorflow.compat.v1 as tf
 
 from towers.cluster.machines import Machines, builds_of, number_of
+from towers.gradients.gradient_pairs import tensors_of
 from towers.graph.edit import Library
 from towers.graph.graph_walk import names_of
 from towers.graph.op_types import VARIABLE_OPS
-from towers.tower.gradient_pairs import tensors_of
-from towers.tower.objectives import flat
+from towers.model.objectives import flat
 
 _REDUCED = ('Collective', 'Horovod')  # begin types of operations with equal results on all workers
 # Types of operations that bring in data, and attributes with names, seeds, sizes and settings.

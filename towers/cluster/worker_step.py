@@ -17,8 +17,8 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_instance
 from towers.errors import ClusterError, InputError, TowersError, reason_of
+from towers.gradients.gradient_pairs import map_values
 from towers.placement.variable_device import only_device
-from towers.tower.gradient_pairs import map_values
 
 COLLECTIONS = ['towers_begun']  # of the variables that the hooks alone give a value to
 HOW_TO_BEGIN = (

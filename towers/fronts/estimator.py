@@ -13,11 +13,11 @@ from towers.api.built import BuiltTowers
 from towers.arguments import check_choice, check_function
 from towers.errors import InvalidArgumentError, MissingPackageError, ModelFunctionError
 from towers.fronts.optimizer_calls import OptimizerCalls, calls_of, share_of_sum
+from towers.model.outputs import weighted_mean
 from towers.optimizers import check_optimizer, has_own_minimize
 from towers.placement.devices import check_one_stage, resolve_devices
 from towers.placement.variable_device import only_device
-from towers.tower.outputs import weighted_mean
-from towers.tower.predictions import RowsOfExamples
+from towers.whole_batch.predictions import RowsOfExamples
 
 _NEEDED = {'train': ('loss', 'train_op'), 'eval': ('loss',), 'infer': ('predictions',)}
 

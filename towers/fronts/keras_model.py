@@ -10,9 +10,9 @@ from towers.arguments import check_graph_mode
 from towers.errors import InvalidArgumentError, MissingPackageError
 from towers.fronts.keras_towers import KerasTowers, device_of_gradient, one_or_list
 from towers.graph.graph_walk import Recording
+from towers.model.build_context import check_not_nested
 from towers.placement.devices import check_one_stage, resolve_devices
 from towers.placement.stages import keep_stacks_with_loops
-from towers.tower.build_context import check_not_nested
 
 
 def ParallelModel(  # pylint: disable=invalid-name

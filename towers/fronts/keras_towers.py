@@ -10,11 +10,11 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.api.build import build_towers
 from towers.api.built import BuiltTowers
+from towers.model.keras_calls import record_keras_calls
+from towers.model.outputs import weighted_mean
 from towers.placement.devices import Devices
 from towers.placement.variable_device import only_device
-from towers.tower.keras_calls import record_keras_calls
-from towers.tower.outputs import weighted_mean
-from towers.tower.predictions import RowsOfExamples
+from towers.whole_batch.predictions import RowsOfExamples
 
 
 class Called(typing.NamedTuple):

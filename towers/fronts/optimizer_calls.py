@@ -16,16 +16,16 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import GradientError
+from towers.gradients.gradient_pairs import tensors_of, times
 from towers.graph import graph_walk
 from towers.graph.graph_walk import map_leaves
 from towers.graph.variable_access import Writes
+from towers.model.build_context import current_call
 from towers.optimizers import OPTIMIZER_UPDATES, GradientsOfModel, rows_at_rate
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import combine
-from towers.tower.build_context import current_call
-from towers.tower.gradient_pairs import tensors_of, times
-from towers.tower.ownership import OF_GRADIENTS
-from towers.tower.variables import new_slots
+from towers.roles.ownership import OF_GRADIENTS
+from towers.variables.new_variables import new_slots
 
 _GATHERED = re.compile(r'Accumulator(Take|Apply)Gradient$')  # outside of the graph's tensors
 

@@ -5,17 +5,17 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_instance
 from towers.api.built import BuiltTowers
+from towers.arguments import check_instance
 from towers.errors import AuditError, InvalidArgumentError
 from towers.graph.edit import beside
 from towers.graph.graph_walk import leaves_of, operation_named, step_operations
 from towers.graph.order import circle
+from towers.model.objectives import flat
 from towers.placement.devices import is_gpu, short_name
 from towers.placement.numerics import converted_operations, xla_clusters
 from towers.placement.tower_device import operation_device, resolved, stages_of, was_chosen
-from towers.tower.objectives import flat
-from towers.tower.variables import owner_by_name
+from towers.variables.new_variables import owner_by_name
 
 Transfers = collections.namedtuple('Transfers', 'source target tensors bytes unknown')
 """Tensors that cross from one device to another in a step; `unknown` have no static size."""

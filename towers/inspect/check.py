@@ -10,8 +10,14 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.api.options import Memory, Pipeline
 from towers.api.request import REDUCTIONS, check_model_fn
-from towers.arguments import (check_choice, check_count, check_flag, check_function,
-                              check_instance, check_number)
+from towers.arguments import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_function,
+    check_instance,
+    check_number,
+)
 from towers.cluster.cluster import KINDS
 from towers.errors import InputError, InvalidArgumentError
 from towers.inspect.check_machines import run_machines
@@ -19,7 +25,7 @@ from towers.inspect.check_report import TowersReport, report_on
 from towers.inspect.check_runs import map_leaves, run_one_device, run_towers
 from towers.placement.devices import MOST_TOWERS, resolve_devices
 from towers.placement.tower_device import all_devices
-from towers.tower.shards import checked_shares, checked_size
+from towers.shards.cut_batch import checked_shares, checked_size
 
 OPTIONS = ('devices', 'remainder', 'variables', 'regularization', 'update_ops', 'copies', 'memory',
            'pipeline', 'batch_norm')

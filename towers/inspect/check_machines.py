@@ -8,14 +8,13 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.api.build import build_towers
+from towers.cluster.addresses import free_ports
 from towers.cluster.cluster import Cluster
 from towers.cluster.horovod import gathered_lines
 from towers.cluster.member import join, start_server
-from towers.cluster.addresses import free_ports
 from towers.errors import ClusterError, failing_on
 from towers.inspect.check_runs import assigned, constants, map_leaves, train
 from towers.placement.devices import session_config
-
 
 _PATIENCE = 120.  # seconds for the chief to begin, or to say what is wrong
 

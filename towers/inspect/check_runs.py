@@ -4,22 +4,22 @@ import collections
 
 import tensorflow.compat.v1 as tf
 
-from towers.api.options import checked_objectives
 from towers.api.build import build_towers
+from towers.api.options import checked_objectives
 from towers.errors import GradientError, InputError, InvalidArgumentError, failing_on
+from towers.gradients.gradient_pairs import tensors_of, times
+from towers.gradients.optimizer_methods import OwnMinimize, minimized
 from towers.graph import graph_walk
 from towers.graph.graph_walk import is_computed_from
 from towers.graph.variable_access import Writes
+from towers.model.keras_calls import record_keras_calls
+from towers.model.losses import registered_losses
+from towers.model.objectives import all_pairs, checked_variables, flat
+from towers.model.outputs import call_model_fn, to_model_output
 from towers.optimizers import has_own_minimize
 from towers.placement.devices import session_config
 from towers.reduce.update import checked_transform, free_initial_values
-from towers.tower.gradient_pairs import tensors_of, times
-from towers.tower.keras_calls import record_keras_calls
-from towers.tower.losses import registered_losses
-from towers.tower.objectives import all_pairs, checked_variables, flat
-from towers.tower.optimizer_methods import OwnMinimize, minimized
-from towers.tower.outputs import call_model_fn, to_model_output
-from towers.tower.variables import without_numbers
+from towers.variables.new_variables import without_numbers
 
 Traits = collections.namedtuple('Traits', 'coarsest random batch_norm updated')
 """Of a model's forward pass: the name of the floating type with the fewest digits that it computes

@@ -15,8 +15,8 @@ from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of
 from towers.graph.op_types import CONTROL_FLOW, CONTROL_FLOW_V2, PLACEHOLDERS, SIZES, VARIABLE_OPS
 from towers.memory.kernels import REUSES, passes_on
-from towers.tower.objectives import all_pairs
-from towers.tower.shards import sizes_of_shards
+from towers.model.objectives import all_pairs
+from towers.shards.cut_batch import sizes_of_shards
 
 _SHAPE_ONLY = SIZES | {'BroadcastGradientArgs'}
 _NEVER_FOLDED = CONTROL_FLOW | CONTROL_FLOW_V2 | PLACEHOLDERS | VARIABLE_OPS | {'NoOp'}

@@ -6,16 +6,16 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_graph_mode
 from towers.errors import GradientError
-from towers.graph.graph_walk import ancestors, bytes_of
-from towers.graph.variable_access import REFERENCE_VARIABLES
-from towers.placement.variable_device import only_device
-from towers.tower.gradient_pairs import (
+from towers.gradients.gradient_pairs import (
     each_row_once,
     expected_gradient,
     listed_pairs,
     lookups_of,
     may_be_gradient_of,
 )
+from towers.graph.graph_walk import ancestors, bytes_of
+from towers.graph.variable_access import REFERENCE_VARIABLES
+from towers.placement.variable_device import only_device
 
 Pairs = typing.List[typing.Tuple[typing.Any, typing.Any]]
 """Gradients, each None, a tensor or `tf.IndexedSlices`, with their variables."""

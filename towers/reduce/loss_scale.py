@@ -6,8 +6,8 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_count, check_number
 from towers.errors import GradientError, InvalidArgumentError
+from towers.gradients.gradient_pairs import map_values
 from towers.placement.variable_device import Placement, only_device
-from towers.tower.gradient_pairs import map_values
 
 _LARGEST = float(tf.float32.max)
 

@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import InvalidArgumentError
+from towers.gradients.gradient_pairs import tensors_of
 from towers.graph import graph_walk
 from towers.graph.op_types import PLACEHOLDERS
 from towers.graph.order import BACK, Frames, in_order, names_before
@@ -23,7 +24,6 @@ from towers.placement.stages import check_stages
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import add_up, by_variable
-from towers.tower.gradient_pairs import tensors_of
 
 SCHEDULES = ('one_forward_one_backward', 'all_forward')
 

@@ -20,12 +20,12 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import DeviceError, InvalidArgumentError, NameScopeError
+from towers.gradients.gradient_pairs import each_row_once
 from towers.graph.graph_walk import bytes_of, step_operations
 from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
-from towers.tower.gradient_pairs import each_row_once
-from towers.tower.initial_values import value_or_initial_value
-from towers.tower.variables import local_variable, owner_by_name
+from towers.variables.initial_values import value_or_initial_value
+from towers.variables.new_variables import local_variable, owner_by_name
 
 
 class Replicas(typing.NamedTuple):

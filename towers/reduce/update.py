@@ -7,14 +7,17 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import InvalidArgumentError
+from towers.gradients.gradient_pairs import (
+    expected_gradient,
+    listed_pairs,
+    map_values,
+    may_be_gradient_of,
+)
 from towers.graph import graph_walk
 from towers.graph.variable_access import Writes, is_reference
 from towers.optimizers import is_repeatable, rows_at_rate
 from towers.placement.variable_device import only_device
-from towers.tower.gradient_pairs import (expected_gradient, listed_pairs, map_values,
-                                         may_be_gradient_of)
-from towers.tower.variables import like_current_scope, new_slots
-
+from towers.variables.new_variables import like_current_scope, new_slots
 
 Applied = collections.namedtuple('Applied', 'train_op slots slots_of_replicas counts')
 """The operation of one step; the variables that the optimizer made for variables, and for replicas;

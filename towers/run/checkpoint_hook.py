@@ -13,9 +13,17 @@ from towers.arguments import (
     check_step_variable,
     directory_name,
 )
-from towers.checkpoint.files import (STATE_FILE, describe_safe, files_of, first_line,
-                                     list_checkpoints, names_in, newest_named, state_checkpoints,
-                                     step_of)
+from towers.checkpoint.files import (
+    STATE_FILE,
+    describe_safe,
+    files_of,
+    first_line,
+    list_checkpoints,
+    names_in,
+    newest_named,
+    state_checkpoints,
+    step_of,
+)
 from towers.checkpoint.tidy import remove_leftovers
 from towers.errors import CheckpointError
 

@@ -8,16 +8,22 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import (check_count, check_function, check_graph_mode,
-                              check_instance, check_session, check_step_variable)
 from towers.api.build import build_towers, check_build_arguments
 from towers.api.built import BuiltTowers, check_same_graph
 from towers.api.options import Numerics, Pipeline, VariablePlacement
 from towers.api.request import check_model_fn
+from towers.arguments import (
+    check_count,
+    check_function,
+    check_graph_mode,
+    check_instance,
+    check_session,
+    check_step_variable,
+)
 from towers.errors import InputError, InvalidArgumentError, SharedVariableError
 from towers.graph.graph_walk import step_operations
 from towers.graph.variable_access import Writes
-from towers.tower.objectives import with_parts
+from towers.model.objectives import with_parts
 
 
 class Evaluation:

@@ -7,11 +7,18 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import (check_count, check_flag, check_instance, check_number,
-                              check_step_variable, directory_name, scalar_tensors)
+from towers.arguments import (
+    check_count,
+    check_flag,
+    check_instance,
+    check_number,
+    check_step_variable,
+    directory_name,
+    scalar_tensors,
+)
 from towers.errors import InvalidArgumentError
+from towers.model.objectives import all_pairs, with_parts
 from towers.placement.variable_device import only_device
-from towers.tower.objectives import all_pairs, with_parts
 
 
 def default_summaries(built: typing.Any, learning_rate: typing.Any = None,

@@ -15,8 +15,14 @@ except ImportError:  # Windows
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import (check_flag, check_function, check_instance, check_step_variable,
-                              directory_name, listed_hooks)
+from towers.arguments import (
+    check_flag,
+    check_function,
+    check_instance,
+    check_step_variable,
+    directory_name,
+    listed_hooks,
+)
 from towers.checkpoint.files import Newest, describe_safe, first_line, newest_checkpoint
 from towers.checkpoint.match import InitialValues, check_fits, difference, some
 from towers.checkpoint.tidy import tidy_directory

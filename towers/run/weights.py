@@ -6,8 +6,14 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import (check_function, check_instance, check_number, check_step_variable,
-                              directory_name, listed_variables)
+from towers.arguments import (
+    check_function,
+    check_instance,
+    check_number,
+    check_step_variable,
+    directory_name,
+    listed_variables,
+)
 from towers.checkpoint.files import READ_ERRORS, counter_in, first_line
 from towers.checkpoint.match import check_fits
 from towers.errors import CheckpointError, InvalidArgumentError, counted

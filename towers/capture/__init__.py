@@ -1,0 +1,6 @@
+"""The model, recorded once on shard 0.
+
+In comes a model function, or tensors of a finished model, and shard 0. Out goes `Recorded`: the
+operations of the forward pass, its outputs, the variables it made, and its cuts into stages.
+Read `record`, `finished_model`, then `stage_costs` and `stage_cuts`.
+"""

@@ -1,0 +1,52 @@
+"""One tower: the model on one device, with the gradients of its shard."""
+
+import collections
+
+from towers.model.objectives import all_pairs
+from towers.placement.tower_device import stages_of
+
+
+class Tower(collections.namedtuple('Tower', [
+        'index', 'device', 'name_scope', 'inputs', 'size', 'loss', 'predictions', 'metrics',
+        'gradients', 'of_shard', 'updates', 'variables', 'data_loss', 'micro_batch', 'forward',
+        'backward'])):
+    """The model on one device.
+
+    Attributes:
+      index: the tower's number, from 0.
+      device: the device of its operations and of its gradient operations.
+      name_scope: the scope of its operations, such as `'tower_1/'`; of tower 0 it is the scope
+        that `build_towers` was called in, `''` mostly.
+      inputs: its shard: a nest of `placeholder_with_default`s, which can be fed by hand.
+      size: examples in the shard: an int, or an int32 scalar.
+      loss: scalar, as the model function returned it: the mean over the shard. In a build with
+        several losses it is a dict of scalars by name; `data_loss` and `gradients` are dicts, too.
+      predictions: as the model function returned them; [shard, …].
+      metrics: as the model function returned them.
+      gradients: list of `(gradient, variable)`: this tower's share of the combined gradient, which
+        is the plain sum of all towers' shares. The tower's weight is in its share already.
+      of_shard: lists of the gradients of tensors of the shard behind which trained variables are,
+        shaped as the losses are, see `VariablesBehindInputs`.
+      updates: operations of this tower for batch-norm statistics and the like.
+      variables: the model's variables that its operations read, directly or as a replica.
+      data_loss: scalar, the loss that is differentiated: with the registered losses that
+        `regularization='add'` adds.
+      micro_batch: the number of this micro-batch in its tower, from 0; 0 where there is only one.
+      forward: frozenset of the names of the operations of its forward pass.
+      backward: frozenset of the names of the operations of its backward pass.
+    """
+    __slots__ = ()
+
+    @property
+    def pairs(self) -> list:
+        """The `(gradient, variable)` pairs of all losses, one after the other."""
+        return all_pairs(self.gradients)
+
+    def has(self, name: str) -> bool:
+        """Whether the operation of this name belongs to the tower."""
+        return name in self.forward or name in self.backward
+
+    def __repr__(self):
+        return '<Tower %d%s on %s>' % (
+            self.index, ', micro-batch %d' % self.micro_batch if self.micro_batch else '',
+            '+'.join(stages_of(self.device)))

@@ -1,0 +1,101 @@
+"""Variables that are resource variables, and do what a TF1 program expects of reference variables.
+
+Where the two kinds differ, a program of TensorFlow 1 was written for the reference variable:
+
+    the program has              reference variable      resource variable     here
+    v += t                       makes a tensor          error                 makes a tensor
+    v.initialized_value()        the value               error on TF 2         the value
+    v, in a branch in a loop     read before the loop    read in the branch    read before the loop
+    another's initial value      made after v            made at any time      made after v
+    the tensor 'v:0' by name     the variable            a handle              an error
+
+A read in a branch (v1) in a loop has no gradient on TF 1.15, and fails with "Cannot colocate nodes"
+where the loop is not on the variable's device.
+"""
+
+import contextlib
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import SharedVariableError
+from towers.variables.initial_values import after_other_variables, value_or_initial_value
+
+
+@contextlib.contextmanager
+def tf1_variables(graph: tf.Graph) -> typing.Iterator[None]:
+    """The context in which all new variables of a graph are such, whoever makes them.
+
+    A tensor that is asked for by its name, and is the handle of one of them, is a
+    `SharedVariableError`.
+    """
+    handles, tensor_by_name = set(), graph.get_tensor_by_name
+
+    def create(next_creator, **kwargs):
+        with tf.init_scope():  # out of the body of a loop or a branch, which may be a function
+            is_made_in_graph = tf.get_default_graph() is graph
+        if not is_made_in_graph:
+            return next_creator(**kwargs)
+        kwargs['initial_value'] = after_other_variables(
+            kwargs.get('initial_value'), kwargs.get('dtype'))
+        variable = next_creator(**kwargs)
+        if variable.op.type == 'VarHandleOp':
+            handles.add(variable.op.name + ':0')
+            variable.__class__ = _class_like(type(variable))
+        return variable
+
+    def checked_tensor_by_name(name):
+        if name in handles:
+            raise SharedVariableError(
+                'the program takes the tensor %r by its name, which is the handle of a variable '
+                'here, and not its value: take the variable itself, as tf.get_variable returns it '
+                'or tf.global_variables() lists it.' % name)
+        return tensor_by_name(name)
+    graph.get_tensor_by_name = checked_tensor_by_name  # hides the method, for this graph alone
+    try:
+        with tf.variable_creator_scope(create):
+            yield
+    finally:
+        del graph.get_tensor_by_name
+
+
+class _Tf1Variable:
+    """The methods by which a reference variable differs."""
+
+    def value(self):
+        """The value, as an implicit read takes it: in a branch in a loop, from before the loop."""
+        if tf.get_default_graph() is self.graph and compat.in_branch_in_loop(self.graph):
+            with tf.control_dependencies(None):  # leaves the loop
+                return super().value()
+        return super().value()
+
+    def initialized_value(self):
+        """The value, or the initial value where the variable has none yet."""
+        return value_or_initial_value(self)
+
+    def __iadd__(self, other):
+        return self + other
+
+    def __isub__(self, other):
+        return self - other
+
+    def __imul__(self, other):
+        return self * other
+
+    def __itruediv__(self, other):
+        return self / other
+
+    def __ipow__(self, other):
+        return self ** other
+
+
+_classes = {}  # by the class of TensorFlow's, which only has other methods
+
+
+def _class_like(kind):
+    if issubclass(kind, _Tf1Variable):
+        return kind
+    if kind not in _classes:
+        _classes[kind] = type(kind.__name__, (_Tf1Variable, kind), {'__module__': kind.__module__})
+    return _classes[kind]

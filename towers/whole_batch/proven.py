@@ -1,0 +1,78 @@
+"""The recorded forward pass, with what is proven of it: where the examples are in its tensors.
+
+Statistics that a build takes over the whole batch, of batch norms in sync and of sums that go into
+averages, are exchanged here, before the forward pass is differentiated; the analysis is then made
+of the pass with these values.
+"""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.graph.graph_walk import map_leaves
+from towers.model.outputs import ModelOutput, fetches_of
+from towers.proof.analysis import NOTHING, Analysis, analyse
+from towers.proof.batch_norms import NO_BATCH_NORMS, BatchNorms, find_batch_norms
+from towers.proof.scratch import static_size
+from towers.whole_batch.batch_values import check_batch_values
+from towers.whole_batch.exchanged_sums import exchange_sums
+from towers.whole_batch.sync_batch_norm import synchronize
+
+
+class Proven(typing.NamedTuple):
+    """A forward pass and what is proven of it."""
+    output: ModelOutput  # with the exchanged values in the place of the shard's
+    proof: Analysis  # for a batch of any size; `NOTHING` where one tower has the whole batch
+    analysis: Analysis  # of the graph as it was built, for the size that its shard has
+    batch_norms: BatchNorms  # those that use the statistics of a shard
+    static_size: typing.Optional[int]  # of the shard, where that is static
+    in_sync: int  # how many batch norms have the statistics of the whole batch
+
+
+def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: list,
+          registered: list, request: typing.Any) -> Proven:
+    """Analyses a recorded forward pass; exchanges the statistics that are to be the batch's.
+
+    Args:
+      operations: list of the operations of the call of the model function.
+      inputs: the shard that it was called with.
+      output: `ModelOutput` that it returned.
+      updates: list of its updates.
+      registered: list of the losses that it registered, in its own loss or not.
+      request: `Request` of the build.
+
+    Returns:
+      `Proven`.
+
+    Raises:
+      ModelFunctionError: `batch_sum`, `batch_mean` or `batch_concat` of a value that it cannot be
+        taken of; a batch norm to synchronize where towers cannot meet.
+    """
+    if len(request.parts) == 1 and request.has_whole_batch:
+        return Proven(output, NOTHING, NOTHING, NO_BATCH_NORMS, None, 0)
+    graph = tf.get_default_graph()
+    start = operations[0] if operations else None
+    fetches = fetches_of(output) + updates + registered
+    proof = analyse(operations, inputs, fetches)
+    analysis = proof.as_built or proof
+    check_batch_values(operations, analysis)
+    instead, in_sync = {}, 0
+    if request.batch_norm == 'sync' and len(request.parts) > 1:
+        in_sync, instead = synchronize(operations, analysis, graph)
+    if request.update_ops == 'first' and len(request.parts) > 1:
+        instead.update(exchange_sums(operations, analysis, request.no_batch_values))
+    if instead:
+        output = type(output)(*map_leaves(
+            lambda leaf: instead.get(leaf.name, leaf), tuple(output)))
+        operations = _since(graph, start)
+        proof = analyse(operations, inputs, fetches_of(output) + updates + registered)
+        analysis = proof.as_built or proof
+    return Proven(output, proof, analysis, find_batch_norms(analysis, operations),
+                  static_size(inputs), in_sync)
+
+
+def _since(graph, start):
+    """The operations of a graph from one of them on."""
+    operations = graph.get_operations()
+    names = [op.name for op in operations]
+    return operations[names.index(start.name):]
