@@ -349,3 +349,15 @@ def test_the_reference_has_each_field_of_each_public_tuple():
         assert listed == list(kind._fields), name
     assert {'ModelOutput', 'Tower', 'BuiltTowers', 'Plan', 'TowersReport', 'Audit', 'LossScale',
             'Numerics', 'VariablePlacement'} <= set(looked_at)
+
+
+def test_the_picture_of_a_build_is_drawn_from_one(run_program):
+    """Both towers multiply, add their gradients up once, and update once."""
+    with open(os.path.join(pages.ROOT, 'docs', 'draw_graph.py'), encoding='utf-8') as source:
+        drawn = run_program(source.read())
+    boxes = re.findall('<title>(.*?)</title>.*?>([A-Za-z_]+)</text>', drawn)
+    kinds = [kind for _, kind in boxes]
+    assert kinds.count('VarHandleOp') == 1 and kinds.count('ReadVariableOp') == 2
+    assert kinds.count('ApplyGradientDescent') == 1 and kinds.count('train_op') == 1
+    assert {name.split('/')[0] for name, kind in boxes if kind == 'MatMul'} == {
+        'MatMul', 'gradients', 'tower_1'}
