@@ -7,7 +7,7 @@ import pytest
 
 import towers
 from sample_models import sgd, slope
-from towers.api.request import checked_request
+from towers.api.checked_request import checked_request
 
 BATCH = np.arange(4.)
 

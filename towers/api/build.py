@@ -6,10 +6,10 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
+from towers.api.checked_request import checked_request
 from towers.api.describe import describe
 from towers.api.make_towers import call_for_each_tower, call_once_and_copy
 from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement
-from towers.api.request import checked_request
 from towers.api.train_ops import update_variables
 from towers.capture.finished_model import FinishedModel, entries_of
 from towers.errors import InputError
@@ -127,21 +127,22 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         copies=copies, reuse=reuse)
     graph = tf.get_default_graph()
     check_not_nested(graph)
-    if request.is_finished:
+    if request.call.is_finished:
         entries = entries_of(inputs)
         inputs = entries.batch
     check_inputs(request, inputs)
     of_model = ()
-    if request.is_finished:
-        model = FinishedModel(request.model, entries, len(request.parts))
+    if request.call.is_finished:
+        model = FinishedModel(request.call.model, entries, len(request.split.parts))
         model.check_runs_no_update()
-        request, of_model = request._replace(model=model), model.output.updates
+        request = request._replace(call=request.call._replace(model=model))
+        of_model = model.output.updates
     collections_before = BuildCollections(graph, of_model)
-    make_towers = call_for_each_tower if request.copies == 'reuse' else call_once_and_copy
+    make_towers = call_for_each_tower if request.call.copies == 'reuse' else call_once_and_copy
     with collections_before.of_build(), tf1_variables(graph):
         batch, behind = split(request, inputs)
-        scaled_losses = None if request.loss_scale is None else ScaledLosses(
-            request.loss_scale, request.name + 's', request.placement)
+        scaled_losses = None if request.numerics.loss_scale is None else ScaledLosses(
+            request.numerics.loss_scale, request.split.name + 's', request.placement)
         tower_set = make_towers(request, batch, behind, scaled_losses)
         outputs = merge_outputs(tower_set)
         combined = combine_towers(tower_set)
@@ -150,9 +151,9 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
     recorded = tower_set.recorded
     plan = describe(tower_set, update, len(collections_before.updates))
     outputs_of_batch = None
-    if request.is_finished:
-        plan = plan._replace(lines=plan.lines + request.model.plan_lines())
-        outputs_of_batch = request.model.outputs_of_batch(outputs)
+    if request.call.is_finished:
+        plan = plan._replace(lines=plan.lines + request.call.model.plan_lines())
+        outputs_of_batch = request.call.model.outputs_of_batch(outputs)
     built = BuiltTowers(
         train_op=update.train_op, train_ops=update.train_ops, loss=outputs.loss,
         predictions=outputs.predictions, metrics=outputs.metrics, gradients=update.gradients,
@@ -162,7 +163,7 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         plan=plan, outputs_of_batch=outputs_of_batch,
         replicas=update.replicas, precision=request.numerics.precision,
         scaled_losses=update.scaled_losses, xla=request.numerics.xla,
-        variable_scope=full_scope_name(request.variable_scope), machines=update.machines,
+        variable_scope=full_scope_name(request.call.variable_scope), machines=update.machines,
         own_state=tower_set.roles.own_variables(),
         made=frozenset(variable.op.name for variable in recorded.created),
         opened_scopes=recorded.opened_scopes)
@@ -182,40 +183,41 @@ def check_build_arguments(*given, **named):
 def check_inputs(request, inputs):
     """Raises `InputError` for inputs that cannot be cut; the graph has no new name then."""
     if isinstance(inputs, Shards):
-        if request.is_finished:
+        if request.call.is_finished:
             raise InputError('the inputs are cut into shards already, and the model is finished: '
                              'pass the tensors of its graph at which the whole batch enters.')
-        for name, given, default in (('remainder', request.remainder, 'error'),
-                                     ('shares', set(request.shares), {1})):
+        for name, given, default in (('remainder', request.split.remainder, 'error'),
+                                     ('shares', set(request.split.shares), {1})):
             if given != default:
                 raise InputError('the inputs are cut into shards already: leave %s= out.' % name)
-        if request.accumulate > 1:
+        if request.split.accumulate > 1:
             raise InputError('the inputs are cut already, a shard for each tower, and accumulate= '
                              'or micro_batches= cut each into %d: pass the tensors of a batch '
-                             'instead.' % request.accumulate)
-        if request.objectives:
+                             'instead.' % request.split.accumulate)
+        if request.training.objectives:
             check_nothing_is_trained_behind(inputs.batches)
         inputs.check(request.devices)
         return
-    size, parts = checked_inputs(inputs).size, len(request.parts)
-    if request.schedule is not None and size is not None and size < parts:
+    size, parts = checked_inputs(inputs).size, len(request.split.parts)
+    if request.memory.schedule is not None and size is not None and size < parts:
         raise InputError('%d examples are fewer than the %d micro-batches of %d tower%s: pass a '
                          'smaller micro_batches=.' % (
                              size, parts, len(request.devices),
                              '' if len(request.devices) == 1 else 's'))
-    checked_size(inputs, request.shares, request.remainder, _word_for_parts(request))
+    split = request.split
+    checked_size(inputs, split.shares, split.remainder, split.word_for_parts)
 
 
 def split(request, inputs):
     """The parts of the batch, `CutBatch`; and the `VariablesBehindInputs`."""
     if isinstance(inputs, Shards):
         return inputs.cut(), VariablesBehindInputs()
-    behind = variables_behind(inputs) if request.objectives else VariablesBehindInputs(inputs)
-    return cut(behind.inputs, request.shares, request.remainder, _word_for_parts(request)), behind
-
-
-def _word_for_parts(request):
-    return 'towers' if request.accumulate == 1 else 'micro-batches'
+    if request.training.objectives:
+        behind = variables_behind(inputs)
+    else:
+        behind = VariablesBehindInputs(inputs)
+    parts = request.split
+    return cut(behind.inputs, parts.shares, parts.remainder, parts.word_for_parts), behind
 
 
 def merge_outputs(tower_set):
@@ -223,7 +225,7 @@ def merge_outputs(tower_set):
     request, batch = tower_set.request, tower_set.batch
     towers = tower_set.towers
     padded = batch.sizes if batch.pads else None
-    with only_device(request.placement.main), tf.name_scope(request.name + 's'):
+    with only_device(request.placement.main), tf.name_scope(request.split.name + 's'):
         loss = None
         if towers[0].data_loss is not None:
             loss = map_shaped(lambda *of_towers: weighted_mean(of_towers, batch.weights),
@@ -239,14 +241,14 @@ def merge_outputs(tower_set):
 def combine_towers(tower_set):
     """Combines the gradients of all towers, variable by variable: `Combined`, shaped."""
     request, towers = tower_set.request, tower_set.towers
-    if not request.objectives:
+    if not request.training.objectives:
         return Combined([])
     gradients = [tower.gradients for tower in towers]
-    if request.accumulate > 1:
-        gradients = add_up_micro_batches(towers, request.accumulate, request.schedule)
+    if request.split.accumulate > 1:
+        gradients = add_up_micro_batches(towers, request.split.accumulate, request.memory.schedule)
 
     def combined(objective):
-        of_towers, of_shards = [[request.objectives.of(objective, each) for each in some]
+        of_towers, of_shards = [[request.training.objectives.of(objective, each) for each in some]
                                 for some in (gradients, [each.of_shard for each in towers])]
         further = tower_set.gradients.behind.gradients(
             of_shards, tower_set.batch.sizes, tower_set.roles.trainable)
@@ -255,18 +257,19 @@ def combine_towers(tower_set):
                 check_no_replicas(tower_set.roles.trainable)
                 return Combined(combine(of_towers + further))
             return all_reduce(of_towers, further, request.devices)
-    return request.objectives.shaped(combined(each) for each in request.objectives)
+    objectives = request.training.objectives
+    return objectives.shaped(combined(each) for each in objectives)
 
 
 def combine_machines(tower_set, combined, loss):
     """`(Combined over all machines, the Exchange that combines them)`; that is None without a
     cluster. The loss of this machine's batch reads the weights before they change."""
     request = tower_set.request
-    if request.cluster is None or not request.objectives:
+    if request.cluster is None or not request.training.objectives:
         return combined, None
     with tf.name_scope('combine_machines'):
         exchange = request.cluster.combine(combined.gradients, loss, tower_set.batch.batch_size,
-                                           request.reduction)
+                                           request.training.reduction)
     on_towers = combined.on_towers
     if on_towers is not None:
         on_towers = {variable.op.name: [gradient] * len(request.devices)

@@ -12,7 +12,7 @@ from towers.graph.variable_access import metric_variables
 from towers.model.objectives import all_pairs, with_parts
 from towers.optimizers import describe_learning_rate, is_repeatable
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
-from towers.placement.numerics import describe_xla
+from towers.placement.numerics import describe_xla, rewrite_field
 from towers.proof.scratch import static_size
 from towers.proof.verdict import Question, verdict_of
 from towers.roles.ownership import OWN
@@ -24,7 +24,7 @@ def describe(tower_set, update, num_before):
     request, batch = tower_set.request, tower_set.batch
     local = {variable.op.name for variable in tf.local_variables()}  # metric counters
     variables = [v for v in tower_set.recorded.variables if v.op.name not in local]
-    cluster = request.cluster if request.objectives else None
+    cluster = request.cluster if request.training.objectives else None
     from_shard = _from_shard(variables, tower_set.towers[0]) if len(tower_set.towers) > 1 else []
     trained = {variable.op.name for _, variable in all_pairs(update.gradients)}
     lines = _of_variables(variables, tower_set, update)
@@ -35,14 +35,14 @@ def describe(tower_set, update, num_before):
         ('session', 'tf.Session(config=towers.session_config(built.devices)) makes the CPU devices'
          if needs_config(request.devices) else None),
         ('session_config', describe_config(session_config(request.devices), request.devices))]
-    if request.objectives:
+    if request.training.objectives:
         lines += _of_training(tower_set, update)
     lines += [
         ('stages', stages_line(tower_set.towers, tower_set.cuts)),
-        ('precision', request.precision_text),
+        ('precision', _precision(request)),
         ('XLA compiles', describe_xla(request.devices) if request.numerics.xla else None),
         ('regularization', tower_set.losses.description),
-        ('batch norm', _batch_norm(tower_set, num_before) if request.objectives
+        ('batch norm', _batch_norm(tower_set, num_before) if request.training.objectives
          else None)]
     if len(tower_set.towers) > 1:
         own = tower_set.roles.names(OWN)
@@ -57,14 +57,24 @@ def describe(tower_set, update, num_before):
     return Plan(
         towers=_rows(tower_set), lines=[(label, text) for label, text in lines if text],
         batch_size=batch.batch_size if isinstance(batch.batch_size, int) else None,
-        remainder=request.remainder, shares=request.shares, reduction=request.reduction,
+        remainder=request.split.remainder, shares=request.split.shares,
+        reduction=request.training.reduction,
         initial_of_first=from_shard)
+
+
+def _precision(request):
+    """How the precision is made; None for float32."""
+    precision = request.numerics.precision
+    if precision == 'float32':
+        return None
+    return "%s by TensorFlow's rewrite %s; the audit of a step says whether it acts" % (
+        precision, rewrite_field(precision, request.devices))
 
 
 def _rows(tower_set):
     """The plan's rows: a list of `PlannedTower`."""
-    rows, towers, update_ops = [], tower_set.towers, tower_set.request.update_ops
-    accumulate = tower_set.request.accumulate
+    rows, towers, update_ops = [], tower_set.towers, tower_set.request.training.update_ops
+    accumulate = tower_set.request.split.accumulate
     for first in range(0, len(towers), accumulate):
         tower, sizes = towers[first], [part.size for part in towers[first:first + accumulate]]
         owns = tower.updates and (update_ops == 'all' or update_ops == 'first' and not tower.index)
@@ -79,10 +89,10 @@ def _of_variables(variables, tower_set, update):
     request = tower_set.request
     size = sum(map(bytes_of, variables))
     names = {variable.op.name for variable in variables}
-    trainable = tower_set.roles.trainable if request.objectives else [
+    trainable = tower_set.roles.trainable if request.training.objectives else [
         each for each in tf.trainable_variables() if each.op.name in names]
     is_sent = update.train_op is not None and tower_set.roles.replicas is not None and not all(
-        is_repeatable(each.optimizer) for each in request.objectives)
+        is_repeatable(each.optimizer) for each in request.training.objectives)
     return [
         ('towers', tower_set.how_built if len(tower_set.towers) > 1 else None),
         ('variables', '%d (%d trainable), %s parameters, %s' % (
@@ -105,7 +115,7 @@ def _bytes_text(size):
 
 def _placed(request, recorded):
     """Where the variables are, in words."""
-    cluster = request.cluster if request.objectives else None
+    cluster = request.cluster if request.training.objectives else None
     if cluster is not None and cluster.is_served:
         return 'the parameter servers, by size, once there is a session'
     made = {variable.op.name for variable in recorded.created}
@@ -137,11 +147,11 @@ def _of_training(tower_set, update):
         ('global step', 'counted here, since the optimizer leaves it to its caller: do not add to '
          'it' if update.counts else None),
         ('reduction', _gradient(request)),
-        ('accumulation', accumulation_line(tower_set.towers, request.accumulate,
-                                           request.schedule)),
-        ('recomputation', _recomputation(tower_set.recomputed, request.recompute)),
+        ('accumulation', accumulation_line(tower_set.towers, request.split.accumulate,
+                                           request.memory.schedule)),
+        ('recomputation', _recomputation(tower_set.recomputed, request.memory.recompute)),
         ('learning rate', _learning_rates(request)),
-        ('loss scale', request.loss_scale and request.loss_scale.describe()),
+        ('loss scale', request.numerics.loss_scale and request.numerics.loss_scale.describe()),
         ('one device', _one_device(tower_set))]
 
 
@@ -152,11 +162,12 @@ def _one_device(tower_set):
         return None
     question = Question(
         adds_shards=_adds_up(request) or (
-            request.reduction == 'sum' and tower_set.batch.is_even and request.accumulate == 1
+            request.training.reduction == 'sum' and tower_set.batch.is_even
+            and request.split.accumulate == 1
             and request.has_whole_batch),
         static_size=static_size(tower_set.batch.inputs[0]),
         names=('machine' if len(tower_set.towers) == 1 else
-               'tower' if request.accumulate == 1 else 'micro-batch'))
+               'tower' if request.split.accumulate == 1 else 'micro-batch'))
     lines = []
     for name, loss in with_parts('loss', recorded.output.loss):
         verdict = verdict_of([loss] + tower_set.losses.added, recorded.proven.proof,
@@ -185,13 +196,13 @@ def _gradient(request):
     """The loss whose gradient the combined gradient is, in words."""
     together = _together(request)
     if together == 1:
-        return '%s (of one tower: its own gradient)' % request.reduction
+        return '%s (of one tower: its own gradient)' % request.training.reduction
     if _adds_up(request):
         return "sum: the gradient of the sum of the towers' losses"
     is_of_one_worker = request.cluster is not None and (
         request.cluster.workers_a_step == 1 < request.cluster.num_workers)
     batch = "worker's own batch" if is_of_one_worker else 'batch'
-    if request.reduction == 'mean':
+    if request.training.reduction == 'mean':
         return "mean: the gradient of the %s's mean loss" % batch
     return "sum: %d x the gradient of the %s's mean loss" % (together, batch)
 
@@ -205,23 +216,24 @@ def _optimizers_of(objectives):
 
 def _adds_up(request):
     """Whether losses are sums over the examples, so that the towers' losses are added up."""
-    return request.reduction == 'sum' and request.objectives.of_model is not None
+    return request.training.reduction == 'sum' and request.training.objectives.of_model is not None
 
 
 def _optimizers(request, update):
-    if request.objectives.names is None:
-        return ', '.join(type(each).__name__ for _, each in _optimizers_of(request.objectives))
+    if request.training.objectives.names is None:
+        return ', '.join(type(each).__name__
+                         for _, each in _optimizers_of(request.training.objectives))
     return '; '.join('%s: %s, %d variables%s' % (
         each.name, type(each.optimizer).__name__, len(update.gradients[each.name]),
         '' if not update.rides[each.name] else ', %d of the updates' % update.rides[each.name])
-                     for each in request.objectives)
+                     for each in request.training.objectives)
 
 
 def _learning_rates(request):
-    added = 1 if request.reduction == 'mean' or _adds_up(request) else _together(request)
+    added = 1 if request.training.reduction == 'mean' or _adds_up(request) else _together(request)
     return '; '.join(dict.fromkeys(
         ('' if name is None else name + ': ') + describe_learning_rate(optimizer, added)
-        for name, optimizer in _optimizers_of(request.objectives)))
+        for name, optimizer in _optimizers_of(request.training.objectives)))
 
 
 def _recomputation(recomputed, asked):
@@ -236,9 +248,10 @@ def _recomputation(recomputed, asked):
 
 
 def _batch_norm(tower_set, before):
-    towers, request, update_ops = tower_set.towers, tower_set.request, tower_set.request.update_ops
+    towers, request = tower_set.towers, tower_set.request
+    update_ops = request.training.update_ops
     in_sync = ''
-    if request.batch_norm == 'sync':
+    if request.training.batch_norm == 'sync':
         proven = tower_set.recorded.proven
         in_sync = '%d in sync over the whole batch; ' % proven.in_sync
         left_alone = proven.batch_norms.unproven

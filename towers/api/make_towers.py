@@ -42,11 +42,12 @@ def call_once_and_copy(request, batch, behind, scaled_losses):
     """Builds all towers, by one call of the model function: `TowerSet`."""
     weights = _as_tensors(batch.weights, batch.is_even)
     # By these the losses are multiplied, so that the plain sum of gradients is the batch's.
-    scales = [request.factor / len(request.parts) if batch.is_even else weight * request.factor
+    num_parts = len(request.split.parts)
+    scales = [request.factor / num_parts if batch.is_even else weight * request.factor
               for weight in weights]
-    of_model = request.objectives.of_model
+    of_model = request.training.objectives.of_model
     of_calls = [None] if of_model is None else _as_tensors(of_model.weights(batch), batch.is_even)
-    with tf.name_scope(request.parts[0].scope) if request.is_finished else (
+    with tf.name_scope(request.split.parts[0].scope) if request.call.is_finished else (
             contextlib.nullcontext()):
         recorded = record(
             request, batch, 0, contextlib.nullcontext if of_model is None else (
@@ -57,8 +58,9 @@ def call_once_and_copy(request, batch, behind, scaled_losses):
             each for each in recorded.variables if each.op.name not in names_of_slots])
         # In this order: state is where its stage is; and `ownership` takes writes that become
         # updates out of the forward pass, before that is differentiated.
-        cuts = put_on_devices(recorded, request, request.parts[0].device)
-        roles = ownership(recorded, request, trained_variables(request.objectives), of_update,
+        cuts = put_on_devices(recorded, request, request.split.parts[0].device)
+        trained = trained_variables(request.training.objectives)
+        roles = ownership(recorded, request, trained, of_update,
                           make_replicas if request.placement.has_replicas else None)
         taken = of_update + roles.inline_updates.updates
         losses = make_losses(recorded, request, 0)
@@ -70,25 +72,25 @@ def call_once_and_copy(request, batch, behind, scaled_losses):
     towers = [first.tower._replace(
         updates=first.tower.updates + roles.inline_updates.updates)] + others
     exchange(towers, batch.weights, request.placement.main)
-    if request.parts_before and others:
+    if request.split.parts_before and others:
         give_seeds_of_tower(
             first.operations, fetches_of(recorded.output) + taken + recorded.updates + tensors_of(
-                first.tower.pairs), request.parts_before)
+                first.tower.pairs), request.split.parts_before)
     _order_writes(request, towers, roles)
     return TowerSet(
         request=request, batch=batch, towers=towers, recorded=recorded, losses=losses,
         gradients=gradients, roles=roles, recomputed=first.recomputed, cuts=cuts, slots=slots,
         copies=[copied for _, copied in copies],
         how_built='%s, %d cop%s of its graph' % (
-            '1 import of the finished model' if request.is_finished else
+            '1 import of the finished model' if request.call.is_finished else
             '1 call of the model function', len(others), 'y' if len(others) == 1 else 'ies'))
 
 
 def _order_writes(request, towers, roles):
     """Orders the writes of shared variables before the update."""
-    if request.update_ops == 'first' and (len(towers) > 1 or request.has_copies):
+    if request.training.update_ops == 'first' and (len(towers) > 1 or request.has_copies):
         write_after_reads(towers, roles)
-    elif request.update_ops == 'all' and len(towers) > 1:
+    elif request.training.update_ops == 'all' and len(towers) > 1:
         write_in_turn(towers, roles)
 
 
@@ -96,22 +98,22 @@ def copies_of(first, roles, request, batch, by_shard, further):
     """Copies of the first tower, `Differentiated`, for the other parts: a list of `(Tower, function
     from a tensor or operation to its copy)`. `by_shard` has lists of values, one a shard, whose
     tensors stand in for each other; `further` tensors and operations are copied, too."""
-    if len(request.parts) == 1:
+    if len(request.split.parts) == 1:
         return []
     tower = first.tower
     first = first._replace(tower=tower._replace(
         updates=_updates_of_every_tower(tower.updates, roles, request)))
     # A value that tower 0 alone writes may be computed from all towers' parts.
-    copies = Copies(first, roles.inline_updates, request.parts_before,
+    copies = Copies(first, roles.inline_updates, request.split.parts_before,
                     further + [op for op in first.operations if is_batch_value(op)])
     made = []
-    for number, part in list(enumerate(request.parts))[1:]:
+    for number, part in list(enumerate(request.split.parts))[1:]:
         substituted = dict(zip((leaf.name for leaf in leaves_of(batch.inputs[0])),
                                leaves_of(batch.inputs[number])))
         substituted.update((each[0].name, each[number]) for each in by_shard
                            if isinstance(each[0], tf.Tensor))
         made.append(copies.tower(
-            Substitution(number, substituted, roles.in_tower(number, request.accumulate)),
+            Substitution(number, substituted, roles.in_tower(number, request.split.accumulate)),
             batch.inputs[number], batch.sizes[number], part))
     return made
 
@@ -119,9 +121,9 @@ def copies_of(first, roles, request, batch, by_shard, further):
 def _updates_of_every_tower(updates, roles, request):
     """Those of the first tower's updates that a step runs in every tower: a list. With `'first'`
     these are the updates of the towers' own state, of metrics, and of rows and counts."""
-    if request.update_ops == 'all':
+    if request.training.update_ops == 'all':
         return updates
-    if request.update_ops == 'none' or not request.objectives:
+    if request.training.update_ops == 'none' or not request.training.objectives:
         return []
     names = roles.own_state.keys() | metric_variables().keys() | set(roles.names(EVERY))
     finder = Writes(tf.get_default_graph())
@@ -144,7 +146,7 @@ def _as_tensors(weights, is_even):
 def call_for_each_tower(request, batch, behind, scaled_losses):
     """Builds all towers, by a call of the model function for each: `TowerSet`."""
     calls, done = [], []
-    for number, part in enumerate(request.parts):
+    for number, part in enumerate(request.split.parts):
         # As in the recipe: entered anew, so that layers without a name find their variables.
         with tf.name_scope(part.scope), _no_new_variables(number), tf.variable_scope(
                 tf.get_variable_scope(), auxiliary_name_scope=False):
@@ -152,7 +154,7 @@ def call_for_each_tower(request, batch, behind, scaled_losses):
             _check_made_by_name(recorded)
             put_on_devices(recorded, request, part.device)
             if not number:
-                trained = trained_variables(request.objectives)
+                trained = trained_variables(request.training.objectives)
                 gradients = TowerGradients(request, batch, behind, scaled_losses, trained)
             roles = ownership(recorded, request, trained)
             losses = make_losses(recorded, request, number)

@@ -50,7 +50,7 @@ def update_variables(tower_set, outputs, combined, exchange, collections_before)
     of the losses: two optimizers do not write the same variable at the same time.
     """
     request, replicas = tower_set.request, tower_set.roles.replicas
-    objectives = request.objectives
+    objectives = request.training.objectives
     if not objectives:
         return Update(None, {}, [], [], {}, None, False, None, None)
     of, of_towers = objectives.of, collections_before.new_updates()
@@ -69,13 +69,13 @@ def update_variables(tower_set, outputs, combined, exchange, collections_before)
     steps.closures.settle(made.operations, [
         tensor for each in of_losses for tensor in tensors_of(each.gradients)])
     updates = _updates(tower_set, collections_before.updates) + of_optimizers if (
-        request.update_ops != 'none') else []
+        request.training.update_ops != 'none') else []
     riding = {} if objectives.names is None else _riding(updates, outputs.loss, tower_set.towers)
     alone = [steps.step([each], riding[each.objective.name]) for each in of_losses if riding]
     joint = steps.step(of_losses, updates)
     train_op, applied = joint.applied[-1].train_op, sum(
         (step.applied for step in alone + [joint]), [])
-    if request.accumulate > 1:
+    if request.split.accumulate > 1:
         check_order([train_op])
     machines = None
     if exchange is not None:
@@ -123,13 +123,14 @@ class _Steps:
         # Several optimizers apply gradients that all were taken at the weights before the step.
         before, applied = losses + updates, []
         first = before + _recomputations(tower_set) + (read if len(of_losses) > 1 else [])
+        global_step = tower_set.request.training.global_step
         for each in of_losses:
             after = first + [done.train_op for done in applied]
             with graph_walk.Recording(tf.get_default_graph()) as made:
                 applied.append(apply_update(
                     tower_set, _applying(each, tower_set.copies),
                     each.combined._replace(gradients=each.gradients),
-                    tower_set.request.global_step if each is of_losses[-1] else None, after,
+                    global_step if each is of_losses[-1] else None, after,
                     scaled_losses))
             self.closures.settle(made.operations, [applied[-1].train_op], after)
         if redirect is not None:
@@ -152,7 +153,7 @@ def _recomputations(tower_set):
              for op in each.operations]
     if not first:
         return []
-    if tower_set.request.copies == 'reuse':
+    if tower_set.request.call.copies == 'reuse':
         raise InvalidArgumentError(
             "recompute=, copies='reuse', and the model computes with reference variables, which "
             "an update may write before they are read again: make them with use_resource=True, or "
@@ -190,7 +191,7 @@ def _riding(updates, losses, towers):
 def _updates(tower_set, before):
     """The updates that run with a step: from `before` the towers, and of one or all towers."""
     towers, others, roles = tower_set.towers, list(before), tower_set.roles
-    if tower_set.request.update_ops == 'first':
+    if tower_set.request.training.update_ops == 'first':
         others += updates_that_write(towers, [
             variable.op.name for variable in roles.own_variables(1)]
             + list(metric_variables()) + roles.names(EVERY))

@@ -59,22 +59,24 @@ class Recorded(collections.namedtuple('Recorded', [
 def record(request, batch, number, around=contextlib.nullcontext):
     """Calls the model function on part `number` of the batch, 0 but for the recipe's later calls,
     or imports the finished model for it: `Recorded`. `around` makes a further context of that."""
-    graph, inputs, parts = tf.get_default_graph(), batch.inputs[number], len(request.parts)
+    graph, inputs, parts = tf.get_default_graph(), batch.inputs[number], len(request.split.parts)
     before, registered_before = BuildCollections(graph), registered_losses()
-    made_variables = NewVariables(request.placement, None if number else request.earlier)
-    reuse = tf.AUTO_REUSE if number else request.reuse
-    adds_registered = request.regularization == 'add'
+    made_variables = NewVariables(request.placement, None if number else request.call.earlier)
+    reuse = tf.AUTO_REUSE if number else request.call.reuse
+    adds_registered = request.training.regularization == 'add'
     with graph_walk.Recording(graph) as made, \
-            tf.device(TowerDevice(request.parts[number].device)):
-        with made_variables.recorded(request.variable_scope, reuse), \
+            tf.device(TowerDevice(request.split.parts[number].device)):
+        with made_variables.recorded(request.call.variable_scope, reuse), \
                 record_keras_calls() as keras, compiled(request.numerics.xla), around(), \
                 call_of_model_fn(graph, made_variables, parts, request.no_batch_values):
-            if isinstance(request.model, FinishedModel):
-                returned, registered, imported = request.model.import_for(inputs)
+            if isinstance(request.call.model, FinishedModel):
+                returned, registered, imported = request.call.model.import_for(inputs)
             else:
-                returned = _call(request.model, inputs, batch.batch_size if parts > 1 else None)
+                whole_size = batch.batch_size if parts > 1 else None
+                returned = _call(request.call.model, inputs, whole_size)
                 registered, imported = [], None
-            output = to_model_output(returned, bool(request.objectives), request.objectives.names)
+            objectives = request.training.objectives
+            output = to_model_output(returned, bool(objectives), objectives.names)
             updates = unique(before.new_updates() + keras.updates() + list(output.updates or ()))
             keras_losses = keras.weight_losses(), keras.activity_losses() if adds_registered else []
             registered = without(registered_losses(), registered_before) + registered
@@ -102,14 +104,14 @@ def put_on_devices(recorded, request, device):
     """Puts the recorded forward pass on the devices of its tower; cuts it into stages: `StageCuts`,
     or None where the model is not cut."""
     cuts, operations = None, recorded.operations
-    if request.cutting is not None and len(stages_of(device)) > 1:
+    if request.memory.cutting is not None and len(stages_of(device)) > 1:
         # Variables of an earlier build stay where its towers have them.
         movable = {variable.op.name for variable in recorded.created
                    } if request.placement.by_stage else ()
-        cuts = cut_into_stages(recorded, device, movable, request.cutting)
+        cuts = cut_into_stages(recorded, device, movable, request.memory.cutting)
     if cuts is None or says_stages(operations):
         place_forward(operations, device)
-    check_reads_in_loops(operations, [part.device for part in request.parts])
+    check_reads_in_loops(operations, [part.device for part in request.split.parts])
     keep_stacks_with_loops(operations)  # of gradients that the model function takes itself
     keep_arrays_with_readers(operations, device)
     return cuts

@@ -48,7 +48,8 @@ class ClosureTensors:
         refuses other tensors of a tower. They may take operations `after`, too."""
         self._made = self._made + made
         is_one_part = len(self._towers) == 1 and self._request.has_whole_batch
-        if is_one_part or self._request.objectives.of_model is not None:  # whose calls settle it
+        objectives = self._request.training.objectives
+        if is_one_part or objectives.of_model is not None:  # whose calls settle it
             return
         for op in self._made:
             for position, tensor in enumerate(op.inputs):
@@ -63,7 +64,7 @@ class ClosureTensors:
         if name not in self._means:
             losses = [tower.loss if name is None else tower.loss[name] for tower in self._towers]
             with tf.control_dependencies(None), only_device(self._request.placement.main), \
-                    tf.name_scope(self._request.name + 's'):
+                    tf.name_scope(self._request.split.name + 's'):
                 self._means[name] = weighted_mean(losses, self._weights)
         return self._means[name]
 

@@ -57,21 +57,22 @@ class TowerGradients:
         self.scaled_losses, self.behind = scaled_losses, behind
         self._request, self._batch, self._trained = request, batch, trained
         self._own = {each.name: OwnComputeGradients(each.optimizer, trained[each.name], request)
-                     for each in request.objectives if has_own_compute_gradients(each.optimizer)}
+                     for each in request.training.objectives
+                     if has_own_compute_gradients(each.optimizer)}
 
     def differentiate(self, recorded: typing.Any, losses: Losses, number: int, scale: typing.Any,
                       taken: typing.Sequence = ()) -> Differentiated:
         """Takes the gradients of the recorded losses of part `number` times `scale`, a float or
         scalar: `Differentiated`. The step runs `taken` tensors and operations besides the model
         function's results."""
-        request, batch, part = self._request, self._batch, self._request.parts[number]
+        request, batch, part = self._request, self._batch, self._request.split.parts[number]
         graph, output, forward = tf.get_default_graph(), recorded.output, recorded.operations
         outer = graph.get_name_scope()
         root, start = outer + '/' if outer else '', len(graph.get_operations())
         with tf.device(TowerDevice(part.device)):
             found = [self._of_objective(number, each, losses.data_loss, scale)
-                     for each in request.objectives]
-        gradients, of_shard = [request.objectives.shaped(each[place] for each in found)
+                     for each in request.training.objectives]
+        gradients, of_shard = [request.training.objectives.shaped(each[place] for each in found)
                                for place in range(2)]
         by_loss = [operations for _, _, operations in found]
         backward = sum(by_loss, [])
@@ -84,7 +85,7 @@ class TowerGradients:
             all_pairs(gradients))
         keys = _give_seeds(request, forward, backward, fetches, number)
         with graph_walk.Recording(graph) as again, tf.device(TowerDevice(part.device)):
-            recomputed = [rewrite(request.recompute, forward, operations, root)
+            recomputed = [rewrite(request.memory.recompute, forward, operations, root)
                           for operations in by_loss]
         operations = [op for op in forward if op.name not in recorded.owned]
         operations += list(losses.operations) + graph.get_operations()[start:]
@@ -112,14 +113,14 @@ class TowerGradients:
         that were made for both."""
         request, scaled_losses, own = self._request, self.scaled_losses, self._own.get(
             objective.name)
-        loss = data_loss = request.objectives.of(objective, data_losses)
+        loss = data_loss = request.training.objectives.of(objective, data_losses)
         shard = self.behind.shard_tensors(self._batch.inputs[number])
         with graph_walk.Recording(tf.get_default_graph()) as backward:
             if isinstance(scale, tf.Tensor):
                 loss = loss * tf.cast(scale, loss.dtype)
             elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
                 loss = loss * scale
-            if request.accumulate > 1:
+            if request.split.accumulate > 1:
                 loss = loss * _one_when_there(data_loss)
             if scaled_losses is not None:
                 loss = scaled_losses.scaled(loss)
@@ -133,8 +134,8 @@ class TowerGradients:
             if scaled_losses is not None:
                 pairs, of_shard = map(scaled_losses.unscaled, (pairs, of_shard))
             elif request.numerics.check_numerics:
-                pairs = checked_gradients(pairs, data_loss, number, request.accumulate)
-        place_backward(backward.operations, data_loss, request.parts[number].device)
+                pairs = checked_gradients(pairs, data_loss, number, request.split.accumulate)
+        place_backward(backward.operations, data_loss, request.split.parts[number].device)
         keep_stacks_with_loops(backward.operations)
         return pairs, [gradient for gradient, _ in of_shard], backward.operations
 
@@ -153,9 +154,9 @@ def _one_when_there(loss):
 def _give_seeds(request, forward, backward, fetches, number):
     """Gives random ops seeds of the step, or of the tower: `Differentiated.random_keys`."""
     is_copied, keys = request.parts_a_call > 1, {}
-    if request.random_step is None and not is_copied and not request.parts_before:
+    if request.random_step is None and not is_copied and not request.split.parts_before:
         return keys
-    graph, number = tf.get_default_graph(), number + request.parts_before
+    graph, number = tf.get_default_graph(), number + request.split.parts_before
     if request.random_step is not None:
         check_draws_nothing(backward)
         keys = make_stateless(forward, fetches, request.random_step, graph.seed, number)

@@ -88,7 +88,7 @@ class OwnComputeGradients:
             raise GradientError(
                 text + "is of one worker's examples: let UPDATE_OPS write it to a variable, and "
                 'read the variable.')
-        if self._request.accumulate > 1 and (
+        if self._request.split.accumulate > 1 and (
                 surrogate.op in graph_walk.step_operations([factor])):
             raise GradientError(text + 'is known when the last micro-batch is done: train without '
                                 'accumulate= and micro_batches=.')

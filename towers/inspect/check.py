@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.api.checked_request import REDUCTIONS, check_model_fn
 from towers.api.options import Memory, Pipeline
-from towers.api.request import REDUCTIONS, check_model_fn
 from towers.arguments import (
     check_choice,
     check_count,

@@ -39,9 +39,9 @@ def make_losses(recorded, request, number):
         return Losses(None, None, [], [])
     _check_depends_on_shard(recorded)
     with graph_walk.Recording(tf.get_default_graph()) as made, \
-            only_device(_device_of_loss(loss, request.parts[number].device)):
+            only_device(_device_of_loss(loss, request.split.parts[number].device)):
         inside, outside = _registered(recorded)
-        adds = request.regularization == 'add'
+        adds = request.training.regularization == 'add'
         if adds and isinstance(loss, dict):
             raise ModelFunctionError(
                 "regularization='add', and the model function returned several losses (%s): which "
@@ -50,7 +50,7 @@ def make_losses(recorded, request, number):
             loss = tf.add_n([loss] + [tf.cast(each, loss.dtype) for each in outside])
         if request.numerics.check_numerics:
             loss = map_shaped(
-                lambda each: checked_loss(each, number, request.accumulate), loss)
+                lambda each: checked_loss(each, number, request.split.accumulate), loss)
     return Losses(loss, _described(len(inside), len(outside), adds), made.operations,
                   outside if adds else [])
 

@@ -62,7 +62,7 @@ def inline_updates(writes, operations, fetches, request, replicated=frozenset())
     """Leaves out or shares the first tower's `writes` of shared variables, before gradients are
     taken: `InlineUpdates`. `fetches` are a step's fetches but for the updates; `replicated` are
     the names of variables that have replicas."""
-    served, update_ops = request.served_rank, request.update_ops
+    served, update_ops = request.served_rank, request.training.update_ops
     if not writes or request.parts_a_call == 1 and served is None and update_ops != 'none':
         return InlineUpdates()
     used = _writes_used(writes, fetches)
@@ -82,7 +82,7 @@ def inline_updates(writes, operations, fetches, request, replicated=frozenset())
     unused, updates = [write.op for write in others if write.op.name not in used], []
     if update_ops == 'none' or served is not None and served > 0:  # the chief writes
         _unhook(operations, unused)
-    elif request.accumulate > 1:
+    elif request.split.accumulate > 1:
         late = [op for op in unused if compat.in_branches_alone(op)]
         updates = [left_branches(op) for op in late]
         _unhook(operations, late)

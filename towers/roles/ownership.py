@@ -75,9 +75,9 @@ class Roles(collections.namedtuple('Roles', 'trained written own_state inline_up
         if not self.written:
             return None
         who = {FIRST: {'first': 'tower 0 writes', 'none': 'not written',
-                       'all': 'every tower writes'}[request.update_ops],
+                       'all': 'every tower writes'}[request.training.update_ops],
                EVERY: 'every tower writes, in turn', METRIC: 'every tower adds',
-               OWN: 'one per %s' % ('tower' if request.accumulate == 1 else 'micro-batch')}
+               OWN: 'one per %s' % ('tower' if request.split.accumulate == 1 else 'micro-batch')}
         rows = [('trained', 'all towers' if self.replicas is None else 'a replica per tower',
                  len(self.trainable))] + [(_IN_WORDS[role], who[role], len(self.names(role)))
                               for role in _IN_WORDS]
@@ -95,14 +95,14 @@ def ownership(recorded, request, trained, taken=(), make_replicas=None):
     fetches = fetches_of(recorded.output._replace(metrics=scalars)) + list(taken)
     forward, step, counted = [{op.name for op in graph_walk.step_operations(each)} for each in (
         fetches, fetches + recorded.updates, [update for _, update in pairs])]
-    runs = step if request.objectives else forward  # no step runs updates in an evaluation
-    writes, is_recipe = writes_of(recorded), request.copies == 'reuse'
+    runs = step if request.training.objectives else forward  # no step runs updates in an evaluation
+    writes, is_recipe = writes_of(recorded), request.call.copies == 'reuse'
     if is_recipe:
         _check_recipe([each for each in writes if each.op.name in forward | counted],
                       'the forward pass')
     of_metrics = set(metric_variables()).union(*(
         write.variables for write in writes if write.op.name in counted - step))
-    if request.objectives.of_model is None:
+    if request.training.objectives.of_model is None:
         _check_trains_nothing(writes, runs)
     state = _own_state(recorded, writes, step, counted, request.parts_a_call)
     replicas = None if make_replicas is None else make_replicas(
@@ -118,7 +118,7 @@ def ownership(recorded, request, trained, taken=(), make_replicas=None):
         recorded.operations, fetches, request,
         frozenset(() if replicas is None else replicas.of_variable))
     # With copies='reuse' all calls share one variable, so that nothing is a tower's own.
-    roles = [(state if request.parts_a_call == len(request.parts) else (), OWN),
+    roles = [(state if request.parts_a_call == len(request.split.parts) else (), OWN),
              (of_metrics, METRIC), (every, EVERY)]
     written = {name: next((role for names, role in roles if name in names), FIRST)
                for write in writes if write.op.name in step | counted for name in write.variables}

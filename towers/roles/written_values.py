@@ -31,7 +31,7 @@ def written_by_every_tower(recorded, writes, request):
       SharedVariableError: a value that neither tower 0 nor every tower can write.
     """
     served, found = request.served_rank is not None, set()
-    if request.update_ops != 'first' or len(request.parts) == 1 and not served:
+    if request.training.update_ops != 'first' or len(request.split.parts) == 1 and not served:
         return found
     machines = None
     if served:

@@ -10,8 +10,8 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.api.build import build_towers, check_build_arguments
 from towers.api.built import BuiltTowers, check_same_graph
+from towers.api.checked_request import check_model_fn
 from towers.api.options import Numerics, Pipeline, VariablePlacement
-from towers.api.request import check_model_fn
 from towers.arguments import (
     check_count,
     check_function,

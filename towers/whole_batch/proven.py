@@ -48,7 +48,7 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
       ModelFunctionError: `batch_sum`, `batch_mean` or `batch_concat` of a value that it cannot be
         taken of; a batch norm to synchronize where towers cannot meet.
     """
-    if len(request.parts) == 1 and request.has_whole_batch:
+    if len(request.split.parts) == 1 and request.has_whole_batch:
         return Proven(output, NOTHING, NOTHING, NO_BATCH_NORMS, None, 0)
     graph = tf.get_default_graph()
     start = operations[0] if operations else None
@@ -57,9 +57,9 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
     analysis = proof.as_built or proof
     check_batch_values(operations, analysis)
     instead, in_sync = {}, 0
-    if request.batch_norm == 'sync' and len(request.parts) > 1:
+    if request.training.batch_norm == 'sync' and len(request.split.parts) > 1:
         in_sync, instead = synchronize(operations, analysis, graph)
-    if request.update_ops == 'first' and len(request.parts) > 1:
+    if request.training.update_ops == 'first' and len(request.split.parts) > 1:
         instead.update(exchange_sums(operations, analysis, request.no_batch_values))
     if instead:
         output = type(output)(*map_leaves(

@@ -1,0 +1,248 @@
+"""`checked_request`: checks and resolves the arguments of a `build_towers` call.
+
+It makes no operation, so that a bad argument leaves the graph as it was.
+"""
+
+import itertools
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.api.built import BuiltTowers, check_same_graph
+from towers.api.contradictions import (
+    check_losses,
+    check_micro_batches,
+    check_together,
+    check_variables_of_reuse,
+)
+from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement, checked_objectives
+from towers.api.request import Request
+from towers.arguments import check_choice, check_graph_mode, check_instance, check_step_variable
+from towers.capture.finished_model import is_finished, output_of_finished
+from towers.capture.stage_cuts import Cutting
+from towers.errors import InvalidArgumentError, ModelFunctionError
+from towers.model.build_context import check_no_failed_build
+from towers.model.objectives import Objectives
+from towers.model.requested import BatchSplit, KeptResults, ModelCall, Part, Training
+from towers.optimizers import check_alone, number_of_slots
+from towers.placement.devices import Devices, check_variable_device, resolve_devices
+from towers.placement.numerics import rewrite_field
+from towers.placement.tower_device import stages_of
+from towers.placement.variable_device import Placement
+from towers.reduce.loss_scale import LossScale
+from towers.reduce.micro_batches import kept_at_once
+from towers.shards.cut_batch import checked_shares
+from towers.variables.new_variables import scope_to_enter
+
+REDUCTIONS = ('sum', 'mean')
+
+
+def checked_request(*, model: typing.Any, optimizer: typing.Any, devices: typing.Any,
+                    reduction: typing.Any, remainder: typing.Any, shares: typing.Any,
+                    global_step: typing.Any, regularization: typing.Any, update_ops: typing.Any,
+                    batch_norm: typing.Any, variables: typing.Any, numerics: typing.Any,
+                    memory: typing.Any, pipeline: typing.Any, cluster: typing.Any,
+                    copies: typing.Any, reuse: typing.Any) -> Request:
+    """The `Request` of the arguments of `build_towers`, which may be anything yet.
+
+    Makes no operation. Raises one of `TowersError` for each bad argument.
+    """
+    variables = _checked_option('variables', variables, VariablePlacement)
+    numerics = _checked_option('numerics', numerics, Numerics)
+    memory = _checked_option('memory', memory, Memory)
+    pipeline = _checked_option('pipeline', pipeline, Pipeline)
+    devices = resolve_devices(devices)
+    shares = checked_shares(shares, len(devices), 'towers')
+    check_no_failed_build(tf.get_default_graph())
+    check_graph_mode('the result of build_towers')
+    check_choice('reduction', reduction, REDUCTIONS)
+    check_choice('regularization', regularization, ('none', 'add'))
+    check_choice('update_ops', update_ops, ('first', 'all', 'none'))
+    check_choice('batch_norm', batch_norm, ('shard', 'sync'))
+    check_choice('copies', copies, ('clone', 'reuse'))
+    objectives = checked_objectives(optimizer)
+    model = checked_model(model, objectives)
+    if global_step is not None:
+        check_step_variable(global_step)
+    if cluster is not None and not hasattr(cluster, 'check_build'):
+        raise InvalidArgumentError(
+            'cluster=%.80r: expected a towers.Cluster, or None.' % (cluster,))
+    call = _checked_call(model, copies, reuse)
+
+    accumulate = max(memory.accumulate, pipeline.micro_batches)
+    if objectives.names is not None:
+        check_losses(objectives.names, accumulate, numerics, cluster)
+    check_micro_batches(devices, objectives, memory, pipeline)
+    placement = _checked_placement(variables.device, devices, objectives, call.earlier, cluster)
+    if numerics.precision != 'float32':
+        rewrite_field(numerics.precision, devices)  # raises where TensorFlow has no rewrite
+
+    request = Request(
+        call=call,
+        training=Training(objectives, reduction, regularization, update_ops, batch_norm,
+                          global_step),
+        split=_split(devices, accumulate, shares, remainder, call, cluster),
+        devices=devices,
+        placement=placement,
+        numerics=numerics._replace(loss_scale=_loss_scale(numerics, objectives)),
+        memory=KeptResults(
+            recompute=memory.recompute,
+            schedule=pipeline.schedule if pipeline.micro_batches > 1 else None,
+            cutting=_cutting(pipeline, placement, len(stages_of(devices[0])), objectives)),
+        cluster=cluster)
+    check_together(request)
+    _check_cluster(request)
+    return request
+
+
+def _checked_option(name: str, given: typing.Any, kind: type) -> typing.Any:
+    """An option that has its own class, `kind`; the default one for None."""
+    if given is None:
+        return kind()
+    check_instance(name, given, kind, 'a towers.%s, or None' % kind.__name__)
+    return given
+
+
+def checked_model(model: typing.Any, objectives: Objectives) -> typing.Any:
+    """A model function, or the `ModelOutput` of a finished model. Raises `ModelFunctionError` for
+    what is neither."""
+    if is_finished(model):
+        return output_of_finished(model, bool(objectives), objectives.names)
+    if isinstance(getattr(model, 'loss', None), tf.Tensor):
+        raise ModelFunctionError('model=%.80r is an object with a loss: pass the loss itself, '
+                                 'such as model.loss.' % (model,))
+    check_model_fn(model)
+    return model
+
+
+def check_model_fn(model_fn: typing.Any) -> None:
+    """Raises `ModelFunctionError` for a model function that cannot be called."""
+    if is_finished(model_fn):
+        raise ModelFunctionError('model_fn=%.80r is a finished model, and a graph is made here: '
+                                 'pass a function from a shard to its loss.' % (model_fn,))
+    if not callable(model_fn):
+        raise ModelFunctionError('model_fn=%.80r cannot be called: expected a function from a '
+                                 'shard to its loss, or to build_towers the loss of a model that '
+                                 'is in the graph already.' % (model_fn,))
+    if hasattr(model_fn, 'get_concrete_function'):
+        raise ModelFunctionError('model_fn=%.80r is a tf.function: pass the Python function that '
+                                 'it was made of.' % (model_fn,))
+
+
+def _checked_call(model: typing.Any, copies: str, reuse: typing.Any) -> ModelCall:
+    """The `ModelCall` of a checked model; raises `InvalidArgumentError` for a bad `reuse`."""
+    if isinstance(reuse, BuiltTowers):
+        check_same_graph('reuse', reuse)
+        return ModelCall(model, is_finished(model), copies, reuse=True, earlier=reuse,
+                         variable_scope=scope_to_enter(reuse.variable_scope))
+    if not (reuse is None or isinstance(reuse, bool) or reuse is tf.AUTO_REUSE):
+        raise InvalidArgumentError('reuse=%.80r: expected None, True, tf.AUTO_REUSE, or the '
+                                   'result of an earlier build_towers.' % (reuse,))
+    return ModelCall(model, is_finished(model), copies, reuse, earlier=None, variable_scope=None)
+
+
+def _checked_placement(device: typing.Optional[str], devices: Devices, objectives: Objectives,
+                       earlier: typing.Optional[BuiltTowers], cluster: typing.Any) -> Placement:
+    """The `Placement` of the variables.
+
+    Args:
+      device: as of `VariablePlacement`.
+      devices: of the towers.
+      objectives: empty for an evaluation.
+      earlier: the build whose variables are shared; or None.
+      cluster: `Cluster` or None.
+
+    Raises:
+      InvalidArgumentError: the replicas of the variables could not be kept equal.
+      DeviceError: a variable's device is not there.
+    """
+    trains = bool(objectives)
+    earlier_placement = None
+    if earlier is not None and device is None:
+        earlier_placement = earlier.placement
+    placement = Placement(device, devices, trains, alone=trains and cluster is None,
+                          earlier=earlier_placement)
+    if devices.checked and not placement.is_earlier_builds:
+        for variable_device in placement.devices():
+            check_variable_device(variable_device, devices)
+    if placement.has_replicas and earlier is not None:
+        check_variables_of_reuse(earlier)
+    return placement
+
+
+def _split(devices: Devices, accumulate: int, shares: typing.Sequence[int], remainder: typing.Any,
+           call: ModelCall, cluster: typing.Any) -> BatchSplit:
+    """The `BatchSplit` into `accumulate` micro-batches for each tower; `shares` are the towers'."""
+    # The first tower is the model function's call itself, in the scope of the build.
+    num_without_scope = 1 if call.copies == 'clone' and not call.is_finished else 0
+    name, parts = _named_parts(tf.get_default_graph(), devices, accumulate, num_without_scope)
+    shares_of_parts = tuple(share for share in shares for _ in range(accumulate))
+    parts_before = 0 if cluster is None else cluster.rank * len(parts)
+    return BatchSplit(parts, shares_of_parts, remainder, accumulate, parts_before, name)
+
+
+def _named_parts(graph: tf.Graph, devices: Devices, accumulate: int, num_without_scope: int
+                 ) -> typing.Tuple[str, typing.List[Part]]:
+    """The prefix of the towers' name scopes, and the parts, whose scopes the graph does not have.
+
+    The `num_without_scope` first parts use none.
+    """
+    for number in itertools.count(1):
+        name = 'tower' if number == 1 else 'build_%d/tower' % number
+        parts = []
+        for tower, device in enumerate(devices):
+            for micro_batch in range(accumulate):
+                scope = '%s_%d' % (name, tower)
+                if micro_batch:
+                    scope += '_micro_%d' % micro_batch
+                parts.append(Part(tower, micro_batch, device, scope))
+        used_scopes = [part.scope for part in parts[num_without_scope:]] + [name + 's']
+        if all(_is_free(graph, scope) for scope in used_scopes):
+            break
+    return name, parts
+
+
+def _is_free(graph: tf.Graph, scope: str) -> bool:
+    """Whether a name scope, entered from the current one, would get the name that it asks for."""
+    current = graph.get_name_scope()
+    full_name = '%s/%s' % (current, scope) if current else scope
+    return graph.unique_name(scope, mark_as_used=False) == full_name
+
+
+def _loss_scale(numerics: Numerics, objectives: Objectives) -> typing.Optional[LossScale]:
+    """The given `LossScale`, or the default one for fp16; None in an evaluation."""
+    if not objectives:
+        return None
+    if numerics.loss_scale is None and numerics.precision == 'fp16':
+        return LossScale()
+    return numerics.loss_scale
+
+
+def _cutting(pipeline: Pipeline, placement: Placement, num_stages: int, objectives: Objectives
+             ) -> typing.Optional[Cutting]:
+    """The `Cutting` into stages; None where the model is not cut."""
+    if pipeline.stages is None:
+        return None
+    if pipeline.micro_batches == 1:
+        kept = [1] * num_stages
+    else:
+        kept = [kept_at_once(pipeline.schedule, stage, num_stages, pipeline.micro_batches)
+                for stage in range(num_stages)]
+    slots = None
+    if placement.by_stage:
+        slots = max([number_of_slots(each.optimizer) for each in objectives], default=None)
+    return Cutting(kept, bool(objectives), slots)
+
+
+def _check_cluster(request: Request) -> None:
+    """Raises `ClusterError` for a cluster that cannot train so, and for the parameter servers of a
+    program that passes no cluster."""
+    objectives, placement = request.training.objectives, request.placement
+    if not objectives:
+        return
+    if request.cluster is None:
+        optimizers = [each.optimizer for each in objectives]
+        check_alone(optimizers, placement.leaves_servers, tf.global_variables())
+    else:
+        request.cluster.check_build(objectives[0].optimizer, placement.has_replicas,
+                                    request.numerics.loss_scale is not None)

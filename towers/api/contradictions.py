@@ -1,0 +1,133 @@
+"""Options of `build_towers` that contradict each other: an `InvalidArgumentError` for each."""
+
+import typing
+
+from towers.api.built import BuiltTowers
+from towers.api.options import Memory, Numerics, Pipeline
+from towers.api.request import Request
+from towers.errors import InvalidArgumentError
+from towers.model.objectives import Objectives
+from towers.optimizers import has_own_minimize
+from towers.placement.devices import MOST_TOWERS, Devices
+from towers.placement.tower_device import stages_of
+
+
+def check_losses(names: typing.List[str], accumulate: int, numerics: Numerics,
+                 cluster: typing.Any) -> None:
+    """Refuses options that do not go with several losses, whose `names` are given."""
+    if numerics.loss_scale is not None:
+        raise _of_one_loss(names, 'a loss scale (loss_scale=)',
+                           "pass precision='bf16' or 'float32', and no loss_scale")
+    if numerics.precision == 'fp16':
+        raise _of_one_loss(names, "a loss scale (precision='fp16')",
+                           "pass precision='bf16' or 'float32', and no loss_scale")
+    if accumulate > 1:
+        raise _of_one_loss(names, 'a number of micro-batches (%d)' % accumulate,
+                           'each waits for the gradients of all losses of the micro-batch before')
+    if cluster is not None:
+        raise _of_one_loss(names, 'cluster=',
+                           'which of their steps the machines take together is not known here')
+
+
+def _of_one_loss(names: typing.List[str], option: str, reason: str) -> InvalidArgumentError:
+    return InvalidArgumentError('%s goes with one loss, and there are several (%s): %s.' % (
+        option, ', '.join(names), reason))
+
+
+def check_micro_batches(devices: Devices, objectives: Objectives, memory: Memory,
+                        pipeline: Pipeline) -> None:
+    """Refuses micro-batches or stages that do not go with the rest."""
+    is_pipeline = pipeline.micro_batches > 1
+    if is_pipeline:
+        name, count = 'micro_batches', pipeline.micro_batches
+    else:
+        name, count = 'accumulate', memory.accumulate
+    if is_pipeline and memory.accumulate > 1:
+        raise InvalidArgumentError(
+            'micro_batches=%d and accumulate=%d: a pipeline adds up the gradients of its '
+            'micro-batches, too. Pass micro_batches=%d alone.' % (
+                count, memory.accumulate, count * memory.accumulate))
+    if count > 1 and not objectives:
+        raise InvalidArgumentError(
+            '%s=%d, and there is no optimizer: it is for gradients. Evaluate in smaller batches.'
+            % (name, count))
+    if len(stages_of(devices[0])) == 1:
+        if is_pipeline:
+            raise _without_stages('micro_batches=%d' % count)
+        if pipeline.stages is not None:
+            raise _without_stages('stages=%.40r' % pipeline.stages)
+    if count * len(devices) > MOST_TOWERS:
+        raise InvalidArgumentError(
+            '%s=%d on %d tower%s: expected %d micro-batches in all at most.' % (
+                name, count, len(devices), '' if len(devices) == 1 else 's', MOST_TOWERS))
+
+
+def _without_stages(option: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "%s, and each tower has one device: pass several a tower, such as devices=[['/gpu:0', "
+        "'/gpu:1'], ['/gpu:2', '/gpu:3']]; to cut the batch alone, Memory(accumulate=…)." % option)
+
+
+def check_variables_of_reuse(earlier: BuiltTowers) -> None:
+    """Refuses to make replicas of variables that an earlier build trains without replicas."""
+    if earlier.train_op is not None and earlier.replicas is None:
+        raise InvalidArgumentError(
+            "VariablePlacement('replicated'), but reuse= is a build that trains the same variables "
+            "without replicas, so that its updates would not reach this build's replicas: pass "
+            "VariablePlacement('replicated') to that build, too, on several towers.")
+
+
+def check_together(request: Request) -> None:
+    """Refuses other options that contradict each other."""
+    training, call = request.training, request.call
+    if request.numerics.stateless_random and training.global_step is None:
+        raise InvalidArgumentError('stateless_random=True needs a global_step to draw by.')
+    _check_recompute(request)
+    if call.is_finished and call.copies == 'reuse':
+        raise InvalidArgumentError(
+            "copies='reuse' calls a model function for every tower, and the model is finished: "
+            "pass copies='clone'.")
+    if call.is_finished and call.earlier is None and call.reuse is not None:
+        raise InvalidArgumentError(
+            'reuse=%r is for variables that a model function makes, and the model is finished: '
+            'leave it out.' % (call.reuse,))
+    cuts_or_replicas = request.placement.has_replicas or request.memory.cutting is not None
+    if call.copies == 'reuse' and cuts_or_replicas:
+        raise InvalidArgumentError(
+            "copies='reuse' goes with neither VariablePlacement('replicated') nor stages=: pass "
+            "copies='clone'.")
+    _check_own_minimize(request)
+    if training.batch_norm == 'sync' and request.no_batch_values is not None:
+        raise InvalidArgumentError("batch_norm='sync': %s." % request.no_batch_values)
+
+
+def _check_recompute(request: Request) -> None:
+    """Refuses recomputation without a backward pass, and where XLA decides what is kept."""
+    recompute = request.memory.recompute
+    if recompute is None:
+        return
+    given = 'recompute=%.80r' % (recompute,)
+    if not request.training.objectives:
+        raise InvalidArgumentError(
+            '%s, and there is no optimizer: without a backward pass nothing is kept for it.'
+            % given)
+    if request.numerics.xla:
+        raise InvalidArgumentError(
+            '%s and xla=True: XLA chooses the results that it keeps. Pass one of the two.' % given)
+
+
+def _check_own_minimize(request: Request) -> None:
+    """Refuses to call an optimizer's own `minimize` with other gradients than it computes."""
+    if request.numerics.loss_scale is not None:
+        changes = 'loss scale'
+    elif request.placement.has_replicas:
+        changes = "replica of each variable (VariablePlacement('replicated'))"
+    else:
+        return
+    names = [type(each.optimizer).__name__ for each in request.training.objectives
+             if has_own_minimize(each.optimizer)]
+    if names:
+        raise InvalidArgumentError(
+            '%s has a minimize of its own, and there is a %s: its computations between the '
+            'gradients and their update would be done to other gradients, too. Put it into '
+            'apply_gradients, or into transform_gradients.' % (', '.join(names), changes))
