@@ -71,6 +71,7 @@ setup(
         'gpu': ['tensorflow[and-cuda]; python_version>="3.9" and sys_platform=="linux"'],
         'horovod': ['horovod==0.28.1'],  # builds for TensorFlow 1.15 to 2.18
         'docs': ['mkdocs-material>=9.6,<10; python_version>="3.9"',
-                 'mkdocstrings-python>=1.16,<3; python_version>="3.9"'],
+                 'mkdocstrings-python>=1.16,<3; python_version>="3.9"',
+                 'ruff>=0.12; python_version>="3.9"'],  # it wraps signatures
     }),
 )

@@ -53,4 +53,4 @@ from towers.model.outputs import ModelOutput
 from towers.shards.cut_batch import split_batch
 from towers.gradients.tower import Tower
 
-__version__ = '0.1.0'
+__version__ = '1.0.0'
