@@ -5,16 +5,17 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.gradients.gradient_pairs import tensors_of
+from towers.gradients.gradient_pairs import gradients_of, tensors_of
 from towers.gradients.optimizer_methods import OwnComputeGradients, computed_pairs
 from towers.gradients.stateless_random import (
+    Keys,
     check_draws_nothing,
     give_own_seeds,
     give_seeds_of_tower,
     make_stateless,
 )
 from towers.gradients.tower import Tower
-from towers.graph import graph_walk
+from towers.graph.graph_walk import Recording, names_of
 from towers.model.losses import Losses
 from towers.model.objectives import all_pairs
 from towers.model.outputs import fetches_of
@@ -22,7 +23,7 @@ from towers.nonfinite import checked_gradients
 from towers.optimizers import has_own_compute_gradients, has_own_minimize
 from towers.placement.stages import keep_stacks_with_loops, place_backward
 from towers.placement.tower_device import TowerDevice, keep_with_tower
-from towers.recompute.rewrite import rewrite
+from towers.recompute.rewrite import Recomputed, rewrite
 from towers.shards.batch_inputs import VariablesBehindInputs
 from towers.shards.cut_batch import CutBatch
 
@@ -30,17 +31,32 @@ _PLAIN = tf.train.GradientDescentOptimizer(1.)
 """Takes plain gradients, in the place of an optimizer whose own method is called later."""
 
 
-class Differentiated(collections.namedtuple('Differentiated', [
-        'tower', 'operations', 'recomputed', 'random_keys'])):
+class Differentiated(typing.NamedTuple):
     """A tower, forward and backward.
 
     Attributes:
-      tower: `Tower`.
-      operations: list of all operations that were made for the tower, without parts of variables.
-      recomputed: list of `Recomputed`, one for each loss; or [].
-      random_keys: {name of a constant that holds a seed: name of the random op}.
+      tower: the tower.
+      operations: all operations that were made for it, without those of its variables.
+      recomputed: what is recomputed in the backward pass, one for each loss.
+      random_keys: the seeds of its random operations.
     """
-    __slots__ = ()
+    tower: Tower
+    operations: typing.List[tf.Operation]
+    recomputed: typing.List[Recomputed]
+    random_keys: Keys
+
+
+class _OfObjective(typing.NamedTuple):
+    """The gradients of one loss.
+
+    Attributes:
+      pairs: `(gradient, variable)` of each trained variable.
+      of_shard: the gradients of those tensors of the shard behind which trained variables are.
+      operations: all operations that were made for both.
+    """
+    pairs: typing.List[tuple]
+    of_shard: typing.List[tf.Tensor]
+    operations: typing.List[tf.Operation]
 
 
 class TowerGradients:
@@ -52,95 +68,129 @@ class TowerGradients:
     """
 
     def __init__(self, request: typing.Any, batch: CutBatch, behind: VariablesBehindInputs,
-                 scaled_losses: typing.Any, trained: dict):
-        """`trained` is as of `Roles`."""
-        self.scaled_losses, self.behind = scaled_losses, behind
-        self._request, self._batch, self._trained = request, batch, trained
-        self._own = {each.name: OwnComputeGradients(each.optimizer, trained[each.name], request)
-                     for each in request.training.objectives
-                     if has_own_compute_gradients(each.optimizer)}
+                 scaled_losses: typing.Any, trained: typing.Dict[str, list]):
+        """
+        Args:
+          request: `Request` of the build.
+          batch: the shards.
+          behind: the trained variables that the inputs are computed from.
+          scaled_losses: `ScaledLosses`, or None.
+          trained: {name of an objective: its trained variables}, as of `Roles`.
+        """
+        self.scaled_losses = scaled_losses
+        self.behind = behind
+        self._request = request
+        self._batch = batch
+        self._trained = trained
+        self._own_methods = {}  # name of an objective -> its optimizer's own `compute_gradients`
+        for objective in request.objectives:
+            if has_own_compute_gradients(objective.optimizer):
+                self._own_methods[objective.name] = OwnComputeGradients(
+                    objective.optimizer, trained[objective.name], request)
 
     def differentiate(self, recorded: typing.Any, losses: Losses, number: int, scale: typing.Any,
-                      taken: typing.Sequence = ()) -> Differentiated:
-        """Takes the gradients of the recorded losses of part `number` times `scale`, a float or
-        scalar: `Differentiated`. The step runs `taken` tensors and operations besides the model
-        function's results."""
-        request, batch, part = self._request, self._batch, self._request.split.parts[number]
-        graph, output, forward = tf.get_default_graph(), recorded.output, recorded.operations
-        outer = graph.get_name_scope()
-        root, start = outer + '/' if outer else '', len(graph.get_operations())
+                      further_fetches: typing.Sequence = ()) -> Differentiated:
+        """Takes the gradients of the recorded losses of one part of the batch.
+
+        Args:
+          recorded: `Recorded`, the forward pass of this part.
+          losses: the losses to differentiate.
+          number: the number of the part among those of this machine.
+          scale: the losses are multiplied by it: a float, or a scalar.
+          further_fetches: tensors and operations that a step runs besides the results of the model
+            function.
+        """
+        request = self._request
+        part = request.parts[number]
+        graph = tf.get_default_graph()
+        scope = graph.get_name_scope()
+        root = scope + '/' if scope else ''
+        num_before = len(graph.get_operations())
         with tf.device(TowerDevice(part.device)):
-            found = [self._of_objective(number, each, losses.data_loss, scale)
-                     for each in request.training.objectives]
-        gradients, of_shard = [request.training.objectives.shaped(each[place] for each in found)
-                               for place in range(2)]
-        by_loss = [operations for _, _, operations in found]
-        backward = sum(by_loss, [])
+            by_objective = [self._of_objective(number, objective, losses.data_loss, scale)
+                            for objective in request.objectives]
+        gradients = request.objectives.shaped(each.pairs for each in by_objective)
+        of_shard = request.objectives.shaped(each.of_shard for each in by_objective)
+        forward = recorded.operations
+        backward = sum([each.operations for each in by_objective], [])
         if recorded.imported is not None:
             recorded.imported.redirect(backward)
-        keep_with_tower(backward, {op.name for op in forward + backward} - recorded.owned,
-                        part.device)
+        own_names = names_of(forward + backward) - recorded.owned
+        keep_with_tower(backward, own_names, part.device)
         # Only now, since a recomputation in the backward pass has to draw the same numbers.
-        fetches = fetches_of(output) + list(taken) + recorded.updates + tensors_of(
-            all_pairs(gradients))
+        fetches = (fetches_of(recorded.output) + list(further_fetches) + recorded.updates
+                   + tensors_of(all_pairs(gradients)))
         keys = _give_seeds(request, forward, backward, fetches, number)
-        with graph_walk.Recording(graph) as again, tf.device(TowerDevice(part.device)):
-            recomputed = [rewrite(request.memory.recompute, forward, operations, root)
-                          for operations in by_loss]
+        with Recording(graph) as again, tf.device(TowerDevice(part.device)):
+            recomputed = [rewrite(request.recompute, forward, each.operations, root)
+                          for each in by_objective]
         operations = [op for op in forward if op.name not in recorded.owned]
-        operations += list(losses.operations) + graph.get_operations()[start:]
-        backward = frozenset(op.name for op in backward + again.operations)
+        operations += losses.operations
+        operations += graph.get_operations()[num_before:]
+        backward_names = frozenset(names_of(backward + again.operations))
         tower = Tower(
             index=part.tower, micro_batch=part.micro_batch, device=part.device, name_scope=root,
-            inputs=batch.inputs[number], size=batch.sizes[number], loss=output.loss,
-            predictions=output.predictions, metrics=output.metrics, gradients=gradients,
-            of_shard=of_shard, updates=recorded.updates, variables=recorded.variables,
-            data_loss=losses.data_loss,
-            forward=frozenset(op.name for op in operations) - backward, backward=backward)
+            inputs=self._batch.inputs[number], size=self._batch.sizes[number],
+            loss=recorded.output.loss, predictions=recorded.output.predictions,
+            metrics=recorded.output.metrics, gradients=gradients, of_shard=of_shard,
+            updates=recorded.updates, variables=recorded.variables, data_loss=losses.data_loss,
+            forward=frozenset(names_of(operations)) - backward_names, backward=backward_names)
         return Differentiated(tower, operations, recomputed, keys)
 
     def pairs_of_optimizer(self, objective: typing.Any, loss: tf.Tensor, combined: list) -> list:
         """The pairs that the objective's optimizer makes of the combined gradients. A variable
         without a gradient has a pair with None, since a program may go by their places."""
-        if objective.name in self._own:
-            return self._own[objective.name].pairs(loss, combined)
-        rest = collections.OrderedDict((pair[1].op.name, pair) for pair in combined)
-        return [rest.pop(variable.op.name, (None, variable))
-                for variable in self._trained[objective.name]] + list(rest.values())
+        if objective.name in self._own_methods:
+            return self._own_methods[objective.name].pairs(loss, combined)
+        pairs_left = collections.OrderedDict((pair[1].op.name, pair) for pair in combined)
+        pairs = []
+        for variable in self._trained[objective.name]:
+            pairs.append(pairs_left.pop(variable.op.name, (None, variable)))
+        return pairs + list(pairs_left.values())
 
-    def _of_objective(self, number, objective, data_losses, scale):
-        """The pairs of one objective, the gradients of tensors of the shard, and the operations
-        that were made for both."""
-        request, scaled_losses, own = self._request, self.scaled_losses, self._own.get(
-            objective.name)
-        loss = data_loss = request.training.objectives.of(objective, data_losses)
+    def _of_objective(self, number: int, objective: typing.Any, data_losses: typing.Any,
+                      scale: typing.Any) -> _OfObjective:
+        """Takes the gradients of one loss: of part `number`, in the shaped `data_losses`, times
+        `scale`."""
+        request = self._request
+        data_loss = request.objectives.of(objective, data_losses)
         shard = self.behind.shard_tensors(self._batch.inputs[number])
-        with graph_walk.Recording(tf.get_default_graph()) as backward:
-            if isinstance(scale, tf.Tensor):
-                loss = loss * tf.cast(scale, loss.dtype)
-            elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
-                loss = loss * scale
-            if request.split.accumulate > 1:
-                loss = loss * _one_when_there(data_loss)
-            if scaled_losses is not None:
-                loss = scaled_losses.scaled(loss)
-            if own is not None:
-                loss = loss * tf.cast(own.factor, loss.dtype)
-            is_called_later = own is not None or has_own_minimize(objective.optimizer)
-            pairs = computed_pairs(_PLAIN if is_called_later else objective.optimizer, loss,
-                                   self._trained[objective.name])
-            of_shard = list(zip(tf.gradients(loss, list(shard)), shard)) if shard else []
+        of_shard: typing.List[tuple] = []
+        with Recording(tf.get_default_graph()) as made:
+            loss = self._scaled(data_loss, objective, scale)
+            optimizer = objective.optimizer
+            if objective.name in self._own_methods or has_own_minimize(optimizer):
+                optimizer = _PLAIN
+            pairs = computed_pairs(optimizer, loss, self._trained[objective.name])
+            if shard:
+                of_shard = list(zip(tf.gradients(loss, shard), shard))
             # With a scaled loss, a gradient that is not finite skips the step: see `reduce.update`.
-            if scaled_losses is not None:
-                pairs, of_shard = map(scaled_losses.unscaled, (pairs, of_shard))
+            if self.scaled_losses is not None:
+                pairs = self.scaled_losses.unscaled(pairs)
+                of_shard = self.scaled_losses.unscaled(of_shard)
             elif request.numerics.check_numerics:
-                pairs = checked_gradients(pairs, data_loss, number, request.split.accumulate)
-        place_backward(backward.operations, data_loss, request.split.parts[number].device)
-        keep_stacks_with_loops(backward.operations)
-        return pairs, [gradient for gradient, _ in of_shard], backward.operations
+                pairs = checked_gradients(pairs, data_loss, number, request.accumulate)
+        place_backward(made.operations, data_loss, request.parts[number].device)
+        keep_stacks_with_loops(made.operations)
+        return _OfObjective(pairs, gradients_of(of_shard), made.operations)
+
+    def _scaled(self, loss: tf.Tensor, objective: typing.Any, scale: typing.Any) -> tf.Tensor:
+        """A loss times all factors that its gradients are to have."""
+        data_loss = loss
+        if isinstance(scale, tf.Tensor):
+            loss = loss * tf.cast(scale, loss.dtype)
+        elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
+            loss = loss * scale
+        if self._request.accumulate > 1:
+            loss = loss * _one_when_there(data_loss)
+        if self.scaled_losses is not None:
+            loss = self.scaled_losses.scaled(loss)
+        if objective.name in self._own_methods:
+            loss = loss * tf.cast(self._own_methods[objective.name].factor, loss.dtype)
+        return loss
 
 
-def _one_when_there(loss):
+def _one_when_there(loss: tf.Tensor) -> tf.Tensor:
     """1, in the loss' dtype, as soon as the loss is there.
 
     Else the first gradients of a micro-batch are constants where shapes are static: those of a mean
@@ -151,16 +201,29 @@ def _one_when_there(loss):
     return tf.stop_gradient(tf.where(tf.is_nan(loss), one, one))
 
 
-def _give_seeds(request, forward, backward, fetches, number):
-    """Gives random ops seeds of the step, or of the tower: `Differentiated.random_keys`."""
-    is_copied, keys = request.parts_a_call > 1, {}
-    if request.random_step is None and not is_copied and not request.split.parts_before:
-        return keys
-    graph, number = tf.get_default_graph(), number + request.split.parts_before
-    if request.random_step is not None:
+def _give_seeds(request: typing.Any, forward: list, backward: list, fetches: list,
+                number: int) -> Keys:
+    """Gives random ops seeds of the step, or of the part of the batch, and returns these.
+
+    Args:
+      request: `Request` of the build.
+      forward: the operations of the forward pass of one part of the batch.
+      backward: those of its backward pass.
+      fetches: what a step fetches of the part.
+      number: the number of the part among those of this machine.
+    """
+    step = request.random_step
+    has_copies = request.parts_a_call > 1
+    is_alone = not has_copies and not request.parts_before
+    if step is None and is_alone:
+        return {}
+    graph_seed = tf.get_default_graph().seed
+    part = number + request.parts_before
+    keys = {}
+    if step is not None:
         check_draws_nothing(backward)
-        keys = make_stateless(forward, fetches, request.random_step, graph.seed, number)
-    keys.update(give_own_seeds(forward + backward, number, graph.seed, request.random_step))
-    if number and not is_copied:  # else copies are made, from the seeds as they are
-        give_seeds_of_tower(forward + backward, fetches, number)
+        keys = make_stateless(forward, fetches, step, graph_seed, part)
+    keys.update(give_own_seeds(forward + backward, part, graph_seed, step))
+    if part and not has_copies:  # else copies are made, from the seeds as they are
+        give_seeds_of_tower(forward + backward, fetches, part)
     return keys

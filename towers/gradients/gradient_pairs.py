@@ -1,6 +1,6 @@
 """Gradients, dense or sparse, and lists of `(gradient, variable)` pairs."""
 
-import collections
+import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -8,59 +8,80 @@ import tensorflow.compat.v1 as tf
 from towers.graph.graph_walk import behind, reached
 from towers.graph.op_types import SAME_NUMBERS
 
+Gradient = typing.Union[tf.Tensor, tf.IndexedSlices]
+Pairs = typing.Iterable[typing.Tuple[typing.Optional[Gradient], tf.Variable]]
+"""`(gradient, variable)` pairs; the gradient is None where the loss does not depend on it."""
 
-def listed_pairs(pairs):
+
+def listed_pairs(pairs: typing.Any) -> typing.Optional[typing.List[tuple]]:
     """An iterable of pairs, such as a `zip`, as a list of tuples; None for anything else."""
     try:
         listed = list(pairs)
     except (TypeError, RuntimeError):  # the latter for a tensor
         return None
-    if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in listed):
-        return None
+    for pair in listed:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            return None
     return [tuple(pair) for pair in listed]
 
 
-def tensors_of(pairs):
+def gradients_of(pairs: Pairs) -> typing.List[typing.Optional[Gradient]]:
+    """The gradients of `(gradient, variable)` pairs: a list, with None for None."""
+    return [gradient for gradient, _ in pairs]
+
+
+def variables_of(pairs: Pairs) -> typing.List[tf.Variable]:
+    """The variables of `(gradient, variable)` pairs: a list."""
+    return [variable for _, variable in pairs]
+
+
+def tensors_of(pairs: Pairs) -> typing.List[tf.Tensor]:
     """The tensors of `(gradient, variable)` pairs, as a flat list."""
-    return [tensor for tensor in tf.nest.flatten([gradient for gradient, _ in pairs],
-                                                 expand_composites=True) if tensor is not None]
+    tensors = tf.nest.flatten(gradients_of(pairs), expand_composites=True)
+    return [tensor for tensor in tensors if tensor is not None]
 
 
-def map_values(function, gradient):
+def map_values(function: typing.Callable, gradient: Gradient) -> Gradient:
     """Calls a function on the numbers of a gradient; of `IndexedSlices`, on its rows."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
     return function(gradient)
 
 
-def times(gradient, factor):
+def times(gradient: Gradient, factor: typing.Union[float, tf.Tensor]) -> Gradient:
     """A gradient, dense or sparse, times a number, a float or a scalar, in its own dtype."""
-    if isinstance(factor, float) and factor == 1.:
+    if isinstance(factor, tf.Tensor):
+        return map_values(lambda values: values * tf.cast(factor, values.dtype), gradient)
+    if factor == 1.:
         return gradient
-    return map_values(lambda values: values * (
-        tf.cast(factor, values.dtype) if isinstance(factor, tf.Tensor) else factor), gradient)
+    return map_values(lambda values: values * factor, gradient)
 
 
-def cast(gradient, dtype):
+def cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
     """A gradient, dense or sparse, as one of another dtype."""
     return map_values(lambda values: tf.cast(values, dtype), gradient)
 
 
-def may_be_gradient_of(gradient, variable):
+def may_be_gradient_of(gradient: typing.Any, variable: tf.Variable) -> bool:
     """Whether a gradient is None, or one of the graph, the dtype and the shape of a variable."""
     if gradient is None:
         return True
-    if not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)) or (
-            gradient.graph is not variable.graph
-            or gradient.dtype.base_dtype != variable.dtype.base_dtype):
+    if not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
+        return False
+    if gradient.graph is not variable.graph:
+        return False
+    if gradient.dtype.base_dtype != variable.dtype.base_dtype:
         return False
     shape = variable.get_shape()
-    if isinstance(gradient, tf.IndexedSlices):  # rows of the variable; TF 1.15 gives it no shape
-        return shape.ndims is None or gradient.values.shape[1:].is_compatible_with(shape[1:])
-    return gradient.shape.is_compatible_with(shape)
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient.shape.is_compatible_with(shape)
+    if shape.ndims is None:
+        return True
+    # The values are rows of the variable. TF 1.15 gives `IndexedSlices` no shape.
+    return gradient.values.shape[1:].is_compatible_with(shape[1:])
 
 
-def expected_gradient(variable):
+def expected_gradient(variable: tf.Variable) -> str:
     """The shape and dtype that a gradient of a variable has to have, for the text of an error."""
     return ('expected a tensor or an IndexedSlices of this graph, of shape %s and dtype %s, or '
             'None' % (variable.get_shape(), variable.dtype.base_dtype.name))
@@ -68,34 +89,48 @@ def expected_gradient(variable):
 
 # ---- rows of sparse gradients --------------------------------------------------------------------
 
-Lookup = collections.namedtuple('Lookup', 'slices is_unique')
-"""`tf.IndexedSlices` that come from one lookup, and whether it takes each row once."""
+class Lookup(typing.NamedTuple):
+    """The rows of a sparse gradient that come from one lookup."""
+    slices: tf.IndexedSlices
+    is_unique: bool  # whether the lookup takes each row once
+
 
 # Operations with an output in which no number occurs twice, and the output's index. The gradients
 # of segment sums are the gradients of `embedding_lookup_sparse` on later TensorFlows.
 _UNIQUE = {'Range': 0, 'Unique': 0, 'UniqueV2': 0, 'UniqueWithCounts': 0, 'UniqueWithCountsV2': 0,
            'SparseSegmentSumGradV2': 1, 'SparseSegmentMeanGradV2': 1,
            'SparseSegmentSqrtNGradV2': 1}
-# How a lookup in a variable of several parts computes a row's place in its part.
-_IN_PARTS = SAME_NUMBERS | frozenset([
+# How a lookup in a variable that is kept in several pieces computes a row's place in its piece.
+_IN_PIECES = SAME_NUMBERS | frozenset([
     'FloorDiv', 'FloorMod', 'Sub', 'Maximum', 'Select', 'SelectV2', 'AddV2',
     'Add', 'Less', 'Mod'])
 
 
-def lookups_of(slices):
-    """The lookups that a sparse gradient's rows come from, which TensorFlow puts one after the
-    other: list of `Lookup`, at least one."""
+def lookups_of(slices: tf.IndexedSlices) -> typing.List[Lookup]:
+    """The lookups that a sparse gradient's rows come from: a list of at least one.
+
+    Where a variable is looked up several times, TensorFlow puts the rows of the lookups one after
+    the other.
+    """
     indices = slices.indices
-    lookups = list(indices.op.inputs)[:-1] if indices.op.type == 'ConcatV2' else [indices]
-    unique = [_is_unique(each) for each in lookups]
-    if len(lookups) == 1 or not any(unique):
-        return [Lookup(slices, len(lookups) == 1 and unique[0])]
-    values = tf.split(slices.values, [tf.shape(each)[0] for each in lookups])
-    return [Lookup(tf.IndexedSlices(rows, each, slices.dense_shape), is_unique)
-            for rows, each, is_unique in zip(values, lookups, unique)]
+    if indices.op.type != 'ConcatV2':
+        return [Lookup(slices, _is_unique(indices))]
+    indices_by_lookup = list(indices.op.inputs)[:-1]  # the last input is the axis
+    unique = [_is_unique(each) for each in indices_by_lookup]
+    if len(unique) == 1:
+        return [Lookup(slices, unique[0])]
+    if not any(unique):
+        return [Lookup(slices, False)]
+    lengths = [tf.shape(each)[0] for each in indices_by_lookup]
+    lookups = []
+    for values, own_indices, is_unique in zip(
+            tf.split(slices.values, lengths), indices_by_lookup, unique):
+        rows = tf.IndexedSlices(values, own_indices, slices.dense_shape)
+        lookups.append(Lookup(rows, is_unique))
+    return lookups
 
 
-def _is_unique(indices):
+def _is_unique(indices: tf.Tensor) -> bool:
     """Whether no two of these indices are equal, as far as the operations tell."""
     tensor = behind(indices, SAME_NUMBERS)
     if tensor.op.type == 'DynamicPartition':
@@ -106,24 +141,29 @@ def _is_unique(indices):
     return _UNIQUE.get(tensor.op.type) == tensor.value_index
 
 
-def _follows_from_unique(tensor):
-    """Whether places in parts of a variable are computed from numbers that are all different."""
-    found = reached([tensor], lambda each: each.op.inputs if each.op.type in _IN_PARTS else ())
-    return any(_UNIQUE.get(each.op.type) == each.value_index for each in found.values())
+def _follows_from_unique(rows: tf.Tensor) -> bool:
+    """Whether places in pieces of a variable are computed from numbers that are all different."""
+    def computed_from(tensor: tf.Tensor):
+        return tensor.op.inputs if tensor.op.type in _IN_PIECES else ()
+    found = reached([rows], computed_from).values()
+    return any(_UNIQUE.get(each.op.type) == each.value_index for each in found)
 
 
-def each_row_once(slices):
+def each_row_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """The same sparse gradient with its rows added up, each once, in the order of first occurrence.
 
     Kernels that apply repeated rows may add them up in any order, with other bits.
     """
     rows, place = tf.unique(slices.indices)
-    return tf.IndexedSlices(
-        tf.math.unsorted_segment_sum(slices.values, place, tf.shape(rows)[0]), rows,
-        slices.dense_shape)
+    values = tf.math.unsorted_segment_sum(slices.values, place, tf.shape(rows)[0])
+    return tf.IndexedSlices(values, rows, slices.dense_shape)
 
 
-def rows_once(gradients):
-    """`each_row_once` for the sparse ones among `(gradient, variable)` pairs."""
-    return [(each_row_once(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient,
-             variable) for gradient, variable in gradients]
+def rows_once(pairs: Pairs) -> typing.List[tuple]:
+    """`each_row_once` for the sparse gradients among `(gradient, variable)` pairs."""
+    result = []
+    for gradient, variable in pairs:
+        if isinstance(gradient, tf.IndexedSlices):
+            gradient = each_row_once(gradient)
+        result.append((gradient, variable))
+    return result

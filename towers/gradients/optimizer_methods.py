@@ -21,14 +21,22 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import GradientError
-from towers.gradients.gradient_pairs import listed_pairs, tensors_of, times
+from towers.gradients.gradient_pairs import (
+    Pairs,
+    gradients_of,
+    listed_pairs,
+    tensors_of,
+    times,
+    variables_of,
+)
 from towers.graph import graph_walk
 from towers.graph.op_types import SIZES
 from towers.placement.variable_device import only_device
 
 _numbers = itertools.count()  # of names in TensorFlow's registry of gradients
 _OF_SHAPE = SIZES | {'ZerosLike', 'OnesLike'}
-_OF_GATE = re.compile(r'tuple/control_dependency(_\d+)?$')
+_WAITS_FOR_ALL_GRADIENTS = re.compile(r'tuple/control_dependency(_\d+)?$')
+"""Names of the operations by which a gradient waits for the gradients of its neighbours."""
 
 
 class OwnComputeGradients:
@@ -39,7 +47,9 @@ class OwnComputeGradients:
     """
 
     def __init__(self, optimizer: typing.Any, variables: list, request: typing.Any):
-        self._optimizer, self._variables, self._request = optimizer, variables, request
+        self._optimizer = optimizer
+        self._variables = variables
+        self._request = request
         self._called = 'compute_gradients of ' + type(optimizer).__name__
         with tf.control_dependencies(None), only_device(request.placement.main):
             # float64 holds a factor of any other type.
@@ -50,70 +60,90 @@ class OwnComputeGradients:
         machine's batch."""
         reduction = self._request.factor  # the towers' losses have it already
 
-        def gradients(of_loss, earlier):
-            self._check_single(of_loss, earlier, loss.graph)
-            return [gradient for gradient, _ in combined]
+        def combined_gradients(d_surrogate: tf.Tensor, earlier: list) -> list:
+            self._check_single(d_surrogate, earlier, loss.graph)
+            return gradients_of(combined)
+
         with only_device(self._request.placement.main):
             with tf.control_dependencies(None):
-                surrogate, taken = _loss_with_gradients(loss, combined, gradients)
+                surrogate = _Surrogate(loss, combined, combined_gradients)
             with graph_walk.Recording(loss.graph) as made:
-                pairs = computed_pairs(self._optimizer, surrogate, self._variables)
-                factor = tf.cast(_first(taken, self._called), tf.float64) / reduction
-            _free_of_gates(factor, {op.name for op in made.operations})
-            pairs = [(None if gradient is None else times(gradient, reduction), variable)
-                     for gradient, variable in pairs]
-        self._check_known(factor, surrogate, combined)
-        compat.replace_tensor(surrogate, loss)
+                pairs = computed_pairs(self._optimizer, surrogate.loss, self._variables)
+                d_surrogate = surrogate.first_gradient(self._called)
+                factor = tf.cast(d_surrogate, tf.float64) / reduction
+            _wait_for_no_other_gradient(factor, graph_walk.names_of(made.operations))
+            pairs = _multiplied(pairs, reduction)
+        self._check_known(factor, surrogate.loss, combined)
+        compat.replace_tensor(surrogate.loss, loss)
         compat.replace_tensor(self.factor, factor)
         return pairs
 
-    def _check_single(self, of_loss, earlier, graph):
+    def _check_single(self, d_surrogate: tf.Tensor, earlier: list, graph: tf.Graph) -> None:
         """Refuses a gradient dS in a branch, and one with another factor than `earlier` ones."""
-        if of_loss.graph is not graph or compat.in_control_flow(of_loss.op):
+        if d_surrogate.graph is not graph or compat.in_control_flow(d_surrogate.op):
             raise GradientError(self._called + ' takes the gradient of its loss within a branch or '
                                 'a loop: take it outside.')
-        numbers = [tf.get_static_value(each) for each in [of_loss] + earlier]
-        if earlier and (None in numbers or len(set(map(float, numbers))) > 1):
+        if not earlier:
+            return
+        factors = [tf.get_static_value(each) for each in [d_surrogate] + earlier]
+        if None in factors or len(set(map(float, factors))) > 1:
             raise GradientError(
                 self._called + ' takes gradients of its loss with several factors, by groups of '
                 'variables say, and the towers have one backward pass: take them with one factor, '
                 'and multiply the gradients.')
 
-    def _check_known(self, factor, surrogate, combined):
+    def _check_known(self, factor: tf.Tensor, surrogate: tf.Tensor, combined: list) -> None:
         """Refuses a factor of the value of the loss, where that is not known in time, or here."""
         text = self._called + (' multiplies its loss by a factor that depends on the value of the '
                                'loss, which ')
-        if not self._request.has_whole_batch and computes_with(
-                [factor], surrogate, tensors_of(combined)):
+        is_on_several_machines = not self._request.has_whole_batch
+        if is_on_several_machines and computes_with([factor], surrogate, tensors_of(combined)):
             raise GradientError(
                 text + "is of one worker's examples: let UPDATE_OPS write it to a variable, and "
                 'read the variable.')
-        if self._request.split.accumulate > 1 and (
-                surrogate.op in graph_walk.step_operations([factor])):
+        if self._request.accumulate > 1 and surrogate.op in graph_walk.step_operations([factor]):
             raise GradientError(text + 'is known when the last micro-batch is done: train without '
                                 'accumulate= and micro_batches=.')
 
 
-def computed_pairs(optimizer, loss, variables):
+def _multiplied(pairs: Pairs, factor: float) -> typing.List[tuple]:
+    """The pairs with their gradients, those that are there, times a factor."""
+    result = []
+    for gradient, variable in pairs:
+        if gradient is not None:
+            gradient = times(gradient, factor)
+        result.append((gradient, variable))
+    return result
+
+
+def computed_pairs(optimizer: typing.Any, loss: tf.Tensor, variables: list) -> typing.List[tuple]:
     """The result of an optimizer's `compute_gradients`, a list of pairs; else `GradientError`."""
     returned = optimizer.compute_gradients(loss, var_list=variables)
     pairs = listed_pairs(returned)
-    if not pairs or any(isinstance(variable, (tf.Tensor, tf.IndexedSlices))
-                        for _, variable in pairs):
+    if not pairs or not _have_variables(pairs):
         raise GradientError('compute_gradients of %s returned %.200r: expected a list of '
                             '(gradient, variable) pairs, one for each of its var_list.' % (
                                 type(optimizer).__name__, returned))
     return pairs
 
 
-def minimized(optimizer, loss, global_step, var_list):
+def _have_variables(pairs: Pairs) -> bool:
+    """Whether the second of each pair is no tensor, as in pairs in the wrong order."""
+    return not any(isinstance(variable, (tf.Tensor, tf.IndexedSlices)) for _, variable in pairs)
+
+
+def minimized(optimizer: typing.Any, loss: tf.Tensor,
+              global_step: typing.Optional[tf.Variable], var_list: list) -> tf.Operation:
     """The operation of an optimizer's own `minimize`, which may lack `global_step`, `var_list`."""
     called = 'minimize of ' + type(optimizer).__name__
     arguments = dict(global_step=global_step, var_list=var_list)
     signature = inspect.signature(optimizer.minimize)
-    if not any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
-        arguments = {name: value for name, value in arguments.items()
-                     if name in signature.parameters}
+    parameters = signature.parameters
+    kinds = [parameter.kind for parameter in parameters.values()]
+    takes_any_name = inspect.Parameter.VAR_KEYWORD in kinds
+    for name in list(arguments):
+        if not takes_any_name and name not in parameters:
+            del arguments[name]
     try:
         signature.bind(loss, **arguments)
     except TypeError as error:
@@ -133,60 +163,79 @@ class OwnMinimize:
     """
 
     def __init__(self, optimizer: typing.Any, loss: tf.Tensor):
-        self._optimizer, self._loss = optimizer, loss
+        self._optimizer = optimizer
+        self._loss = loss
 
     def apply_gradients(self, pairs: list, global_step: typing.Optional[tf.Variable] = None) -> (
             tf.Operation):
         """The operation of one step, of pairs whose gradient may be None."""
-        given = [pair for pair in pairs if pair[0] is not None]
-        surrogate, taken = _loss_with_gradients(
-            self._loss, given, lambda of_loss, unused_taken: [
-                times(gradient, of_loss) for gradient, _ in given])
-        applied = minimized(self._optimizer, surrogate, global_step,
-                            [variable for _, variable in pairs])
-        _first(taken, 'minimize of ' + type(self._optimizer).__name__)
-        compat.replace_tensor(surrogate, self._loss)
+        present = [pair for pair in pairs if pair[0] is not None]
+
+        def given_gradients(d_surrogate: tf.Tensor, unused_earlier: list) -> list:
+            return [times(gradient, d_surrogate) for gradient, _ in present]
+
+        surrogate = _Surrogate(self._loss, present, given_gradients)
+        applied = minimized(self._optimizer, surrogate.loss, global_step, variables_of(pairs))
+        surrogate.first_gradient('minimize of ' + type(self._optimizer).__name__)
+        compat.replace_tensor(surrogate.loss, self._loss)
         return applied
 
 
-def computes_with(tensors, loss, known):
+def computes_with(tensors: typing.Iterable[tf.Tensor], loss: tf.Tensor,
+                  known: typing.Iterable[tf.Tensor]) -> bool:
     """Whether tensors are computed from the value of a loss, by more than its shape, and by another
     way than through `known` tensors."""
-    known = {tensor.op.name for tensor in known}
+    known_names = graph_walk.names_of(map(graph_walk.operation_of, known))
+
+    def computed_from(op: tf.Operation) -> list:
+        if op.name in known_names or op.type in _OF_SHAPE:
+            return []
+        producers = graph_walk.producers_of(op)
+        # What a Print prints besides its first input does not get into its result.
+        return producers[:1] if op.type == 'Print' else producers
     return loss.op.name in graph_walk.reached(
-        [tensor.op for tensor in tensors],
-        lambda op: () if op.name in known or op.type in _OF_SHAPE else [
-            tensor.op for tensor in op.inputs][:1 if op.type == 'Print' else None])
+        map(graph_walk.operation_of, tensors), computed_from)
 
 
-def _loss_with_gradients(loss, pairs, gradients):
-    """`(S, taken)`: a tensor S with the value of a loss, and other gradients for the variables.
+class _Surrogate:
+    """The loss S that an optimizer's own method gets: the value of a loss, with other gradients.
 
-    `gradients(dS, earlier)` returns the variables' gradients; `earlier` lists the dS of former
-    calls, and `taken` the dS of all calls.
+    Attributes:
+      loss: S, a tensor.
     """
-    name, taken = 'TowersWholeLoss%d' % next(_numbers), []
 
-    def backward(unused_op, of_loss, *unused_rest):
-        of_variables = gradients(of_loss, list(taken))
-        taken.append(of_loss)
-        return [None] + of_variables
-    tf.RegisterGradient(name)(backward)
-    with tf.name_scope('whole_loss'):
-        reads = [variable.read_value() for _, variable in pairs]
-        with loss.graph.gradient_override_map({'IdentityN': name}):
-            return tf.identity_n([loss] + reads)[0], taken
+    def __init__(self, loss: tf.Tensor, pairs: Pairs, gradients: typing.Callable):
+        """
+        Args:
+          loss: the tensor whose value S has.
+          pairs: the variables v that S has gradients to, as `(gradient, variable)` pairs.
+          gradients: function `(dS, earlier) -> [dv]`, where `earlier` lists the dS of former calls.
+        """
+        self._taken: typing.List[tf.Tensor] = []
+        gradient_type = 'TowersWholeLoss%d' % next(_numbers)
+
+        def backward(unused_op: tf.Operation, d_surrogate: tf.Tensor, *unused_rest: typing.Any):
+            d_variables = gradients(d_surrogate, list(self._taken))
+            self._taken.append(d_surrogate)
+            return [None] + d_variables
+
+        tf.RegisterGradient(gradient_type)(backward)
+        with tf.name_scope('whole_loss'):
+            values = [variable.read_value() for _, variable in pairs]
+            with loss.graph.gradient_override_map({'IdentityN': gradient_type}):
+                self.loss = tf.identity_n([loss] + values)[0]
+
+    def first_gradient(self, called: str) -> tf.Tensor:
+        """The first dS of all gradients that were taken; `GradientError` without one, by the method
+        that is `called` so."""
+        if not self._taken:
+            raise GradientError(called + ' takes no gradient of the loss that it is given.')
+        return self._taken[0]
 
 
-def _first(taken, called):
-    """The first gradient that was taken; `GradientError` without one."""
-    if not taken:
-        raise GradientError(called + ' takes no gradient of the loss that it is given.')
-    return taken[0]
-
-
-def _free_of_gates(factor, made):
-    """Frees the operations of a factor from gates: it would wait for all towers' losses."""
+def _wait_for_no_other_gradient(factor: tf.Tensor, made: typing.Set[str]) -> None:
+    """Has a factor wait for nothing but its inputs: it would wait for the losses of all towers,
+    which are multiplied by it. `made` are names of the operations that may be changed."""
     for op in graph_walk.step_operations([factor]):
-        if op.name in made and _OF_GATE.search(op.name):
+        if op.name in made and _WAITS_FOR_ALL_GRADIENTS.search(op.name):
             compat.set_control_inputs(op, [])

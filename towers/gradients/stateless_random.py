@@ -1,19 +1,21 @@
 """Random numbers of towers: others in each tower, and a resumed run draws the same.
 
-A copy of tower 0 has, for an op of seeds (s, s2) there, seed2 = crc32('s s2 tower k'), with its
-number k among the micro-batches of all machines' towers.
+A copy of tower 0 has, for an op of seeds (s, s2) there, seed2 = crc32('s s2 tower k'). Here k is
+the number of a part of the batch (the shard of a tower, or one of its micro-batches) among the
+parts of all machines, from 0.
 
 The kernel of a stateful random op (dropout's `RandomUniform`) counts its draws in memory, so that a
 run that is killed and started again counts from zero, and drops out other units. With
 `stateless_random` each such op is replaced by its stateless twin, which computes its numbers from
 
-    seed = [graph seed x 2^32 + crc32(name of the op in tower 0, number of the tower), step]
+    seed = [graph seed x 2^32 + crc32(name of the op in tower 0, k), step]
 
-(Philox 4x32-10; Salmon et al. 2011). No two towers share a mask; in a cluster the tower's number
-counts the towers of all machines, as on one machine.
+(Philox 4x32-10; Salmon et al. 2011). No two towers share a mask.
 """
 
 import collections
+import contextlib
+import typing
 import zlib
 
 import tensorflow.compat.v1 as tf
@@ -22,27 +24,30 @@ from towers import compat
 from towers.errors import GradientError
 from towers.graph import graph_walk
 from towers.graph.edit import Library, call_others, copied_functions
-from towers.graph.graph_walk import has_seed
+from towers.graph.graph_walk import has_seed, names_of, step_operations
 from towers.graph.op_types import ADDS, SETS
 from towers.graph.variable_access import initializers
 from towers.placement.tower_device import device_like
 
+Keys = typing.Dict[str, str]
+"""{name of a constant that is the first number of a seed: name of the op that it was made of}."""
 
-def make_stateless(operations, fetches, step, graph_seed, part=0):
-    """Replaces the random ops that the fetches are computed from, on tower `part` of all machines.
+
+def make_stateless(operations: typing.Iterable[tf.Operation], fetches: list, step: tf.Tensor,
+                   graph_seed: typing.Optional[int], part: int = 0) -> Keys:
+    """Replaces the random ops that the fetches are computed from, on part `part` of the batch.
 
     Kept are ops in loops and branches, where a draw depends on more than the step; kinds without a
-    twin; and ops that draw the same numbers as one of these. Returns {name of the constant in a
-    twin's seed: name of the op that gave it}.
+    twin; and ops that draw the same numbers as one of these. Returns the `Keys` of the twins.
     """
-    needed, keys = {op.name for op in graph_walk.step_operations(fetches)}, {}
+    needed = names_of(step_operations(fetches))
     draws = [op for op in operations if op.name in needed and graph_walk.is_random(op)]
-    for name, group in _alike(draws).items():
-        if any(op.type not in _TWINS or compat.in_control_flow(op) for op in group):
+    keys = {}
+    for name, alike in _alike(draws).items():
+        if not all(map(_has_twin, alike)):
             continue
-        for op in group:
-            with tf.name_scope(op.name + '_stateless/'), tf.device(device_like(op)), \
-                    tf.control_dependencies(None):
+        for op in alike:
+            with _beside(op, '_stateless/'):
                 key = tf.constant(key_of(name, graph_seed, part), tf.int64)
                 seed = tf.stack([key, tf.cast(step, tf.int64)])
                 compat.replace_tensor(op.outputs[0], _TWINS[op.type](op, seed))
@@ -50,18 +55,36 @@ def make_stateless(operations, fetches, step, graph_seed, part=0):
     return keys
 
 
-def _alike(draws):
+def _has_twin(op: tf.Operation) -> bool:
+    """Whether a stateless op can take the place of a stateful random op."""
+    return op.type in _TWINS and not compat.in_control_flow(op)
+
+
+@contextlib.contextmanager
+def _beside(op: tf.Operation, suffix: str) -> typing.Iterator[None]:
+    """The context of new operations that are named after `op`, on its device."""
+    with tf.name_scope(op.name + suffix), tf.device(device_like(op)), \
+            tf.control_dependencies(None):
+        yield
+
+
+def _alike(draws: typing.Iterable[tf.Operation]) -> typing.Dict[str, typing.List[tf.Operation]]:
     """{name of the first op: the ops that draw the same numbers, by equal seeds}, in order."""
-    groups, first_with = collections.OrderedDict(), {}
+    groups: typing.Dict[str, list] = collections.OrderedDict()
+    first_with_seeds: typing.Dict[tuple, str] = {}
     for op in draws:
-        seeds = tuple(op.get_attr(each) for each in ('seed', 'seed2') if each in op.node_def.attr)
-        name = op.name if not any(seeds) else first_with.setdefault(
-            (op.type, op.outputs[0].dtype, seeds), op.name)
+        attributes = op.node_def.attr
+        seeds = tuple(op.get_attr(name) for name in ('seed', 'seed2') if name in attributes)
+        if any(seeds):
+            key = (op.type, op.outputs[0].dtype, seeds)
+            name = first_with_seeds.setdefault(key, op.name)
+        else:
+            name = op.name
         groups.setdefault(name, []).append(op)
     return groups
 
 
-def check_draws_nothing(backward):
+def check_draws_nothing(backward: typing.Iterable[tf.Operation]) -> None:
     """Refuses a backward pass that draws, as `tf.recompute_grad` makes it: the mask of a
     dropout would be another one than in the forward pass."""
     for op in backward:
@@ -72,106 +95,142 @@ def check_draws_nothing(backward):
                 'towers.Memory(recompute=…), which keeps what was drawn.' % op.name)
 
 
-def give_own_seeds(operations, part, graph_seed, step=None):
-    """Gives a tower's random ops seeds of their own where all towers would draw the same numbers.
+def give_own_seeds(operations: typing.Sequence[tf.Operation], part: int,
+                   graph_seed: typing.Optional[int],
+                   step: typing.Optional[tf.Tensor] = None) -> Keys:
+    """Gives random ops seeds of their own where all parts of the batch would draw the same numbers.
 
     Keras 3 draws with stateless ops whose seed is a variable that each call counts up. Towers share
     that variable, and only the first tower's count is kept: without this, all towers have one
     dropout mask. In the tower
 
         seed = [key, step]                with a step, as for the twins of `make_stateless`
-        seed = state XOR [key, 0]         without; key = 0 in tower 0, which draws as Keras does
+        seed = state XOR [key, 0]         without; key = 0 in part 0, which draws as Keras does
 
     Ops with equal seeds still draw the same numbers in a tower: with a step, ops with one seed have
     one key; without a step, the whole tower has one key. A seed that no variable counts up is the
-    model's own, the same in each tower, and stays. Returns what `make_stateless` does.
+    model's own, the same in each tower, and stays. Returns the `Keys`.
     """
-    left_out = initializers()
-    counted_up = {op.inputs[0].op.name for op in operations
-                  if (op.type in SETS or op.type in ADDS) and op.name not in left_out}
-    keys, first_with = {}, {}
-    for op in operations if counted_up else ():
+    counted_up = _variables_set_by(operations)
+    if not counted_up:
+        return {}
+    keys = {}
+    first_with_seed: typing.Dict[typing.Optional[str], str] = {}
+    for op in operations:
         position = graph_walk.seed_position(op)
         if position is None or compat.in_control_flow(op):
             continue
         seed = op.inputs[position]
         if counted_up.isdisjoint(graph_walk.ancestors([seed])):
             continue
-        source = None if step is None else graph_walk.behind(seed, ('Identity',)).name
-        name = first_with.setdefault(source, op.name)
-        with tf.name_scope(op.name + '_tower/'), tf.device(device_like(op)), \
-                tf.control_dependencies(None):
-            key = tf.constant(key_of(name, graph_seed, part) if part or step is not None else 0,
-                              tf.int64)
-            second = tf.zeros_like(key) if step is None else tf.cast(step, tf.int64)
-            own = tf.cast(tf.stack([key, second]), seed.dtype)
-            compat.replace_input(op, position,
-                                 tf.bitwise.bitwise_xor(seed, own) if step is None else own)
+        source = None
+        if step is not None:
+            source = graph_walk.behind(seed, ('Identity',)).name
+        name = first_with_seed.setdefault(source, op.name)
+        with _beside(op, '_tower/'):
+            if step is not None:
+                key = tf.constant(key_of(name, graph_seed, part), tf.int64)
+                new_seed = tf.cast(tf.stack([key, tf.cast(step, tf.int64)]), seed.dtype)
+            else:
+                key = tf.constant(key_of(name, graph_seed, part) if part else 0, tf.int64)
+                mask = tf.cast(tf.stack([key, tf.zeros_like(key)]), seed.dtype)
+                new_seed = tf.bitwise.bitwise_xor(seed, mask)
+            compat.replace_input(op, position, new_seed)
         keys[key.op.name] = name
     return keys
 
 
-def make_initial_values_stateless(variables, graph_seed):
+def _variables_set_by(operations: typing.Iterable[tf.Operation]) -> typing.Set[str]:
+    """The names of the variables that some operations assign or add to, but for initializers."""
+    left_out = initializers()
+    types = SETS | ADDS
+    return {op.inputs[0].op.name for op in operations
+            if op.type in types and op.name not in left_out}
+
+
+def make_initial_values_stateless(variables: typing.Iterable[tf.Variable],
+                                  graph_seed: typing.Optional[int]) -> Keys:
     """Makes initial values depend on the graph-level seed (or None) and the names of ops alone.
 
     Otherwise TF seeds each op by its place in the graph too, and the same model with the same seed
     starts from other weights on 4 towers than on 1, or with another input pipeline. Values drawn
-    inside loops and branches are kept. Returns what `make_stateless` does.
+    inside loops and branches are kept. Returns the `Keys` of the twins.
     """
-    initial = [compat.initializer_of(variable) for variable in variables]
+    initial = list(map(compat.initializer_of, variables))
     with tf.name_scope('initial_values'):
         step = tf.constant(0, tf.int64)
-    return make_stateless(graph_walk.step_operations(initial), initial, step, graph_seed)
+    return make_stateless(step_operations(initial), initial, step, graph_seed)
 
 
-def key_of(name, graph_seed, part):
+def key_of(name: str, graph_seed: typing.Optional[int], part: int) -> int:
     """The first number of a seed of a tower's op, int64: graph seed x 2^32 + crc32(name, part)."""
     text = '%s part %d' % (name, part) if part else name
-    number = (((graph_seed or 0) << 32) + zlib.crc32(text.encode())) % 2 ** 64
-    return number - 2 ** 64 if number >= 2 ** 63 else number
+    unsigned = (((graph_seed or 0) << 32) + zlib.crc32(text.encode())) % 2 ** 64
+    return unsigned - 2 ** 64 if unsigned >= 2 ** 63 else unsigned
 
 
-def _of_shape(twin):
-    return lambda op, seed: twin(shape=op.inputs[0], seed=seed, dtype=op.outputs[0].dtype)
+def _twin_of_shape(twin: typing.Callable) -> typing.Callable:
+    """A function `(op, seed) -> numbers` by a stateless op that takes shape, seed and dtype."""
+    def draw(op: tf.Operation, seed: tf.Tensor) -> tf.Tensor:
+        return twin(shape=op.inputs[0], seed=seed, dtype=op.outputs[0].dtype)
+    return draw
+
+
+def _uniform_integers(op: tf.Operation, seed: tf.Tensor) -> tf.Tensor:
+    """The twin of `RandomUniformInt`."""
+    return tf.raw_ops.StatelessRandomUniformInt(
+        shape=op.inputs[0], seed=seed, minval=op.inputs[1], maxval=op.inputs[2])
+
+
+def _multinomial(op: tf.Operation, seed: tf.Tensor) -> tf.Tensor:
+    """The twin of `Multinomial`."""
+    return tf.raw_ops.StatelessMultinomial(
+        logits=op.inputs[0], num_samples=op.inputs[1], seed=seed,
+        output_dtype=op.outputs[0].dtype)
 
 
 _TWINS = {
-    'RandomUniform': _of_shape(tf.raw_ops.StatelessRandomUniform),
-    'RandomStandardNormal': _of_shape(tf.raw_ops.StatelessRandomNormal),
-    'TruncatedNormal': _of_shape(tf.raw_ops.StatelessTruncatedNormal),
-    'RandomUniformInt': lambda op, seed: tf.raw_ops.StatelessRandomUniformInt(
-        shape=op.inputs[0], seed=seed, minval=op.inputs[1], maxval=op.inputs[2]),
-    'Multinomial': lambda op, seed: tf.raw_ops.StatelessMultinomial(
-        logits=op.inputs[0], num_samples=op.inputs[1], seed=seed,
-        output_dtype=op.outputs[0].dtype),
+    'RandomUniform': _twin_of_shape(tf.raw_ops.StatelessRandomUniform),
+    'RandomStandardNormal': _twin_of_shape(tf.raw_ops.StatelessRandomNormal),
+    'TruncatedNormal': _twin_of_shape(tf.raw_ops.StatelessTruncatedNormal),
+    'RandomUniformInt': _uniform_integers,
+    'Multinomial': _multinomial,
 }
+"""{type of a stateful random op: function from it and a seed to the numbers of its twin}."""
 
 
-def give_seeds_of_tower(operations, fetches, number):
+def give_seeds_of_tower(operations: typing.Iterable[tf.Operation], fetches: list,
+                        part: int) -> None:
     """Changes the seeds of random operations of the first tower of a further machine, or of a
-    further call of the model function; `number` counts the towers of all machines."""
-    needed = {op.name for op in graph_walk.step_operations(fetches)}
+    further call of the model function; `part` counts the parts of all machines."""
+    needed = names_of(step_operations(fetches))
+    nodes = {op: op.node_def for op in operations if op.name in needed}
     library = Library(tf.get_default_graph())
-    nodes = [(op, op.node_def) for op in operations if op.name in needed]
-    functions = library.reached_from([node for _, node in nodes])
-    names = {}
-    if any(has_seed(node) for function in functions.values() for node in function.node_def):
-        copies, names = copied_functions(functions, 'part_%d' % number,
-                                         lambda node, _: give_seed_of_tower(node, number))
+    functions = library.reached_from(nodes.values())
+    new_names: typing.Dict[str, str] = {}
+    if any(map(_draws_by_seed, functions.values())):
+        copies, new_names = copied_functions(functions, 'part_%d' % part,
+                                             lambda node, _: give_seed_of_tower(node, part))
         library.add(copies)
-    for op, node in nodes:
+    for op, node in nodes.items():
         if has_seed(node):
-            give_seed_of_tower(node, number)
+            give_seed_of_tower(node, part)
             compat.set_attribute(op, 'seed2', node.attr['seed2'])
-        if names and library.called_by(node):
-            call_others(op, names)
+        if new_names and library.called_by(node):
+            call_others(op, new_names)
 
 
-def give_seed_of_tower(node, tower):
-    """Gives a `NodeDef` that draws by a seed of its own another tower's `seed2`.
+def _draws_by_seed(function: typing.Any) -> bool:
+    """Whether a node of a `FunctionDef` draws by a seed of its own."""
+    return any(map(has_seed, function.node_def))
+
+
+def give_seed_of_tower(node: tf.NodeDef, part: int) -> None:
+    """Gives a `NodeDef` that draws by a seed of its own the `seed2` of a part of the batch.
 
     It does not depend on the node's name: two with equal seeds draw the same numbers there, too.
     """
     if has_seed(node):
-        node.attr['seed2'].i = zlib.crc32(('%d %d tower %d' % (
-            node.attr['seed'].i, node.attr['seed2'].i, tower)).encode()) or 1
+        seeds = (node.attr['seed'].i, node.attr['seed2'].i)
+        text = '%d %d tower %d' % (seeds + (part,))
+        node.attr['seed2'].i = zlib.crc32(text.encode()) or 1

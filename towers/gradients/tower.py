@@ -1,16 +1,18 @@
 """One tower: the model on one device, with the gradients of its shard."""
 
-import collections
+import typing
+
+import tensorflow.compat.v1 as tf
 
 from towers.model.objectives import all_pairs
 from towers.placement.tower_device import stages_of
 
 
-class Tower(collections.namedtuple('Tower', [
-        'index', 'device', 'name_scope', 'inputs', 'size', 'loss', 'predictions', 'metrics',
-        'gradients', 'of_shard', 'updates', 'variables', 'data_loss', 'micro_batch', 'forward',
-        'backward'])):
+class Tower(typing.NamedTuple):
     """The model on one device.
+
+    In a build with several losses, `loss`, `data_loss`, `gradients` and `of_shard` are dicts
+    by the name of the loss.
 
     Attributes:
       index: the tower's number, from 0.
@@ -19,14 +21,13 @@ class Tower(collections.namedtuple('Tower', [
         that `build_towers` was called in, `''` mostly.
       inputs: its shard: a nest of `placeholder_with_default`s, which can be fed by hand.
       size: examples in the shard: an int, or an int32 scalar.
-      loss: scalar, as the model function returned it: the mean over the shard. In a build with
-        several losses it is a dict of scalars by name; `data_loss` and `gradients` are dicts, too.
+      loss: scalar, as the model function returned it: the mean over the shard.
       predictions: as the model function returned them; [shard, …].
       metrics: as the model function returned them.
       gradients: list of `(gradient, variable)`: this tower's share of the combined gradient, which
         is the plain sum of all towers' shares. The tower's weight is in its share already.
-      of_shard: lists of the gradients of tensors of the shard behind which trained variables are,
-        shaped as the losses are, see `VariablesBehindInputs`.
+      of_shard: list of the gradients of those tensors of the shard behind which trained variables
+        are, see `VariablesBehindInputs`.
       updates: operations of this tower for batch-norm statistics and the like.
       variables: the model's variables that its operations read, directly or as a replica.
       data_loss: scalar, the loss that is differentiated: with the registered losses that
@@ -35,7 +36,22 @@ class Tower(collections.namedtuple('Tower', [
       forward: frozenset of the names of the operations of its forward pass.
       backward: frozenset of the names of the operations of its backward pass.
     """
-    __slots__ = ()
+    index: int  # type: ignore[assignment]  # hides the method of tuples, of no use here
+    device: str
+    name_scope: str
+    inputs: typing.Any
+    size: typing.Union[int, tf.Tensor]
+    loss: typing.Any
+    predictions: typing.Any
+    metrics: typing.Any
+    gradients: typing.Any
+    of_shard: typing.Any
+    updates: typing.List[typing.Any]
+    variables: typing.List[tf.Variable]
+    data_loss: typing.Any
+    micro_batch: int
+    forward: typing.FrozenSet[str]
+    backward: typing.FrozenSet[str]
 
     @property
     def pairs(self) -> list:
@@ -46,7 +62,7 @@ class Tower(collections.namedtuple('Tower', [
         """Whether the operation of this name belongs to the tower."""
         return name in self.forward or name in self.backward
 
-    def __repr__(self):
+    def __repr__(self) -> str:
+        micro_batch = ', micro-batch %d' % self.micro_batch if self.micro_batch else ''
         return '<Tower %d%s on %s>' % (
-            self.index, ', micro-batch %d' % self.micro_batch if self.micro_batch else '',
-            '+'.join(stages_of(self.device)))
+            self.index, micro_batch, '+'.join(stages_of(self.device)))

@@ -34,6 +34,11 @@ def names_of(operations: typing.Iterable) -> typing.Set[str]:
     return {each.name for each in operations}
 
 
+def operation_of(fetch: typing.Any) -> tf.Operation:
+    """The operation that makes a tensor or holds a variable; an operation itself."""
+    return getattr(fetch, 'op', fetch)
+
+
 def producers_of(op: tf.Operation) -> typing.List[tf.Operation]:
     """The operations that make the inputs of an operation: a list, in the order of the inputs."""
     return [tensor.op for tensor in op.inputs]
