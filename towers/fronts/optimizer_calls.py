@@ -20,7 +20,7 @@ from towers.gradients.gradient_pairs import tensors_of, times
 from towers.graph import graph_walk
 from towers.graph.graph_walk import map_leaves
 from towers.graph.variable_access import Writes
-from towers.model.build_context import current_call
+from towers.model.build_context import variables_of_optimizer
 from towers.optimizers import OPTIMIZER_UPDATES, GradientsOfModel, rows_at_rate
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import combine
@@ -134,7 +134,7 @@ class OptimizerCalls(GradientsOfModel):
                 'which no other tower can join: call it outside, and decide by the gradients.')
         pairs = self._weighted_pairs(pairs)
         variables = [variable for _, variable in pairs]
-        with current_call(self._graph).variables.outside(), only_device(self._placement.main), \
+        with variables_of_optimizer(self._graph), only_device(self._placement.main), \
                 new_slots(self._placement, variables) as slots, rows_at_rate(optimizer), \
                 graph_walk.Recording(self._graph) as made:
             stand_ins = [(_stand_in(gradient, variable), variable) for gradient, variable in pairs]

@@ -5,7 +5,6 @@ that fails the graph's collections are as before it, but TensorFlow cannot remov
 another build would make `w_1` where one device has `w`.
 """
 
-import collections
 import contextlib
 import itertools
 import typing
@@ -15,16 +14,27 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import FailedBuildError, ModelFunctionError
 
-_CALLS = weakref.WeakKeyDictionary()
-"""The graphs in which a model function is being called, each with its `_Call`."""
+
+class Call(typing.NamedTuple):
+    """A call of a model function.
+
+    Attributes:
+      variables: `NewVariables`, which records the variables that the call makes.
+      num_parts: how many parts the batch has.
+      no_batch_values: why the parts exchange no values of the whole batch in this build; or None.
+      numbers: numbers for these values, each once.
+    """
+    variables: typing.Any
+    num_parts: int
+    no_batch_values: typing.Optional[str]
+    numbers: typing.Iterator[int]
 
 
-_Call = collections.namedtuple('_Call', 'variables parts refused numbers')
-"""A call of a model function: `NewVariables`, how many parts the batch has, why they exchange no
-values or None, and the numbers of these values, an iterator."""
+_CALLS: 'weakref.WeakKeyDictionary[tf.Graph, Call]' = weakref.WeakKeyDictionary()
+"""The graphs in which a model function is being called, each with its `Call`."""
 
 
-def check_not_nested(graph):
+def check_not_nested(graph: tf.Graph) -> None:
     """Raises `ModelFunctionError` where a model function is being called in a graph."""
     if graph in _CALLS:
         raise ModelFunctionError(
@@ -36,26 +46,37 @@ def check_not_nested(graph):
 
 
 @contextlib.contextmanager
-def call_of_model_fn(graph, variables, parts, refused=None):
-    """The context of the call of a model function, in which no other build is made; `refused` says
-    why values of the whole batch are not to be had in this build, or is None."""
-    _CALLS[graph] = _Call(variables, parts, refused, itertools.count(1))
+def call_of_model_fn(graph: tf.Graph, variables: typing.Any, num_parts: int,
+                     no_batch_values: typing.Optional[str] = None) -> typing.Iterator[None]:
+    """The context of the call of a model function, in which no other build is made.
+
+    Args:
+      graph: the graph that it is called in.
+      variables, num_parts, no_batch_values: as of `Call`.
+    """
+    _CALLS[graph] = Call(variables, num_parts, no_batch_values, itertools.count(1))
     try:
         yield
     finally:
         del _CALLS[graph]
 
 
-def current_call(graph):
-    """The `_Call` of the model function that is being called in a graph; None if there is none."""
+def current_call(graph: tf.Graph) -> typing.Optional[Call]:
+    """The `Call` of the model function that is being called in a graph; None if there is none."""
     return _CALLS.get(graph)
 
 
-_FAILED = weakref.WeakSet()
+def variables_of_optimizer(graph: tf.Graph) -> typing.ContextManager:
+    """The context, in the call of a model function, of variables that are not the model's, but the
+    slots of its optimizer."""
+    return _CALLS[graph].variables.outside()
+
+
+_FAILED: 'weakref.WeakSet[tf.Graph]' = weakref.WeakSet()
 """The graphs in which a build has failed after it had made operations."""
 
 
-def check_no_failed_build(graph):
+def check_no_failed_build(graph: tf.Graph) -> None:
     """Raises `FailedBuildError` where a build has failed in a graph."""
     if graph in _FAILED:
         raise FailedBuildError(
@@ -69,24 +90,25 @@ _UPDATES_OF_BUILDS = ('towers_update_ops',)
 
 def updates_of_no_build(graph: tf.Graph) -> list:
     """The `UPDATE_OPS` of a graph that no build has made: a list."""
-    of_builds = set(graph.get_collection(_UPDATES_OF_BUILDS))
-    return [update for update in graph.get_collection(tf.GraphKeys.UPDATE_OPS)
-            if _name_of(update) not in of_builds]
+    names_of_builds = set(graph.get_collection(_UPDATES_OF_BUILDS))
+    return _without_names(graph.get_collection(tf.GraphKeys.UPDATE_OPS), names_of_builds)
 
 
 class BuildCollections:
     """The collections of a graph, as they were before a build.
 
-    `updates` are the `UPDATE_OPS` from before the build, of a batch norm in preprocessing for
-    example, without updates of an earlier build in this graph, which belong to its step.
+    Attributes:
+      updates: the `UPDATE_OPS` from before the build, of a batch norm in preprocessing for example.
+        Not those of an earlier build in this graph, which belong to its step, and not those of a
+        finished model.
     """
 
-    def __init__(self, graph: tf.Graph, of_model: typing.Sequence = ()):
-        """`of_model` are `UPDATE_OPS` of a finished model, which the towers compute."""
-        self._graph, self._before = graph, _snapshot(graph)
-        of_model = set(map(_name_of, of_model))
-        self.updates = [update for update in updates_of_no_build(graph)
-                        if _name_of(update) not in of_model]
+    def __init__(self, graph: tf.Graph, updates_of_model: typing.Iterable = ()):
+        """`updates_of_model` are `UPDATE_OPS` of a finished model, which the towers compute."""
+        self._graph = graph
+        self._before = _snapshot(graph)
+        names_of_model = set(map(_name_of, updates_of_model))
+        self.updates = _without_names(updates_of_no_build(graph), names_of_model)
 
     def new_updates(self) -> list:
         """The `UPDATE_OPS` that are there now and were not before the build: a list."""
@@ -97,31 +119,47 @@ class BuildCollections:
     def of_build(self) -> typing.Iterator[None]:
         """The context of the build, whose new `UPDATE_OPS` are noted in the graph as its own; after
         an error every collection has its former entries again."""
-        count = len(self._graph.get_operations())
+        num_before = len(self._graph.get_operations())
         try:
             yield
         except BaseException:
-            for key in set(_snapshot(self._graph)) | {key for key, entries in self._before.items()
-                                                      if entries}:
-                self._graph.get_collection_ref(key)[:] = self._before.get(key, [])
-            if len(self._graph.get_operations()) > count:
+            self._restore()
+            if len(self._graph.get_operations()) > num_before:
                 _FAILED.add(self._graph)
             raise
         for entry in self.new_updates():
             self._graph.add_to_collection(_UPDATES_OF_BUILDS, _name_of(entry))
 
+    def _restore(self) -> None:
+        """Gives every collection its former entries."""
+        for key in _snapshot(self._graph):
+            self._graph.get_collection_ref(key)[:] = self._before.get(key, [])
+        for key, entries in self._before.items():
+            if entries:  # an empty collection is not made by looking at it
+                self._graph.get_collection_ref(key)[:] = entries
 
-def without(entries, others):
+
+def without(entries: typing.Iterable, others: typing.Iterable) -> list:
     """The entries of a collection that are none of the others: a list."""
-    others = set(map(id, others))
-    return [entry for entry in entries if id(entry) not in others]
+    other_ids = set(map(id, others))
+    return [entry for entry in entries if id(entry) not in other_ids]
 
 
-def _snapshot(graph):
-    # Keys that are no strings, or private ones, hold TF's own stores, not entries.
-    return {key: list(graph.get_collection_ref(key)) for key in graph.get_all_collection_keys()
-            if isinstance(key, str) and not key.startswith('_')}
+def _without_names(entries: typing.Iterable, names: typing.Container) -> list:
+    """The entries of a collection that have none of these names: a list."""
+    return [entry for entry in entries if _name_of(entry) not in names]
 
 
-def _name_of(entry):
+def _snapshot(graph: tf.Graph) -> typing.Dict[str, list]:
+    """{key: entries} of a graph's collections."""
+    entries = {}
+    for key in graph.get_all_collection_keys():
+        # Keys that are no strings, or private ones, hold TF's own stores, not entries.
+        if isinstance(key, str) and not key.startswith('_'):
+            entries[key] = list(graph.get_collection_ref(key))
+    return entries
+
+
+def _name_of(entry: typing.Any) -> typing.Optional[str]:
+    """The name of the operation of an entry; None for an entry that is no operation."""
     return getattr(getattr(entry, 'op', entry), 'name', None)

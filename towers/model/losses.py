@@ -7,7 +7,7 @@ weights, counts once, since the towers' weights w_k add up to 1 (to N for `reduc
     loss of the build = sum_k w_k data_loss_k
 """
 
-import collections
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -15,66 +15,89 @@ from towers.errors import ModelFunctionError
 from towers.graph import graph_walk
 from towers.graph.graph_walk import is_computed_from
 from towers.graph.op_types import PLACEHOLDERS
+from towers.model.build_context import without
 from towers.model.objectives import flat, map_shaped
 from towers.nonfinite import checked_loss
 from towers.placement.tower_device import TowerDevice, stages_of
 from towers.placement.variable_device import only_device
 
 
-class Losses(collections.namedtuple('Losses', 'data_loss description operations added')):
-    """The loss that a tower differentiates, a scalar; or a dict by name, or None.
+class Losses(typing.NamedTuple):
+    """The loss that a tower differentiates.
 
     Attributes:
+      data_loss: a scalar; or a dict of scalars by name, or None.
       description: the plan's line about the regularization; None where none was found.
       operations: list of the operations that were made for it.
       added: list of the registered losses that were added to the model's own.
     """
-    __slots__ = ()
+    data_loss: typing.Any
+    description: typing.Optional[str]
+    operations: typing.List[tf.Operation]
+    added: typing.List[tf.Tensor]
 
 
-def make_losses(recorded, request, number):
-    """Makes the loss that a tower differentiates from the loss of its model: `Losses`."""
+def make_losses(recorded: typing.Any, request: typing.Any, number: int) -> Losses:
+    """Makes the loss that a tower differentiates from the loss of its model.
+
+    Args:
+      recorded: `Recorded`, the forward pass.
+      request: `Request` of the build.
+      number: the number of the part of the batch.
+    """
     loss = recorded.output.loss
     if loss is None:
         return Losses(None, None, [], [])
     _check_depends_on_shard(recorded)
+    adds = request.regularization == 'add'
+    added: typing.List[tf.Tensor] = []
     with graph_walk.Recording(tf.get_default_graph()) as made, \
-            only_device(_device_of_loss(loss, request.split.parts[number].device)):
-        inside, outside = _registered(recorded)
-        adds = request.training.regularization == 'add'
+            only_device(_device_of_loss(loss, request.parts[number].device)):
+        registered = _registered(recorded)
         if adds and isinstance(loss, dict):
             raise ModelFunctionError(
                 "regularization='add', and the model function returned several losses (%s): which "
                 'of them it belongs to is not known here.' % ', '.join(loss))
-        if adds and outside:
-            loss = tf.add_n([loss] + [tf.cast(each, loss.dtype) for each in outside])
+        if adds and registered.outside:
+            added = registered.outside
+            loss = tf.add_n([loss] + [tf.cast(each, loss.dtype) for each in added])
         if request.numerics.check_numerics:
             loss = map_shaped(
-                lambda each: checked_loss(each, number, request.split.accumulate), loss)
-    return Losses(loss, _described(len(inside), len(outside), adds), made.operations,
-                  outside if adds else [])
+                lambda each: checked_loss(each, number, request.accumulate), loss)
+    return Losses(loss, _described(registered, adds), made.operations, added)
 
 
-def _check_depends_on_shard(recorded):
+def _check_depends_on_shard(recorded: typing.Any) -> None:
     """Refuses a model none of whose losses is computed from the shard: every tower would compute
     the same, or a whole batch of its own."""
-    depends = graph_walk.reachable_from(recorded.sources, recorded.operations, control=True)
+    from_shard = graph_walk.reachable_from(recorded.sources, recorded.operations, control=True)
     losses = flat(recorded.output.loss)
-    if any(loss.op.name in depends for loss in losses):
+    if any(loss.op.name in from_shard for loss in losses):
         return
-    behind = graph_walk.ancestors(losses)
-    own = [op for op in recorded.operations
-           if op.name in behind and op.type in PLACEHOLDERS and op.outputs[0].shape.ndims != 0]
+    placeholder = _own_placeholder(recorded, graph_walk.ancestors(losses))
     why = 'not tensors from around it'
-    if own:
+    if placeholder is not None:
         why = ('not a placeholder of its own (%s, of shape %s), from which every tower computes '
-               'the whole fed batch: pass that in inputs' % (own[0].name, own[0].outputs[0].shape))
+               'the whole fed batch: pass that in inputs' % (
+                   placeholder.op.name, placeholder.shape))
     raise ModelFunctionError(
         'the loss of tower 0 does not depend on its shard: the model function has to use the '
         'inputs that it is called with, %s.' % why)
 
 
-def registered_losses():
+def _own_placeholder(recorded: typing.Any,
+                     names: typing.Container[str]) -> typing.Optional[tf.Tensor]:
+    """A placeholder that the model function made itself, among operations of these names, which is
+    no scalar and so may hold a batch; or None."""
+    for op in recorded.operations:
+        if op.type in PLACEHOLDERS and op.name in names:
+            tensor = op.outputs[0]
+            if tensor.shape.ndims != 0:
+                return tensor
+    return None
+
+
+def registered_losses() -> typing.List[tf.Tensor]:
     """The losses in `REGULARIZATION_LOSSES`, as tensors: a list.
 
     TF 2 registers objects, which make new operations at each use, so that it cannot be told whether
@@ -88,52 +111,79 @@ def registered_losses():
     return [loss for loss in listed if loss is not None]
 
 
-def _registered(recorded):
-    """`(inside, outside)`: the losses that belong to the model, in its own loss or not."""
+class _Registered(typing.NamedTuple):
+    """The registered losses of a model."""
+    inside: typing.List[tf.Tensor]  # those that the loss of the model is computed from
+    outside: typing.List[tf.Tensor]  # the others
+
+
+def _registered(recorded: typing.Any) -> _Registered:
+    """The registered losses that belong to the model of `recorded`: those of its call, those of its
+    Keras layers, and those from before the build that regularize its variables."""
     registered = list(recorded.registered)
     of_weights, of_activations = recorded.keras_losses
     # A call of the recipe may register the losses of the call before anew, or not.
-    before = [each for each in _of_before(recorded) if not is_computed_from(registered, each)]
+    before = _not_computed_in(registered, _losses_before_build(recorded))
     if recorded.imported is None:
         registered += before
     else:  # the loss of a finished model has imports of them
         of_weights = of_weights + before
     # A program may itself have registered a loss that its Keras layers hold.
-    of_weights = [each for each in of_weights if not is_computed_from(registered, each)]
-    losses, inside, outside = flat(recorded.output.loss), [], []
-    known = graph_walk.ancestors(losses)
-    for each in registered + of_activations:  # another loss may have the same formula
-        (inside if each.op.name in known else outside).append(each)
-    for each in of_weights:
-        (inside if is_computed_from(losses, each) else outside).append(each)
-    return inside, outside
+    of_weights = _not_computed_in(registered, of_weights)
+    losses = flat(recorded.output.loss)
+    behind_losses = graph_walk.ancestors(losses)
+    # Another loss may have the same formula as one that was registered: these go by name.
+    inside = [loss for loss in registered + of_activations if loss.op.name in behind_losses]
+    inside += [loss for loss in of_weights if is_computed_from(losses, loss)]
+    outside = without(registered + of_activations + of_weights, inside)
+    return _Registered(inside, outside)
 
 
-def _of_before(recorded):
-    """The losses from before the towers that regularize the model's variables; not losses of an
-    earlier build's activations."""
-    names = {variable.op.name for variable in recorded.variables}
+def _not_computed_in(tensors: list, losses: list) -> list:
+    """Those losses that none of some tensors is computed from."""
+    return [loss for loss in losses if not is_computed_from(tensors, loss)]
+
+
+def _losses_before_build(recorded: typing.Any) -> typing.List[tf.Tensor]:
+    """The losses from before the build that regularize the variables of `recorded`; not losses of
+    an earlier build's activations."""
+    variables = {variable.op.name for variable in recorded.variables}
     return [loss for loss in recorded.registered_before
-            if graph_walk.ancestors([loss]) & names and not _depends_on_a_batch(loss)]
+            if variables & graph_walk.ancestors([loss]) and not _depends_on_a_batch(loss)]
 
 
-def _depends_on_a_batch(loss):
-    """Whether a loss needs a placeholder or an iterator that is no scalar, such as an L2 factor."""
-    sources = map(loss.graph.get_operation_by_name, graph_walk.ancestors([loss]))
-    return any((op.type in PLACEHOLDERS or op.type == 'IteratorGetNext')
-               and any(output.shape.ndims != 0 for output in op.outputs) for op in sources)
+def _depends_on_a_batch(loss: tf.Tensor) -> bool:
+    """Whether a loss needs what is fed or iterated over, and is no scalar, as an L2 factor is."""
+    for name in graph_walk.ancestors([loss]):
+        op = loss.graph.get_operation_by_name(name)
+        if op.type not in PLACEHOLDERS and op.type != 'IteratorGetNext':
+            continue
+        if any(output.shape.ndims != 0 for output in op.outputs):
+            return True
+    return False
 
 
-def _device_of_loss(loss, device):
-    """The device for operations on the loss: the loss's own in a tower of several stages."""
-    there, stages = flat(loss)[0].op.device, stages_of(device)
-    return TowerDevice(there, stages) if there in stages else TowerDevice(device)
+def _device_of_loss(loss: typing.Any, device: str) -> TowerDevice:
+    """The device for operations on the loss of a tower on `device`: the loss's own in a tower of
+    several stages."""
+    stages = stages_of(device)
+    device_of_loss = flat(loss)[0].op.device
+    if device_of_loss in stages:
+        return TowerDevice(device_of_loss, stages)
+    return TowerDevice(device)
 
 
-def _described(num_inside, num_outside, adds):
+def _described(registered: _Registered, adds: bool) -> typing.Optional[str]:
+    """The plan's line about registered losses; `adds` says whether those outside were added."""
+    num_outside = len(registered.outside)
     outside = '%d registered loss%s' % (num_outside, '' if num_outside == 1 else 'es')
     if num_outside and not adds:
         return outside + " not in the model's loss: regularization='add' adds what is missing"
-    facts = [outside + ' added'] * bool(num_outside)
-    facts += ["in the model's own loss"] * bool(num_inside)
-    return ' and '.join(facts) + ', counted once' if facts else None
+    facts = []
+    if num_outside:
+        facts.append(outside + ' added')
+    if registered.inside:
+        facts.append("in the model's own loss")
+    if not facts:
+        return None
+    return ' and '.join(facts) + ', counted once'

@@ -21,41 +21,48 @@ class Objectives(tuple):
     @property
     def names(self) -> typing.Optional[typing.List[str]]:
         """List of their names; None where there is none or one without a name."""
-        return [each.name for each in self] if self and self[0].name is not None else None
+        if not self or self[0].name is None:
+            return None
+        return [objective.name for objective in self]
 
     @property
     def of_model(self) -> typing.Optional[GradientsOfModel]:
         """The `GradientsOfModel` in the place of an optimizer; or None."""
-        return next((each.optimizer for each in self
-                     if isinstance(each.optimizer, GradientsOfModel)), None)
+        for objective in self:
+            if isinstance(objective.optimizer, GradientsOfModel):
+                return objective.optimizer
+        return None
 
     def shaped(self, values: typing.Iterable) -> typing.Any:
         """One value for each objective, in order, as the value itself or as a dict by name."""
         values = list(values)
-        if self.names is None:
-            return values[0] if values else []
-        return collections.OrderedDict(zip(self.names, values))
+        if self.names is not None:
+            return collections.OrderedDict(zip(self.names, values))
+        return values[0] if values else []
 
     def of(self, objective: typing.Any, shaped: typing.Any) -> typing.Any:
-        """One objective's part of a shaped value: the value itself, or the entry of its name."""
+        """One objective's entry of a shaped value: the value itself, or the entry of its name."""
         return shaped if objective.name is None else shaped[objective.name]
 
 
-def map_shaped(function, *shaped):
-    """Calls a function on each objective's part of some shaped values; shaped like the first."""
-    if not isinstance(shaped[0], dict):
+def map_shaped(function: typing.Callable, *shaped: typing.Any) -> typing.Any:
+    """Calls a function on each objective's entries of some shaped values; shaped like the first."""
+    first = shaped[0]
+    if not isinstance(first, dict):
         return function(*shaped)
-    return collections.OrderedDict(
-        (name, function(*[each[name] for each in shaped])) for name in shaped[0])
+    result = collections.OrderedDict()
+    for name in first:
+        result[name] = function(*[each[name] for each in shaped])
+    return result
 
 
-def flat(shaped):
-    """The parts of a shaped value as a list."""
+def flat(shaped: typing.Any) -> list:
+    """The entries of a shaped value as a list."""
     return list(shaped.values()) if isinstance(shaped, dict) else [shaped]
 
 
 @contextlib.contextmanager
-def naming_loss(name):
+def naming_loss(name: typing.Optional[str]) -> typing.Iterator[None]:
     """The context in which errors about gradients name the loss, where there are several."""
     try:
         yield
@@ -65,20 +72,24 @@ def naming_loss(name):
         raise GradientError('the loss %r: %s' % (name, error)) from None
 
 
-def all_pairs(gradients):
+def all_pairs(gradients: typing.Any) -> typing.List[tuple]:
     """The `(gradient, variable)` pairs of all objectives, one after the other."""
-    return [pair for pairs in flat(gradients) for pair in pairs]
+    return sum(map(list, flat(gradients)), [])
 
 
-def with_parts(name, shaped):
+def with_parts(name: str, shaped: typing.Any) -> typing.List[tuple]:
     """`[(name, value)]` of a shaped value: `[('loss', …)]`, or `[('loss/generator', …), …]`."""
     if not isinstance(shaped, dict):
         return [(name, shaped)]
-    return [('%s/%s' % (name, part), value) for part, value in shaped.items()]
+    return [('%s/%s' % (name, of_objective), value) for of_objective, value in shaped.items()]
 
 
-def checked_variables(variables, called):
+def checked_variables(variables: typing.Any, called: str) -> typing.List[tf.Variable]:
     """The variables that a function for `var_list` returned, each once, as a list.
+
+    Args:
+      variables: what it returned.
+      called: what error texts call the function.
 
     Raises:
       InvalidArgumentError: it returned something else.
@@ -91,20 +102,30 @@ def checked_variables(variables, called):
     return listed_variables(called, variables)
 
 
-def trained_variables(objectives):
+def trained_variables(objectives: Objectives) -> typing.Dict[typing.Optional[str], list]:
     """{name of an objective: the variables that its loss trains}; `GradientError` for none."""
-    found, candidates = {}, tf.trainable_variables()
+    trained = {}
+    candidates = tf.trainable_variables()
     for objective in objectives:
-        named, wanted = '' if objective.name is None else ' for %r' % (
-            objective.name), objective.var_list
-        chosen = candidates if wanted is None else wanted if not callable(wanted) else (
-            checked_variables(wanted(list(candidates)), 'var_list' + named))
+        of_whom = '' if objective.name is None else ' for %r' % objective.name
+        var_list = objective.var_list
+        if var_list is None:
+            chosen = candidates
+        elif callable(var_list):
+            chosen = checked_variables(var_list(list(candidates)), 'var_list' + of_whom)
+        else:
+            chosen = var_list
         if not chosen:
-            raise GradientError(
-                'there is no trainable variable%s%s: %s' % (
-                    named, '' if wanted is None else ' left by var_list',
-                    'the choices were %s.' % ', '.join(v.op.name for v in candidates[:5])
-                    if candidates else 'the model function made none. Pass optimizer=None to '
-                    'evaluate it.'))
-        found[objective.name] = chosen
-    return found
+            by_whom = '' if var_list is None else ' left by var_list'
+            raise GradientError('there is no trainable variable%s%s: %s' % (
+                of_whom, by_whom, _choices_text(candidates)))
+        trained[objective.name] = chosen
+    return trained
+
+
+def _choices_text(candidates: typing.Sequence[tf.Variable]) -> str:
+    """The first trainable variables, for the text of an error."""
+    if not candidates:
+        return 'the model function made none. Pass optimizer=None to evaluate it.'
+    names = [variable.op.name for variable in candidates[:5]]
+    return 'the choices were %s.' % ', '.join(names)

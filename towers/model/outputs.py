@@ -3,19 +3,21 @@
 import collections
 import inspect
 import numbers
+import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import MissingPackageError, ModelFunctionError
-from towers.graph.graph_walk import ancestors, fetches_in, leaves_of
+from towers.graph.graph_walk import ancestors, fetches_in, leaves_of, names_of, operation_of
 from towers.graph.op_types import ADDS, ADDS_ROWS, SETS
 from towers.shards.cut_batch import weighted
 
+_TENSORS = (tf.Tensor,) + compat.VARIABLE_TYPES
 
-class ModelOutput(collections.namedtuple('ModelOutput', 'loss predictions metrics updates',
-                                         defaults=(None, None, None, ()))):
+
+class ModelOutput(typing.NamedTuple):
     """The value that a model function returns when a loss alone is not enough.
 
     Each field may be left out: `ModelOutput(loss, predictions=logits)`.
@@ -28,15 +30,18 @@ class ModelOutput(collections.namedtuple('ModelOutput', 'loss predictions metric
         pair of `tf.metrics`, whose counters the towers share.
       updates: ops to run once a step that are in no collection.
     """
-    __slots__ = ()
+    loss: typing.Any = None
+    predictions: typing.Any = None
+    metrics: typing.Any = None
+    updates: typing.Sequence = ()
 
 
-def fetches_of(output):
+def fetches_of(output: ModelOutput) -> list:
     """The tensors that a model function returned to be computed, as a flat list."""
     return fetches_in([output.loss, output.predictions, output.metrics])
 
 
-def call_model_fn(model_fn, inputs):
+def call_model_fn(model_fn: typing.Callable, inputs: typing.Any) -> typing.Any:
     """Calls the model function with its shard: a plain tuple or list is spread over arguments."""
     arguments = inputs if type(inputs) in (tuple, list) else [inputs]
     try:
@@ -59,29 +64,20 @@ def call_model_fn(model_fn, inputs):
         raise MissingPackageError(missing) from error
 
 
-def to_model_output(returned, needs_loss, names=None):
-    """The returned value as a `ModelOutput`; `names` are the names of several losses, or None."""
-    if isinstance(returned, (tf.Tensor,) + compat.VARIABLE_TYPES):
-        output = ModelOutput(loss=returned)
-    elif isinstance(returned, dict) and set(returned) <= set(ModelOutput._fields):
-        output = ModelOutput(**returned)
-    elif hasattr(returned, 'loss') or hasattr(returned, 'predictions'):
-        output = ModelOutput(*[getattr(returned, field, default) for field, default
-                               in zip(ModelOutput._fields, ModelOutput())])
-    else:
-        raise ModelFunctionError(
-            'the model function returned %s: expected a scalar loss, or a dict or ModelOutput with '
-            'some of %s%s.%s' % (
-                'None (is a return statement missing?)' if returned is None else
-                'a dict with the keys %.200s' % _listed(returned) if isinstance(returned, dict) else
-                'a ' + type(returned).__name__, ', '.join(ModelOutput._fields),
-                '' if names is None else ", {'loss': {%s}}" % _listed(names, ': …'),
-                _registered_losses()))
-    updates = output.updates if output.updates is not None else ()
-    if not isinstance(updates, (list, tuple)) or not all(isinstance(
-            each, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES) for each in updates):
-        raise ModelFunctionError('the model function returned updates=%.80r: expected a list of '
-                                 'operations or tensors.' % (updates,))
+def to_model_output(returned: typing.Any, needs_loss: bool,
+                    names: typing.Optional[typing.List[str]] = None) -> ModelOutput:
+    """The value that a model function returned as a `ModelOutput`, checked.
+
+    Args:
+      returned: the value.
+      needs_loss: whether there is an optimizer.
+      names: the names of several losses, or None.
+
+    Raises:
+      ModelFunctionError: it is none, or has something else in a field than belongs there.
+    """
+    output = _as_model_output(returned, names)
+    _check_updates(output.updates)
     for field in ('predictions', 'metrics', 'updates'):
         _check_graph(field, getattr(output, field))
     _check_metric_pairs(output.metrics)
@@ -89,15 +85,53 @@ def to_model_output(returned, needs_loss, names=None):
         if needs_loss:
             raise ModelFunctionError(
                 'the model function returned no loss, and there is an optimizer to minimize one: '
-                'return a loss, or pass optimizer=None.' + _registered_losses())
+                'return a loss, or pass optimizer=None.' + _advice_on_registered_losses())
         return output
     if names is None and not isinstance(output.loss, dict):
         return output._replace(loss=_scalar_loss(output.loss))
     return output._replace(loss=_named_losses(output.loss, names, needs_loss))
 
 
-def _check_graph(field, values):
-    """Raises `ModelFunctionError` for a tensor or operation of another graph than the default."""
+def _as_model_output(returned: typing.Any,
+                     names: typing.Optional[typing.List[str]]) -> ModelOutput:
+    """A loss, a dict, or an object with the fields of a `ModelOutput`, as one; `names` are those of
+    several losses, or None."""
+    fields = ModelOutput._fields
+    if isinstance(returned, _TENSORS):
+        return ModelOutput(loss=returned)
+    if isinstance(returned, dict) and set(returned) <= set(fields):
+        return ModelOutput(**returned)
+    if hasattr(returned, 'loss') or hasattr(returned, 'predictions'):
+        defaults = ModelOutput()
+        return ModelOutput(*[getattr(returned, field, getattr(defaults, field))
+                             for field in fields])
+    if returned is None:
+        what = 'None (is a return statement missing?)'
+    elif isinstance(returned, dict):
+        what = 'a dict with the keys %.200s' % _listed(returned)
+    else:
+        what = 'a ' + type(returned).__name__
+    several = ''
+    if names is not None:
+        several = ", {'loss': {%s}}" % _listed(names, ': …')
+    raise ModelFunctionError(
+        'the model function returned %s: expected a scalar loss, or a dict or ModelOutput with '
+        'some of %s%s.%s' % (what, ', '.join(fields), several, _advice_on_registered_losses()))
+
+
+def _check_updates(updates: typing.Any) -> None:
+    """Raises `ModelFunctionError` for updates that are no list of operations and tensors."""
+    if updates is None:
+        return
+    is_list = isinstance(updates, (list, tuple))
+    if not is_list or not all(isinstance(each, (tf.Operation,) + _TENSORS) for each in updates):
+        raise ModelFunctionError('the model function returned updates=%.80r: expected a list of '
+                                 'operations or tensors.' % (updates,))
+
+
+def _check_graph(field: str, values: typing.Any) -> None:
+    """Raises `ModelFunctionError` for values, of a field of a `ModelOutput`, among which is a
+    tensor or operation of another graph than the default."""
     try:
         fetches = fetches_in(values)
     except TypeError as error:  # a dict whose keys have no order
@@ -110,26 +144,35 @@ def _check_graph(field, values):
                 'in the model function.' % (fetch.name, field))
 
 
-def _check_metric_pairs(metrics):
+def _check_metric_pairs(metrics: typing.Any) -> None:
     """Raises `ModelFunctionError` for a pair of something else than a number and an update."""
-    tensors = (tf.Tensor,) + compat.VARIABLE_TYPES
     if not isinstance(metrics, dict):
         return  # refused where metrics are merged
     for name, value in metrics.items():
-        if not isinstance(value, (tuple, list)) or len(value) != 2:
+        if not _is_pair(value):
             continue
-        has_number = isinstance(value[0], tensors + (numbers.Number, np.generic))
-        if not has_number or not isinstance(value[1], tensors + (tf.Operation,)):
+        number, update = value
+        has_number = isinstance(number, _TENSORS + (numbers.Number, np.generic))
+        has_update = isinstance(update, _TENSORS + (tf.Operation,))
+        if not has_number or not has_update:
             raise ModelFunctionError('metric %r is the pair %.80r: expected the (value, update_op) '
                                      'of tf.metrics.' % (name, tuple(value)))
 
 
-def _listed(names, after=''):
+def _is_pair(metric: typing.Any) -> bool:
+    """Whether a metric may be the `(value, update_op)` of `tf.metrics`."""
+    return isinstance(metric, (tuple, list)) and len(metric) == 2
+
+
+def _listed(names: typing.Iterable, after: str = '') -> str:
+    """Names for the text of an error, each with the text `after` it."""
     return ', '.join('%r%s' % (name, after) for name in names)
 
 
-def _named_losses(losses, names, needs_loss):
-    """Several losses, in the order of `names`; where `names` is None, in their own order."""
+def _named_losses(losses: typing.Any, names: typing.Optional[typing.List[str]],
+                  needs_loss: bool) -> typing.Dict[str, tf.Tensor]:
+    """Several losses, in the order of `names`; where `names` is None, in their own order, unless
+    there is an optimizer, as `needs_loss` says."""
     if names is None:
         if needs_loss:
             raise ModelFunctionError(
@@ -138,84 +181,127 @@ def _named_losses(losses, names, needs_loss):
                 'a dict), or return one scalar.' % (_listed(losses), _listed(losses, ': …')))
         names = list(losses)
     if not isinstance(losses, dict) or set(losses) != set(names):
+        given = _listed(losses) if isinstance(losses, dict) else losses
         raise ModelFunctionError(
             "the model function returned the losses %.200s, and the optimizers are for %s: return "
             "one loss for each optimizer and no other, {'loss': {%s}}." % (
-                _listed(losses) if isinstance(losses, dict) else losses, _listed(names),
-                _listed(names, ': …')))
-    return collections.OrderedDict(
-        (name, _scalar_loss(losses[name], ', for %r,' % name)) for name in names)
+                given, _listed(names), _listed(names, ': …')))
+    checked = collections.OrderedDict()
+    for name in names:
+        checked[name] = _scalar_loss(losses[name], ', for %r,' % name)
+    return checked
 
 
-def _scalar_loss(loss, of_whom=''):
-    is_tensor, graph = isinstance(loss, (tf.Tensor,) + compat.VARIABLE_TYPES), None
-    if is_tensor:
+def _scalar_loss(loss: typing.Any, of_whom: str = '') -> tf.Tensor:
+    """A loss as a tensor. Raises `ModelFunctionError` for what is no scalar float of this graph; in
+    its text `of_whom` says which of several losses it is."""
+    is_right = False
+    if isinstance(loss, _TENSORS):
         loss = tf.convert_to_tensor(loss)
-        graph = loss.graph
-    if graph is not tf.get_default_graph() or not loss.dtype.is_floating or loss.shape.ndims != 0:
+        is_of_graph = loss.graph is tf.get_default_graph()
+        is_right = is_of_graph and loss.dtype.is_floating and loss.shape.ndims == 0
+    if not is_right:
         raise ModelFunctionError(
             'the model function%s returned the loss %.80r: expected a scalar float of this graph, '
-            'the mean over the examples of the shard.%s' % (of_whom, loss, _registered_losses()))
+            'the mean over the examples of the shard.%s' % (
+                of_whom, loss, _advice_on_registered_losses()))
     return loss
 
 
-def _registered_losses():
+def _advice_on_registered_losses() -> str:
     """Advice for a model that registers losses (slim's do) and returns none; else ''."""
-    return '' if not tf.losses.get_losses() else (
-        ' There are losses in the collection LOSSES: if what it returns are predictions, return '
-        "{'loss': tf.losses.get_total_loss(), 'predictions': ...}.")
+    if not tf.losses.get_losses():
+        return ''
+    return (' There are losses in the collection LOSSES: if what it returns are predictions, '
+            "return {'loss': tf.losses.get_total_loss(), 'predictions': ...}.")
 
 
-def metrics_by_kind(metrics):
+# ---- metrics -------------------------------------------------------------------------------------
+
+def metrics_by_kind(metrics: typing.Any) -> typing.Tuple[list, list]:
     """`(scalars, pairs)`: lists of the values, and of the `(value, update_op)`s, of metrics."""
-    values = list(metrics.values()) if isinstance(metrics, dict) else []
-    pairs = [value for value in values if isinstance(value, (tuple, list)) and len(value) == 2]
-    return [value for value in values if isinstance(value, tf.Tensor)], pairs
+    if not isinstance(metrics, dict):
+        return [], []
+    values = list(metrics.values())
+    scalars = [value for value in values if isinstance(value, tf.Tensor)]
+    return scalars, list(filter(_is_pair, values))
 
 
-def merge_metrics(metrics, weights, inputs=()):
+def merge_metrics(metrics: typing.Sequence, weights: typing.Sequence,
+                  inputs: typing.Any = ()) -> typing.Dict[str, typing.Any]:
     """The towers' metrics, a dict or None each, as one dict: a scalar becomes the mean over all
     examples; a `(value, update_op)` pair stays one, whose update runs the updates of all towers
-    with examples, see `metric_counters`."""
+    with examples, see `metric_counters`.
+
+    Args:
+      metrics: what the model function returned in each tower.
+      weights: of the towers' shards.
+      inputs: the shards.
+    """
     if metrics[0] is None:
         return {}
-    if not all(isinstance(metric, dict) and set(metric) == set(metrics[0]) for metric in metrics):
-        raise ModelFunctionError('the metrics of the model function have to be a dict with the '
-                                 'same names in every tower, and are %.80r.' % (metrics[0],))
-    merged, of_shard = {}, {leaf.op.name for leaf in leaves_of(inputs)}
-    for name in metrics[0]:
-        values = [metric[name] for metric in metrics]
-        if isinstance(values[0], (tuple, list)) and len(values[0]) == 2:
-            # Computed from the shard by a way that does not lead through counters?
-            if len(metrics) > 1 and isinstance(values[0][0], tf.Tensor) and (
-                    of_shard & ancestors([values[0][0]], SETS | ADDS | ADDS_ROWS)):
-                raise ModelFunctionError(
-                    'metric %r is a pair with the value %r, which is computed from one shard of '
-                    'the batch and not from counters, so that it is none of the whole batch. Pass '
-                    'tf.metrics.mean(values), of one value for each example; or, to build_towers, '
-                    'the scalar alone, for its mean over the towers.' % (name, values[0][0].name))
-            updates = [update for (_, update), weight in zip(values, weights)
-                       if not (isinstance(weight, float) and weight == 0.)]
-            with tf.control_dependencies(updates):  # the last tower counts after all others
-                merged[name] = (values[0][0], tf.identity(updates[-1]) if isinstance(
-                    updates[-1], tf.Tensor) else tf.no_op())
-        elif _is_scalar_number(values[0]):
+    for of_tower in metrics:
+        if not isinstance(of_tower, dict) or set(of_tower) != set(metrics[0]):
+            raise ModelFunctionError('the metrics of the model function have to be a dict with the '
+                                     'same names in every tower, and are %.80r.' % (metrics[0],))
+    merged = {}
+    for name, first in metrics[0].items():
+        values = [of_tower[name] for of_tower in metrics]
+        if _is_pair(first):
+            if len(metrics) > 1:
+                _check_counts(name, first[0], inputs)
+            merged[name] = _merged_pair(values, weights)
+        elif _is_scalar_number(first):
             merged[name] = weighted_mean(values, weights)
         else:
             raise ModelFunctionError(
                 'metric %r is %.80r: expected a scalar number (the mean over the shard) or the '
-                '(value, update_op) pair of tf.metrics.' % (name, values[0]))
+                '(value, update_op) pair of tf.metrics.' % (name, first))
     return merged
 
 
-def _is_scalar_number(value):
-    return isinstance(value, tf.Tensor) and value.shape.ndims == 0 and (
-        value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool)
+def _check_counts(name: str, value: typing.Any, inputs: typing.Any) -> None:
+    """Refuses a pair of this name whose value is computed from a shard, one of the `inputs`, by a
+    way that does not lead through counters."""
+    if not isinstance(value, tf.Tensor):
+        return
+    without_counters = ancestors([value], SETS | ADDS | ADDS_ROWS)
+    if not without_counters.isdisjoint(names_of(map(operation_of, leaves_of(inputs)))):
+        raise ModelFunctionError(
+            'metric %r is a pair with the value %r, which is computed from one shard of the batch '
+            'and not from counters, so that it is none of the whole batch. Pass '
+            'tf.metrics.mean(values), of one value for each example; or, to build_towers, the '
+            'scalar alone, for its mean over the towers.' % (name, value.name))
 
 
-def weighted_mean(values, weights):
+def _merged_pair(pairs: typing.Sequence, weights: typing.Sequence) -> tuple:
+    """The `(value, update_op)` of all towers. The last tower counts after all others; a tower of
+    weight 0. has nothing but padding, and does not count."""
+    updates = []
+    for (_, update), weight in zip(pairs, weights):
+        if not isinstance(weight, float) or weight != 0.:
+            updates.append(update)
+    value = pairs[0][0]
+    with tf.control_dependencies(updates):
+        if isinstance(updates[-1], tf.Tensor):
+            return value, tf.identity(updates[-1])
+        return value, tf.no_op()
+
+
+def _is_scalar_number(value: typing.Any) -> bool:
+    """Whether a metric is a tensor with one number, or truth value."""
+    if not isinstance(value, tf.Tensor) or value.shape.ndims != 0:
+        return False
+    return value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool
+
+
+def weighted_mean(values: typing.Sequence[tf.Tensor], weights: typing.Sequence) -> tf.Tensor:
     """`sum_k weight_k * value_k` of scalars; a value of weight 0 is left out, even if it is NaN."""
     if len(values) == 1:
         return tf.identity(values[0])
-    return tf.add_n([weighted(value if value.dtype.is_floating else tf.cast(value, tf.float32),
-                              weight) for value, weight in zip(values, weights)])
+    terms = []
+    for value, weight in zip(values, weights):
+        if not value.dtype.is_floating:
+            value = tf.cast(value, tf.float32)
+        terms.append(weighted(value, weight))
+    return tf.add_n(terms)

@@ -100,9 +100,9 @@ def _value(x, kind):
     call = current_call(graph)
     if call is None:
         return x
-    if call.refused is not None:
-        raise ModelFunctionError('batch_%s(%s): %s.' % (kind, x.name, call.refused))
-    if call.parts == 1:
+    if call.no_batch_values is not None:
+        raise ModelFunctionError('batch_%s(%s): %s.' % (kind, x.name, call.no_batch_values))
+    if call.num_parts == 1:
         return x
     if graph is not tf.get_default_graph() or not compat.in_branches_alone(x.op) or (
             compat.builds_loop(graph)):
@@ -115,7 +115,7 @@ def _value(x, kind):
         return _mark(x, x.shape, number, kind)
     rows, others = x.shape.as_list()[0] if x.shape.ndims else None, x.shape[1:]
     return _mark(x, tf.TensorShape([None]).concatenate(others), number, kind, tf.TensorShape(
-        [rows and rows * call.parts]).concatenate(others))  # the static size is every tower's
+        [rows and rows * call.num_parts]).concatenate(others))  # the static size is every tower's
 
 
 def _mark(x, shape, number, role, known_shape=None):
