@@ -55,6 +55,7 @@ def test_the_plan_counts_the_examples_of_all_shards():
     (lambda: towers.staged(X, 2), {}, 'expected a tf.data.Dataset'),
     (lambda: towers.staged(batches(drop_remainder=True), 3), {}, r'\(8, 6\).* that 3 towers'),
     (lambda: towers.staged(tf.data.Dataset.from_tensors(1.), 2), {}, r'shape \(\): expected dense'),
+    (lambda: towers.staged(batches(), [['/cpu:0', '/cpu:1']]), {}, 'is one tower on 2 devices'),
     (lambda: towers.staged(batches(), 2), dict(devices=4), 'the same devices to towers.staged'),
     (lambda: towers.staged(batches(), 2), dict(devices=2, memory=towers.Memory(accumulate=2)),
      'cut each into 2')])

@@ -185,7 +185,7 @@ def computes_with(tensors: typing.Iterable[tf.Tensor], loss: tf.Tensor,
                   known: typing.Iterable[tf.Tensor]) -> bool:
     """Whether tensors are computed from the value of a loss, by more than its shape, and by another
     way than through `known` tensors."""
-    known_names = graph_walk.names_of(map(graph_walk.operation_of, known))
+    known_names = graph_walk.operation_names(known)
 
     def computed_from(op: tf.Operation) -> list:
         if op.name in known_names or op.type in _OF_SHAPE:

@@ -39,6 +39,11 @@ def operation_of(fetch: typing.Any) -> tf.Operation:
     return getattr(fetch, 'op', fetch)
 
 
+def operation_names(fetches: typing.Iterable) -> typing.Set[str]:
+    """The names of the operations of some tensors and variables, or of operations: a set."""
+    return {operation_of(fetch).name for fetch in fetches}
+
+
 def producers_of(op: tf.Operation) -> typing.List[tf.Operation]:
     """The operations that make the inputs of an operation: a list, in the order of the inputs."""
     return [tensor.op for tensor in op.inputs]

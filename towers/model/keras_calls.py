@@ -17,7 +17,7 @@ from towers.errors import ModelFunctionError
 from towers.graph.graph_walk import (
     Recording,
     inputs_of,
-    names_of,
+    operation_names,
     operation_of,
     reachable_from,
     reached,
@@ -84,7 +84,7 @@ class KerasCalls:
         that were only called on a `keras.Input`, to define a model."""
         layers = []
         for call in self._calls:
-            operations = names_of(map(operation_of, call.tensors))
+            operations = operation_names(call.tensors)
             if operations.isdisjoint(self._waiting_for_keras_input()):
                 layers.append(call.layer)
         return unique(layers)

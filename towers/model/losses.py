@@ -147,7 +147,7 @@ def _not_computed_in(tensors: list, losses: list) -> list:
 def _losses_before_build(recorded: typing.Any) -> typing.List[tf.Tensor]:
     """The losses from before the build that regularize the variables of `recorded`; not losses of
     an earlier build's activations."""
-    variables = {variable.op.name for variable in recorded.variables}
+    variables = graph_walk.operation_names(recorded.variables)
     return [loss for loss in recorded.registered_before
             if variables & graph_walk.ancestors([loss]) and not _depends_on_a_batch(loss)]
 

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import MissingPackageError, ModelFunctionError
-from towers.graph.graph_walk import ancestors, fetches_in, leaves_of, names_of, operation_of
+from towers.graph.graph_walk import ancestors, fetches_in, leaves_of, operation_names
 from towers.graph.op_types import ADDS, ADDS_ROWS, SETS
 from towers.shards.cut_batch import weighted
 
@@ -266,7 +266,7 @@ def _check_counts(name: str, value: typing.Any, inputs: typing.Any) -> None:
     if not isinstance(value, tf.Tensor):
         return
     without_counters = ancestors([value], SETS | ADDS | ADDS_ROWS)
-    if not without_counters.isdisjoint(names_of(map(operation_of, leaves_of(inputs)))):
+    if not without_counters.isdisjoint(operation_names(leaves_of(inputs))):
         raise ModelFunctionError(
             'metric %r is a pair with the value %r, which is computed from one shard of the batch '
             'and not from counters, so that it is none of the whole batch. Pass '

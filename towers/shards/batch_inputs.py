@@ -7,7 +7,6 @@ gradients with respect to their shards:
     dL/dv = sum over the inputs x of (dL/dx)^T dx/dv,   dL/dx = the towers' dL_k/dx_k, in order
 """
 
-import collections
 import typing
 
 import numpy as np
@@ -19,15 +18,26 @@ from towers.errors import InputError, TowersError
 from towers.graph import graph_walk
 from towers.placement.variable_device import only_device
 
-Inputs = collections.namedtuple('Inputs', 'leaves size unknown')
-"""Inputs that can be cut by examples: list of `(path, leaf)`, with paths for errors, `inputs['x']`;
-their first dimension, None if not static; the paths of leaves that do not say it."""
+
+class Inputs(typing.NamedTuple):
+    """Inputs that can be cut by examples.
+
+    Attributes:
+      leaves: list of `(path, leaf)`; a path names a leaf in errors, such as `inputs['x']`.
+      size: their first dimension; None if it is not static.
+      unknown: the paths of leaves whose first dimension is not static.
+    """
+    leaves: typing.List[typing.Tuple[str, typing.Any]]
+    size: typing.Optional[int]
+    unknown: typing.List[str]
 
 
-def checked_inputs(inputs):
+def checked_inputs(inputs: typing.Any) -> Inputs:
     """The `Inputs` of a nest, or `InputError` for a leaf that cannot be cut; makes no operation."""
     check_graph_mode('the result of split_batch')
-    leaves, sizes, unknown = _leaves(inputs), {}, []
+    leaves = _leaves(inputs)
+    sizes = {}
+    unknown = []
     for path, leaf in leaves:
         if leaf is None:
             continue
@@ -36,48 +46,68 @@ def checked_inputs(inputs):
             raise InputError('%s is a scalar and has no batch dimension to cut: let the model '
                              'function take it from its closure, or leave it out of inputs; of a '
                              'Python list of numbers pass np.array(...).' % path)
-        if shape.ndims is not None and shape.as_list()[0] is not None:
-            sizes[path] = shape.as_list()[0]
-        else:
+        size = None if shape.ndims is None else shape.as_list()[0]
+        if size is None:
             unknown.append(path)
+        else:
+            sizes[path] = size
     if len(set(sizes.values())) > 1:
+        found = ['%s has %d' % item for item in sizes.items()]
         raise InputError('the first dimensions of the inputs differ: %s. Every tensor needs the '
-                         'same number of examples.'
-                         % ', '.join('%s has %d' % item for item in sizes.items()))
+                         'same number of examples.' % ', '.join(found))
     return Inputs(leaves, next(iter(sizes.values()), None), unknown)
 
 
-def tensors_of_leaves(leaves):
+def tensors_of_leaves(leaves: typing.Iterable[typing.Tuple[str, typing.Any]]) -> list:
     """The leaves of `Inputs` as tensors: a list, with None for None."""
     tensors = []
     for path, leaf in leaves:
-        try:
-            tensors.append(leaf if leaf is None or isinstance(leaf, tf.SparseTensor) else
-                           tf.convert_to_tensor(leaf))
-        except TowersError:  # of the caller's device function
-            raise
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise _no_tensor(path, leaf, str(error).split('\n', 1)[0]) from None
+        if leaf is not None and not isinstance(leaf, tf.SparseTensor):
+            try:
+                leaf = tf.convert_to_tensor(leaf)
+            except TowersError:  # of the caller's device function
+                raise
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise _no_tensor(path, leaf, str(error).split('\n', 1)[0]) from None
+        tensors.append(leaf)
     return tensors
 
 
-def size_and_guards(inputs, tensors):
-    """`(size, guards)`: the number of examples, an int or an int32 scalar; and a list of assertions
-    that all tensors, as `tensors_of_leaves` returns them, have it."""
-    sizes = [(path, tf.cast(tensor.dense_shape[0], tf.int32) if isinstance(
-        tensor, tf.SparseTensor) else tf.shape(tensor)[0])
-             for tensor, (path, _) in zip(tensors, inputs.leaves) if path in inputs.unknown]
-    size, of_whom = inputs.size, 'the others'
+def size_and_guards(inputs: Inputs, tensors: list) -> typing.Tuple[typing.Any, list]:
+    """The number of examples, and assertions that all tensors have it.
+
+    Args:
+      inputs: the `Inputs`.
+      tensors: their leaves as tensors, as `tensors_of_leaves` returns them.
+
+    Returns:
+      `(size, guards)`: an int, or an int32 scalar; and a list of operations.
+    """
+    sizes = []  # (path, size) where the size is known only when the step runs
+    for tensor, (path, _) in zip(tensors, inputs.leaves):
+        if path in inputs.unknown:
+            sizes.append((path, _size_of(tensor)))
+    size = inputs.size
+    of_whom = 'the others'
     if size is None:
         of_whom, size = sizes.pop(0)
-    texts = ['towers: the first dimensions of the inputs differ: those of %s and %s are' % (
-        of_whom, path) for path, _ in sizes]
-    # In an assertion TensorFlow puts backslashes before each quote.
-    return size, [tf.Assert(tf.equal(size, other), [text.replace("'", ''), size, other])
-                  for text, (_, other) in zip(texts, sizes)]
+    guards = []
+    for path, other in sizes:
+        text = 'towers: the first dimensions of the inputs differ: those of %s and %s are' % (
+            of_whom, path)
+        # In an assertion TensorFlow puts backslashes before each quote.
+        guards.append(tf.Assert(tf.equal(size, other), [text.replace("'", ''), size, other]))
+    return size, guards
 
 
-def _leaves(inputs):
+def _size_of(tensor: typing.Union[tf.Tensor, tf.SparseTensor]) -> tf.Tensor:
+    """The first dimension of a tensor: an int32 scalar."""
+    if isinstance(tensor, tf.SparseTensor):
+        return tf.cast(tensor.dense_shape[0], tf.int32)
+    return tf.shape(tensor)[0]
+
+
+def _leaves(inputs: typing.Any) -> typing.List[typing.Tuple[str, typing.Any]]:
     """[(path for error texts, leaf)]; every leaf is checked as far as is possible without an op."""
     try:
         paths = _paths(inputs, '')
@@ -90,48 +120,62 @@ def _leaves(inputs):
     if len(flat) == 1 and not isinstance(inputs, dict):
         paths = ['']
     elif len(paths) != len(flat):  # a nest of a kind that tf.nest alone knows
-        paths = ['[%d]' % i for i in range(len(flat))]
-    leaves = [('inputs' + path, leaf) for path, leaf in zip(paths, flat)]
-    for path, leaf in leaves:
-        if isinstance(leaf, compat.DATASET_TYPES + (
-                tf.data.Iterator, tf.RaggedTensor, tf.IndexedSlices)):
-            raise InputError('%s is a %s, which cannot be cut by examples: pass dense or sparse '
-                             'tensors of one batch, such as tf.data.make_one_shot_iterator(dataset)'
-                             '.get_next().' % (path, type(leaf).__name__))
-        graph = getattr(leaf, 'graph', None)
-        if graph is not None and graph is not tf.get_default_graph():
-            name = getattr(getattr(leaf, 'values', leaf), 'name', type(leaf).__name__)
-            raise InputError('%s (%s) belongs to another graph than the default one: make the '
-                             'inputs and the towers under the same tf.Graph().' % (path, name))
-    if all(leaf is None for _, leaf in leaves):
+        paths = ['[%d]' % number for number in range(len(flat))]
+    paths = ['inputs' + path for path in paths]
+    for path, leaf in zip(paths, flat):
+        _check_leaf(path, leaf)
+    if all(leaf is None for leaf in flat):
         raise InputError('inputs=%.80r holds no tensor: pass the tensors of one batch, [batch, ...]'
                          ' each.' % (inputs,))
-    return leaves
+    return list(zip(paths, flat))
 
 
-def _paths(nest, path):
-    """The path of each leaf of a nest, in the order of `tf.nest.flatten`: `['x']`, `[0].labels`."""
+def _check_leaf(path: str, leaf: typing.Any) -> None:
+    """Raises `InputError` for a leaf, found at that path, that cannot be cut or is of another
+    graph."""
+    if isinstance(leaf, compat.DATASET_TYPES + (
+            tf.data.Iterator, tf.RaggedTensor, tf.IndexedSlices)):
+        raise InputError('%s is a %s, which cannot be cut by examples: pass dense or sparse '
+                         'tensors of one batch, such as tf.data.make_one_shot_iterator(dataset)'
+                         '.get_next().' % (path, type(leaf).__name__))
+    graph = getattr(leaf, 'graph', None)
+    if graph is not None and graph is not tf.get_default_graph():
+        name = getattr(getattr(leaf, 'values', leaf), 'name', type(leaf).__name__)
+        raise InputError('%s (%s) belongs to another graph than the default one: make the '
+                         'inputs and the towers under the same tf.Graph().' % (path, name))
+
+
+def _paths(nest: typing.Any, path: str) -> typing.List[str]:
+    """The path of each leaf of a nest, itself at `path`, in the order of `tf.nest.flatten`:
+    `['x']`, `[0].labels`."""
     if isinstance(nest, tf.SparseTensorValue):  # which `tf.nest` would take apart
         raise InputError('inputs%s is a SparseTensorValue: pass tf.SparseTensor.from_value(…) of '
                          'it.' % path)
+    paths = []
     if isinstance(nest, dict):
-        parts = [('[%r]' % (key,), nest[key]) for key in sorted(nest)]
+        for key in sorted(nest):
+            paths += _paths(nest[key], '%s[%r]' % (path, key))
+    elif isinstance(nest, tuple) and hasattr(nest, '_fields'):
+        for field in nest._fields:
+            paths += _paths(getattr(nest, field), '%s.%s' % (path, field))
     elif isinstance(nest, (tuple, list)):
-        names = ['.' + field for field in getattr(nest, '_fields', ())]
-        parts = zip(names or ['[%d]' % i for i in range(len(nest))], nest)
+        for number, inner in enumerate(nest):
+            paths += _paths(inner, '%s[%d]' % (path, number))
     else:
-        return [path]
-    return [each for name, part in parts for each in _paths(part, path + name)]
+        paths.append(path)
+    return paths
 
 
-def _no_tensor(path, leaf, because):
+def _no_tensor(path: str, leaf: typing.Any, because: str) -> InputError:
+    """The error for a leaf at that path that is no tensor, `because` of something."""
     return InputError('%s is a %s, which cannot be made a tensor of this graph: %s. Pass dense or '
                       'sparse tensors, or arrays of numbers or strings.'
                       % (path, type(leaf).__name__, because.rstrip('.')))
 
 
-def static_shape(path, leaf):
-    """The `tf.TensorShape` of a tensor, a variable or an array, as far as it is static."""
+def static_shape(path: str, leaf: typing.Any) -> tf.TensorShape:
+    """The `tf.TensorShape` of a tensor, a variable or an array, as far as it is static. The path
+    names it in an error."""
     if isinstance(leaf, (tf.SparseTensor, tf.Tensor) + compat.VARIABLE_TYPES):
         return leaf.get_shape()
     array = np.asarray(leaf)
@@ -142,16 +186,17 @@ def static_shape(path, leaf):
 
 # ---- trained variables behind the batch ---------------------------------------------------------
 
-def _trained_behind(leaf):
+def _trained_behind(leaf: typing.Any) -> typing.List[str]:
     """Names of the trainable variables that a leaf of a nest has a gradient to: a sorted list."""
     if not isinstance(leaf, (tf.Tensor,) + compat.VARIABLE_TYPES) or not leaf.dtype.is_floating:
         return []
-    return sorted({variable.op.name for variable in tf.trainable_variables()} &
-                  graph_walk.ancestors([leaf], ends=('StopGradient',)))
+    trainable = graph_walk.operation_names(tf.trainable_variables())
+    return sorted(trainable & graph_walk.ancestors([leaf], ends=('StopGradient',)))
 
 
-def check_nothing_is_trained_behind(leaves):
-    """Raises `InputError` for tensors that have a gradient to a trainable variable."""
+def check_nothing_is_trained_behind(leaves: typing.Any) -> None:
+    """Raises `InputError` for a nest of leaves with a tensor that has a gradient to a trainable
+    variable."""
     for leaf in tf.nest.flatten(leaves, expand_composites=True):
         for name in _trained_behind(leaf):
             raise InputError(
@@ -160,51 +205,78 @@ def check_nothing_is_trained_behind(leaves):
                 'tf.stop_gradient.' % (leaf.name, name))
 
 
-class VariablesBehindInputs(collections.namedtuple(
-        'VariablesBehindInputs', 'inputs leaves variables', defaults=((), (), ()))):
+class VariablesBehindInputs(typing.NamedTuple):
     """The trainable variables that the inputs of a build are computed from.
 
     Attributes:
       inputs: the nest of inputs, behind which no gradient is taken.
       leaves: list of its leaves that are computed from such variables; None for the others.
+      variables: list of the variables.
     """
-    __slots__ = ()
+    inputs: typing.Any = ()
+    leaves: typing.Sequence[typing.Optional[tf.Tensor]] = ()
+    variables: typing.Sequence[tf.Variable] = ()
 
     def shard_tensors(self, shard: typing.Any) -> typing.List[tf.Tensor]:
         """The tensors of a shard behind which trained variables are: a list."""
-        return [tensor for tensor, leaf in zip(tf.nest.flatten(shard), self.leaves)
-                if leaf is not None]
+        tensors = []
+        for tensor, leaf in zip(tf.nest.flatten(shard), self.leaves):
+            if leaf is not None:
+                tensors.append(tensor)
+        return tensors
 
-    def gradients(self, of_shards: list, sizes: list, trained: list) -> typing.List[list]:
-        """`[[(gradient, variable)]]` of trained variables, as `combine` takes them; or [].
+    def gradients(self, of_shards: typing.Sequence[list], sizes: list,
+                  trained: typing.Iterable[tf.Variable]) -> typing.List[list]:
+        """Takes the gradients of those variables that are trained.
 
-        `of_shards` has each shard's gradients with respect to `shard_tensors`, None for an input
-        that the loss does not depend on; padding behind the `sizes` gets no gradient.
+        Args:
+          of_shards: for each shard the gradients with respect to its `shard_tensors`; None for an
+            input that the loss does not depend on.
+          sizes: the shards' numbers of examples. Padding behind them gets no gradient.
+          trained: the trained variables.
+
+        Returns:
+          A list of `[(gradient, variable)]`, to be combined with those of the towers: one, or none.
         """
-        trained = {variable.op.name for variable in trained}
-        variables, ys, grads = [v for v in self.variables if v.op.name in trained], [], []
+        names = graph_walk.operation_names(trained)
+        variables = [variable for variable in self.variables if variable.op.name in names]
         if not variables:
             return []
         leaves = [leaf for leaf in self.leaves if leaf is not None]
+        ends = []  # of the computation of the inputs
+        gradients_of_ends = []
         with tf.name_scope('behind_batch'):
-            for leaf, parts in zip(leaves, zip(*of_shards)):
-                if parts[0] is not None:
-                    with only_device(leaf.device or None):
-                        grads.append(tf.concat([tf.convert_to_tensor(part)[:size]
-                                                for part, size in zip(parts, sizes)], 0))
-                        ys.append(leaf[:sum(sizes)])  # a remainder may have been dropped
-            return [list(zip(tf.gradients(ys, variables, grads), variables))] if ys else []
+            for leaf, by_shard in zip(leaves, zip(*of_shards)):
+                if by_shard[0] is None:
+                    continue
+                with only_device(leaf.device or None):
+                    rows = [tf.convert_to_tensor(gradient)[:size]
+                            for gradient, size in zip(by_shard, sizes)]
+                    gradients_of_ends.append(tf.concat(rows, 0))
+                    ends.append(leaf[:sum(sizes)])  # a remainder may have been dropped
+            if not ends:
+                return []
+            gradients = tf.gradients(ends, variables, gradients_of_ends)
+            return [list(zip(gradients, variables))]
 
 
-def variables_behind(inputs):
+def variables_behind(inputs: typing.Any) -> VariablesBehindInputs:
     """The `VariablesBehindInputs` of a nest; `InputError` where they are behind a sparse tensor."""
     leaves = tf.nest.flatten(inputs)
-    check_nothing_is_trained_behind([each for each in leaves if isinstance(each, tf.SparseTensor)])
-    names = list(map(_trained_behind, leaves))
-    behind = [tf.convert_to_tensor(leaf) if each else None for leaf, each in zip(leaves, names)]
-    names = set().union(*names)
-    return VariablesBehindInputs(
-        inputs if not names else tf.nest.pack_sequence_as(inputs, [
-            leaf if each is None else tf.stop_gradient(each)
-            for leaf, each in zip(leaves, behind)]),
-        behind, [each for each in tf.trainable_variables() if each.op.name in names])
+    check_nothing_is_trained_behind([leaf for leaf in leaves if isinstance(leaf, tf.SparseTensor)])
+    behind: typing.List[typing.Optional[tf.Tensor]] = []
+    stopped = []
+    names: typing.Set[str] = set()
+    for leaf in leaves:
+        names_of_leaf = _trained_behind(leaf)
+        if not names_of_leaf:
+            behind.append(None)
+            stopped.append(leaf)
+            continue
+        names.update(names_of_leaf)
+        behind.append(tf.convert_to_tensor(leaf))
+        stopped.append(tf.stop_gradient(behind[-1]))
+    if names:
+        inputs = tf.nest.pack_sequence_as(inputs, stopped)
+    variables = [variable for variable in tf.trainable_variables() if variable.op.name in names]
+    return VariablesBehindInputs(inputs, behind, variables)

@@ -1,6 +1,5 @@
 """Cuts a batch into a shard per tower, on the CPU."""
 
-import collections
 import functools
 import itertools
 import math
@@ -12,15 +11,22 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import check_choice, check_count
 from towers.errors import InputError, InvalidArgumentError
 from towers.placement.devices import MOST_TOWERS
-from towers.shards.batch_inputs import checked_inputs, size_and_guards, tensors_of_leaves
+from towers.shards.batch_inputs import (
+    Inputs,
+    checked_inputs,
+    size_and_guards,
+    tensors_of_leaves,
+)
 
 REMAINDERS = ('error', 'weight', 'drop')
 """The treatment of a batch that the towers do not divide: an error; or shards differ by an example,
 and one without an example holds padding; or the last examples are left out."""
 
+Size = typing.Union[int, tf.Tensor]
+"""A number of examples: an int, or an int32 scalar if it is not static."""
 
-class CutBatch(collections.namedtuple('CutBatch', [
-        'inputs', 'sizes', 'weights', 'batch_size', 'is_even', 'pads'])):
+
+class CutBatch(typing.NamedTuple):
     """A batch of `n` examples, cut into N shards.
 
     Attributes:
@@ -32,7 +38,12 @@ class CutBatch(collections.namedtuple('CutBatch', [
       is_even: whether it is certain that all shards have the same number of examples.
       pads: whether a shard without an example holds padding.
     """
-    __slots__ = ()
+    inputs: typing.List[typing.Any]
+    sizes: typing.List[Size]
+    weights: typing.List[typing.Union[float, tf.Tensor]]
+    batch_size: Size
+    is_even: bool
+    pads: bool
 
 
 def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
@@ -65,58 +76,88 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
     return cut(inputs, checked_shares(shares, int(num_shards)), remainder)
 
 
-def cut(inputs, shares, remainder, called='towers'):
-    """The `CutBatch` of `split_batch`, whose errors call the parts 'towers', or 'micro-batches'."""
-    checked, pads = checked_size(inputs, shares, remainder, called), remainder == 'weight'
+def cut(inputs: typing.Any, shares: typing.Tuple[int, ...], remainder: str,
+        called: str = 'towers') -> CutBatch:
+    """The `CutBatch` of `split_batch`, by checked shares; errors say what the parts of the batch
+    are `called`, 'towers' or 'micro-batches'."""
+    checked = checked_size(inputs, shares, remainder, called)
     with tf.name_scope('shards'), tf.device(None), tf.device('/cpu:0'):
         tensors = tensors_of_leaves(checked.leaves)
         size, guards = size_and_guards(checked, tensors)
         if checked.size is None:
             guards += _size_assertions(size, shares, remainder, called)
         sizes, used = sizes_of_shards(size, shares, remainder)
+        pieces_of_leaves = []
         with tf.control_dependencies(guards):
-            columns = [[None] * len(sizes) if tensor is None else _pieces(
-                tensor, sizes, used if remainder == 'drop' else None) for tensor in tensors]
-        is_static = all(isinstance(each, int) for each in sizes)
-        is_even = len(set(shares)) == 1 and not pads or len(sizes) == 1 or (
-            is_static and len(set(sizes)) == 1)
-        return cut_batch([tf.nest.pack_sequence_as(inputs, each) for each in zip(*columns)],
-                          sizes, used, is_even, None if pads else shares, pads)
+            for tensor in tensors:
+                if tensor is None:
+                    pieces = [None] * len(sizes)
+                elif remainder == 'drop' and not isinstance(tensor, tf.SparseTensor):
+                    pieces = _pieces(tensor[:used], sizes)
+                else:
+                    pieces = _pieces(tensor, sizes)
+                pieces_of_leaves.append(pieces)
+        shards = [tf.nest.pack_sequence_as(inputs, pieces) for pieces in zip(*pieces_of_leaves)]
+        pads = remainder == 'weight'
+        is_even = _are_certainly_equal(sizes, shares, pads)
+        return cut_batch(shards, sizes, used, is_even, None if pads else shares, pads)
 
 
-def cut_batch(inputs, sizes, batch_size, is_even, shares=None, pads=False):
-    """The `CutBatch`; `shares` are the proportions of the sizes, where these are certain."""
-    shares = (1,) * len(sizes) if is_even else shares
+def _are_certainly_equal(sizes: list, shares: typing.Tuple[int, ...], pads: bool) -> bool:
+    """Whether all sizes of shards are equal whatever the size of the batch; `pads` says whether a
+    remainder is spread over the shards."""
+    if len(sizes) == 1:
+        return True
+    if len(set(shares)) == 1 and not pads:
+        return True
+    is_static = all(isinstance(size, int) for size in sizes)
+    return is_static and len(set(sizes)) == 1
+
+
+def cut_batch(inputs: list, sizes: list, batch_size: Size, is_even: bool,
+              shares: typing.Optional[typing.Tuple[int, ...]] = None,
+              pads: bool = False) -> CutBatch:
+    """The `CutBatch` with its weights; `shares` are the proportions of the sizes, where these are
+    certain."""
+    if is_even:
+        shares = (1,) * len(sizes)
     if shares is not None:
         # Equal weights are one object, by which they are known to be equal.
-        of_share = {share: share / sum(shares) for share in shares}
-        weights = [of_share[share] for share in shares]
+        weight_of_share = {share: share / sum(shares) for share in shares}
+        weights = [weight_of_share[share] for share in shares]
     else:
-        weights = [size / batch_size if isinstance(size, int) else
-                   tf.cast(size, tf.float64) / tf.cast(batch_size, tf.float64) for size in sizes]
+        weights = [_quotient(size, batch_size) for size in sizes]
     return CutBatch(inputs, sizes, weights, batch_size, is_even, pads)
 
 
-def weighted(value, weight):
+def _quotient(size: Size, batch_size: Size) -> typing.Union[float, tf.Tensor]:
+    """The weight of a shard of that size: a float, or a float64 scalar."""
+    if isinstance(size, int):
+        return size / batch_size
+    return tf.cast(size, tf.float64) / tf.cast(batch_size, tf.float64)
+
+
+def weighted(value: tf.Tensor, weight: typing.Union[float, tf.Tensor]) -> tf.Tensor:
     """A value times the weight of its shard; 0 for a shard without an example, even of NaN."""
     factor = weight if isinstance(weight, float) else tf.cast(weight, value.dtype)
     return zero_if_empty(value * factor, weight)
 
 
-def zero_if_empty(value, weight):
+def zero_if_empty(value: tf.Tensor, weight: typing.Union[float, tf.Tensor]) -> tf.Tensor:
     """The value of a shard that has an example, thus a weight; 0 for a shard without an example."""
     if isinstance(weight, float):
         return value if weight else tf.zeros_like(value)
     return tf.where_v2(weight > 0., value, tf.zeros_like(value))
 
 
-def checked_shares(shares, count, called='shards'):
-    """The proportions of `count` parts without a common divisor: a tuple of ints; 1s for None."""
+def checked_shares(shares: typing.Any, count: int,
+                   called: str = 'shards') -> typing.Tuple[int, ...]:
+    """The proportions of `count` parts of the batch, `called` so in errors, without a common
+    divisor: a tuple of ints; 1s for None."""
     if shares is None:
         return (1,) * count
-    if not isinstance(shares, (tuple, list)) or len(shares) != count or not all(
-            isinstance(share, numbers.Integral) and not isinstance(share, bool) and share > 0
-            for share in shares):
+    is_list = isinstance(shares, (tuple, list)) and len(shares) == count
+    if not is_list or not all(map(_is_positive, shares)):
         raise InvalidArgumentError('shares=%.80r for %d %s: expected a list with a whole number of '
                                    'at least 1 for each, such as %r.' % (
                                        shares, count, called, [3] + [1] * (count - 1)))
@@ -124,99 +165,157 @@ def checked_shares(shares, count, called='shards'):
     return tuple(int(share) // divisor for share in shares)
 
 
-def checked_size(inputs, shares, remainder, called):
-    """The `Inputs` of a batch whose static size can be cut so; makes no operation."""
+def _is_positive(share: typing.Any) -> bool:
+    """Whether a share is a whole number of at least 1."""
+    if not isinstance(share, numbers.Integral) or isinstance(share, bool):
+        return False
+    return int(share) > 0
+
+
+def checked_size(inputs: typing.Any, shares: typing.Tuple[int, ...], remainder: str,
+                 called: str) -> Inputs:
+    """The `Inputs` of a batch whose static size can be cut so; makes no operation. The arguments
+    are those of `cut`."""
     check_choice('remainder', remainder, REMAINDERS)
-    checked, unit = checked_inputs(inputs), sum(shares)
-    size, least = checked.size, unit if remainder == 'drop' else 1
-    if size is not None and size < least:
+    checked = checked_inputs(inputs)
+    size = checked.size
+    if size is None:
+        return checked
+    unit = sum(shares)
+    least = _least_size(shares, remainder)
+    if size < least:
         raise InputError('a batch of %d is too small for %s: pass a batch of at least %d.' % (
             size, _parts_text(shares, called), least))
-    if remainder == 'error' and size is not None and size % unit:
+    if remainder == 'error' and size % unit:
+        or_drop = ''
+        if size > unit:
+            or_drop = " or remainder='drop' (leave %d out)" % (size % unit)
         raise InputError(
             "a batch of %d does not divide among %s: use a batch of %d, or remainder='weight' "
             '(uneven shards, weighted by their size)%s.' % (
-                size, _parts_text(shares, called), unit * max(1, round(size / unit)),
-                " or remainder='drop' (leave %d out)" % (size % unit) if size > unit else ''))
+                size, _parts_text(shares, called), unit * max(1, round(size / unit)), or_drop))
     return checked
 
 
-def _parts_text(shares, called):
-    return '%d %s%s' % (len(shares), called, '' if len(set(shares)) == 1 else
-                        ' with shares %.60s' % ' : '.join(map(str, shares)))
+def _least_size(shares: typing.Tuple[int, ...], remainder: str) -> int:
+    """How many examples a batch needs at least; the arguments are those of `cut`."""
+    return sum(shares) if remainder == 'drop' else 1
 
 
-def _size_assertions(size, shares, remainder, called):
-    """The assertions to run before a batch of a size that is not static is cut."""
-    unit, parts = sum(shares), _parts_text(shares, called)
-    at_least = unit if remainder == 'drop' else 1
-    assertions = [tf.Assert(tf.greater_equal(size, at_least), [
-        'towers: a batch for %s needs at least %d examples and has' % (parts, at_least), size])]
+def _parts_text(shares: typing.Tuple[int, ...], called: str) -> str:
+    """The parts of the batch, `called` so, for the text of an error."""
+    text = '%d %s' % (len(shares), called)
+    if len(set(shares)) > 1:
+        text += ' with shares %.60s' % ' : '.join(map(str, shares))
+    return text
+
+
+def _size_assertions(size: tf.Tensor, shares: typing.Tuple[int, ...], remainder: str,
+                     called: str) -> typing.List[tf.Operation]:
+    """The assertions to run before a batch of a size that is not static is cut; the arguments are
+    those of `cut`."""
+    parts = _parts_text(shares, called)
+    least = _least_size(shares, remainder)
+    assertions = [tf.Assert(tf.greater_equal(size, least), [
+        'towers: a batch for %s needs at least %d examples and has' % (parts, least), size])]
     if remainder == 'error':
-        assertions.append(tf.Assert(tf.equal(size % unit, 0), [
+        assertions.append(tf.Assert(tf.equal(size % sum(shares), 0), [
             'towers: the batch does not divide among %s (remainder=weight takes it, remainder=drop '
             'if it has an example for each). Its number of examples:' % parts, size]))
     return assertions
 
 
-def sizes_of_shards(size, shares, remainder):
-    """(list of the numbers of examples of the shards, number of examples used), of `size`."""
+def sizes_of_shards(size: Size, shares: typing.Tuple[int, ...],
+                    remainder: str) -> typing.Tuple[list, Size]:
+    """The sizes of the shards of a batch of that size, and how many of its examples they hold.
+
+    With a `remainder` of 'weight' the first shards hold one example more each, with the others the
+    examples behind the last multiple of `sum(shares)` are in no shard.
+    """
     unit = sum(shares)
-    if remainder == 'weight' and not (isinstance(size, int) and size % unit == 0):
+    sizes: typing.List[Size] = []
+    is_without_remainder = isinstance(size, int) and size % unit == 0
+    if remainder == 'weight' and not is_without_remainder:
         floors = [size * share // unit for share in shares]
-        rest = size - sum(floors)
-        return [floor + (int(k < rest) if isinstance(rest, int) else
-                         tf.cast(tf.less(k, rest), tf.int32))
-                for k, floor in enumerate(floors)], size
-    each = size // unit
-    return [each if share == 1 else each * share for share in shares], each * unit
+        num_left = size - sum(floors)
+        for number, floor in enumerate(floors):
+            sizes.append(floor + _one_if_below(number, num_left))
+        return sizes, size
+    of_share_1 = size // unit
+    for share in shares:
+        # With shares of 1 all sizes are one object, by which they are known to be equal.
+        sizes.append(of_share_1 if share == 1 else of_share_1 * share)
+    return sizes, of_share_1 * unit
 
 
-def _pieces(tensor, sizes, used):
-    """A tensor in pieces of these sizes; with `used`, of that many of its first examples."""
+def _one_if_below(number: int, limit: Size) -> Size:
+    """1 if a number is below a limit, else 0."""
+    if isinstance(limit, int):
+        return int(number < limit)
+    return tf.cast(tf.less(number, limit), tf.int32)
+
+
+def _pieces(tensor: typing.Union[tf.Tensor, tf.SparseTensor], sizes: list) -> list:
+    """A tensor in pieces of these sizes, each a shard that can be fed."""
     starts = list(itertools.accumulate([0] + sizes[:-1]))
     if isinstance(tensor, tf.SparseTensor):
-        return [sparse_shard(tensor, *each) for each in zip(starts, sizes)]
-    if used is not None:
-        tensor = tensor[:used]
-    if all(isinstance(size, int) and size > 0 for size in sizes):
+        return list(map(functools.partial(sparse_shard, tensor), starts, sizes))
+    are_static = all(isinstance(size, int) for size in sizes)
+    if are_static and min(sizes) > 0:
         pieces = tf.split(tensor, sizes)
     elif all(size is sizes[0] for size in sizes):
         pieces = tf.split(tensor, len(sizes))
     else:
-        pieces = [tensor[start:start + size] for start, size in map(
-            _first_example_if_empty, starts, sizes)]
+        pieces = []
+        for start, size in map(_first_example_if_empty, starts, sizes):
+            pieces.append(tensor[start:start + size])
     # Copies of one graph take all shards: where sizes differ, the graph knows no size.
     is_even = all(piece.shape.is_compatible_with(pieces[0].shape) for piece in pieces)
     return [dense_shard(piece, is_even) for piece in pieces]
 
 
-def dense_shard(piece, is_even):
-    """A shard that can be fed, of static size where all shards have one size."""
-    return tf.placeholder_with_default(piece, piece.shape if is_even else tf.TensorShape(
-        [None]).concatenate(piece.shape[1:]))
+def dense_shard(piece: tf.Tensor, is_even: bool) -> tf.Tensor:
+    """A shard that can be fed; of static size where it is certain that all shards have one size,
+    which `is_even` says."""
+    if is_even:
+        return tf.placeholder_with_default(piece, piece.shape)
+    return tf.placeholder_with_default(
+        piece, tf.TensorShape([None]).concatenate(piece.shape[1:]))
 
 
-def sparse_shard(tensor, start, count):
+def sparse_shard(tensor: tf.SparseTensor, start: Size, count: Size) -> tf.SparseTensor:
     """A shard of a sparse tensor that can be fed: the examples from `start` on, `count` of them."""
     start, count = _first_example_if_empty(start, count)
-    shape = tensor.dense_shape
-    begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(shape[1:])], 0)
-    size = tf.concat([[tf.cast(count, tf.int64)], shape[1:]], 0)
+    dense_shape = tensor.dense_shape
+    begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(dense_shape[1:])], 0)
+    size = tf.concat([[tf.cast(count, tf.int64)], dense_shape[1:]], 0)
     shard = tf.sparse.slice(tensor, begin, size)
-    static = tensor.shape.as_list() if tensor.shape.ndims is not None else None
-    shape = tf.placeholder_with_default(shard.dense_shape, [static and len(static)])
-    if static is not None and any(static[1:]):  # TensorFlow finds the static dimensions in it
-        shape = tf.concat([shape[:1]] + [
-            shape[i:i + 1] if size is None else tf.constant([size], tf.int64)
-            for i, size in enumerate(static) if i], 0)
+    rank = tensor.shape.ndims
+    shape = tf.placeholder_with_default(shard.dense_shape, [rank])
+    if rank is not None:
+        shape = _with_static_dimensions(shape, tensor.shape.as_list())
     return tf.SparseTensor(
-        tf.placeholder_with_default(shard.indices, [None, static and len(static)]),
+        tf.placeholder_with_default(shard.indices, [None, rank]),
         tf.placeholder_with_default(shard.values, [None]), shape)
 
 
-def _first_example_if_empty(start, count):
+def _with_static_dimensions(shape: tf.Tensor, static: list) -> tf.Tensor:
+    """A dense shape with constants for the dimensions but the first that are `static`, where
+    TensorFlow finds them."""
+    if not any(static[1:]):
+        return shape
+    dimensions = [shape[:1]]
+    for axis, size in enumerate(static[1:], start=1):
+        if size is None:
+            dimensions.append(shape[axis:axis + 1])
+        else:
+            dimensions.append(tf.constant([size], tf.int64))
+    return tf.concat(dimensions, 0)
+
+
+def _first_example_if_empty(start: Size, count: Size) -> typing.Tuple[Size, Size]:
+    """`(start, count)` of a shard with examples; of one without, those of the batch's first one."""
     if isinstance(count, int):
         return (start, count) if count else (0, 1)
-    empty = tf.equal(count, 0)
-    return tf.where(empty, tf.zeros_like(start), start), tf.maximum(count, 1)
+    is_empty = tf.equal(count, 0)
+    return tf.where(is_empty, tf.zeros_like(start), start), tf.maximum(count, 1)

@@ -14,6 +14,7 @@ from towers.errors import InputError
 from towers.placement.devices import check_one_stage, resolve_devices, short_name
 from towers.placement.variable_device import only_device
 from towers.shards.batch_inputs import (
+    Inputs,
     checked_inputs,
     size_and_guards,
     static_shape,
@@ -59,15 +60,19 @@ class Shards:
     def cut(self) -> CutBatch:
         """The `CutBatch` for a build; each shard is fed where the caller has made it."""
         checked = self._checked()
-        is_even = self._are_equal or checked[0].size is not None and len(
-            {each.size for each in checked}) == 1
+        static_sizes = {inputs.size for inputs in checked}
+        is_even = self._are_equal or len(static_sizes) == 1 and None not in static_sizes
+        shards = []
+        sizes = []
         with tf.name_scope('shards'):
-            inputs, sizes = zip(*[_whole(number, batch, each, is_even) for number, (batch, each)
-                                  in enumerate(zip(self.batches, checked))])
+            for number, batch in enumerate(self.batches):
+                shard, size = _fed_shard(number, batch, checked[number], is_even)
+                shards.append(shard)
+                sizes.append(size)
             with tf.device(None), tf.device('/cpu:0'):
-                return cut_batch(list(inputs), list(sizes), sum(sizes), is_even)
+                return cut_batch(shards, sizes, sum(sizes), is_even)
 
-    def _checked(self):
+    def _checked(self) -> typing.List[Inputs]:
         """The `Inputs` of each shard, of one structure, with the same types and shapes [n, …]."""
         checked = [checked_inputs(batch) for batch in self.batches]
         for number, each in enumerate(checked):
@@ -80,31 +85,59 @@ class Shards:
                 raise InputError('shard %d has no example: pass one for each tower at least.'
                                  % number)
             for (path, leaf), (_, other) in zip(each.leaves, checked[0].leaves):
-                if _kind(leaf) != _kind(other) or leaf is not None and not static_shape(
-                        path, leaf)[1:].is_compatible_with(static_shape(path, other)[1:]):
+                if not _are_alike(path, leaf, other):
                     raise InputError('%s of shard %d is %s, and of shard 0 %s: expected one type '
                                      'and shape [n, …].' % (path, number, leaf, other))
         return checked
 
 
-def _kind(leaf):
-    return None if leaf is None else (
-        isinstance(leaf, tf.SparseTensor), tf.as_dtype(leaf.dtype).base_dtype)
+def _are_alike(path: str, leaf: typing.Any, other: typing.Any) -> bool:
+    """Whether two leaves are of one type and, but for the number of examples, of one shape. The
+    path names both in an error."""
+    if leaf is None or other is None:
+        return leaf is other
+    if isinstance(leaf, tf.SparseTensor) != isinstance(other, tf.SparseTensor):
+        return False
+    if tf.as_dtype(leaf.dtype).base_dtype != tf.as_dtype(other.dtype).base_dtype:
+        return False
+    shape_of_example = static_shape(path, leaf)[1:]
+    return shape_of_example.is_compatible_with(static_shape(path, other)[1:])
 
 
-def _whole(number, batch, inputs, is_even):
-    """(nest of tensors that can be fed, size) of a shard, on the devices of its tensors."""
-    with tf.device(None), tf.device(lambda op: (
-            op.inputs[0].device if len(op.inputs) else '') or '/cpu:0'):
+def _device_of_input(op: tf.Operation) -> str:
+    """The device of what an operation takes first; the CPU for an operation without inputs."""
+    device = op.inputs[0].device if len(op.inputs) else ''
+    return device or '/cpu:0'
+
+
+def _fed_shard(number: int, batch: typing.Any, inputs: Inputs,
+               is_even: bool) -> typing.Tuple[typing.Any, typing.Any]:
+    """Makes tensors that can be fed of one shard, on the devices of its tensors.
+
+    Args:
+      number: of the shard.
+      batch: the nest of the caller's tensors.
+      inputs: its `Inputs`.
+      is_even: whether it is certain that all shards have one size.
+
+    Returns:
+      `(nest of the tensors, number of examples)`.
+    """
+    with tf.device(None), tf.device(_device_of_input):
         tensors = tensors_of_leaves(inputs.leaves)
         size, guards = size_and_guards(inputs, tensors)
         if inputs.size is None:
             guards.append(tf.Assert(size > 0, [
                 'towers: shard %d of Shards has no example' % number]))
+        fed: typing.List[typing.Any] = []
         with tf.control_dependencies(guards):
-            fed = [None if tensor is None else sparse_shard(tensor, 0, size)
-                   if isinstance(tensor, tf.SparseTensor) else
-                   dense_shard(tf.identity(tensor), is_even) for tensor in tensors]
+            for tensor in tensors:
+                if tensor is None:
+                    fed.append(None)
+                elif isinstance(tensor, tf.SparseTensor):
+                    fed.append(sparse_shard(tensor, 0, size))
+                else:
+                    fed.append(dense_shard(tf.identity(tensor), is_even))
     return tf.nest.pack_sequence_as(batch, fed), size
 
 
@@ -122,15 +155,16 @@ class StagedInputs(Shards):
     def __init__(self, shards: typing.Sequence, devices: typing.Tuple[str, ...],
                  initializer: tf.Operation):
         super().__init__(shards)
-        self.initializer, self.devices = initializer, devices
+        self.initializer = initializer
+        self.devices = devices
 
     def check(self, devices: typing.Sequence[str]) -> None:
         """Raises `InputError` for a build on other devices."""
         if tuple(devices) != self.devices:
             raise InputError('the inputs are staged on %s, and the towers are on %s: pass the same '
-                             'devices to towers.staged and to build_towers.' % tuple(
-                                 ', '.join(map(short_name, each))
-                                 for each in (self.devices, devices)))
+                             'devices to towers.staged and to build_towers.' % (
+                                 ', '.join(map(short_name, self.devices)),
+                                 ', '.join(map(short_name, devices))))
 
 
 def staged(dataset: typing.Any, devices: typing.Union[None, int, str, typing.Sequence] = None,
@@ -158,29 +192,42 @@ def staged(dataset: typing.Any, devices: typing.Union[None, int, str, typing.Seq
     check_instance('dataset', dataset, compat.DATASET_TYPES, 'a tf.data.Dataset')
     check_count('buffer_size', buffer_size)
     names = tuple(resolve_devices(devices))
-    check_one_stage(names, 'staged')
+    check_one_stage('staged', names)
     count = len(names)
     for shape in tf.nest.flatten(tf.data.get_output_shapes(dataset)):
-        if not isinstance(shape, tf.TensorShape) or shape.ndims in (None, 0) or (
-                shape.as_list()[0] or 0) % count:
+        if not _can_be_cut(shape, count):
             raise InputError('the dataset has elements of shape %s: expected dense batches [n, …], '
                              'with an n that %d towers divide.' % (shape, count))
 
-    def cut(*batch):
-        batch = batch[0] if len(batch) == 1 else batch
-        return tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(
-            lambda tensor: _cut(tensor, count), batch))
+    def shards_of(*elements: tf.Tensor) -> tf.data.Dataset:
+        batch = elements[0] if len(elements) == 1 else elements
+        return tf.data.Dataset.from_tensor_slices(
+            tf.nest.map_structure(lambda tensor: _stacked_shards(tensor, count), batch))
+
     with only_device('/cpu:0'):
-        iterator = compat.multi_device_iterator(dataset.flat_map(cut), names, int(buffer_size))
+        iterator = compat.multi_device_iterator(
+            dataset.flat_map(shards_of), names, int(buffer_size))
         shards = iterator.get_next()
     tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
     return StagedInputs(shards, names, iterator.initializer)
 
 
-def _cut(tensor, count):
+def _can_be_cut(shape: typing.Any, count: int) -> bool:
+    """Whether elements of that shape are dense, and `count` towers divide a static size."""
+    if not isinstance(shape, tf.TensorShape) or not shape.ndims:
+        return False
+    size = shape.as_list()[0]
+    return size is None or size % count == 0
+
+
+def _stacked_shards(tensor: tf.Tensor, count: int) -> tf.Tensor:
     """[n, …] as [count, n / count, …]."""
-    size = tensor.shape.as_list()[0]
-    each = tf.shape(tensor)[0] // count if size is None else size // count
-    cut = tf.reshape(tensor, tf.concat([[count, each], tf.shape(tensor)[1:]], 0))
-    cut.set_shape([count, None if size is None else size // count] + tensor.shape.as_list()[1:])
-    return cut
+    size, *shape_of_example = tensor.shape.as_list()
+    if size is None:
+        size_of_shard = tf.shape(tensor)[0] // count
+        static_size = None
+    else:
+        size_of_shard = static_size = size // count
+    stacked = tf.reshape(tensor, tf.concat([[count, size_of_shard], tf.shape(tensor)[1:]], 0))
+    stacked.set_shape([count, static_size] + shape_of_example)
+    return stacked
