@@ -72,7 +72,7 @@ BREAKAGES = [
      'copies/test_copy.py inspect/test_audit.py'),
     ('towers/copies/copy.py', "list(map(self._graph.get_operation_by_name, waits_for))", '[]',
      'roles/test_inline_updates.py'),
-    ('towers/variables/initial_values.py', 'instead.get(each.name, each)', 'each',
+    ('towers/variables/initial_values.py', 'instead.get(tensor.name, tensor)', 'tensor',
      'variables/test_initial_values.py'),
     ('towers/variables/tf1_variables.py', "handles.add(variable.op.name + ':0')", 'pass',
      'variables/test_tf1_variables.py'),

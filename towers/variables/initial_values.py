@@ -24,22 +24,45 @@ from towers.placement.variable_device import only_device
 
 _IS_INITIALIZED = frozenset(['VarIsInitializedOp', 'IsVariableInitialized'])
 
+
+def _whole_value(op: tf.Operation, value: tf.Tensor) -> tf.Tensor:
+    """What a read gives, for another value of the variable."""
+    return value
+
+
+def _rows(op: tf.Operation, value: tf.Tensor) -> tf.Tensor:
+    """What a look-up of rows gives."""
+    return tf.gather(value, op.inputs[1], batch_dims=op.get_attr('batch_dims'))
+
+
+def _entries(op: tf.Operation, value: tf.Tensor) -> tf.Tensor:
+    """What a look-up of entries gives."""
+    return tf.gather_nd(value, op.inputs[1])
+
+
+def _shape(op: tf.Operation, value: tf.Tensor) -> tf.Tensor:
+    """What an operation gives that asks for the shape."""
+    return tf.shape(value, out_type=op.get_attr('out_type'))
+
+
 _VALUE_OF_READER = {
-    'ReadVariableOp': lambda op, value: value,
-    'Identity': lambda op, value: value,  # of a reference variable
-    'ResourceGather': lambda op, value: tf.gather(
-        value, op.inputs[1], batch_dims=op.get_attr('batch_dims')),
-    'ResourceGatherNd': lambda op, value: tf.gather_nd(value, op.inputs[1]),
-    'VariableShape': lambda op, value: tf.shape(value, out_type=op.get_attr('out_type'))}
-"""By the type of an operation that reads a variable: a function of the operation and of another
-value of the variable, to what the operation gives for that value."""
+    'ReadVariableOp': _whole_value,
+    'Identity': _whole_value,  # of a reference variable
+    'ResourceGather': _rows,
+    'ResourceGatherNd': _entries,
+    'VariableShape': _shape}
+"""{type of an operation that reads a variable: function from it and another value of the variable
+to what the operation gives for that value}."""
 
 
 def value_or_initial_value(variable: tf.Variable) -> tf.Tensor:
     """The value of a variable where it is initialized, and its initial value where it is not."""
     initializer = compat.initializer_of(variable)
-    # The initializer's, since `tf.train.init_from_checkpoint` exchanges the initializer.
-    initial_value = initializer.inputs[1] if initializer.type in SETS else variable.initial_value
+    if initializer.type in SETS:
+        # `tf.train.init_from_checkpoint` exchanges the initializer, and not `initial_value`.
+        initial_value = initializer.inputs[1]
+    else:
+        initial_value = variable.initial_value
     with tf.control_dependencies(None), only_device(variable.device), compat.control_flow_v1():
         value = tf.cond(tf.is_variable_initialized(variable), variable.read_value,
                         lambda: initial_value)
@@ -75,59 +98,85 @@ class _Computation:
 
     def __init__(self, tensor: tf.Tensor):
         self._tensor = tensor
-        self._branches_to_leave = compat.contexts_around(tensor.op) if (
-            compat.in_branches_alone(tensor.op)) else []
+        self._branches_to_leave: list = []
+        if compat.in_branches_alone(tensor.op):
+            self._branches_to_leave = compat.contexts_around(tensor.op)
         self._operations = graph_walk.reached([tensor.op], self._computed_from)
-        known = {variable.op.name: variable
-                 for variable in tf.global_variables() + tf.local_variables()
-                 if variable.initializer is not None}
-        self._readers = {op.name: known[variable.name] for op in self._operations.values()
-                         for variable in _variables_taken(op) if variable.name in known}
+        self._readers = self._found_readers()  # name of an operation -> the variable that it reads
+
+    def _found_readers(self) -> typing.Dict[str, tf.Variable]:
+        """Finds the operations that read a variable which an initializer sets."""
+        variables = {}
+        for variable in tf.global_variables() + tf.local_variables():
+            if variable.initializer is not None:
+                variables[variable.op.name] = variable
+        readers = {}
+        for op in self._operations.values():
+            for taken in _variables_taken(op):
+                if taken.name in variables:
+                    readers[op.name] = variables[taken.name]
+        return readers
 
     def that_can_be_first(self) -> tf.Tensor:
         """The tensor, or a copy, that an initializer may compute before all others."""
         if not self._readers and not self._branches_to_leave:
             return self._tensor
-        reading = [self._operations[name] for name in self._readers]
-        for op in reading:
-            self._check_is_known_read(op)
-        variables = {variable.op.name: variable for variable in self._readers.values()}
-        values = {name: value_or_initial_value(each) for name, each in variables.items()}
-        instead = {}  # name of a reader's tensor: what is read in its place
-        for op in reading:
-            value = values[self._readers[op.name].op.name]
-            instead[op.outputs[0].name] = _VALUE_OF_READER[op.type](op, value)
+        for name in self._readers:
+            self._check_is_known_read(self._operations[name])
+        instead = self._values_for_readers()
         if self._tensor.name in instead:
             return instead[self._tensor.name]
-        depending = graph_walk.reachable_from(reading, self._operations.values())
-        copied = [op for name, op in self._operations.items() if name not in self._readers and (
-            name in depending or graph_walk.is_control_flow(op))]  # loops and branches as a whole
+        reading = [self._operations[name] for name in self._readers]
+        from_readers = graph_walk.reachable_from(reading, self._operations.values())
+        copied = []
+        for name, op in self._operations.items():
+            # Loops and branches are copied as a whole.
+            is_needed = name in from_readers or graph_walk.is_control_flow(op)
+            if is_needed and name not in self._readers:
+                copied.append(op)
         return self._copy(copied, instead)
 
-    def _computed_from(self, op):
+    def _values_for_readers(self) -> typing.Dict[str, tf.Tensor]:
+        """{name of a reader's tensor: what is read in its place}."""
+        values: typing.Dict[str, tf.Tensor] = {}  # by name of the variable
+        instead = {}
+        for name, variable in self._readers.items():
+            if variable.op.name not in values:
+                values[variable.op.name] = value_or_initial_value(variable)
+            op = self._operations[name]
+            instead[op.outputs[0].name] = _VALUE_OF_READER[op.type](op, values[variable.op.name])
+        return instead
+
+    def _computed_from(self, op: tf.Operation) -> typing.List[tf.Operation]:
         """The operations that an operation takes values of; in loops and branches (v1) those that
         it waits for, too, which tell it whether it is to run."""
         if op.type in VARIABLE_OPS:
             return []
-        taken = [tensor.op for tensor in self._inputs(op)]
+        sources = [tensor.op for tensor in self._inputs(op)]
         if compat.in_control_flow(op) and not self._is_in_branch_to_leave(op):
-            taken += op.control_inputs
-        return taken
+            sources += op.control_inputs
+        return sources
 
-    def _inputs(self, op):
+    def _inputs(self, op: tf.Operation) -> typing.List[tf.Tensor]:
         """The inputs of an operation; those from outside of a branch that is left, from there."""
         inputs = []
         for tensor in op.inputs:
-            while tensor.op.type in ('Switch', 'RefSwitch') and (
-                    self._is_in_branch_to_leave(tensor.op)):
+            while self._leads_into_branch_to_leave(tensor.op):
                 tensor = tensor.op.inputs[0]
             inputs.append(tensor)
         return inputs
 
-    def _is_in_branch_to_leave(self, op):
+    def _leads_into_branch_to_leave(self, op: tf.Operation) -> bool:
+        """Whether an operation brings a tensor from outside into a branch that is left."""
+        return op.type in ('Switch', 'RefSwitch') and self._is_in_branch_to_leave(op)
+
+    def _is_in_branch_to_leave(self, op: tf.Operation) -> bool:
+        """Whether an operation is in a branch that a copy is outside of."""
         return compat.control_flow_context(op) in self._branches_to_leave
 
-    def _check_is_known_read(self, op):
+    def _check_is_known_read(self, op: tf.Operation) -> None:
+        """Raises `SharedVariableError` for a read of which it is not known what it would give for
+        another value."""
         is_within = compat.in_control_flow(op) and not self._is_in_branch_to_leave(op)
         if is_within or op.type not in _VALUE_OF_READER:
             raise SharedVariableError(
@@ -136,50 +185,77 @@ class _Computation:
                 "come before that variable is initialized: compute it from the other variable's "
                 'initial_value.' % (op.name, op.type))
 
-    def _copy(self, operations, instead):
-        """A copy of the tensor and of the operations that compute it, with other tensors in place
+    def _copy(self, operations: typing.Sequence[tf.Operation],
+              instead: typing.Dict[str, tf.Tensor]) -> tf.Tensor:
+        """A copy of the tensor and of the `operations` that compute it, with other tensors in place
         of some inputs: `instead` is a dict by their names."""
-        tensor, graph, graph_def, outside = self._tensor, self._tensor.graph, tf.GraphDef(), {}
-        graph_def.versions.CopyFrom(graph.graph_def_versions)
+        tensor = self._tensor
+        graph = tensor.graph
         names = {op.name: '%s_%d' % (op.name.split('/')[-1], number)
                  for number, op in enumerate(operations)}
         with tf.name_scope('from_initialized') as root:
             pass
-        # In the order in which they were made, which an import of loops needs.
-        in_order = [op for op in graph.get_operations() if op.name in names]
-        for op in in_order:
-            node = graph_def.node.add()
-            node.CopyFrom(op.node_def)
-            node.name = names[op.name]
-            node.attr.pop('_class', None)  # what it is colocated with may be no part of the copy
-            tell_apart(node, root)
-            del node.input[:]
-            for each in self._inputs(op):
-                if each.op.name in names:
-                    node.input.append('%s:%d' % (names[each.op.name], each.value_index))
-                else:
-                    key = '__outside__/%d:0' % len(outside)
-                    outside[key] = instead.get(each.name, each)
-                    node.input.append(key)
-            node.input.extend('^' + names[other.name] for other in op.control_inputs
-                              if other.name in names)
+        graph_def = tf.GraphDef()
+        graph_def.versions.CopyFrom(graph.graph_def_versions)
+        outside: typing.Dict[str, tf.Tensor] = {}
+        for op in graph.get_operations():
+            if op.name in names:  # in the order of making, which an import of loops needs
+                self._add_node(graph_def.node.add(), op, names, outside, instead)
+                tell_apart(graph_def.node[-1], root)
         result = '%s:%d' % (names[tensor.op.name], tensor.value_index)
         with tf.control_dependencies(None), compat.free_of_variable(graph):
             copy, = tf.import_graph_def(graph_def, outside, [result], name=root)
         copy.set_shape(tensor.shape)
         return copy
 
+    def _add_node(self, node: tf.NodeDef, op: tf.Operation, names: typing.Dict[str, str],
+                  outside: typing.Dict[str, tf.Tensor],
+                  instead: typing.Dict[str, tf.Tensor]) -> None:
+        """Makes a node the copy of an operation.
 
-def _variables_taken(op):
+        Args:
+          node: a new `NodeDef`.
+          op: the operation.
+          names: {name of a copied operation: name of its copy}.
+          outside: {name in the copy: tensor of the graph}, the inputs from outside; it is added to.
+          instead: as of `_copy`.
+        """
+        node.CopyFrom(op.node_def)
+        node.name = names[op.name]
+        node.attr.pop('_class', None)  # what it is colocated with may be no part of the copy
+        del node.input[:]
+        for tensor in self._inputs(op):
+            if tensor.op.name in names:
+                node.input.append('%s:%d' % (names[tensor.op.name], tensor.value_index))
+            else:
+                key = '__outside__/%d:0' % len(outside)
+                outside[key] = instead.get(tensor.name, tensor)
+                node.input.append(key)
+        for other in op.control_inputs:
+            if other.name in names:
+                node.input.append('^' + names[other.name])
+
+
+def _variables_taken(op: tf.Operation) -> typing.List[tf.Operation]:
     """The operations of the variables that an operation takes, but to hand them on, or where the
     program itself asks first whether they are initialized."""
-    predicates = [predicate for predicate, _, _ in compat.branches_around(op)]
-    if op.type in BRANCHES_V2:
-        predicates.append(op.inputs[0])
-    if op.type in _IS_INITIALIZED or any(
-            graph_walk.behind(each, LEAD_IN).op.type in _IS_INITIALIZED for each in predicates):
+    if _asks_whether_initialized(op):
         return []
     if op.type in HAND_ON and is_variable(op.outputs[0]):
         return []
-    taken = [variable_op(tensor) for tensor in op.inputs if is_variable(tensor)]
-    return [variable for variable in taken if variable is not None]
+    variables = map(variable_op, filter(is_variable, op.inputs))
+    return [variable for variable in variables if variable is not None]
+
+
+def _asks_whether_initialized(op: tf.Operation) -> bool:
+    """Whether an operation, or the condition of a branch around it, tells if a variable is
+    initialized."""
+    if op.type in _IS_INITIALIZED:
+        return True
+    conditions = [condition for condition, _, _ in compat.branches_around(op)]
+    if op.type in BRANCHES_V2:
+        conditions.append(op.inputs[0])
+    for condition in conditions:
+        if graph_walk.behind(condition, LEAD_IN).op.type in _IS_INITIALIZED:
+            return True
+    return False

@@ -6,7 +6,6 @@ read a replica in the place of a variable; checkpoints load between both kinds. 
 what a program expects of them.
 """
 
-import collections
 import contextlib
 import functools
 import re
@@ -21,8 +20,12 @@ from towers.graph.op_types import VARIABLE_OPS
 from towers.model.losses import registered_losses
 from towers.placement.variable_device import Placement, only_device
 
-DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variable')
-"""A variable that was not made by `get_variable`, and the name that was asked for."""
+
+class DirectVariable(typing.NamedTuple):
+    """A variable that was not made by `get_variable`."""
+    requested_name: str  # that the program asked for
+    variable: tf.Variable
+
 
 _ADVICE = {
     'already exists': (
@@ -51,17 +54,24 @@ class NewVariables:
     """
 
     def __init__(self, placement: Placement, earlier: typing.Any = None):
-        self.created, self.direct, self.owned = [], [], set()
-        self._placement = placement
-        # Counters of tf.metrics are the earlier build's own: a new build counts anew.
-        local = {variable.op.name for variable in tf.local_variables()}
-        self._earlier = [] if earlier is None else [
-            each for each in earlier.direct_variables if each.variable.op.name not in local]
-        self._pending = list(self._earlier)
-        self._is_again = earlier is not None
+        """`earlier` is the `BuiltTowers` whose variables are shared; or None."""
+        self.created: typing.List[tf.Variable] = []
+        self.direct: typing.List[DirectVariable] = []
+        self.owned: typing.Set[str] = set()
         self._graph = tf.get_default_graph()
-        self.opened_scopes = compat.opened_scopes(
-            self._graph) if earlier is None else earlier.opened_scopes
+        self._placement = placement
+        self._is_again = earlier is not None
+        self._earlier: typing.List[DirectVariable] = []
+        if earlier is None:
+            self.opened_scopes = compat.opened_scopes(self._graph)
+        else:
+            self.opened_scopes = earlier.opened_scopes
+            # Counters of tf.metrics are the earlier build's own: a new build counts anew.
+            local = graph_walk.operation_names(tf.local_variables())
+            for direct in earlier.direct_variables:
+                if direct.variable.op.name not in local:
+                    self._earlier.append(direct)
+        self._pending = list(self._earlier)  # those that this build has not asked for yet
         self._by_name = 0  # how many calls of `get_variable` are open
         self._is_open = False
 
@@ -74,11 +84,10 @@ class NewVariables:
             with self._scope(scope, reuse), tf.variable_creator_scope(self._create):
                 yield
         except ValueError as error:
-            found = re.match('(?:Variable|Trying to share variable) ([^ ,]+)', str(error))
-            for words, text in _ADVICE.items() if found else ():
-                if words in str(error).split('\n', 1)[0]:
-                    raise SharedVariableError(text % found.group(1)) from error
-            raise
+            advice = _advice(error)
+            if advice is None:
+                raise
+            raise SharedVariableError(advice) from error
         finally:
             self._is_open = False
 
@@ -91,33 +100,45 @@ class NewVariables:
                 yield
         finally:
             self._is_open = True
-        self.owned.update(op.name for op in made.operations)
+        self.owned.update(graph_walk.names_of(made.operations))
 
     @contextlib.contextmanager
-    def _scope(self, scope, reuse):
+    def _scope(self, scope: typing.Any, reuse: typing.Any) -> typing.Iterator[None]:
+        """The variable scope of the call, in which `_getter` is the custom getter."""
         current = tf.get_variable_scope()
         if scope is not None or reuse is not None:
+            is_name = isinstance(scope, str)
             with tf.variable_scope(current if scope is None else scope, reuse=reuse,
-                                   custom_getter=self._getter,
-                                   auxiliary_name_scope=isinstance(scope, str)):
-                if self._is_again and not isinstance(scope, str):  # which counts anew
+                                   custom_getter=self._getter, auxiliary_name_scope=is_name):
+                if self._is_again and not is_name:  # a name counts anew
                     compat.set_opened_scopes(self._graph, self.opened_scopes)
                 yield
             return
         # The caller's scope is not entered again: that would count unnamed layers anew.
-        former, reuse_before = current.custom_getter, current.reuse
-        # The caller's own getter is around ours, which is nearest to the creation.
-        current.set_custom_getter(self._getter if former is None else (
-            lambda getter, *args, **kwargs: former(
-                functools.partial(self._getter, getter), *args, **kwargs)))
+        getter_of_caller = current.custom_getter
+        reuse_of_caller = current.reuse
+        current.set_custom_getter(self._getter_within(getter_of_caller))
         try:
             yield
         finally:
-            current.set_custom_getter(former)
+            current.set_custom_getter(getter_of_caller)
             # The model's own reuse_variables() ends with its call.
-            compat.set_reuse(current, reuse_before)
+            compat.set_reuse(current, reuse_of_caller)
 
-    def _getter(self, getter, *args, **kwargs):
+    def _getter_within(self, outer: typing.Optional[typing.Callable]) -> typing.Callable:
+        """`_getter` within the caller's own custom getter, if there is one: it is nearest to the
+        creation."""
+        if outer is None:
+            return self._getter
+
+        def getter_of_both(getter: typing.Callable, *args: typing.Any,
+                           **kwargs: typing.Any) -> tf.Variable:
+            return outer(functools.partial(self._getter, getter), *args, **kwargs)
+        return getter_of_both
+
+    def _getter(self, getter: typing.Callable, *args: typing.Any,
+                **kwargs: typing.Any) -> tf.Variable:
+        """A custom getter of `tf.get_variable`."""
         self._by_name += 1
         try:
             variable = getter(*args, **kwargs)
@@ -127,7 +148,8 @@ class NewVariables:
         finally:
             self._by_name -= 1
 
-    def _create(self, next_creator, **kwargs):
+    def _create(self, next_creator: typing.Callable, **kwargs: typing.Any) -> tf.Variable:
+        """A creator of variables, for `tf.variable_creator_scope`."""
         if not self._is_open:
             return next_creator(**kwargs)
         if tf.get_default_graph() is not self._graph:
@@ -135,47 +157,89 @@ class NewVariables:
                 if tf.get_default_graph() is self._graph:
                     return self._create(next_creator, **kwargs)
             return next_creator(**kwargs)
+        requested = self._requested_name(kwargs.get('name') or 'Variable')
         is_local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ())
-        requested = '/'.join(filter(None, [
-            self._graph.get_name_scope(), kwargs.get('name') or 'Variable']))
-        if not self._by_name and self._earlier and not is_local:
+        if self._earlier and not self._by_name and not is_local:
             return self._of_earlier_build(requested, kwargs)
-        kwargs['use_resource'], trainable = True, kwargs.get('trainable')
-        if trainable is None:  # as TF itself decides it
-            trainable = kwargs.get('synchronization') != tf.VariableSynchronization.ON_READ
+        kwargs['use_resource'] = True
         with graph_walk.Recording(self._graph) as made, _away_from_operations(), \
-                self._placement.scope(trainable):
+                self._placement.scope(_is_trainable(kwargs)):
             variable = next_creator(**kwargs)
-        self.owned.update(op.name for op in made.operations)
+        self.owned.update(graph_walk.names_of(made.operations))
         self._placement.note(variable)
         self.created.append(variable)
         if not self._by_name:
             self.direct.append(DirectVariable(requested, variable))
         return variable
 
-    def _of_earlier_build(self, requested, kwargs):
-        """The variable that an earlier build made where this one asks for one."""
-        alike = [each for each in self._pending if each.requested_name == requested] or [
-            each for each in self._pending
-            if without_numbers(each.requested_name) == without_numbers(requested)]
-        there = (alike or self._pending or [None])[0]
-        wanted, made = _wanted_shape_and_dtype(kwargs), 'none'
-        if there is not None:
-            shape, dtype = there.variable.shape, there.variable.dtype.base_dtype
-            made = '%r of shape %s and dtype %s' % (there.requested_name, shape, dtype.name)
-        if not alike or not shape.is_compatible_with(wanted[0]) or dtype != wanted[1]:
-            raise SharedVariableError(
-                'the model function asks for %r of shape %s and dtype %s as its variable number %d '
-                'made without get_variable; the earlier build made %s there. Make the same '
-                'variables in the same order as the earlier build did, or make them with '
-                'tf.get_variable.' % (requested, wanted[0], wanted[1].name,
-                                      len(self._earlier) - len(self._pending) + 1, made))
-        self._pending.remove(there)
-        self.direct.append(there)
-        return there.variable
+    def _requested_name(self, name: str) -> str:
+        """The full name that a variable of this name would have in the current name scope."""
+        scope = self._graph.get_name_scope()
+        return '%s/%s' % (scope, name) if scope else name
+
+    def _of_earlier_build(self, requested: str, kwargs: dict) -> tf.Variable:
+        """The variable that an earlier build made where this one asks for one.
+
+        Args:
+          requested: the name that is asked for.
+          kwargs: the arguments of its creator.
+        """
+        alike = self._pending_alike(requested)
+        shape, dtype = _wanted_shape_and_dtype(kwargs)
+        if alike and _may_hold(alike[0].variable, shape, dtype):
+            self._pending.remove(alike[0])
+            self.direct.append(alike[0])
+            return alike[0].variable
+        made_there = 'none'
+        candidates = alike or self._pending
+        if candidates:
+            variable = candidates[0].variable
+            made_there = '%r of shape %s and dtype %s' % (
+                candidates[0].requested_name, variable.shape, variable.dtype.base_dtype.name)
+        number = len(self._earlier) - len(self._pending) + 1
+        raise SharedVariableError(
+            'the model function asks for %r of shape %s and dtype %s as its variable number %d '
+            'made without get_variable; the earlier build made %s there. Make the same variables '
+            'in the same order as the earlier build did, or make them with tf.get_variable.' % (
+                requested, shape, dtype.name, number, made_there))
+
+    def _pending_alike(self, requested: str) -> typing.List[DirectVariable]:
+        """The variables of the earlier build, not asked for yet, of that requested name; if there
+        is none, those whose names differ in numbers alone."""
+        pending = self._pending
+        alike = [direct for direct in pending if direct.requested_name == requested]
+        if alike:
+            return alike
+        bare = without_numbers(requested)
+        return [direct for direct in pending if without_numbers(direct.requested_name) == bare]
 
 
-def _away_from_operations():
+def _advice(error: ValueError) -> typing.Optional[str]:
+    """What to do about an error of `tf.get_variable`; None for any other error."""
+    text = str(error)
+    found = re.match('(?:Variable|Trying to share variable) ([^ ,]+)', text)
+    if found is None:
+        return None
+    for words, advice in _ADVICE.items():
+        if words in text.split('\n', 1)[0]:
+            return advice % found.group(1)
+    return None
+
+
+def _is_trainable(kwargs: dict) -> bool:
+    """Whether a creator makes a trainable variable of these arguments, as TF itself decides it."""
+    trainable = kwargs.get('trainable')
+    if trainable is None:
+        return kwargs.get('synchronization') != tf.VariableSynchronization.ON_READ
+    return trainable
+
+
+def _may_hold(variable: tf.Variable, shape: tf.TensorShape, dtype: tf.DType) -> bool:
+    """Whether a variable has that dtype, and a shape that fits."""
+    return variable.shape.is_compatible_with(shape) and variable.dtype.base_dtype == dtype
+
+
+def _away_from_operations() -> typing.ContextManager:
     """A scope without `tf.colocate_with(activation)`, which would put a variable onto one tower;
     `tf.colocate_with(variable)` stays, for slots and averages."""
     graph = tf.get_default_graph()
@@ -184,10 +248,17 @@ def _away_from_operations():
     return graph.colocate_with(None, ignore_existing=True)
 
 
-def local_variable(like, name, initial_value, value, device, **options):
-    """A local variable of another one's type and kind, of a name of its own in no scope.
+def local_variable(like: tf.Variable, name: str, initial_value: typing.Any, value: typing.Any,
+                   device: typing.Optional[str], **options: typing.Any) -> tf.Variable:
+    """Makes a local variable, outside of all name scopes.
 
-    It starts with `value`; `initial_value` has only to have its shape, see `initialize_with`.
+    Args:
+      like: a variable of the same dtype and kind.
+      name: the name of the new one.
+      initial_value: has only to have its shape, see `initialize_with`.
+      value: what it starts with.
+      device: where it is.
+      **options: further arguments of `tf.Variable`.
     """
     with tf.control_dependencies(None), tf.name_scope(None), only_device(device):
         variable = tf.Variable(
@@ -199,67 +270,80 @@ def local_variable(like, name, initial_value, value, device, **options):
 
 
 @contextlib.contextmanager
-def new_slots(placement, variables):
-    """The context of `apply_gradients`, and the list of the slots that are made in it.
+def new_slots(placement: Placement,
+              variables: typing.Iterable[tf.Variable]) -> typing.Iterator[typing.List[tf.Variable]]:
+    """The context of `apply_gradients` to variables, and the list of the slots that are made in it.
 
     Optimizers of TF colocate their slots with the variable. Those that make them with
     `get_variable` under the variable's name (BERT's: `<variable>/adam_m`) do not say where, and
-    are put on the variable's device here.
+    are put on the variable's device here, as the placement has it.
     """
-    by_name, created = {variable.op.name: variable for variable in variables}, []
+    by_name = {variable.op.name: variable for variable in variables}
+    created = []
 
-    def create(next_creator, **kwargs):
+    def create(next_creator: typing.Callable, **kwargs: typing.Any) -> tf.Variable:
         owner = owner_by_name(kwargs.get('name') or '', by_name)
-        with placement.scope_of(owner) if owner is not None else contextlib.nullcontext():
+        scope = contextlib.nullcontext() if owner is None else placement.scope_of(owner)
+        with scope:
             slot = next_creator(**kwargs)
         created.append(slot)
         return slot
+
     with tf.variable_creator_scope(create):
         yield created
 
 
-def owner_by_name(name, by_name):
-    """The variable whose name a slot's name extends (`dense/kernel` for `dense/kernel/Adam`): that
-    of the longest such name, or None. Scopes around `apply_gradients` may stand before it."""
-    parts = name.split('/')
-    for start in range(len(parts) - 1):
-        for end in range(len(parts) - 1, start, -1):
-            owner = by_name.get('/'.join(parts[start:end]))
+def owner_by_name(name: str,
+                  by_name: typing.Dict[str, tf.Variable]) -> typing.Optional[tf.Variable]:
+    """The variable whose name a slot's name extends (`dense/kernel` for `dense/kernel/Adam`): of
+    the variables `by_name` that of the longest such name, or None. Scopes around `apply_gradients`
+    may stand before it."""
+    steps = name.split('/')
+    for start in range(len(steps) - 1):
+        for end in range(len(steps) - 1, start, -1):
+            owner = by_name.get('/'.join(steps[start:end]))
             if owner is not None:
                 return owner
     return None
 
 
-def _wanted_shape_and_dtype(kwargs):
-    """The shape and dtype that a direct creation asks for; its initial value never runs."""
-    initial, dtype, shape = map(kwargs.get, ('initial_value', 'dtype', 'shape'))
+def _wanted_shape_and_dtype(kwargs: dict) -> typing.Tuple[tf.TensorShape, tf.DType]:
+    """The shape and dtype that the arguments of a direct creation ask for; the initial value among
+    them never runs."""
+    shape = kwargs.get('shape')
+    dtype = kwargs.get('dtype')
+    if dtype is not None:
+        dtype = tf.as_dtype(dtype).base_dtype
     if shape is not None and dtype is not None:
-        return tf.TensorShape(shape), tf.as_dtype(dtype).base_dtype
-    if callable(initial):
+        return tf.TensorShape(shape), dtype
+    initial_value = kwargs.get('initial_value')
+    if callable(initial_value):
         with tf.control_dependencies(None), tf.device(None), tf.device('/cpu:0'):
-            initial = initial()
-    value = tf.convert_to_tensor(initial, dtype=dtype and tf.as_dtype(dtype).base_dtype)
-    return tf.TensorShape(value.shape if shape is None else shape), value.dtype.base_dtype
+            initial_value = initial_value()
+    value = tf.convert_to_tensor(initial_value, dtype=dtype)
+    if shape is None:
+        shape = value.shape
+    return tf.TensorShape(shape), value.dtype.base_dtype
 
 
-def without_numbers(name):
+def without_numbers(name: str) -> str:
     """A variable's name without the numbers that make its parts unique: `a_1/b_2` as `a/b`."""
     return re.sub(r'(_\d+)+(?=/|$)', '', name)
 
 
 # ---- variable scopes by their full names ---------------------------------------------------------
 
-def full_scope_name(scope):
+def full_scope_name(scope: typing.Any) -> str:
     """The full name of the scope that `tf.variable_scope(scope)` enters; None: the current one."""
     current = tf.get_variable_scope().name
     if scope is None:
         return current
     if isinstance(scope, tf.VariableScope):
         return scope.name
-    return '/'.join(part for part in (current, scope) if part)
+    return '/'.join(filter(None, [current, scope]))
 
 
-def scope_to_enter(full_name):
+def scope_to_enter(full_name: str) -> typing.Any:
     """The argument by which `tf.variable_scope` enters the scope `full_name` from the current one.
 
     Initializer, regularizer and custom getter stay those of the current scope.
@@ -272,11 +356,14 @@ def scope_to_enter(full_name):
     return like_current_scope(full_name, tf.get_variable_scope().reuse)
 
 
-def like_current_scope(name, reuse):
+def like_current_scope(name: str, reuse: typing.Any) -> tf.VariableScope:
     """A `tf.VariableScope` with this name and reuse flag, otherwise like the current one."""
     scope = tf.get_variable_scope()
+    if name == scope.name:
+        name_scope = scope.original_name_scope
+    else:
+        name_scope = name + '/' if name else ''
     return tf.VariableScope(
         reuse, name, scope.initializer, scope.regularizer, scope.caching_device,
-        scope.partitioner, scope.custom_getter,
-        scope.original_name_scope if name == scope.name else name + '/' if name else '',
-        scope.dtype, scope.use_resource, scope.constraint)
+        scope.partitioner, scope.custom_getter, name_scope, scope.dtype, scope.use_resource,
+        scope.constraint)

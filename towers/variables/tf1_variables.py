@@ -30,9 +30,10 @@ def tf1_variables(graph: tf.Graph) -> typing.Iterator[None]:
     A tensor that is asked for by its name, and is the handle of one of them, is a
     `SharedVariableError`.
     """
-    handles, tensor_by_name = set(), graph.get_tensor_by_name
+    handles = set()  # names of tensors
+    tensor_by_name = graph.get_tensor_by_name
 
-    def create(next_creator, **kwargs):
+    def create(next_creator: typing.Callable, **kwargs: typing.Any) -> tf.Variable:
         with tf.init_scope():  # out of the body of a loop or a branch, which may be a function
             is_made_in_graph = tf.get_default_graph() is graph
         if not is_made_in_graph:
@@ -45,13 +46,14 @@ def tf1_variables(graph: tf.Graph) -> typing.Iterator[None]:
             variable.__class__ = _class_like(type(variable))
         return variable
 
-    def checked_tensor_by_name(name):
+    def checked_tensor_by_name(name: str) -> tf.Tensor:
         if name in handles:
             raise SharedVariableError(
                 'the program takes the tensor %r by its name, which is the handle of a variable '
                 'here, and not its value: take the variable itself, as tf.get_variable returns it '
                 'or tf.global_variables() lists it.' % name)
         return tensor_by_name(name)
+
     graph.get_tensor_by_name = checked_tensor_by_name  # hides the method, for this graph alone
     try:
         with tf.variable_creator_scope(create):
@@ -61,39 +63,43 @@ def tf1_variables(graph: tf.Graph) -> typing.Iterator[None]:
 
 
 class _Tf1Variable:
-    """The methods by which a reference variable differs."""
+    """The methods by which a reference variable differs, before those of a class of TensorFlow."""
 
-    def value(self):
+    graph: tf.Graph
+
+    def value(self) -> tf.Tensor:
         """The value, as an implicit read takes it: in a branch in a loop, from before the loop."""
         if tf.get_default_graph() is self.graph and compat.in_branch_in_loop(self.graph):
             with tf.control_dependencies(None):  # leaves the loop
-                return super().value()
-        return super().value()
+                return super().value()  # type: ignore[misc]  # of the class of TensorFlow
+        return super().value()  # type: ignore[misc]
 
-    def initialized_value(self):
+    def initialized_value(self) -> tf.Tensor:
         """The value, or the initial value where the variable has none yet."""
         return value_or_initial_value(self)
 
-    def __iadd__(self, other):
+    def __iadd__(self, other: typing.Any) -> tf.Tensor:
         return self + other
 
-    def __isub__(self, other):
+    def __isub__(self, other: typing.Any) -> tf.Tensor:
         return self - other
 
-    def __imul__(self, other):
+    def __imul__(self, other: typing.Any) -> tf.Tensor:
         return self * other
 
-    def __itruediv__(self, other):
+    def __itruediv__(self, other: typing.Any) -> tf.Tensor:
         return self / other
 
-    def __ipow__(self, other):
+    def __ipow__(self, other: typing.Any) -> tf.Tensor:
         return self ** other
 
 
-_classes = {}  # by the class of TensorFlow's, which only has other methods
+_classes: typing.Dict[type, type] = {}
+"""{class of variables of TensorFlow: the class with the methods above in its place}."""
 
 
-def _class_like(kind):
+def _class_like(kind: type) -> type:
+    """The class of variables that are like those of a class of TensorFlow, but for the methods."""
     if issubclass(kind, _Tf1Variable):
         return kind
     if kind not in _classes:
