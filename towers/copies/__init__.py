@@ -2,5 +2,5 @@
 
 In come tower 0, with its forward and backward pass, and a substitute for each of its inputs from
 outside. Out goes a `TowerSet`: a tower for each part of the batch.
-Read `tower_set`, `substitution`, `copy`, then `closure_tensors`.
+Read `tower_set`, `substitution`, `template`, `copy`, then `closure_tensors`.
 """

@@ -1,8 +1,11 @@
 """What a tower reads in the place of what tower 0 reads from outside of its graph."""
 
+import typing
+
 import tensorflow.compat.v1 as tf
 
 from towers.errors import SharedVariableError
+from towers.graph.edit import producer
 from towers.graph.variable_access import read_from, variable_op
 
 
@@ -14,12 +17,22 @@ class Substitution:
         anything else              ->  itself: tables, queues, iterators, placeholders are shared
     """
 
-    def __init__(self, number: int, tensors: dict, variables: dict):
-        """`number` is k, of the tower, or of its micro-batch among those of all towers. `tensors`
-        and `variables` are dicts from names to their substitutes."""
-        self.number, self._tensors, self._variables = number, tensors, variables
-        self._operations = {name.split(':')[0]: tensor.op for name, tensor in tensors.items()}
-        self._operations.update((name, variable.op) for name, variable in variables.items())
+    def __init__(self, number: int, tensors: typing.Dict[str, tf.Tensor],
+                 variables: typing.Dict[str, tf.Variable]):
+        """
+        Args:
+          number: k, the number of the part of the batch among those of all towers.
+          tensors: {name of a tensor: its substitute}.
+          variables: {name of a variable: its substitute}.
+        """
+        self.number = number
+        self._tensors = tensors
+        self._variables = variables
+        self._operations = {}
+        for name, tensor in tensors.items():
+            self._operations[producer(name)] = tensor.op
+        for name, variable in variables.items():
+            self._operations[name] = variable.op
 
     def operation(self, op: tf.Operation) -> tf.Operation:
         """The operation that tower k waits for, or is colocated with, in place of tower 0's."""
@@ -32,12 +45,12 @@ class Substitution:
         sources = [op.name for op in read_from(tensor) if op.name in self._variables]
         if not sources:
             return tensor
-        other = self._variables[sources[0]]
+        variable = self._variables[sources[0]]
         if variable_op(tensor) is not None:
-            return other.op.outputs[0]
-        if len(sources) == 1 and tensor.shape.is_compatible_with(other.shape):
-            with tf.device(other.device):
-                return other.value()
+            return variable.op.outputs[0]
+        if len(sources) == 1 and tensor.shape.is_compatible_with(variable.shape):
+            with tf.device(variable.device):
+                return variable.value()
         raise SharedVariableError(
             'variable %s is of each tower, and %s, made from it outside of the model function, is '
             'of the first: read the variable within the model function.' % (

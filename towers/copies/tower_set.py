@@ -1,17 +1,43 @@
 """The towers of a build, and what they were made of."""
 
-import collections
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.gradients.backward_pass import TowerGradients
+from towers.gradients.tower import Tower
+from towers.model.losses import Losses
+from towers.recompute.rewrite import Recomputed
+from towers.shards.cut_batch import CutBatch
 
 
-class TowerSet(collections.namedtuple('TowerSet', [
-        'request', 'batch', 'towers', 'recorded', 'losses', 'gradients', 'roles', 'recomputed',
-        'how_built', 'cuts', 'slots', 'copies'], defaults=(None, (), ()))):
-    """The towers of a build, one for each of the request's parts, and what they were made of: the
-    `Request` and the `CutBatch`; the `Recorded` call, the `Losses` and a list of `Recomputed` of
-    tower 0; `TowerGradients`, `Roles`.
+class TowerSet(typing.NamedTuple):
+    """The towers of a build, one for each of the request's parts, and what they were made of.
 
-    `how_built` is the plan's line about calls and copies, `cuts` are `StageCuts` or None, `slots`
-    a list of the variables that the model function's own optimizers have made, `copies` a list of
-    the functions from a tensor of tower 0 to its copy in each further tower.
+    Attributes:
+      request: `Request` of the build.
+      batch: the shards of the towers.
+      towers: list of the towers, in the order of the request's parts.
+      recorded: `Recorded`, the call of the model function on shard 0, or the import of a finished
+        model.
+      losses: the losses of tower 0.
+      gradients: what differentiated the losses.
+      roles: `Roles` of the variables.
+      recomputed: what is recomputed in the backward pass of tower 0, one for each loss.
+      how_built: the plan's line about calls and copies.
+      cuts: `StageCuts`; None where the model is not cut into stages.
+      slots: the variables that the model function's own optimizers have made.
+      copies: a function for each further tower, from a tensor of tower 0 to its copy.
     """
-    __slots__ = ()
+    request: typing.Any
+    batch: CutBatch
+    towers: typing.List[Tower]
+    recorded: typing.Any
+    losses: Losses
+    gradients: TowerGradients
+    roles: typing.Any
+    recomputed: typing.List[Recomputed]
+    how_built: str
+    cuts: typing.Any = None
+    slots: typing.Sequence[tf.Variable] = ()
+    copies: typing.Sequence[typing.Callable] = ()

@@ -1,0 +1,259 @@
+"""The template of the copies: the operations of tower 0 that every further tower has, too.
+
+A template is a `tf.GraphDef`. Its names are relative to the scope that the towers are built in.
+What depends on the tower is beside it, and is set after each import: the devices, what an operation
+is colocated with, and which operations from outside it waits for.
+"""
+
+import collections
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import CloneError
+from towers.gradients.backward_pass import Differentiated
+from towers.graph.edit import functions_of, group_in_node, producer
+from towers.graph.graph_walk import (
+    fetches_in,
+    leaves_of,
+    operation_of,
+    reachable_from,
+)
+from towers.graph.op_types import CONTROL_FLOW, PLACEHOLDERS, keeps_state
+from towers.graph.order import waited_instead
+from towers.model.objectives import flat
+from towers.roles.inline_updates import InlineUpdates
+from towers.whole_batch.batch_values import is_batch_value
+
+_MEETS_OTHERS = ('Collective', 'Nccl', 'Horovod')
+"""How types of operations begin that find each other by a name."""
+
+Nodes = typing.Dict[str, tf.NodeDef]
+"""{name of an operation of tower 0: its `NodeDef`}, in the order of making."""
+
+
+class Template(typing.NamedTuple):
+    """The operations of tower 0 that every copy has. All names but those in the `GraphDef` are
+    names of tower 0's operations.
+
+    Attributes:
+      graph_def: the copied operations, without devices and colocations.
+      names: {name of a copied operation: its name in the `GraphDef`}, in the same order.
+      inputs: {name of an input from outside, in the `GraphDef`: the tensor that tower 0 reads}.
+      waits: {name of a copied operation: names of operations from outside that it waits for}.
+      colocated: {name of a copied operation: names of the operations that it is colocated with}.
+      leaders: {name of a copied operation: name of the operation on whose device it is}: itself, or
+        another one, such as a variable.
+      devices: {name of a copied operation: the device of tower 0's}.
+    """
+    graph_def: tf.GraphDef
+    names: typing.Dict[str, str]
+    inputs: typing.Dict[str, tf.Tensor]
+    waits: typing.Dict[str, typing.List[str]]
+    colocated: typing.Dict[str, typing.List[str]]
+    leaders: typing.Dict[str, str]
+    devices: typing.Dict[str, str]
+
+
+def make_template(first: Differentiated, updates: InlineUpdates,
+                  further: typing.Sequence) -> Template:
+    """Makes the template of tower 0.
+
+    Args:
+      first: tower 0, and its operations.
+      updates: the writes that copies do without, or share.
+      further: tensors and operations that are copied besides the tower's own results.
+
+    Raises:
+      CloneError: an operation that cannot be copied.
+    """
+    tower = first.tower
+    results = fetches_in([
+        tower.loss, tower.data_loss, tower.predictions, tower.metrics, tower.updates,
+        [gradient for gradient, _ in tower.pairs], flat(tower.of_shard), list(further)])
+    nodes = _Selection(first, updates).nodes_for(results)
+    operations = {op.name: op for op in first.operations if op.name in nodes}
+    return _template_of(nodes, operations, tower.name_scope)
+
+
+class _Selection:
+    """Which operations of tower 0 are copied. The others are shared by all towers."""
+
+    def __init__(self, first: Differentiated, updates: InlineUpdates):
+        self._made = {op.name: op for op in first.operations}
+        self._from_shard = reachable_from(
+            map(operation_of, leaves_of(first.tower.inputs)), first.operations)
+        self._left_out = updates.left_out
+        self._shared = set(updates.shared)
+
+    def nodes_for(self, results: typing.Iterable) -> Nodes:
+        """The nodes of all operations of tower 0 that its results need."""
+        needed = {}
+        names = list(map(_name_of_operation, results))
+        while names:
+            name = names.pop()
+            if name in needed or name not in self._made or name in self._shared:
+                continue
+            node = self._made[name].node_def
+            if self._is_shared(self._made[name]):
+                self._shared.update([name], group_in_node(node))
+                continue
+            needed[name] = node
+            self._wait_for_no_left_out(node)
+            names.extend(group_in_node(node))
+            names.extend(map(producer, node.input))  # first, with shared operations
+        # In the order in which they were made, which an import of loops needs.
+        in_order = collections.OrderedDict()
+        for name in self._made:
+            if name in needed:
+                in_order[name] = needed[name]
+        return in_order
+
+    def _wait_for_no_left_out(self, node: tf.NodeDef) -> None:
+        """Has a `NodeDef` wait for what the writes wait for that copies do without."""
+        waits_for = [producer(text) for text in node.input if _is_control(text)]
+        if self._left_out.isdisjoint(waits_for):
+            return
+        graph = tf.get_default_graph()
+        operations = list(map(graph.get_operation_by_name, waits_for))
+        instead = waited_instead(operations, self._left_out)
+        inputs = _data_inputs(node)
+        del node.input[:]
+        node.input.extend(inputs)
+        node.input.extend('^' + op.name for op in instead)
+
+    def _is_shared(self, op: tf.Operation) -> bool:
+        """Whether all towers have an operation in common, that is more than its type, inputs and
+        attributes: a table, a queue, an iterator, a placeholder."""
+        if op.type.startswith(_MEETS_OTHERS):
+            raise CloneError('operation %s (%s), which the model function makes, communicates with '
+                             "operations by a name: pass copies='reuse', which calls the model "
+                             'function for every tower.' % (op.name, op.type))
+        if is_batch_value(op):
+            return False
+        if op.type not in PLACEHOLDERS and not keeps_state(op):
+            return False
+        is_from_shard = op.name in self._from_shard
+        if op.type == 'PlaceholderWithDefault' and is_from_shard:
+            return False
+        if is_from_shard:
+            self._raise_keeps_state(op, 'is made from the shard')
+        if compat.in_control_flow(op):
+            self._raise_keeps_state(op, 'is within a branch or a loop')
+        return True
+
+    @staticmethod
+    def _raise_keeps_state(op: tf.Operation, why: str) -> None:
+        """Raises the error for an operation that can neither be copied nor shared."""
+        raise CloneError(
+            'operation %s (%s), which the model function makes, keeps state of its own, and %s: '
+            "make it before build_towers, or pass copies='reuse'." % (op.name, op.type, why))
+
+
+def _name_of_operation(fetch: typing.Any) -> str:
+    """The name of the operation of a tensor or variable, or of an operation."""
+    return operation_of(fetch).name
+
+
+def _is_control(text: str) -> bool:
+    """Whether an input of a `NodeDef` is a control edge."""
+    return text.startswith('^')
+
+
+def _data_inputs(node: tf.NodeDef) -> typing.List[str]:
+    """The inputs of a `NodeDef` but for control edges."""
+    return [text for text in node.input if not _is_control(text)]
+
+
+def _template_of(nodes: Nodes, operations: typing.Dict[str, tf.Operation],
+                 scope: str) -> Template:
+    """The `Template` of some nodes and their operations, of the tower in a name scope."""
+    graph_def = tf.GraphDef()
+    graph_def.versions.CopyFrom(tf.get_default_graph().graph_def_versions)
+    template = Template(
+        graph_def=graph_def, names={name: _relative(name, scope) for name in nodes}, inputs={},
+        waits={}, colocated={}, leaders=_leaders(nodes, operations),
+        devices={name: node.device for name, node in nodes.items()})
+    keys: typing.Dict[str, str] = {}
+    for name, node in nodes.items():
+        _add_node(template, node, operations[name], keys)
+    if graph_def.ByteSize() >= 2 ** 31 - 2 ** 20:
+        raise CloneError('the graph of a tower is larger than 2 GB, which TensorFlow cannot '
+                         "import: pass copies='reuse'.")
+    return template
+
+
+def _relative(name: str, scope: str) -> str:
+    """A name without the scope that the towers are built in."""
+    return name[len(scope):] if name.startswith(scope) else 'outside/' + name
+
+
+def _add_node(template: Template, node: tf.NodeDef, op: tf.Operation,
+              keys: typing.Dict[str, str]) -> None:
+    """Adds an operation of tower 0 to a template.
+
+    Args:
+      template: it is added to.
+      node: the `NodeDef` of the operation, whose waits may be others than those of `op`.
+      op: the operation.
+      keys: {name of a tensor from outside: its name in the template}, which is added to.
+    """
+    copy = template.graph_def.node.add()
+    copy.CopyFrom(node)
+    copy.name = template.names[node.name]
+    copy.device = ''
+    del copy.input[:]
+    for text, tensor in zip(_data_inputs(node), op.inputs):
+        source = producer(text)
+        if source in template.names:
+            copy.input.append(text.replace(source, template.names[source], 1))
+            continue
+        if tensor.name not in keys:
+            keys[tensor.name] = '__outside__/%d:0' % len(keys)
+            template.inputs[keys[tensor.name]] = tensor
+        copy.input.append(keys[tensor.name])
+    waits_outside = []
+    for source in map(producer, filter(_is_control, node.input)):
+        if source in template.names:
+            copy.input.append('^' + template.names[source])
+        else:
+            waits_outside.append(source)
+    if waits_outside:
+        template.waits[node.name] = waits_outside
+    group = group_in_node(copy)
+    if group:
+        del copy.attr['_class']
+        template.colocated[node.name] = group
+
+
+def _leaders(nodes: Nodes, operations: typing.Dict[str, tf.Operation]) -> typing.Dict[str, str]:
+    """{name of a copied operation: name of the operation on whose device TensorFlow has put it, a
+    variable's, say}, which may be itself."""
+    put_with = {}
+    for name, node in nodes.items():
+        if node.device:
+            put_with[name] = _put_with(node, operations[name])
+    leaders = {}
+    for name in nodes:
+        leader = name
+        next_leader = put_with.get(leader)
+        while next_leader is not None:
+            leader = next_leader
+            next_leader = put_with.get(leader)
+        leaders[name] = leader
+    return leaders
+
+
+def _put_with(node: tf.NodeDef, op: tf.Operation) -> typing.Optional[str]:
+    """The name of the operation that this one, with that node, is colocated with, or whose resource
+    it reads; or None."""
+    others = [name for name in group_in_node(node) if name != op.name]
+    if others:
+        return others[0]
+    if op.type in CONTROL_FLOW or functions_of(node):  # these hand a resource on, to its reader
+        return None
+    for tensor in op.inputs:
+        if tensor.dtype == tf.resource:
+            return tensor.op.name
+    return None
