@@ -16,8 +16,9 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import ModelFunctionError
 from towers.model.outputs import weighted_mean
+from towers.proof.analysis import Analysis
 from towers.proof.states import Kind, State
-from towers.shards.cut_batch import zero_if_empty
+from towers.shards.cut_batch import Size, zero_if_empty
 
 _WHAT_TO_DO = ('return a tensor with the examples of the shard along one dimension, a mean over '
                'them, or take it from built.towers[k].predictions')
@@ -47,82 +48,96 @@ def merge_predictions(predictions: list, weights: list, padded: typing.Optional[
       ModelFunctionError: the nests differ, or a leaf that is no tensor, or that is not known to be
         made of the batch's examples.
     """
-    columns: typing.List[tuple] = []
+    predictions_by_leaf: typing.List[tuple] = []
     try:
-        tf.nest.map_structure(lambda *column: columns.append(column), *predictions)
+        tf.nest.map_structure(lambda *leaves: predictions_by_leaf.append(leaves), *predictions)
     except (ValueError, TypeError) as error:
         raise ModelFunctionError('the predictions of the towers differ in structure: %s'
                                  % str(error).split('\n', 1)[0]) from None
+    is_of_rows = isinstance(predictions[0], RowsOfExamples)
     merged = []
-    for column in columns:
-        _check_is_tensor(column[0])
-        merged.append(_merged(list(column), weights, padded, proven,
-                              isinstance(predictions[0], RowsOfExamples)))
+    for by_tower in predictions_by_leaf:
+        _check_is_tensor(by_tower[0])
+        merged.append(_merged(list(by_tower), weights, padded, proven, is_of_rows))
     return tf.nest.pack_sequence_as(predictions[0], merged)
 
 
-def _check_is_tensor(leaf):
+_LEAVES = (tf.Tensor, tf.SparseTensor, bool, int, float, str, bytes, np.ndarray,
+           np.generic) + compat.VARIABLE_TYPES
+
+
+def _check_is_tensor(leaf: typing.Any) -> None:
     """Raises `ModelFunctionError` for what is neither a tensor nor a number, a string or None."""
-    if leaf is not None and not isinstance(leaf, (
-            tf.Tensor, tf.SparseTensor, bool, int, float, str, bytes, np.ndarray,
-            np.generic) + compat.VARIABLE_TYPES):
+    if leaf is not None and not isinstance(leaf, _LEAVES):
         raise ModelFunctionError('the model function returned %.80r of type %s among its '
                                  'predictions: expected tensors [shard, ...], or scalars.'
                                  % (leaf, type(leaf).__name__))
 
 
-def _merged(parts, weights, padded, proven, is_of_rows):
+def _merged(by_tower: list, weights: list, padded: typing.Optional[list], proven: typing.Any,
+            is_of_rows: bool) -> typing.Any:
     """One prediction of all towers; batch norms of each shard count as nothing here.
 
     Args:
-      parts: list of the towers' predictions.
+      by_tower: list of the towers' predictions.
       weights, padded, proven: as of `merge_predictions`.
       is_of_rows: whether its author says that it is rows of examples, where nothing is proven.
     """
-    if parts[0] is None:
+    first = by_tower[0]
+    if first is None:
         return None
-    if isinstance(parts[0], tf.SparseTensor):
-        return _joined_sparse(parts, padded, proven.analysis, is_of_rows)
-    is_number = not isinstance(parts[0], tf.Tensor)
-    state = State(Kind.INDEPENDENT) if is_number else proven.analysis.of(parts[0])
-    parts = _as_tensors(parts)
-    if len(parts) == 1:
-        return parts[0]
+    if isinstance(first, tf.SparseTensor):
+        return _joined_sparse(by_tower, padded, proven.analysis, is_of_rows)
+    is_number = not isinstance(first, tf.Tensor)
+    state = State(Kind.INDEPENDENT) if is_number else proven.analysis.of(first)
+    tensors = _as_tensors(by_tower)
+    if len(tensors) == 1:
+        return tensors[0]
     merged = None
-    if not state.estimated - proven.batch_norms.statistics():
-        merged = _merged_by_proof(parts, state, weights, padded)
-    if merged is None and is_of_rows and parts[0].shape.ndims != 0:
-        merged = _joined(parts, state.axis if state.is_by_example else 0, padded)
+    estimated = state.estimated - proven.batch_norms.statistics()
+    if not estimated:
+        merged = _merged_by_proof(tensors, state, weights, padded)
+    if merged is None and is_of_rows and tensors[0].shape.ndims != 0:
+        axis = state.axis if state.is_by_example else 0
+        merged = _joined(tensors, axis, padded)
     if merged is None:
-        raise _refusal(parts[0], state, proven.analysis)
+        raise _refusal(tensors[0], state, proven.analysis)
     return merged
 
 
-def _merged_by_proof(parts, state, weights, padded):
-    """The batch's value, by the state of the first tower's; None where there is none."""
-    if state.kind is Kind.INDEPENDENT:
-        return tf.identity(parts[0])
-    if state.kind is Kind.SIZES and not state.depends_on_size:
-        return tf.identity(parts[0])
-    if state.kind is Kind.ROWS or state.kind is Kind.PER_EXAMPLE and state.outer == 1:
-        return _joined(parts, state.axis, padded)
+def _merged_by_proof(tensors: typing.List[tf.Tensor], state: State, weights: list,
+                     padded: typing.Optional[list]) -> typing.Optional[tf.Tensor]:
+    """The batch's value of the towers' tensors, by the state of the first one; None where there is
+    none. `weights` and `padded` are as of `merge_predictions`."""
+    is_same_on_every_tower = (
+        state.kind is Kind.INDEPENDENT
+        or state.kind is Kind.SIZES and not state.depends_on_size)
+    if is_same_on_every_tower:
+        return tf.identity(tensors[0])
+    is_along_examples = (
+        state.kind is Kind.ROWS
+        or state.kind is Kind.PER_EXAMPLE and state.outer == 1)
+    if is_along_examples:
+        return _joined(tensors, state.axis, padded)
     if state.kind is Kind.MEAN:
-        return weighted_mean(parts, weights)
-    if state.is_count or state.kind is Kind.SUM and not state.has_offset:
-        return tf.add_n([zero_if_empty(part, weight) for part, weight in zip(parts, weights)])
+        return weighted_mean(tensors, weights)
+    is_sum = state.is_count or state.kind is Kind.SUM and not state.has_offset
+    if is_sum:
+        return tf.add_n(list(map(zero_if_empty, tensors, weights)))
     return None
 
 
-def _as_tensors(parts):
+def _as_tensors(by_tower: list) -> typing.List[tf.Tensor]:
     """Numbers, strings and variables as tensors."""
     try:
-        return [tf.convert_to_tensor(part) for part in parts]
+        return list(map(tf.convert_to_tensor, by_tower))
     except (TypeError, ValueError) as error:  # a number or a text that no tensor holds
         raise ModelFunctionError('the prediction %.80r of the model function cannot be made a '
-                                 'tensor: %.200s.' % (parts[0], error)) from None
+                                 'tensor: %.200s.' % (by_tower[0], error)) from None
 
 
-def _refusal(tensor, state: State, analysis):
+def _refusal(tensor: tf.Tensor, state: State, analysis: Analysis) -> ModelFunctionError:
+    """The error for a prediction in that state, which has no value of the whole batch."""
     estimated = analysis.in_order(state.estimated)
     if state.kind is Kind.UNKNOWN:
         why = "'%s' (%s) %s" % state.reason
@@ -135,48 +150,57 @@ def _refusal(tensor, state: State, analysis):
             tensor.name, tensor.shape, why, _WHAT_TO_DO))
 
 
-def _joined(parts, axis, padded):
-    """The examples of all towers, along a dimension."""
-    if padded is not None:
-        parts = [_up_to(part, axis, _length_unless_padding(tf.shape(part)[axis], size))
-                 for part, size in zip(parts, padded)]
-    return tf.concat(parts, axis)
+# ---- values of examples --------------------------------------------------------------------------
+
+def _joined(tensors: typing.List[tf.Tensor], axis: int,
+            padded: typing.Optional[list]) -> tf.Tensor:
+    """The examples of all towers, along a dimension, without padding, see `merge_predictions`."""
+    if padded is None:
+        return tf.concat(tensors, axis)
+    without_padding = []
+    for tensor, size in zip(tensors, padded):
+        length = _length_unless_padding(tf.shape(tensor)[axis], size)
+        without_padding.append(_up_to(tensor, axis, length))
+    return tf.concat(without_padding, axis)
 
 
-def _up_to(tensor, axis, length):
-    """The first entries of a tensor along a dimension."""
-    rank = tensor.shape.ndims
+def _up_to(tensor: tf.Tensor, axis: int, length: tf.Tensor) -> tf.Tensor:
+    """The first entries of a tensor along a dimension, so many as `length` says."""
     if axis == 0:
         return tensor[:length]
+    rank = tensor.shape.ndims
     sizes = [-1] * rank
     sizes[axis] = length
     return tf.slice(tensor, [0] * rank, tf.stack(sizes))
 
 
-def _joined_sparse(parts, padded, analysis, is_of_rows):
-    """The rows of the sparse tensors of all towers."""
-    if len(parts) == 1:
-        return parts[0]
-    indices, values = analysis.of(parts[0].indices), analysis.of(parts[0].values)
-    is_of_examples = indices.kind is Kind.PLACES and values.kind is Kind.ROWS and (
-        indices.rows_of == values.rows_of)
+def _joined_sparse(by_tower: typing.List[tf.SparseTensor], padded: typing.Optional[list],
+                   analysis: Analysis, is_of_rows: bool) -> tf.SparseTensor:
+    """The rows of the sparse tensors of all towers; the arguments are as of `_merged`."""
+    if len(by_tower) == 1:
+        return by_tower[0]
+    indices = analysis.of(by_tower[0].indices)
+    values = analysis.of(by_tower[0].values)
+    are_rows_at_places = indices.kind is Kind.PLACES and values.kind is Kind.ROWS
+    is_of_examples = are_rows_at_places and indices.rows_of == values.rows_of
     if not is_of_examples and not is_of_rows:
-        raise _refusal(parts[0].values, values, analysis)
+        raise _refusal(by_tower[0].values, values, analysis)
     if padded is not None:
-        parts = [_without_padding(part, size) for part, size in zip(parts, padded)]
+        by_tower = list(map(_without_padding, by_tower, padded))
     # Shards may differ in the other dimensions, as the texts of a decoder do in length.
-    return tf.sparse.concat(0, parts, expand_nonconcat_dim=True)
+    return tf.sparse.concat(0, by_tower, expand_nonconcat_dim=True)
 
 
-def _without_padding(part, size):
-    """A sparse tensor without rows, if its shard has no example."""
-    rows = tf.cast(_length_unless_padding(part.dense_shape[0], size), tf.int64)
-    shape = tf.concat([[rows], part.dense_shape[1:]], 0)
-    return tf.sparse.slice(part, tf.zeros_like(part.dense_shape), shape)
+def _without_padding(rows: tf.SparseTensor, size: Size) -> tf.SparseTensor:
+    """A sparse tensor without rows, if its shard of that size has no example."""
+    length = tf.cast(_length_unless_padding(rows.dense_shape[0], size), tf.int64)
+    shape = tf.concat([[length], rows.dense_shape[1:]], 0)
+    return tf.sparse.slice(rows, tf.zeros_like(rows.dense_shape), shape)
 
 
-def _length_unless_padding(length, size):
-    """How many entries count: none if the example of the shard is padding, else all."""
+def _length_unless_padding(length: tf.Tensor, size: Size) -> tf.Tensor:
+    """How many entries count, of that length: none if the example of the shard, of that size, is
+    padding, else all."""
     if isinstance(size, int):
         return length if size else tf.zeros_like(length)
     return tf.where(size > 0, length, tf.zeros_like(length))

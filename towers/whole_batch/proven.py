@@ -20,13 +20,23 @@ from towers.whole_batch.sync_batch_norm import synchronize
 
 
 class Proven(typing.NamedTuple):
-    """A forward pass and what is proven of it."""
-    output: ModelOutput  # with the exchanged values in the place of the shard's
-    proof: Analysis  # for a batch of any size; `NOTHING` where one tower has the whole batch
-    analysis: Analysis  # of the graph as it was built, for the size that its shard has
-    batch_norms: BatchNorms  # those that use the statistics of a shard
-    static_size: typing.Optional[int]  # of the shard, where that is static
-    in_sync: int  # how many batch norms have the statistics of the whole batch
+    """A forward pass and what is proven of it.
+
+    Attributes:
+      output: what the model function returned, with the exchanged values in the place of the
+        shard's.
+      proof: of a batch of any size; `NOTHING` where one tower has the whole batch.
+      analysis: of the graph as it was built, for the size that its shard has.
+      batch_norms: those that use the statistics of a shard.
+      static_size: examples of the shard, where that is static.
+      in_sync: how many batch norms have the statistics of the whole batch.
+    """
+    output: ModelOutput
+    proof: Analysis
+    analysis: Analysis
+    batch_norms: BatchNorms
+    static_size: typing.Optional[int]
+    in_sync: int
 
 
 def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: list,
@@ -51,28 +61,35 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
     if len(request.split.parts) == 1 and request.has_whole_batch:
         return Proven(output, NOTHING, NOTHING, NO_BATCH_NORMS, None, 0)
     graph = tf.get_default_graph()
-    start = operations[0] if operations else None
+    first_operation = operations[0] if operations else None
     fetches = fetches_of(output) + updates + registered
     proof = analyse(operations, inputs, fetches)
     analysis = proof.as_built or proof
     check_batch_values(operations, analysis)
-    instead, in_sync = {}, 0
-    if request.training.batch_norm == 'sync' and len(request.split.parts) > 1:
+    has_several_parts = len(request.parts) > 1
+    instead: typing.Dict[str, tf.Tensor] = {}
+    in_sync = 0
+    if request.batch_norm == 'sync' and has_several_parts:
         in_sync, instead = synchronize(operations, analysis, graph)
-    if request.training.update_ops == 'first' and len(request.split.parts) > 1:
+    if request.update_ops == 'first' and has_several_parts:
         instead.update(exchange_sums(operations, analysis, request.no_batch_values))
     if instead:
-        output = type(output)(*map_leaves(
-            lambda leaf: instead.get(leaf.name, leaf), tuple(output)))
-        operations = _since(graph, start)
+        output = _with_exchanged(output, instead)
+        operations = _operations_since(first_operation)
         proof = analyse(operations, inputs, fetches_of(output) + updates + registered)
         analysis = proof.as_built or proof
-    return Proven(output, proof, analysis, find_batch_norms(analysis, operations),
-                  static_size(inputs), in_sync)
+    batch_norms = find_batch_norms(analysis, operations)
+    return Proven(output, proof, analysis, batch_norms, static_size(inputs), in_sync)
 
 
-def _since(graph, start):
+def _with_exchanged(output: ModelOutput, instead: typing.Dict[str, tf.Tensor]) -> ModelOutput:
+    """An output with other tensors in the place of those whose names are keys of `instead`."""
+    def substitute(leaf: typing.Any) -> typing.Any:
+        return instead.get(leaf.name, leaf)
+    return ModelOutput(*map_leaves(substitute, tuple(output)))
+
+
+def _operations_since(first: tf.Operation) -> typing.List[tf.Operation]:
     """The operations of a graph from one of them on."""
-    operations = graph.get_operations()
-    names = [op.name for op in operations]
-    return operations[names.index(start.name):]
+    operations = first.graph.get_operations()
+    return operations[operations.index(first):]

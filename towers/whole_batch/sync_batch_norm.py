@@ -12,18 +12,23 @@ in one operation, which is taken apart:
 and for the moving average the kernel multiplies the variance by n / (n - 1), of all n numbers.
 """
 
+import typing
+
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ModelFunctionError
 from towers.graph.edit import Library
+from towers.graph.graph_walk import operation_of
 from towers.graph.op_types import BRANCHES_V2, is_fused_batch_norm
-from towers.proof.batch_norms import find_batch_norms, is_variance_node, same_means
-from towers.proof.states import Kind
+from towers.proof.analysis import Analysis
+from towers.proof.batch_norms import BatchNorms, find_batch_norms, is_variance_node, same_means
+from towers.proof.states import Kind, State
 from towers.whole_batch.batch_values import batch_mean, batch_sum
 
 
-def synchronize(operations, analysis, graph):
+def synchronize(operations: typing.List[tf.Operation], analysis: Analysis,
+                graph: tf.Graph) -> typing.Tuple[int, typing.Dict[str, tf.Tensor]]:
     """Rewrites the batch norms of an analysed forward pass.
 
     Args:
@@ -40,26 +45,37 @@ def synchronize(operations, analysis, graph):
     """
     _check_functions(operations, graph)
     batch_norms = find_batch_norms(analysis, operations)
-    statistics = {}
-    for moments in batch_norms.moments:
-        for statistic in moments:
-            for tensor in [statistic] + same_means(statistic, operations):
-                statistics[tensor.name] = tensor
-    _check_places([tensor.op for tensor in statistics.values()] + batch_norms.fused)
-    _check_gradients([each.variance.op for each in batch_norms.moments] + batch_norms.fused,
-                     operations)
+    means = _means_of(batch_norms, operations)
+    _check_places(list(map(operation_of, means)) + batch_norms.fused)
+    variances = [moments.variance.op for moments in batch_norms.moments]
+    _check_gradients(variances + batch_norms.fused, operations)
     instead = {}
-    for tensor in statistics.values():
-        instead[tensor.name] = _of_whole_batch(tensor, analysis.of(tensor.op.inputs[0]))
+    for mean in means:
+        instead[mean.name] = _of_whole_batch(mean, analysis.of(mean.op.inputs[0]))
     for op in batch_norms.fused:
         with compat.within_branch(op):
             instead.update(_take_apart(op))
     return len(batch_norms), instead
 
 
-def _check_functions(operations, graph):
+def _means_of(batch_norms: BatchNorms,
+              operations: typing.List[tf.Operation]) -> typing.List[tf.Tensor]:
+    """The means over the examples that batch norms of single operations take, and those that
+    compute the same: a list, each once."""
+    means = {}
+    for moments in batch_norms.moments:
+        for statistic in moments:
+            for tensor in [statistic] + same_means(statistic, operations):
+                means[tensor.name] = tensor
+    return list(means.values())
+
+
+def _check_functions(operations: typing.Iterable[tf.Operation], graph: tf.Graph) -> None:
     """Refuses batch norms in branches of control flow v2, and in functions."""
-    calls = [op.node_def for op in operations if op.type in BRANCHES_V2 or 'Call' in op.type]
+    calls = []
+    for op in operations:
+        if op.type in BRANCHES_V2 or 'Call' in op.type:
+            calls.append(op.node_def)
     for name, function in Library(graph).reached_from(calls).items():
         nodes = {node.name: node for node in function.node_def}
         for node in function.node_def:
@@ -71,9 +87,9 @@ def _check_functions(operations, graph):
                     "pass batch_norm='shard'." % (node.name, name))
 
 
-def _check_places(batch_norms):
-    """Refuses batch norms in loops of control flow v1."""
-    for op in batch_norms:
+def _check_places(statistics: typing.Iterable[tf.Operation]) -> None:
+    """Refuses statistics of batch norms in loops of control flow v1."""
+    for op in statistics:
         if not compat.in_branches_alone(op):
             raise ModelFunctionError(
                 "batch_norm='sync', and the statistics of a batch norm (%s) are taken in a loop, "
@@ -81,8 +97,10 @@ def _check_places(batch_norms):
                 % op.name)
 
 
-def _check_gradients(batch_norms, operations):
-    """Refuses gradients that are there already: they use the shard's statistics."""
+def _check_gradients(batch_norms: typing.Iterable[tf.Operation],
+                     operations: typing.Iterable[tf.Operation]) -> None:
+    """Refuses gradients through `batch_norms` that are among the operations already: they use the
+    shard's statistics."""
     gradients = [op.name for op in operations if '_grad/' in op.name]
     for op in batch_norms:
         if any('/%s_grad/' % op.name in name for name in gradients):
@@ -92,58 +110,69 @@ def _check_gradients(batch_norms, operations):
                 % op.name)
 
 
-def _of_whole_batch(statistic, given):
+def _of_whole_batch(mean: tf.Tensor, state_of_input: State) -> tf.Tensor:
     """Has all that reads a mean of the shard read the batch's, which is returned.
 
     Args:
-      statistic: the mean, a tensor.
-      given: the `State` of the tensor that it is the mean of.
+      mean: the mean.
+      state_of_input: the state of the tensor that it is the mean of.
     """
-    readers = list(statistic.consumers())
-    with compat.within_branch(statistic.op), tf.name_scope('sync_batch_norm/'):
-        whole = _by_rows(statistic) if given.kind is Kind.ROWS else batch_mean(statistic)
-    compat.replace_tensor(statistic, whole, readers)
-    return whole
+    readers = list(mean.consumers())
+    with compat.within_branch(mean.op), tf.name_scope('sync_batch_norm/'):
+        if state_of_input.kind is Kind.ROWS:
+            mean_of_batch = _mean_over_rows(mean)
+        else:
+            mean_of_batch = batch_mean(mean)
+    compat.replace_tensor(mean, mean_of_batch, readers)
+    return mean_of_batch
 
 
-def _by_rows(statistic):
+def _mean_over_rows(mean: tf.Tensor) -> tf.Tensor:
     """The mean over the rows of all towers, which have different numbers of rows."""
-    rows, axes = statistic.op.inputs
-    total = tf.reduce_sum(rows, axes, keepdims=statistic.op.get_attr('keep_dims'))
+    rows, axes = mean.op.inputs
+    total = tf.reduce_sum(rows, axes, keepdims=mean.op.get_attr('keep_dims'))
     lengths = tf.gather(tf.shape(rows), tf.reshape(axes, [-1]))
     count = batch_sum(tf.cast(tf.reduce_prod(lengths), rows.dtype))
-    return tf.reshape(batch_sum(total) / count, tf.shape(statistic))
+    return tf.reshape(batch_sum(total) / count, tf.shape(mean))
 
 
-def _take_apart(op):
+def _take_apart(op: tf.Operation) -> typing.Dict[str, tf.Tensor]:
     """Replaces a fused batch norm in training mode: {name of an output: its substitute}."""
-    x, scale, offset = op.inputs[:3]
     attributes = op.node_def.attr
     if 'exponential_avg_factor' in attributes and attributes['exponential_avg_factor'].f != 1.:
         raise ModelFunctionError("batch_norm='sync', and the kernel of batch norm %s averages by "
                                  'itself: leave exponential_avg_factor= out.' % op.name)
-    axes = [axis for axis, letter in enumerate(op.get_attr('data_format').decode())
-            if letter != 'C']
     readers = [list(output.consumers()) for output in op.outputs]
     with tf.name_scope('sync_batch_norm/'):
-        numbers = tf.cast(x, scale.dtype)  # statistics of float16 are float32
-        mean = batch_mean(tf.reduce_mean(numbers, axes, keepdims=True))
-        constant_mean = tf.stop_gradient(mean)
-        variance = batch_mean(tf.reduce_mean(
-            tf.squared_difference(numbers, constant_mean), axes))
-        mean, constant_mean = tf.reshape(mean, [-1]), tf.reshape(constant_mean, [-1])
-        epsilon = op.get_attr('epsilon')
-        factor = scale * tf.rsqrt(variance + epsilon)
-        # One pass of the kernel for (x - mean) factor + offset. It takes its mean for a constant,
-        # so the offset carries the mean's gradient.
-        y = tf.raw_ops.FusedBatchNormV3(
-            x=x, scale=factor, offset=offset - (mean - constant_mean) * factor,
-            mean=constant_mean, variance=tf.ones_like(scale) - epsilon, epsilon=epsilon,
-            data_format=op.get_attr('data_format'), is_training=False)[0]
-        count = tf.cast(tf.reduce_prod([tf.shape(x)[axis] for axis in axes]), scale.dtype)
-        count = batch_sum(count)
-        outputs = [y, mean, variance * (count / tf.maximum(count - 1., 1.))]
-    for some, old, new in zip(readers, op.outputs, outputs):
+        outputs = _normalized_by_batch(op)
+    instead = {}
+    for old, new, readers_of_old in zip(op.outputs, outputs, readers):
         new.set_shape(old.shape)
-        compat.replace_tensor(old, new, some)
-    return {old.name: new for old, new in zip(op.outputs, outputs)}
+        compat.replace_tensor(old, new, readers_of_old)
+        instead[old.name] = new
+    return instead
+
+
+def _normalized_by_batch(op: tf.Operation) -> typing.List[tf.Tensor]:
+    """What the outputs of a fused batch norm would be with the statistics of the whole batch: the
+    normalized input, the mean, and the variance for the moving average."""
+    x, scale, offset = op.inputs[:3]
+    data_format = op.get_attr('data_format').decode()
+    axes = [axis for axis, letter in enumerate(data_format) if letter != 'C']
+    numbers = tf.cast(x, scale.dtype)  # statistics of float16 are float32
+    mean = batch_mean(tf.reduce_mean(numbers, axes, keepdims=True))
+    constant_mean = tf.stop_gradient(mean)
+    variance = batch_mean(tf.reduce_mean(tf.squared_difference(numbers, constant_mean), axes))
+    mean = tf.reshape(mean, [-1])
+    constant_mean = tf.reshape(constant_mean, [-1])
+    epsilon = op.get_attr('epsilon')
+    factor = scale * tf.rsqrt(variance + epsilon)
+    # One pass of the kernel for (x - mean) factor + offset. It takes its mean for a constant, so
+    # the offset carries the mean's gradient.
+    y = tf.raw_ops.FusedBatchNormV3(
+        x=x, scale=factor, offset=offset - (mean - constant_mean) * factor,
+        mean=constant_mean, variance=tf.ones_like(scale) - epsilon, epsilon=epsilon,
+        data_format=data_format, is_training=False)[0]
+    sizes = [tf.shape(x)[axis] for axis in axes]
+    count = batch_sum(tf.cast(tf.reduce_prod(sizes), scale.dtype))
+    return [y, mean, variance * (count / tf.maximum(count - 1., 1.))]
