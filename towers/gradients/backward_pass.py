@@ -83,7 +83,7 @@ class TowerGradients:
         self._batch = batch
         self._trained = trained
         self._own_methods = {}  # name of an objective -> its optimizer's own `compute_gradients`
-        for objective in request.objectives:
+        for objective in request.training.objectives:
             if has_own_compute_gradients(objective.optimizer):
                 self._own_methods[objective.name] = OwnComputeGradients(
                     objective.optimizer, trained[objective.name], request)
@@ -101,16 +101,16 @@ class TowerGradients:
             function.
         """
         request = self._request
-        part = request.parts[number]
+        part = request.split.parts[number]
         graph = tf.get_default_graph()
         scope = graph.get_name_scope()
         root = scope + '/' if scope else ''
         num_before = len(graph.get_operations())
         with tf.device(TowerDevice(part.device)):
             by_objective = [self._of_objective(number, objective, losses.data_loss, scale)
-                            for objective in request.objectives]
-        gradients = request.objectives.shaped(each.pairs for each in by_objective)
-        of_shard = request.objectives.shaped(each.of_shard for each in by_objective)
+                            for objective in request.training.objectives]
+        gradients = request.training.objectives.shaped(each.pairs for each in by_objective)
+        of_shard = request.training.objectives.shaped(each.of_shard for each in by_objective)
         forward = recorded.operations
         backward = sum([each.operations for each in by_objective], [])
         if recorded.imported is not None:
@@ -122,7 +122,7 @@ class TowerGradients:
                    + tensors_of(all_pairs(gradients)))
         keys = _give_seeds(request, forward, backward, fetches, number)
         with Recording(graph) as again, tf.device(TowerDevice(part.device)):
-            recomputed = [rewrite(request.recompute, forward, each.operations, root)
+            recomputed = [rewrite(request.memory.recompute, forward, each.operations, root)
                           for each in by_objective]
         operations = [op for op in forward if op.name not in recorded.owned]
         operations += losses.operations
@@ -153,7 +153,7 @@ class TowerGradients:
         """Takes the gradients of one loss: of part `number`, in the shaped `data_losses`, times
         `scale`."""
         request = self._request
-        data_loss = request.objectives.of(objective, data_losses)
+        data_loss = request.training.objectives.of(objective, data_losses)
         shard = self.behind.shard_tensors(self._batch.inputs[number])
         of_shard: typing.List[tuple] = []
         with Recording(tf.get_default_graph()) as made:
@@ -169,8 +169,8 @@ class TowerGradients:
                 pairs = self.scaled_losses.unscaled(pairs)
                 of_shard = self.scaled_losses.unscaled(of_shard)
             elif request.numerics.check_numerics:
-                pairs = checked_gradients(pairs, data_loss, number, request.accumulate)
-        place_backward(made.operations, data_loss, request.parts[number].device)
+                pairs = checked_gradients(pairs, data_loss, number, request.split.accumulate)
+        place_backward(made.operations, data_loss, request.split.parts[number].device)
         keep_stacks_with_loops(made.operations)
         return _OfObjective(pairs, gradients_of(of_shard), made.operations)
 
@@ -181,7 +181,7 @@ class TowerGradients:
             loss = loss * tf.cast(scale, loss.dtype)
         elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
             loss = loss * scale
-        if self._request.accumulate > 1:
+        if self._request.split.accumulate > 1:
             loss = loss * _one_when_there(data_loss)
         if self.scaled_losses is not None:
             loss = self.scaled_losses.scaled(loss)
@@ -214,11 +214,11 @@ def _give_seeds(request: typing.Any, forward: list, backward: list, fetches: lis
     """
     step = request.random_step
     has_copies = request.parts_a_call > 1
-    is_alone = not has_copies and not request.parts_before
+    is_alone = not has_copies and not request.split.parts_before
     if step is None and is_alone:
         return {}
     graph_seed = tf.get_default_graph().seed
-    part = number + request.parts_before
+    part = number + request.split.parts_before
     keys = {}
     if step is not None:
         check_draws_nothing(backward)

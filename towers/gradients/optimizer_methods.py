@@ -101,7 +101,8 @@ class OwnComputeGradients:
             raise GradientError(
                 text + "is of one worker's examples: let UPDATE_OPS write it to a variable, and "
                 'read the variable.')
-        if self._request.accumulate > 1 and surrogate.op in graph_walk.step_operations([factor]):
+        has_micro_batches = self._request.split.accumulate > 1
+        if has_micro_batches and surrogate.op in graph_walk.step_operations([factor]):
             raise GradientError(text + 'is known when the last micro-batch is done: train without '
                                 'accumulate= and micro_batches=.')
 

@@ -49,10 +49,10 @@ def make_losses(recorded: typing.Any, request: typing.Any, number: int) -> Losse
     if loss is None:
         return Losses(None, None, [], [])
     _check_depends_on_shard(recorded)
-    adds = request.regularization == 'add'
+    adds = request.training.regularization == 'add'
     added: typing.List[tf.Tensor] = []
     with graph_walk.Recording(tf.get_default_graph()) as made, \
-            only_device(_device_of_loss(loss, request.parts[number].device)):
+            only_device(_device_of_loss(loss, request.split.parts[number].device)):
         registered = _registered(recorded)
         if adds and isinstance(loss, dict):
             raise ModelFunctionError(
@@ -63,7 +63,7 @@ def make_losses(recorded: typing.Any, request: typing.Any, number: int) -> Losse
             loss = tf.add_n([loss] + [tf.cast(each, loss.dtype) for each in added])
         if request.numerics.check_numerics:
             loss = map_shaped(
-                lambda each: checked_loss(each, number, request.accumulate), loss)
+                lambda each: checked_loss(each, number, request.split.accumulate), loss)
     return Losses(loss, _described(registered, adds), made.operations, added)
 
 

@@ -66,12 +66,12 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
     proof = analyse(operations, inputs, fetches)
     analysis = proof.as_built or proof
     check_batch_values(operations, analysis)
-    has_several_parts = len(request.parts) > 1
+    has_several_parts = len(request.split.parts) > 1
     instead: typing.Dict[str, tf.Tensor] = {}
     in_sync = 0
-    if request.batch_norm == 'sync' and has_several_parts:
+    if request.training.batch_norm == 'sync' and has_several_parts:
         in_sync, instead = synchronize(operations, analysis, graph)
-    if request.update_ops == 'first' and has_several_parts:
+    if request.training.update_ops == 'first' and has_several_parts:
         instead.update(exchange_sums(operations, analysis, request.no_batch_values))
     if instead:
         output = _with_exchanged(output, instead)
