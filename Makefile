@@ -38,11 +38,14 @@ bench: $(PLOTS)
 
 # The one of an Estimator says so where this TensorFlow has none.
 examples: $(EXAMPLES)
+	$(VENV)/bin/python -m examples.finished_class
 	$(VENV)/bin/python -m examples.tower_loop
 	$(VENV)/bin/python -m examples.slim_feed_dict
 	$(VENV)/bin/python -m examples.gan --steps=2000 --picture=
 	$(VENV)/bin/python -m examples.language_model --epochs=2
 	$(VENV)/bin/python -m examples.keras_fit
+	$(VENV)/bin/python train.py --model=examples.own_data:classify \
+	    --dataset=examples.own_data:spirals --train_steps=400 --base_learning_rate=0.01
 	-$(VENV)/bin/python -m examples.estimator
 
 test: $(INSTALLED)

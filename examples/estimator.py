@@ -2,6 +2,12 @@
 
     $ python -m examples.estimator --devices=2 --steps=300
 
+    -optimizer = tf.train.AdamOptimizer(0.003)
+    +optimizer = towers.TowerOptimizer(tf.train.AdamOptimizer(0.003))
+    -estimator = tf.estimator.Estimator(model_fn, …)
+    +estimator = tf.estimator.Estimator(
+    +    towers.replicate_model_fn(model_fn, tf.losses.Reduction.MEAN, devices=2), …)
+
 Needs a TensorFlow that has `tf.estimator`: 1.15 or 2.15.
 """
 

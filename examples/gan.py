@@ -2,6 +2,11 @@
 
     $ python -m examples.gan --devices=2 --steps=12000 --picture=gan.png
 
+    -discriminator_step = discriminator_optimizer.minimize(discriminator_loss, var_list=…)
+    -generator_step = generator_optimizer.minimize(generator_loss, var_list=…)
+    +built = towers.build_towers(model_fn, (images, labels), {'discriminator': …, 'generator': …},
+    +                            devices=2)
+
 The picture, by default `gan.png`, has a row for each digit; it takes matplotlib (`pip install
 matplotlib`), and without it the program draws none.
 """

@@ -2,6 +2,9 @@
 
     python -m examples.keras_fit --devices=2 --epochs=10
 
+    -model.fit(images, labels)
+    +towers.ParallelModel(model, 2).fit(images, labels)
+
 On TF 1.15 and 2.15 by tf.keras, on TF 2.16 and later by the package tf-keras (`pip install
 '.[tf-layers-2.21]'`, the extra of your TensorFlow).
 """

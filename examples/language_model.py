@@ -2,6 +2,10 @@
 
     $ python -m examples.language_model --devices=2 --epochs=40
 
+    -train_op = optimizer.minimize(loss_of(characters, next_characters))
+    +built = towers.build_towers(make_model_fn(size), (characters, next_characters), optimizer,
+    +                            devices=2)
+
 It reads one of the documentation's pages, or the file that --text names, as so many streams side by
 side. A step takes the next characters of each stream; gradients go back to the first of them
 (truncated backpropagation through time), and the state goes on to the next step.

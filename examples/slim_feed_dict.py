@@ -2,6 +2,10 @@
 
     $ python -m examples.slim_feed_dict --devices=2 --steps=300
 
+    -train_op = slim.learning.create_train_op(loss, optimizer)
+    +built = towers.build_towers(model_fn, (images, labels), optimizer, devices=2)
+    +train_op = built.train_op
+
 A second run with the same --checkpoint_dir goes on where the first one has stopped, on any number
 of devices: the checkpoint has the names that it has on one.
 """

@@ -2,6 +2,14 @@
 
     $ python -m examples.tower_loop --devices=2 --steps=300
 
+    -for i in range(num_gpus):
+    -  with tf.device('/gpu:%d' % i), tf.name_scope('tower_%d' % i):
+    -    tower_grads.append(optimizer.compute_gradients(tower_loss(images, labels)))
+    -    tf.get_variable_scope().reuse_variables()
+    -apply_gradients_op = optimizer.apply_gradients(average_gradients(tower_grads), global_step)
+    +built = towers.build_towers(tower_loss, batch, optimizer, num_gpus, 'mean',
+    +                            global_step=global_step)
+
 What the tutorial has besides the loop (weight decay in a collection, a rate that decays, moving
 averages of the weights, and an evaluation with those) is as it was.
 """

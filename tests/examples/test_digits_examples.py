@@ -7,8 +7,24 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from examples import gan, slim_feed_dict, tower_loop
+from examples import finished_class, gan, slim_feed_dict, tower_loop
 from towers import compat
+
+
+@pytest.mark.slow
+def test_a_class_with_placeholders_learns_by_one_line(capsys):
+    assert finished_class.main(['--devices=2', '--steps=100']) > 0.8
+    out = capsys.readouterr().out
+    assert '1 import of the finished model, 1 copy of its graph' in out
+    assert 'one device       proven' in out and 'after 100 steps' in out
+
+
+@pytest.mark.slow
+def test_data_of_ones_own_are_learnt_by_the_trainer(runner, tmp_path):
+    done = runner.run(tmp_path / 'run', [
+        '--model=examples.own_data:classify', '--dataset=examples.own_data:spirals',
+        '--train_steps=300', '--base_learning_rate=0.01'])
+    assert float(done.stdout.split('test accuracy')[1].split()[0]) > 0.95
 
 
 @pytest.mark.slow
