@@ -2019,3 +2019,47 @@ def gumbel_softmax(x):
     u = tf.random_uniform([size(x), 3])
     p = tf.nn.softmax((dense(x, 3) - tf.log(-tf.log(u + 1e-9) + 1e-9)) / 0.5)
     return average(tf.square(tf.matmul(p, variable('d', [3, 2]))))
+
+
+# ---- what a careful reader suspects --------------------------------------------------------------
+
+def words_of_mask(seq, mask):
+    """The words that a mask leaves: their positions among n * 5, and a number for each."""
+    positions = tf.squeeze(tf.where(tf.reshape(mask, [-1]) > 0), [1])
+    return positions, tf.gather(tf.reshape(words(seq), [-1]), positions)
+
+
+@independent
+def words_summed_by_position(seq, mask):
+    positions, values = words_of_mask(seq, mask)
+    sums = tf.unsorted_segment_sum(values, positions, 5 * size(seq))
+    return average(tf.reduce_max(tf.reshape(sums, [-1, 5]), 1))
+
+
+@coupled
+def words_summed_by_position_among_examples(seq, mask):
+    positions, values = words_of_mask(seq, mask)
+    return average(tf.square(tf.unsorted_segment_sum(values, positions, size(seq))))
+
+
+@coupled
+def numbers_of_a_fed_shape(x):
+    table = tf.broadcast_to(variable('table', [2]), [3, 2])
+    return average(score(x) * tf.reshape(table, tf.placeholder_with_default([6], [1])))
+
+
+@independent
+def norm_of_each_example_by_channels(image):
+    channels = tf.reshape(tf.transpose(image, [0, 3, 1, 2]), [1, -1, 8, 8])
+    ones = tf.ones([3 * size(image)])
+    normalized = tf.nn.fused_batch_norm(channels, ones, 0 * ones, data_format='NCHW')[0]
+    return average(tf.square(tf.reshape(normalized, [-1, 3, 64])[:, 1, 5]))
+
+
+@coupled
+def norm_by_channels_with_a_scale_of_others(image):
+    channels = tf.reshape(tf.transpose(image, [0, 3, 1, 2]), [1, -1, 8, 8])
+    scale = tf.reshape(average(image, [1, 2]), [-1])
+    normalized = tf.nn.fused_batch_norm(
+        channels, tf.reverse(scale, [0]), 0 * scale, data_format='NCHW')[0]
+    return average(tf.square(tf.reshape(normalized, [-1, 3, 64])[:, 1, 5]))

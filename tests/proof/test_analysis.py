@@ -31,8 +31,8 @@ def test_inputs_may_be_a_nest_of_which_some_are_not_used():
 def test_an_input_that_is_handed_on_has_the_examples():
     x = losses.make_inputs(['x'])['x']
     found = analysed([tf.reduce_mean(x)], x)
-    assert found.of(x).kind is Kind.PER_EXAMPLE
-    assert found.of(tf.constant(1.)).kind is Kind.INDEPENDENT  # made outside of the forward pass
+    assert found.state(x).kind is Kind.PER_EXAMPLE
+    assert found.state(tf.constant(1.)).kind is Kind.INDEPENDENT  # made outside of the forward pass
 
 
 def test_a_scalar_among_the_inputs_is_the_same_for_all_towers():
@@ -55,7 +55,7 @@ def test_rows_of_a_mask_have_no_size_that_is_known():
     inputs = losses.make_inputs(['x', 'y'])
     rows = tf.boolean_mask(inputs['x'], inputs['y'] > 0)
     found = analysed([rows], inputs)
-    assert found.of(rows).kind is Kind.ROWS
+    assert found.state(rows).kind is Kind.ROWS
     total = tf.reduce_sum(rows)
     assert verdict(total / losses.floats(losses.size(inputs['x'])), inputs).startswith('proven: ')
     assert verdict(total / losses.floats(losses.size(rows)), inputs).startswith('not proven: ')

@@ -52,7 +52,7 @@ def check_graph(seed):
     norms = find_batch_norms(analysis, operations)
     proven = []
     for loss, program in zip(made, programs):
-        is_sum = analysis.of(loss).kind is Kind.SUM
+        is_sum = analysis.state(loss).kind is Kind.SUM
         question = SUM_OF_TOWERS if is_sum else MEAN_OF_TOWERS
         if verdict_of([loss], analysis, norms, question).is_proven:
             gradients = [tf.convert_to_tensor(gradient) for gradient in tf.gradients(

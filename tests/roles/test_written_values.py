@@ -170,6 +170,10 @@ def at_a_counted_place(centers, rows, features, unused_difference):
         centers, tf.reduce_max(features))), 'no moving average'),
     (lambda centers, rows, features, _: tf.assign(centers, centers + tf.reduce_max(features)),
      'no moving average'),
+    (lambda centers, rows, features, _: tf.assign(centers, centers * tf.reduce_mean(features)),
+     'no moving average'),
+    (lambda centers, rows, features, _: tf.assign(centers, centers / tf.reduce_max(features)),
+     'no moving average'),
     (by_unique, 'writes variable centers .*UniqueWithCounts'),
     (lambda centers, rows, features, _: tf.scatter_add(
         centers, rows, features - tf.reduce_mean(features, 0)), 'computed across the examples'),

@@ -13,7 +13,7 @@ from towers.model.objectives import all_pairs, with_parts
 from towers.optimizers import describe_learning_rate, is_repeatable
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
 from towers.placement.numerics import describe_xla, rewrite_field
-from towers.proof.scratch import static_size
+from towers.proof.stand_ins import static_size
 from towers.proof.verdict import Question, verdict_of
 from towers.roles.ownership import OWN
 from towers.roles.write_order import updates_that_write

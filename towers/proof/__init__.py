@@ -4,8 +4,16 @@ In comes a recorded forward pass and the inputs at which the batch enters; out c
 the state of each tensor, the statistics of the shard that it depends on, and, where the proof ends,
 the operation and why. It makes no operation in the program's graph.
 
-Read `states` (what can be known of a tensor), `table` (one row for each kind of operation), the
-modules of its rules (`arithmetic`, `layout`, `sizes`, `rows`, `loops`), `scratch` (the graph in
-which TensorFlow's own shape inference says where the examples are), `analysis` (from the first
-operation to the last), `verdict` (the plan's line).
+Read in this order:
+
+1. `states`: what can be known of a tensor; `sizes`: numbers computed from shapes.
+2. `scratch`: the forward pass once more, in a graph in which TensorFlow's own shape inference says
+   where the examples are; `stand_ins` for its inputs, `functions` for the bodies that it calls.
+3. `view`: what rules ask of that graph; `contexts`: its loops and branches.
+4. `table`: a row for each kind of operation; `rules/`: the functions in it.
+5. `transfer`: from the states of inputs to those of results, by the table or without it;
+   `written_before`: reads of what the forward pass has written; `fixed_point`: from the first
+   operation to the last, in rounds, until nothing changes; `analysis`: what comes out.
+6. `batch_norms`: the statistics that are those of batch norms; `written`: what is written to
+   variables; `verdict`: the plan's line.
 """

@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 from towers.graph.edit import producer
 from towers.graph.graph_walk import behind
 from towers.graph.op_types import BRANCHES_V2, SAME_NUMBERS, is_fused_batch_norm
+from towers.proof.analysis import Analysis
 from towers.proof.states import Kind
 
 _STEPS_TO_ROOT = 8  # additions, choices and branches between a variance and its root
@@ -31,7 +32,8 @@ class BatchNorms(typing.NamedTuple):
     fused: typing.List[tf.Operation]  # those by the fused kernel
     unproven: typing.List[tf.Operation]  # statistics of which nothing is proven
 
-    def __len__(self):
+    @property
+    def number(self) -> int:
         """How many batch norms take statistics over the examples."""
         return len(self.moments) + len(self.fused)
 
@@ -46,77 +48,120 @@ class BatchNorms(typing.NamedTuple):
 NO_BATCH_NORMS = BatchNorms([], [], [])
 
 
-def find_batch_norms(analysis, operations: list) -> BatchNorms:
+def find_batch_norms(analysis: Analysis, operations: typing.Iterable[tf.Operation]) -> BatchNorms:
     """Finds the batch norms among the operations of a forward pass that was analysed."""
-    moments, fused, unproven = [], [], []
+    found = BatchNorms([], [], [])
+    analysed = analysis.analysed
     for op in operations:
-        if op.name not in analysis.looked_at:
+        if op.name not in analysed:
             continue
-        if is_fused_batch_norm(op.type) and op.get_attr('is_training'):
-            if analysis.of(op.outputs[0]).kind is Kind.UNKNOWN:
-                unproven.append(op)
-            elif op.name in analysis.reasons:
-                fused.append(op)
-            continue
-        found = _moments_of(op)
-        if found is None:
-            continue
-        if _is_unknown(found.mean, analysis) or _is_unknown(found.variance, analysis):
-            unproven.append(op)
-        elif analysis.is_average(found.mean.op) and analysis.is_average(found.variance.op):
-            moments.append(found)
-    return BatchNorms(moments, fused, unproven)
+        if is_fused_batch_norm(op.type):
+            _add_fused(op, analysis, found)
+        else:
+            _add_moments(op, analysis, found)
+    return found
 
 
-def _is_unknown(tensor, analysis):
-    return analysis.of(tensor).kind is Kind.UNKNOWN
+def _add_fused(op: tf.Operation, analysis: Analysis, found):
+    """Adds a batch norm in one kernel, if it is in training mode, and its statistics are over the
+    examples."""
+    if not op.get_attr('is_training'):
+        return
+    if _is_unknown(op.outputs[0], analysis):
+        found.unproven.append(op)
+    elif op.name in analysis.reasons:
+        found.fused.append(op)
 
 
-def _moments_of(op) -> typing.Optional[Moments]:
-    """The mean and the variance, where an operation computes the variance of a normalization."""
-    if op.type != 'Mean' or op.inputs[0].op.type not in ('SquaredDifference', 'Square'):
+def _add_moments(op: tf.Operation, analysis: Analysis, found):
+    """Adds the statistics that an operation ends, if they are over the examples."""
+    moments = _moments_of(op)
+    if moments is None:
+        return
+    if _is_unknown(moments.mean, analysis) or _is_unknown(moments.variance, analysis):
+        found.unproven.append(op)
+    elif analysis.is_mean(moments.mean.op) and analysis.is_mean(moments.variance.op):
+        found.moments.append(moments)
+
+
+def _is_unknown(tensor: tf.Tensor, analysis: Analysis):
+    return analysis.state(tensor).kind is Kind.UNKNOWN
+
+
+def _moments_of(op: tf.Operation) -> typing.Optional[Moments]:
+    """The mean and the variance, where an operation computes the variance of a normalization.
+
+        mean = Mean(x, axes)
+        variance = Mean(SquaredDifference(x, mean), axes), or Mean(Square(Sub(x, mean)), axes)
+
+    The variance goes into a root, and both means are over the same dimensions.
+    """
+    distance = _distance_from_mean(op)
+    if distance is None:
         return None
-    distance = op.inputs[0].op
-    if distance.type == 'Square':
-        distance = distance.inputs[0].op
-        if distance.type != 'Sub':
-            return None
+    variance = op.outputs[0]
     mean = behind(distance.inputs[1], SAME_NUMBERS)
-    if mean.op.type != 'Mean' or not _goes_into_a_root(op.outputs[0]):
+    if mean.op.type != 'Mean' or not _goes_into_a_root(variance):
         return None
-    axes = [tf.get_static_value(each.inputs[1]) for each in (op, mean.op)]
-    if any(each is None for each in axes) or not np.array_equal(
-            np.ravel(axes[0]), np.ravel(axes[1])):
+    axes = tf.get_static_value(op.inputs[1])
+    axes_of_mean = tf.get_static_value(mean.op.inputs[1])
+    if axes is None or axes_of_mean is None:
         return None
-    return Moments(mean, op.outputs[0])
+    if not np.array_equal(np.ravel(axes), np.ravel(axes_of_mean)):
+        return None
+    return Moments(mean, variance)
+
+
+def _distance_from_mean(op: tf.Operation) -> typing.Optional[tf.Operation]:
+    """The operation that takes the difference whose squares an operation takes the mean of."""
+    if op.type != 'Mean':
+        return None
+    squares = op.inputs[0].op
+    if squares.type == 'SquaredDifference':
+        return squares
+    if squares.type == 'Square' and squares.inputs[0].op.type == 'Sub':
+        return squares.inputs[0].op
+    return None
+
+
+_ROOTS = ('Rsqrt', 'Sqrt', 'Pow')
+# Operations between a variance and its root: an epsilon, a correction, a choice.
+_TO_ROOT = SAME_NUMBERS | BRANCHES_V2 | {
+    'Add', 'AddV2', 'Switch', 'Merge', 'Select', 'SelectV2', 'Maximum'}
 
 
 def _goes_into_a_root(variance):
     """Whether a tensor goes into a root, in a few steps of arithmetic."""
-    stack, seen = [(variance, 0)], set()
+    stack = [(variance, 0)]  # pairs of a tensor and its distance from the variance
+    seen = set()
     while stack:
         tensor, steps = stack.pop()
         for op in tensor.consumers():
-            if op.type in ('Rsqrt', 'Sqrt', 'Pow'):
+            if op.type in _ROOTS:
                 return True
-            if op.name in seen or steps >= _STEPS_TO_ROOT:
-                continue
-            hands_on = op.type in SAME_NUMBERS | BRANCHES_V2 or op.type in (
-                'Add', 'AddV2', 'Switch', 'Merge', 'Select', 'SelectV2', 'Maximum')
-            if hands_on:
+            if op.type in _TO_ROOT and op.name not in seen and steps < _STEPS_TO_ROOT:
                 seen.add(op.name)
                 stack += [(output, steps + 1) for output in op.outputs]
     return False
 
 
 def same_means(statistic: tf.Tensor, operations: list) -> typing.List[tf.Tensor]:
-    """The same mean, computed once more, as by two calls of `tf.nn.moments`."""
+    """The same mean, computed once more, as by two calls of `tf.nn.moments`.
+
+    Args:
+      statistic: the mean.
+      operations: list of the operations among which to look.
+    """
     if statistic.op.type != 'Mean':
         return []
-    axes = tf.get_static_value(statistic.op.inputs[1])
-    return [op.outputs[0] for op in operations
-            if op.type == 'Mean' and op.inputs[0].name == statistic.op.inputs[0].name
-            and np.array_equal(tf.get_static_value(op.inputs[1]), axes)]
+    values, axes = statistic.op.inputs
+    static_axes = tf.get_static_value(axes)
+    found = []
+    for op in operations:
+        if op.type == 'Mean' and op.inputs[0].name == values.name:
+            if np.array_equal(tf.get_static_value(op.inputs[1]), static_axes):
+                found.append(op.outputs[0])
+    return found
 
 
 def is_variance_node(node: tf.NodeDef, nodes: typing.Dict[str, tf.NodeDef]) -> bool:

@@ -30,13 +30,14 @@ class Bodies(typing.NamedTuple):
     results: typing.Dict[str, typing.List[list]]  # {name of a call: results of each branch}
     loops: typing.Dict[str, LoopBody]  # {name of a loop: its body}
     callers: typing.Dict[str, str]  # {name of an operation in a body: the outermost call}
-    left_out: typing.List[str]  # names of the calls whose bodies take no batch of another size
+    left_out: typing.Set[str]  # names of the calls whose bodies take no batch of another size
     own_gradients: typing.Set[str]  # names of operations whose gradient is the program's own
 
 
 def import_bodies(graph: tf.Graph) -> Bodies:
     """Imports the bodies of all functions that are called, and of those that they call."""
-    library, bodies = Library(graph), Bodies({}, {}, {}, [], set())
+    library = Library(graph)
+    bodies = Bodies({}, {}, {}, set(), set())
     calls = list(graph.get_operations())
     while calls:
         op = calls.pop()
@@ -46,88 +47,128 @@ def import_bodies(graph: tf.Graph) -> Bodies:
         count = len(graph.get_operations())
         try:
             with graph.as_default():
-                if op.type in _LOOPS:
-                    bodies.loops[op.name] = _loop_body(op, *functions)
-                else:
-                    arguments = list(op.inputs)[1 if op.type in BRANCHES_V2 else 0:]
-                    bodies.results[op.name] = [
-                        _imported(function, arguments, '%s/branch_%d' % (op.name, number))
-                        for number, function in enumerate(functions)]
+                _import(op, functions, bodies)
         except (ValueError, tf.errors.OpError):  # of shape inference, as in `scratch`
-            bodies.left_out.append(op.name)
+            bodies.left_out.add(op.name)
             continue
-        made = graph.get_operations()[count:]
-        outermost = bodies.callers.get(op.name, op.name)
-        bodies.callers.update((each.name, outermost) for each in made)
-        if any('_gradient_op_type' in node.attr for function in functions
-               for node in function.node_def):
+        if any(_has_own_gradient(function) for function in functions):
             bodies.own_gradients.add(op.name)
-        calls += made
+        outermost = bodies.callers.get(op.name, op.name)
+        for inner in graph.get_operations()[count:]:
+            bodies.callers[inner.name] = outermost
+            calls.append(inner)
     return bodies
 
 
-def _loop_body(op, condition, body):
+def _import(op: tf.Operation, functions: list, bodies: Bodies) -> None:
+    """Imports what a call runs into the default graph, and adds it to `bodies`."""
+    if op.type in _LOOPS:
+        condition, body = functions
+        bodies.loops[op.name] = _loop_body(op, condition, body)
+        return
+    arguments = list(op.inputs)
+    if op.type in BRANCHES_V2:
+        arguments = arguments[1:]  # behind the condition
+    results = []
+    for number, function in enumerate(functions):
+        results.append(_imported(function, arguments, '%s/branch_%d' % (op.name, number)))
+    bodies.results[op.name] = results
+
+
+def _has_own_gradient(function) -> bool:
+    """Whether the program gave an operation of a function a gradient of its own."""
+    return any('_gradient_op_type' in node.attr for node in function.node_def)
+
+
+def _loop_body(op: tf.Operation, condition: typing.Any, body: typing.Any) -> LoopBody:
     """Imports a loop: with the shapes that its values have at its beginning, where an iteration
-    keeps them; lengths that it changes are not static."""
+    keeps them; lengths that it changes are not static.
+
+    Args:
+      op: the loop.
+      condition: `FunctionDef` of its test.
+      body: `FunctionDef` of an iteration.
+    """
     shapes = [tensor.shape for tensor in op.inputs]
     while True:
         arguments = [tf.placeholder(tensor.dtype, shape, '%s/argument' % op.name)
                      for tensor, shape in zip(op.inputs, shapes)]
         results = _imported(body, arguments, op.name + '/body')
         kept = [_common_shape(shape, result.shape) for shape, result in zip(shapes, results)]
-        if all(_lengths(shape) == _lengths(each) for shape, each in zip(shapes, kept)):
+        is_stable = [_lengths(shape) for shape in shapes] == [_lengths(shape) for shape in kept]
+        if is_stable:
             [test] = _imported(condition, arguments, op.name + '/condition')
             return LoopBody(arguments, results, test)
         shapes = kept
 
 
-def _common_shape(shape, other):
-    """The shape whose lengths two shapes have both."""
+def _common_shape(shape: tf.TensorShape, other: tf.TensorShape) -> tf.TensorShape:
+    """The shape with the lengths that two shapes both have, and None for the others."""
     if shape.ndims is None or other.ndims != shape.ndims:
         return tf.TensorShape(None)
-    return tf.TensorShape([length if length == there else None for length, there in zip(
-        shape.as_list(), other.as_list())])
+    lengths = []
+    for one_length, other_length in zip(shape.as_list(), other.as_list()):
+        lengths.append(one_length if one_length == other_length else None)
+    return tf.TensorShape(lengths)
 
 
-def _lengths(shape):
+def _lengths(shape: tf.TensorShape) -> typing.Optional[list]:
+    """The lengths of a shape, which can be compared even if some are not static."""
     return None if shape.ndims is None else shape.as_list()
 
 
-def _functions_called(op, library):
+def _functions_called(op: tf.Operation, library: Library) -> list:
     """The `FunctionDef`s of the branches of a call, in order; [] for what is no call of one."""
-    attributes = op.node_def.attr
-    if op.type in ('If', 'StatelessIf'):
-        names = [attributes['then_branch'].func.name, attributes['else_branch'].func.name]
-    elif op.type in BRANCHES_V2:
-        names = [each.name for each in attributes['branches'].list.func]
-    elif op.type in _LOOPS:
-        names = [attributes['cond'].func.name, attributes['body'].func.name]
-    elif op.type in _CALLS:
-        names = [attributes['f'].func.name]
-    elif op.type in functions_of(op.node_def):  # a Defun: an operation of the function's own type
-        names = [op.type]
-    else:
-        return []
+    names = _names_called(op)
     found = [library.function(name) for name in names]
     return [] if None in found else found
 
 
-def _imported(function, arguments, scope):
-    """Imports the body of a function with these arguments: a list of its results."""
+def _names_called(op: tf.Operation) -> typing.List[str]:
+    """The names of the functions that an operation calls."""
+    attributes = op.node_def.attr
+    if op.type in ('If', 'StatelessIf'):
+        return [attributes['then_branch'].func.name, attributes['else_branch'].func.name]
+    if op.type in BRANCHES_V2:
+        return [branch.name for branch in attributes['branches'].list.func]
+    if op.type in _LOOPS:
+        return [attributes['cond'].func.name, attributes['body'].func.name]
+    if op.type in _CALLS:
+        return [attributes['f'].func.name]
+    if op.type in functions_of(op.node_def):  # a Defun: an operation of the function's own type
+        return [op.type]
+    return []
+
+
+def _imported(function: typing.Any, arguments: typing.List[tf.Tensor],
+              scope: str) -> typing.List[tf.Tensor]:
+    """Imports the body of a function into the default graph.
+
+    Args:
+      function: `FunctionDef`.
+      arguments: the tensors that it is called with.
+      scope: the name scope of its operations.
+
+    Returns:
+      List of its results.
+    """
     body, flat_names = compat.graph_def_of_function(function)
     names = [argument.name for argument in function.signature.input_arg]
-    wanted = [flat_names[function.ret[result.name]] for result in function.signature.output_arg]
     kept = tf.GraphDef()
     kept.versions.CopyFrom(body.versions)
+    read: typing.Set[str] = set()  # names of the operations whose results the body reads
     for node in body.node:
-        if node.name not in names:
-            node.device = ''
-            leave_out_shapes(node)
-            kept.node.add().CopyFrom(node)
-    given = {name + ':0': tensor for name, tensor in zip(names, arguments)}
-    inside = [text for text in wanted if text not in given]
-    read = {text.split(':')[0] for node in kept.node for text in node.input}
-    read_arguments = {name + ':0': given[name + ':0'] for name in names if name in read}
-    made = tf.import_graph_def(kept, input_map=read_arguments, return_elements=inside, name=scope)
-    by_name = dict(given, **dict(zip(inside, made)))
-    return [by_name[text] for text in wanted]
+        if node.name in names:
+            continue
+        node.device = ''
+        leave_out_shapes(node)
+        kept.node.add().CopyFrom(node)
+        read.update(text.split(':')[0] for text in node.input)
+    by_name = {name + ':0': tensor for name, tensor in zip(names, arguments)}
+    results = [flat_names[function.ret[result.name]] for result in function.signature.output_arg]
+    inside = [text for text in results if text not in by_name]
+    read_arguments = {name + ':0': by_name[name + ':0'] for name in names if name in read}
+    imported = tf.import_graph_def(
+        kept, input_map=read_arguments, return_elements=inside, name=scope)
+    by_name.update(zip(inside, imported))
+    return [by_name[text] for text in results]

@@ -12,23 +12,25 @@ which all towers share) that is the same for all examples and does not depend on
     SUM           sum over e of f(example e), plus a constant if it `has_offset`
     SHARE         a constant divided by n
     SIZES         numbers computed from shapes alone, each constant or a multiple of n
-    NUMBER        the place of each entry or row among those of the shard, outer x n x inner in all:
-                  `tf.range(n)`, `tf.where(mask)`
-    PLACES        vectors of places whose first number is that of their example: the indices of a
+    POSITION      the position of each entry or row among those of the shard, outer x n x inner in
+                  all: `tf.range(n)`, `tf.where(mask)`
+    INDICES       vectors whose first number is the position of their example: the indices of a
                   sparse tensor, `tf.stack([tf.range(n), column], 1)`
-    NOTHING       a list of tensors in which nothing is written yet
+    EMPTY         a list of tensors in which nothing is written yet
     UNKNOWN       none of these is proven
 
 The mean of the towers' shards, weighted by their numbers of examples, is the batch's for MEAN and
 INDEPENDENT; the sum of the towers' is the batch's for a SUM without an offset.
 
 A value may depend on a statistic of the shard in a way that is not linear (a variance, a maximum):
-then f depends on that statistic, too, which `estimated` names. It goes on with this mark, which
-ends no analysis and every proof, unless all of these statistics are taken over the whole batch.
+then f depends on that statistic, too, which `shard_statistics` names. It goes on with this mark,
+which ends no analysis and every proof, unless all of these statistics are of the whole batch.
 """
 
 import enum
 import typing
+
+import tensorflow.compat.v1 as tf
 
 
 class Kind(enum.Enum):
@@ -41,14 +43,18 @@ class Kind(enum.Enum):
     SUM = 'a sum over the examples'
     SHARE = 'a part for each example'
     SIZES = 'sizes'
-    NUMBER = 'the numbers of the examples'
-    PLACES = 'places of examples'
-    NOTHING = 'an empty list'
+    POSITION = 'the numbers of the examples'
+    INDICES = 'places of examples'
+    EMPTY = 'an empty list'
     UNKNOWN = 'unknown'
 
 
 TAKES_NO_OTHER_BATCH = 'takes no batch of another size'
 """Why a proof ends where the graph holds the size of the program's batch."""
+
+NO_STATIC_RANK = 'has a rank that is not static'
+NO_STATIC_ARGUMENT = 'has an argument that is not static'
+"""Why a proof ends where a rule needs a rank, or the value of an argument such as `axis`."""
 
 
 class Reason(typing.NamedTuple):
@@ -64,21 +70,52 @@ class Size(typing.NamedTuple):
     per_example: int = 0
 
 
+EVERY_EXAMPLE = ''
+"""The `State.selection` of what was not selected: it has all examples."""
+
+
+class Layout(typing.NamedTuple):
+    """Where the examples are in a tensor: states of the same layout go together entry by entry."""
+    kind: Kind
+    axis: int
+    outer: int
+    inner: int
+    selection: str
+
+
 class State(typing.NamedTuple):
     """How a tensor depends on the examples."""
     kind: Kind
-    axis: int = 0  # PER_EXAMPLE, ROWS: the dimension along which the examples are
-    outer: int = 1  # PER_EXAMPLE: how often all examples follow each other along the axis
-    inner: int = 1  # PER_EXAMPLE: how many neighbouring entries belong to one example
-    rows_of: str = ''  # ROWS, NUMBER, PLACES: what made the rows, the same name for the same rows
-    is_constant: bool = False  # PER_EXAMPLE, SUM: f is the same for every example, as in ones [n]
-    has_offset: bool = False  # SUM: a value that does not depend on the examples is added
-    sizes: typing.Tuple[Size, ...] = ()  # SIZES: the numbers, in row-major order; lists: the length
-    statistics: typing.FrozenSet[str] = frozenset()  # MEAN, SUM, SHARE: what took it
-    estimated: typing.FrozenSet[str] = frozenset()  # statistics of the shard in a non-linear use
-    is_random: bool = False  # whether random numbers take part
-    is_uniform: bool = False  # INDEPENDENT: all entries are equal, or drawn alike, each by itself
-    reason: typing.Optional[Reason] = None  # UNKNOWN: where and why the proof ended
+    # PER_EXAMPLE, ROWS: the dimension along which the examples are
+    axis: int = 0
+    # PER_EXAMPLE, POSITION: how often all examples follow each other along the axis
+    outer: int = 1
+    # PER_EXAMPLE, POSITION: how many neighbouring entries belong to one example
+    inner: int = 1
+    # ROWS, POSITION, INDICES: the operation or tensor that selected the rows; two tensors with the
+    # same selection have the same rows in the same order
+    selection: str = EVERY_EXAMPLE
+    # PER_EXAMPLE, SUM: whether f is the same for every example, as in ones [n]
+    is_constant: bool = False
+    # SUM: whether a value that does not depend on the examples is added
+    has_offset: bool = False
+    # SIZES: the numbers, in row-major order; lists of tensors: their length
+    sizes: typing.Tuple[Size, ...] = ()
+    # MEAN, SUM, SHARE: names of the operations that took it over the examples
+    reductions: typing.FrozenSet[str] = frozenset()
+    # names of statistics of the shard on which f depends, but not linearly
+    shard_statistics: typing.FrozenSet[str] = frozenset()
+    # whether random numbers take part
+    is_random: bool = False
+    # INDEPENDENT: whether all entries are equal, or drawn alike, each by itself
+    is_uniform: bool = False
+    # UNKNOWN: where and why the proof ended
+    reason: typing.Optional[Reason] = None
+
+    @property
+    def layout(self) -> Layout:
+        """Where the examples are."""
+        return Layout(self.kind, self.axis, self.outer, self.inner, self.selection)
 
     @property
     def is_total(self) -> bool:
@@ -86,9 +123,24 @@ class State(typing.NamedTuple):
         return self.kind in (Kind.MEAN, Kind.SUM)
 
     @property
+    def is_over_all(self) -> bool:
+        """Whether all examples took part, in a way in which the towers' values can be combined."""
+        return self.is_total or self.kind is Kind.SHARE
+
+    @property
+    def is_alike_on_towers(self) -> bool:
+        """Whether it is the same on every tower, and depends on no statistic of a shard."""
+        return self.kind is Kind.INDEPENDENT and not self.shard_statistics
+
+    @property
     def is_by_example(self) -> bool:
         """Whether its entries belong to single examples."""
         return self.kind in (Kind.PER_EXAMPLE, Kind.ROWS, Kind.ONE_EXAMPLE)
+
+    @property
+    def is_position(self) -> bool:
+        """Whether it tells positions of examples, with which nothing else is computed."""
+        return self.kind in (Kind.POSITION, Kind.INDICES)
 
     @property
     def is_count(self) -> bool:
@@ -107,13 +159,18 @@ class State(typing.NamedTuple):
         """Whether a list of these elements may have a length that depends on the examples."""
         return not self.sizes or any(size.per_example for size in self.sizes)
 
-    def marked(self, others: typing.Iterable['State']) -> 'State':
-        """This state with the marks (estimated, random) of others, too."""
-        estimated, is_random = self.estimated, self.is_random
+    def with_shard_statistics(self, names: typing.Iterable[str]) -> 'State':
+        """This state, marked with statistics of the shard on which it depends, but not linearly."""
+        return self._replace(shard_statistics=self.shard_statistics.union(names))
+
+    def with_marks_of(self, *others: 'State') -> 'State':
+        """This state with the marks of others, too: their shard statistics, and random numbers."""
+        shard_statistics = self.shard_statistics
+        is_random = self.is_random
         for other in others:
-            estimated |= other.estimated
+            shard_statistics |= other.shard_statistics
             is_random = is_random or other.is_random
-        return self._replace(estimated=estimated, is_random=is_random)
+        return self._replace(shard_statistics=shard_statistics, is_random=is_random)
 
 
 INDEPENDENT = State(Kind.INDEPENDENT)
@@ -125,11 +182,20 @@ def per_example(axis: int, outer: int = 1, inner: int = 1, is_constant: bool = F
     return State(Kind.PER_EXAMPLE, axis, outer, inner, is_constant=is_constant)
 
 
-def rows(axis: int, rows_of: str) -> State:
+ROW_OF_EACH_EXAMPLE = per_example(0).layout
+"""The layout of a tensor [n, …] whose row e belongs to example e."""
+
+
+def rows(axis: int, selection: str) -> State:
     """The state of a tensor with any number of rows of each example along a dimension."""
-    return State(Kind.ROWS, axis, rows_of=rows_of)
+    return State(Kind.ROWS, axis, selection=selection)
 
 
-def unknown(op, why: str) -> State:
+def sizes_state(sizes: typing.Iterable[Size]) -> State:
+    """The state of a tensor of these sizes."""
+    return State(Kind.SIZES, sizes=tuple(sizes))
+
+
+def unknown(op: tf.Operation, why: str) -> State:
     """The state of the results of an operation about which nothing is proven."""
     return State(Kind.UNKNOWN, reason=Reason(op.name, op.type, why))

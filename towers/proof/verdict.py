@@ -32,56 +32,60 @@ def verdict_of(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: 
       batch_norms: its `BatchNorms`.
       question: `Question`, what the build does to the losses.
     """
-    state = _sum_of([analysis.of(loss) for loss in losses])
-    if state.reason is not None:
-        return _not_proven(_sentence(state.reason), question)
-    others = [name for name in analysis.in_order(state.estimated)
-              if name not in batch_norms.statistics()]
-    if others:
-        return _not_proven(_sentence(analysis.reasons[others[0]]), question)
-    if state.kind is Kind.INDEPENDENT and state.estimated:
-        statistic = analysis.in_order(state.estimated)[0]
-        return _not_proven(_sentence(analysis.reasons[statistic]), question)
+    state = _sum_of([analysis.state(loss) for loss in losses])
+    reason = _reason_against(state, analysis, batch_norms)
+    if reason is not None:
+        return _not_proven(_sentence(reason), question)
     what = _proven_kind(state, question)
     if what is None:
-        return _not_proven(_of_kind(state), question)
-    count = len(analysis.operations)
-    text = '%s (%d operations)' % (what, count)
+        return _not_proven(_sentence_about_kind(state), question)
+    text = '%s (%d operations)' % (what, len(analysis.operations))
     if state.is_random:
         text += '; each %s draws its own random numbers' % question.names
-    conditions = ''
-    if question.static_size is not None:
-        conditions = (', if no number in it comes from the static size of a shard, %d (a batch '
-                      '[None, ...] needs no if)' % question.static_size)
-    if analysis.scalars:
-        conditions += ', if %s is fed a scalar (give it the shape [])' % ', '.join(
-            map(repr, analysis.scalars))
-    norms = len(batch_norms) if state.estimated else 0
-    if norms:
-        conditions += ", but for %d batch norm%s of each %s's shard (batch_norm='sync' takes the " \
-                      'statistics of the whole batch)' % (
-                          norms, '' if norms == 1 else 's', question.names)
+    conditions = _conditions(state, analysis, batch_norms, question)
     return Verdict(not conditions, 'proven%s: %s' % (conditions, text))
 
 
 def _sum_of(states: typing.List[State]) -> State:
-    """The state of the sum of losses: means, and values that are the same on every tower."""
-    found = states[0]
+    """The state of the sum of losses, each of which is a scalar.
+
+    Unlike a sum in the graph (`rules.totals.sum_of_totals`), it has no operation to which a mark
+    could point, so that a mean plus a sum is a sum with an offset here.
+    """
+    total = states[0]
     for state in states[1:]:
-        kinds = {found.kind, state.kind}
-        if Kind.UNKNOWN in kinds:
-            return found if found.kind is Kind.UNKNOWN else state
-        if kinds == {Kind.MEAN, Kind.INDEPENDENT}:
-            found = State(Kind.MEAN).marked([found, state])
-        elif len(kinds) == 1:
-            has_offset = found.has_offset or state.has_offset
-            found = found._replace(has_offset=has_offset).marked([state])
+        if total.kind is Kind.UNKNOWN:
+            return total
+        if state.kind is Kind.UNKNOWN:
+            return state
+        has_offset = total.has_offset or state.has_offset
+        kinds = {total.kind, state.kind}
+        if len(kinds) == 1:
+            with_both = total._replace(has_offset=has_offset)
+        elif kinds == {Kind.MEAN, Kind.INDEPENDENT}:
+            with_both = State(Kind.MEAN)
         else:
-            found = State(Kind.SUM, has_offset=True).marked([found, state])
-    return found
+            with_both = State(Kind.SUM, has_offset=True)
+        total = with_both.with_marks_of(total, state)
+    return total
 
 
-def _proven_kind(state: State, question) -> typing.Optional[str]:
+def _reason_against(state: State, analysis: Analysis,
+                    batch_norms: BatchNorms) -> typing.Optional[Reason]:
+    """The reason why nothing is proven of a loss; None where it is proven, but for batch norms."""
+    if state.kind is Kind.UNKNOWN:
+        return state.reason
+    statistics = analysis.in_order(state.shard_statistics)
+    of_batch_norms = batch_norms.statistics()
+    for name in statistics:
+        if name not in of_batch_norms:
+            return analysis.reasons[name]
+    if state.kind is Kind.INDEPENDENT and statistics:  # which is no mean, even in sync
+        return analysis.reasons[statistics[0]]
+    return None
+
+
+def _proven_kind(state: State, question: Question) -> typing.Optional[str]:
     """What the loss is, where that makes the towers one device; else None."""
     if state.kind is Kind.MEAN:
         return 'the loss is a mean over the examples'
@@ -92,18 +96,38 @@ def _proven_kind(state: State, question) -> typing.Optional[str]:
     return None
 
 
-def _of_kind(state):
-    """Why a loss that is neither a mean nor unknown is not proven, in words."""
-    if state.kind is Kind.SUM:
-        return 'the loss is a sum over the examples, of which the towers take the mean'
-    return 'the loss is %s' % state.kind.value
+def _conditions(state: State, analysis: Analysis, batch_norms: BatchNorms,
+                question: Question) -> str:
+    """The conditions of a proof, in words: ', if …, but for …', or ''."""
+    conditions = ''
+    if question.static_size is not None:
+        conditions += (', if no number in it comes from the static size of a shard, %d (a batch '
+                       '[None, ...] needs no if)' % question.static_size)
+    if analysis.assumed_scalars:
+        names = ', '.join(map(repr, analysis.assumed_scalars))
+        conditions += ', if %s is fed a scalar (give it the shape [])' % names
+    if state.shard_statistics and batch_norms.number:
+        norms = '%d batch norm%s' % (batch_norms.number, '' if batch_norms.number == 1 else 's')
+        conditions += ", but for %s of each %s's shard (batch_norm='sync' takes the statistics " \
+                      'of the whole batch)' % (norms, question.names)
+    return conditions
 
+
+# ---- in words ------------------------------------------------------------------------------------
 
 def _sentence(reason: Reason) -> str:
     return "'%s' (%s) %s" % reason
 
 
-def _not_proven(why, question):
+def _sentence_about_kind(state: State) -> str:
+    """Why a loss that is neither a mean nor unknown is not proven."""
+    if state.kind is Kind.SUM:
+        return 'the loss is a sum over the examples, of which the towers take the mean'
+    return 'the loss is %s' % state.kind.value
+
+
+def _not_proven(why: str, question: Question) -> Verdict:
+    """The verdict of a loss of which nothing is proven, with what to do."""
     advice = 'see towers.batch_sum, check_towers'
     if TAKES_NO_OTHER_BATCH in why and question.static_size is not None:
         operation = why.split(' ' + TAKES_NO_OTHER_BATCH, 1)[0]

@@ -4,18 +4,21 @@ import enum
 import typing
 
 import numpy as np
+import tensorflow.compat.v1 as tf
 
 from towers.graph.op_types import ADDS, QUOTIENTS, SETS, is_fused_batch_norm
 from towers.graph.variable_access import variable_op
+from towers.proof.contexts import conditions_around
 from towers.proof.states import Kind, State, unknown
+from towers.proof.view import View
 
 
-class Own(enum.Enum):
-    """How a written value depends on the variable's value before."""
-    NOT = 'it does not'
-    WHOLE = 'it is added as it is, so that the value is a running sum'
+class Dependence(enum.Enum):
+    """How a value depends on the value that a variable has before."""
+    NONE = 'it does not'
+    RUNNING_SUM = 'it is added as it is, so that the value is a running sum'
     LINEAR = 'linearly, as a moving average does'
-    OTHERWISE = 'otherwise'
+    OTHER = 'otherwise'
 
 
 class Written(typing.NamedTuple):
@@ -24,8 +27,8 @@ class Written(typing.NamedTuple):
     type: str
     variable: str  # name of the variable
     value: State  # of what is set, or added, or of the rows
-    places: typing.Optional[State]  # of the places of rows; None where all is written
-    own: Own  # how the value depends on the variable's value before
+    indices: typing.Optional[State]  # of the indices of rows; None where all is written
+    dependence: Dependence  # of the value, on the variable's value before
     constant: typing.Optional[float]  # the value, where it is a static scalar
 
     @property
@@ -34,67 +37,128 @@ class Written(typing.NamedTuple):
         return self.type in SETS
 
 
-def written_by(op, walk) -> typing.Optional[Written]:
+def written_by(op: tf.Operation, view: View) -> typing.Optional[Written]:
     """The write that an operation of the scratch graph is; None for any other operation."""
-    is_rows = 'Scatter' in op.type
-    if not (is_rows or op.type in ADDS or op.type in SETS) or not op.inputs:
-        return None
-    variable = variable_op(op.inputs[0])
+    is_of_rows = 'Scatter' in op.type
+    is_write = is_of_rows or op.type in ADDS or op.type in SETS
+    variable = variable_op(op.inputs[0]) if is_write and op.inputs else None
     if variable is None:
         return None
-    value = op.inputs[2 if is_rows else 1]
-    own = Own.NOT if is_rows else _dependence(value, variable.name, walk)
-    places = walk.state(op.inputs[1]) if is_rows else None
-    constant = walk.value(value)
-    if constant is not None:
-        constant = float(constant) if np.ndim(constant) == 0 else None
-    state = walk.state(value)
-    for condition in walk.conditions_around(op):
+    indices = None
+    if is_of_rows:
+        value = op.inputs[2]
+        indices = view.state(op.inputs[1])
+        dependence = Dependence.NONE
+    else:
+        value = op.inputs[1]
+        dependence = _dependence(value, variable.name, view)
+    number = view.value(value)
+    constant = None
+    if number is not None and np.ndim(number) == 0:
+        constant = float(number)
+    state = _in_its_branch(op, view.state(value), view)
+    return Written(op.name, op.type, variable.name, state, indices, dependence, constant)
+
+
+def _in_its_branch(op: tf.Operation, value: State, view: View) -> State:
+    """The state of a value that an operation writes, by the branches and loops that it is in."""
+    for condition in conditions_around(op, view):
         if condition.kind is not Kind.INDEPENDENT:
-            state = unknown(op, 'is in a branch or a loop that depends on the examples')
-            break
-        state = state.marked([condition])
-    return Written(op.name, op.type, variable.name, state, places, own, constant)
+            return unknown(op, 'is in a branch or a loop that depends on the examples')
+        value = value.with_marks_of(condition)
+    return value
 
 
+# ---- how a value depends on the variable's value before ------------------------------------------
+
+# Operations that hand on the value of an input, or add others to it.
 _HAND_ON = frozenset('Identity Cast StopGradient Reshape ExpandDims Squeeze Switch RefSwitch '
                      'Add AddV2 AddN Sub Merge RefMerge Select SelectV2 Enter'.split())
 
 
-def _dependence(tensor, variable, walk):
-    """How a value depends on the value of a variable, by operations on statistics and weights. A
-    value of single examples ends the search: what follows from it is a statistic of them, even if
-    the variable went into it."""
-    op, state = tensor.op, walk.state(tensor)
-    if variable in walk.variables_read(tensor):
-        return Own.WHOLE
-    if state.is_by_example or state.reason is not None or not op.inputs:
-        return Own.NOT
-    inputs = _inputs_of_value(tensor, walk)
-    found = [walk.remembered(_dependence, each, variable, Own.NOT) for each in inputs]
-    dependent = [each for each in found if each is not Own.NOT]
-    if not dependent:
-        return Own.NOT
-    if Own.OTHERWISE in dependent:
-        return Own.OTHERWISE
-    hands_on = op.type in _HAND_ON or walk.bodies_of(op) is not None or is_fused_batch_norm(op.type)
-    if hands_on:
-        is_whole = dependent == [Own.WHOLE] and not (op.type == 'Sub' and found[0] is Own.NOT)
-        return Own.WHOLE if is_whole else Own.LINEAR
-    is_product = op.type == 'Mul' and len(dependent) == 1
-    is_quotient = op.type in QUOTIENTS and found[1] is Own.NOT
-    if op.type == 'Neg' or is_product or is_quotient:
-        return Own.LINEAR
-    return Own.OTHERWISE
+def _dependence(tensor: tf.Tensor, variable: str, view: View) -> Dependence:
+    """How a value depends on the value of a variable, by operations on statistics and weights.
+
+    `v * 0.9 + mean * 0.1` is linear in v, `v + total` is a running sum, `v * v` is neither. A value
+    of single examples ends the search: what follows from it is a statistic of them, even if the
+    variable went into it.
+
+    Args:
+      tensor: the value.
+      variable: the name of the variable.
+      view: `View`.
+    """
+    if variable in view.variables_read(tensor):
+        return Dependence.RUNNING_SUM
+    op = tensor.op
+    state = view.state(tensor)
+    if state.is_by_example or state.kind is Kind.UNKNOWN or not op.inputs:
+        return Dependence.NONE
+    of_inputs = [view.remembered(_dependence, source, variable, Dependence.NONE)
+                 for source in _sources(tensor, view)]
+    return _combined(op, of_inputs, view)
 
 
-def _inputs_of_value(tensor, walk):
+def _combined(op: tf.Operation, of_inputs: typing.List[Dependence], view: View) -> Dependence:
+    """How the results of an operation depend on a variable, by how its inputs do.
+
+    Args:
+      op: the operation.
+      of_inputs: how each of its inputs depends on the variable.
+      view: `View`.
+    """
+    found = [each for each in of_inputs if each is not Dependence.NONE]
+    if not found:
+        return Dependence.NONE
+    if Dependence.OTHER in found:
+        return Dependence.OTHER
+    is_call = op.name in view.bodies.results
+    if op.type in _HAND_ON or is_call or is_fused_batch_norm(op.type):
+        is_subtracted = op.type == 'Sub' and of_inputs[0] is Dependence.NONE
+        if found == [Dependence.RUNNING_SUM] and not is_subtracted:
+            return Dependence.RUNNING_SUM
+        return Dependence.LINEAR
+    return Dependence.LINEAR if _is_linear(op, of_inputs, view) else Dependence.OTHER
+
+
+def _is_linear(op: tf.Operation, of_inputs: typing.List[Dependence], view: View) -> bool:
+    """Whether an operation is linear in the only one of its inputs that depends on the variable.
+
+    In a product or a quotient, the other factor has to be the same on every tower: `v * 0.9`, but
+    not `v * mean`, which is no average of v and of a statistic.
+
+    Args:
+      op: the operation.
+      of_inputs: how each of its inputs depends on the variable.
+      view: `View`.
+    """
+    if op.type == 'Neg':
+        return True
+    if op.type in QUOTIENTS:
+        is_in_one = of_inputs[1] is Dependence.NONE
+    else:
+        is_in_one = op.type == 'Mul' and of_inputs.count(Dependence.NONE) == 1
+    factors = [view.state(tensor) for tensor, dependence in zip(op.inputs, of_inputs)
+               if dependence is Dependence.NONE]
+    return is_in_one and all(_is_shared(factor) for factor in factors)
+
+
+def _is_shared(factor: State) -> bool:
+    """Whether a factor is the same on every tower, whatever the number of their examples."""
+    if factor.kind is Kind.SIZES:
+        return not factor.depends_on_size
+    return factor.is_alike_on_towers
+
+
+def _sources(tensor: tf.Tensor, view: View) -> typing.List[tf.Tensor]:
     """The tensors that a value is computed from; of a batch norm, the averages it hands on."""
     op = tensor.op
-    bodies = walk.bodies_of(op)
-    if bodies is not None:
-        return [results[tensor.value_index] for results in bodies]
+    branches = view.bodies.results.get(op.name)
+    if branches is not None:
+        return [results[tensor.value_index] for results in branches]
     if not is_fused_batch_norm(op.type):
         return list(op.inputs)
-    hands_on = not op.get_attr('is_training') and tensor.value_index in (1, 2)
-    return [op.inputs[tensor.value_index + 2]] if hands_on else []
+    hands_on_average = not op.get_attr('is_training') and tensor.value_index in (1, 2)
+    if not hands_on_average:
+        return []
+    return [op.inputs[tensor.value_index + 2]]

@@ -13,7 +13,7 @@ tower's: of a part of the batch it would have another value than of the whole. I
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.proof.states import Kind
-from towers.proof.written import Own
+from towers.proof.written import Dependence
 
 
 def written_by_every_tower(recorded, writes, request):
@@ -74,7 +74,7 @@ class _Judge:
             self._check_count(written, op)
             if not written.value.is_count:
                 return False
-        if written.places is not None:
+        if written.indices is not None:
             return self._is_of_rows(written, op)
         value = written.value
         if value.kind is Kind.UNKNOWN:
@@ -83,24 +83,25 @@ class _Judge:
             self._check_count(written, op)
             return False
         is_sum = value.is_count or value.kind is Kind.SUM and not value.has_offset
-        if is_sum and not written.sets and not self._estimated(value):
+        if is_sum and not written.sets and not self._marks(value):
             return True
         is_statistic = value.kind is Kind.MEAN or value.kind is Kind.INDEPENDENT
-        is_average = written.own is Own.LINEAR or not written.sets and written.own is Own.WHOLE
+        is_added_average = not written.sets and written.dependence is Dependence.RUNNING_SUM
+        is_average = written.dependence is Dependence.LINEAR or is_added_average
         if is_statistic and is_average:
             return False
-        is_mean = value.kind is Kind.MEAN and written.own is Own.NOT
-        if written.sets and is_mean and not self._estimated(value):
+        is_mean = value.kind is Kind.MEAN and written.dependence is Dependence.NONE
+        if written.sets and is_mean and not self._marks(value):
             return False
         raise _refusal(written, op, self._reason(value))
 
     def _is_of_rows(self, written, op):
         """Whether rows are of examples, so that every tower has its own."""
-        value, places = written.value, written.places
+        value, places = written.value, written.indices
         for state in (value, places):
             if state.kind is Kind.UNKNOWN:
                 raise _refusal(written, op, _in_words(state.reason))
-            if self._estimated(state):
+            if self._marks(state):
                 raise _refusal(written, op, 'the rows are computed across the examples: '
                                + self._reason(state))
         if _does_not_depend(value) and _does_not_depend(places):
@@ -110,14 +111,14 @@ class _Judge:
         raise _refusal(written, op, 'the rows are %s, at places that are %s' % (
             value.kind.value, places.kind.value))
 
-    def _estimated(self, state):
+    def _marks(self, state):
         """The statistics of the shard that a value depends on, but for those of batch norms, by
         which the loss differs from one device's, too."""
-        return state.estimated - self._batch_norms
+        return state.shard_statistics - self._batch_norms
 
     def _reason(self, value):
         """Why a value is none that tower 0 or every tower can write, in words."""
-        names = self.analysis.in_order(self._estimated(value))
+        names = self.analysis.in_order(self._marks(value))
         if names:
             return _in_words(self.analysis.reasons[names[0]])
         return 'the value is %s' % value.kind.value
@@ -125,7 +126,7 @@ class _Judge:
     def _check_count(self, written, op):
         """Refuses to add a constant that may be the number of examples: `tf.shape(x)[0]` of a
         static batch is a constant, and does not show where it came from."""
-        constant = None if written.sets or written.places is not None else written.constant
+        constant = None if written.sets or written.indices is not None else written.constant
         if constant is not None and constant == self._size and self._size > 1:
             raise SharedVariableError(
                 'the model function adds %d to variable %s (operation %s), and a shard has %d '
@@ -138,7 +139,7 @@ class _Judge:
         if op.name not in self._from_shard:
             return
         for tensor in op.inputs:
-            state = self.analysis.of(tensor)
+            state = self.analysis.state(tensor)
             if not _does_not_depend(state):
                 why = _in_words(state.reason) if state.reason else self._reason(state)
                 raise SharedVariableError(
@@ -151,7 +152,7 @@ def _does_not_depend(value):
     """Whether a value is the same on every tower, and on one device."""
     if value.kind is Kind.SIZES:
         return not value.depends_on_size
-    return value.kind is Kind.INDEPENDENT and not value.estimated
+    return value.kind is Kind.INDEPENDENT and not value.shard_statistics
 
 
 def _in_words(reason):
@@ -175,7 +176,7 @@ def _check_in_turn(op, written, machines):
       machines: the machines that make the same step: `'servers'` have the variables, `'copies'`
         have them on each worker; or None.
     """
-    is_rows, reason = written.places is not None, None
+    is_rows, reason = written.indices is not None, None
     if machines == 'servers' or machines and is_rows:  # a count is a worker's own
         reason = 'other machines would not get the rows: train on one machine'
     elif op.name != written.operation or compat.in_control_flow(op):

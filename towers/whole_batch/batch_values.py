@@ -161,9 +161,9 @@ def check_batch_values(operations, analysis):
     """
     for op in operations:
         kind = batch_value_kind(op)
-        if kind is None or op.name not in analysis.looked_at:
+        if kind is None or op.name not in analysis.analysed:
             continue
-        state = analysis.of(op.inputs[0])
+        state = analysis.state(op.inputs[0])
         is_of_examples = state.kind in (Kind.PER_EXAMPLE, Kind.ROWS)
         is_wrong = is_of_examples if kind != 'concat' else (
             state.kind in (Kind.MEAN, Kind.SUM, Kind.INDEPENDENT, Kind.SIZES)

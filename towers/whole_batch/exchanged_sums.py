@@ -63,7 +63,7 @@ def _needs_batch(write: Written) -> bool:
     """Whether a variable is set to what follows from a sum, or such a value is added to it; a sum
     that is added as it is, every tower adds in turn."""
     value = write.value
-    if value.kind is not Kind.SUM or value.estimated or write.places is not None:
+    if value.kind is not Kind.SUM or value.shard_statistics or write.indices is not None:
         return False
     return write.sets or value.has_offset
 

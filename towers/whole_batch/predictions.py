@@ -89,12 +89,12 @@ def _merged(by_tower: list, weights: list, padded: typing.Optional[list], proven
     if isinstance(first, tf.SparseTensor):
         return _joined_sparse(by_tower, padded, proven.analysis, is_of_rows)
     is_number = not isinstance(first, tf.Tensor)
-    state = State(Kind.INDEPENDENT) if is_number else proven.analysis.of(first)
+    state = State(Kind.INDEPENDENT) if is_number else proven.analysis.state(first)
     tensors = _as_tensors(by_tower)
     if len(tensors) == 1:
         return tensors[0]
     merged = None
-    estimated = state.estimated - proven.batch_norms.statistics()
+    estimated = state.shard_statistics - proven.batch_norms.statistics()
     if not estimated:
         merged = _merged_by_proof(tensors, state, weights, padded)
     if merged is None and is_of_rows and tensors[0].shape.ndims != 0:
@@ -138,7 +138,7 @@ def _as_tensors(by_tower: list) -> typing.List[tf.Tensor]:
 
 def _refusal(tensor: tf.Tensor, state: State, analysis: Analysis) -> ModelFunctionError:
     """The error for a prediction in that state, which has no value of the whole batch."""
-    estimated = analysis.in_order(state.estimated)
+    estimated = analysis.in_order(state.shard_statistics)
     if state.kind is Kind.UNKNOWN:
         why = "'%s' (%s) %s" % state.reason
     elif estimated:
@@ -179,10 +179,10 @@ def _joined_sparse(by_tower: typing.List[tf.SparseTensor], padded: typing.Option
     """The rows of the sparse tensors of all towers; the arguments are as of `_merged`."""
     if len(by_tower) == 1:
         return by_tower[0]
-    indices = analysis.of(by_tower[0].indices)
-    values = analysis.of(by_tower[0].values)
-    are_rows_at_places = indices.kind is Kind.PLACES and values.kind is Kind.ROWS
-    is_of_examples = are_rows_at_places and indices.rows_of == values.rows_of
+    indices = analysis.state(by_tower[0].indices)
+    values = analysis.state(by_tower[0].values)
+    are_rows_at_places = indices.kind is Kind.INDICES and values.kind is Kind.ROWS
+    is_of_examples = are_rows_at_places and indices.selection == values.selection
     if not is_of_examples and not is_of_rows:
         raise _refusal(by_tower[0].values, values, analysis)
     if padded is not None:

@@ -11,9 +11,9 @@ import tensorflow.compat.v1 as tf
 
 from towers.graph.graph_walk import map_leaves
 from towers.model.outputs import ModelOutput, fetches_of
-from towers.proof.analysis import NOTHING, Analysis, analyse
+from towers.proof.analysis import NO_ANALYSIS, Analysis, analyse
 from towers.proof.batch_norms import NO_BATCH_NORMS, BatchNorms, find_batch_norms
-from towers.proof.scratch import static_size
+from towers.proof.stand_ins import static_size
 from towers.whole_batch.batch_values import check_batch_values
 from towers.whole_batch.exchanged_sums import exchange_sums
 from towers.whole_batch.sync_batch_norm import synchronize
@@ -25,7 +25,7 @@ class Proven(typing.NamedTuple):
     Attributes:
       output: what the model function returned, with the exchanged values in the place of the
         shard's.
-      proof: of a batch of any size; `NOTHING` where one tower has the whole batch.
+      proof: of a batch of any size; `NO_ANALYSIS` where one tower has the whole batch.
       analysis: of the graph as it was built, for the size that its shard has.
       batch_norms: those that use the statistics of a shard.
       static_size: examples of the shard, where that is static.
@@ -59,7 +59,7 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
         taken of; a batch norm to synchronize where towers cannot meet.
     """
     if len(request.split.parts) == 1 and request.has_whole_batch:
-        return Proven(output, NOTHING, NOTHING, NO_BATCH_NORMS, None, 0)
+        return Proven(output, NO_ANALYSIS, NO_ANALYSIS, NO_BATCH_NORMS, None, 0)
     graph = tf.get_default_graph()
     first_operation = operations[0] if operations else None
     fetches = fetches_of(output) + updates + registered

@@ -51,11 +51,11 @@ def synchronize(operations: typing.List[tf.Operation], analysis: Analysis,
     _check_gradients(variances + batch_norms.fused, operations)
     instead = {}
     for mean in means:
-        instead[mean.name] = _of_whole_batch(mean, analysis.of(mean.op.inputs[0]))
+        instead[mean.name] = _of_whole_batch(mean, analysis.state(mean.op.inputs[0]))
     for op in batch_norms.fused:
         with compat.within_branch(op):
             instead.update(_take_apart(op))
-    return len(batch_norms), instead
+    return batch_norms.number, instead
 
 
 def _means_of(batch_norms: BatchNorms,

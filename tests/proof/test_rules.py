@@ -1,0 +1,248 @@
+"""Each rule by examples: the state that it gives, and numbers that agree with the state.
+
+A case is a line: what it computes of a batch of n examples, and the state that is expected. The
+numbers of two shards, put together as the state says, have to be those of the batch. To test a new
+rule, add a line for each answer that it has.
+"""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from towers.proof.analysis import analyse
+from towers.proof.states import (
+    INDEPENDENT,
+    ONE_EXAMPLE,
+    Kind,
+    Size,
+    State,
+    per_example,
+    sizes_state,
+)
+
+EXAMPLES, SPLIT = 6, 2  # of the batch, and how many of them are in the first shard
+MEAN, SUM, SHARE = [State(kind) for kind in (Kind.MEAN, Kind.SUM, Kind.SHARE)]
+UNKNOWN, ROWS = State(Kind.UNKNOWN), State(Kind.ROWS)
+EACH, SECOND = per_example(0), per_example(1)  # the examples along dimension 0, or 1
+STATISTIC = 'a statistic of the shard'
+
+
+class Batch:
+    """The tensors of a batch of n examples, and what all towers share."""
+
+    def __init__(self):
+        self.x = tf.placeholder(tf.float64, [None, 4])
+        self.seq = tf.placeholder(tf.float64, [None, 3, 4])
+        self.ids = tf.placeholder(tf.int32, [None])
+        self.image = tf.placeholder(tf.float64, [None, 4, 4, 3])
+        self.square = tf.placeholder(tf.float64, [None, 3, 3])
+        self.w = tf.constant(np.random.RandomState(0).randn(4, 4))
+        self.n = tf.shape(self.x)[0]
+        self.count = tf.cast(self.n, tf.float64)
+        self.mean = tf.reduce_mean(self.x)
+        self.total = tf.reduce_sum(self.x)
+
+    @property
+    def inputs(self):
+        return [self.x, self.seq, self.ids, self.image, self.square]
+
+    def values(self):
+        """An array for each input."""
+        rng = np.random.RandomState(1)
+        return [rng.randn(EXAMPLES, 4), rng.randn(EXAMPLES, 3, 4), rng.randint(0, 4, EXAMPLES),
+                rng.randn(EXAMPLES, 4, 4, 3), rng.randn(EXAMPLES, 3, 3) + 3 * np.eye(3)]
+
+
+CASES = {
+    # ---- entries
+    'exp': (lambda b: tf.exp(b.x), EACH),
+    'exp_of_mean': (lambda b: tf.exp(b.mean), STATISTIC),
+    'plus_weights': (lambda b: b.x + b.w[0], EACH),
+    'plus_other_rows': (lambda b: b.x + tf.placeholder_with_default(b.w, [None, 4]), UNKNOWN),
+    'minus_mean': (lambda b: b.x - b.mean, STATISTIC),
+    'of_two_dimensions': (lambda b: b.x[None] * b.x[:, None], UNKNOWN),
+    'cast_of_mean': (lambda b: tf.cast(b.mean, tf.int32), STATISTIC),
+    'where': (lambda b: tf.where(b.x > 0, b.x, 2 * b.x), EACH),
+    'where_of_rows': (lambda b: tf.where(b.ids > 1, b.x, 2 * b.x), EACH),
+    # ---- totals
+    'mean_plus_constant': (lambda b: b.mean + b.w[0, 0], MEAN),
+    'mean_plus_sum': (lambda b: b.mean + b.total, STATISTIC),
+    'sum_over_count': (lambda b: b.total / b.count, MEAN),
+    'sum_over_rest': (lambda b: b.total / (b.count - 1), STATISTIC),
+    'sum_times_share': (lambda b: b.total * (2. / b.count), MEAN),
+    'share': (lambda b: 2. / b.count, SHARE),
+    'mean_times_count': (lambda b: b.mean * b.count, SUM),
+    'mean_times_mean': (lambda b: b.mean * b.mean, STATISTIC),
+    'mean_times_sum': (lambda b: b.mean * b.total, STATISTIC),
+    'count_over_count': (lambda b: (2 * b.count) / b.count, INDEPENDENT),
+    # ---- reductions
+    'mean_of_rows': (lambda b: tf.reduce_mean(b.seq, 1), EACH),
+    'mean_over_examples': (lambda b: tf.reduce_mean(b.seq, 0), MEAN),
+    'sum_over_examples': (lambda b: tf.reduce_sum(b.seq, [0, 2]), SUM),
+    'max_over_examples': (lambda b: tf.reduce_max(b.x, 0), STATISTIC),
+    'mean_of_ones': (lambda b: tf.reduce_mean(tf.ones_like(b.x)), INDEPENDENT),
+    'mean_of_integers': (lambda b: tf.reduce_mean(b.ids), STATISTIC),
+    'half_of_squares': (lambda b: tf.nn.l2_loss(b.x), SUM),
+    'softmax': (lambda b: tf.nn.softmax(b.x), EACH),
+    'softmax_over_examples': (lambda b: tf.nn.softmax(tf.transpose(b.x)), STATISTIC),
+    'largest': (lambda b: tf.nn.top_k(b.x, 2)[0], EACH),
+    # ---- products
+    'matmul': (lambda b: tf.matmul(b.x, b.w), EACH),
+    'gram': (lambda b: tf.matmul(b.x, b.x, transpose_a=True), SUM),
+    'similarities': (lambda b: tf.matmul(b.x, b.x, transpose_b=True), UNKNOWN),
+    'einsum': (lambda b: tf.einsum('bti,ij->btj', b.seq, b.w), EACH),
+    'einsum_over_examples': (lambda b: tf.einsum('bti,btj->ij', b.seq, b.seq), SUM),
+    # ---- shapes
+    'shape': (lambda b: tf.shape(b.x), sizes_state([Size(0, 1), Size(4)])),
+    'twice_and_one': (lambda b: 2 * b.n + 1, sizes_state([Size(1, 2)])),
+    'half': (lambda b: b.n // 2, STATISTIC),
+    'ones': (lambda b: tf.ones([2 * b.n, 4]), per_example(0, inner=2)),
+    'ones_of_square': (lambda b: tf.ones([b.n, b.n]), UNKNOWN),
+    'ones_of_one_more': (lambda b: tf.ones([b.n + 1]), UNKNOWN),
+    'broadcast': (lambda b: tf.broadcast_to(b.w[0], [b.n, 4]), EACH),
+    # ---- layout
+    'heads': (lambda b: tf.reshape(b.seq, [-1, 4]), per_example(0, inner=3)),
+    'flat': (lambda b: tf.reshape(b.seq, [-1, 12]), EACH),
+    'flat_of_transposed': (lambda b: tf.reshape(tf.transpose(b.x), [-1]), per_example(0, outer=4)),
+    'rows_of_two_examples': (lambda b: tf.reshape(b.x, [-1, 8]), UNKNOWN),
+    'time_major': (lambda b: tf.transpose(b.seq, [1, 0, 2]), SECOND),
+    'expanded': (lambda b: b.x[None], SECOND),
+    'squeezed': (lambda b: tf.squeeze(b.x[None], [0]), EACH),
+    'squeezed_by_length': (lambda b: tf.squeeze(b.x[None]), UNKNOWN),
+    'tiled': (lambda b: tf.tile(b.x, [2, 1]), per_example(0, outer=2)),
+    'tiled_weights': (lambda b: tf.tile(b.w[:1], [b.n, 1]), EACH),
+    'padded': (lambda b: tf.pad(b.x, [[0, 0], [1, 1]]), EACH),
+    'padded_examples': (lambda b: tf.pad(b.x, [[1, 0], [0, 0]]), UNKNOWN),
+    'cumulated': (lambda b: tf.cumsum(b.x, 1), EACH),
+    'cumulated_examples': (lambda b: tf.cumsum(b.x, 0), UNKNOWN),
+    'inverse': (lambda b: tf.matrix_inverse(b.square), EACH),
+    'with_diagonal': (lambda b: tf.linalg.set_diag(b.square, b.x[:, :3]), EACH),
+    'with_diagonal_of_mean': (lambda b: tf.linalg.set_diag(
+        tf.reduce_mean(b.square, 0), tf.reduce_mean(b.x[:, :3], 0)), MEAN),
+    'with_shared_diagonal': (lambda b: tf.linalg.set_diag(
+        b.square, tf.placeholder_with_default(b.w[:, :3], [None, 3])), UNKNOWN),
+    # ---- slices
+    'column': (lambda b: b.seq[:, 1], EACH),
+    'reversed_columns': (lambda b: b.x[:, ::-1], EACH),
+    'reversed_examples': (lambda b: b.x[::-1], UNKNOWN),
+    'but_the_first': (lambda b: b.x[1:], UNKNOWN),
+    'first_example': (lambda b: b.x[0], UNKNOWN),
+    'dotted': (lambda b: b.seq[..., None, 1], EACH),
+    'dotted_time_major': (lambda b: tf.transpose(b.seq, [1, 0, 2])[..., 0], SECOND),
+    'with_new_axis': (lambda b: b.x[None, ..., 1:], SECOND),
+    'slice': (lambda b: tf.slice(b.x, [0, 1], [-1, 2]), EACH),
+    # ---- joining
+    'unstacked': (lambda b: tf.unstack(b.seq, axis=1)[1], EACH),
+    'split': (lambda b: tf.split(b.x, 2, 1)[0], EACH),
+    'split_examples': (lambda b: tf.split(b.x, 2, 0)[0], UNKNOWN),
+    'split_rounds': (lambda b: tf.split(tf.concat([b.x, 2 * b.x], 0), 2, 0)[1], EACH),
+    'beside': (lambda b: tf.concat([b.x, 2 * b.x], 1), EACH),
+    'rounds': (lambda b: tf.concat([b.x, 2 * b.x], 0), per_example(0, outer=2)),
+    'with_other_rows': (lambda b: tf.concat([b.x, b.w], 0), UNKNOWN),
+    'stacked': (lambda b: tf.stack([b.x, 2 * b.x], 0), SECOND),
+    # ---- gathers, rows
+    'embedded': (lambda b: tf.gather(b.w, b.ids), EACH),
+    'columns_of_examples': (lambda b: tf.gather(b.x, [2, 0], axis=1), EACH),
+    'examples_by_index': (lambda b: tf.gather(b.x, b.ids), UNKNOWN),
+    'all_by_position': (lambda b: tf.gather(b.x, tf.range(b.n)), EACH),
+    'entry_of_each': (lambda b: tf.gather_nd(b.x, tf.stack([tf.range(b.n), b.ids], 1)), EACH),
+    'one_hot': (lambda b: tf.one_hot(b.ids, 4), EACH),
+    'rows_of_mask': (lambda b: tf.boolean_mask(b.x, b.ids > 1), ROWS),
+    'sum_of_rows_of_mask': (lambda b: tf.reduce_sum(tf.boolean_mask(b.x, b.ids > 1)), SUM),
+    'mean_of_rows_of_mask': (lambda b: tf.reduce_mean(tf.boolean_mask(b.x, b.ids > 1)), STATISTIC),
+    'rows_of_two_masks': (lambda b: tf.boolean_mask(b.x, b.ids > 1) + tf.boolean_mask(
+        b.x, b.ids > 2), UNKNOWN),
+    'rows_summed_by_class': (lambda b: tf.math.unsorted_segment_sum(b.x, b.ids, 4), UNKNOWN),
+    # ---- images
+    'pooled': (lambda b: tf.nn.max_pool(b.image, 2, 2, 'SAME'), EACH),
+    'blocks': (lambda b: tf.space_to_batch_nd(b.image, [2, 2], [[0, 0], [0, 0]]),
+               per_example(0, outer=4)),
+    'blocks_together': (lambda b: tf.batch_to_space_nd(tf.space_to_batch_nd(
+        b.image, [2, 2], [[0, 0], [0, 0]]), [2, 2], [[0, 0], [0, 0]]), EACH),
+    'sequences_reversed': (lambda b: tf.reverse_sequence(b.seq, b.ids % 4, seq_axis=1), EACH),
+    # ---- loops
+    'mapped': (lambda b: tf.map_fn(lambda e: e * 2, b.x), EACH),
+    'mapped_of_all': (lambda b: tf.map_fn(lambda e: e * b.mean, b.x), STATISTIC),
+    'scanned': (lambda b: tf.scan(lambda state, e: state + e, b.x), UNKNOWN),
+    'looped': (lambda b: tf.while_loop(
+        lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(h)), [0, b.x])[1], EACH),
+    'looped_to_count': (lambda b: tf.while_loop(
+        lambda i, h: i < b.n, lambda i, h: (i + 1, tf.tanh(h)), [0, b.w])[1], UNKNOWN),
+    'branch': (lambda b: tf.cond(b.w[0, 0] > 0, lambda: b.x, lambda: 2 * b.x), EACH),
+    'branch_by_mean': (lambda b: tf.cond(b.mean > 0, lambda: b.x, lambda: 2 * b.x), STATISTIC),
+}
+
+
+def together(state, parts):
+    """The numbers of the batch by those of shards of some sizes: `parts` is [(size, array)]."""
+    if state.kind is Kind.MEAN:
+        return sum(size * part for size, part in parts) / EXAMPLES
+    if state.kind is Kind.SUM:
+        return sum(part for _, part in parts)
+    if state.kind is Kind.PER_EXAMPLE:
+        blocks = []
+        for size, part in parts:  # [..., outer, size, inner, ...]
+            shape = part.shape[:state.axis] + (state.outer, size, state.inner) + part.shape[
+                state.axis + 1:]
+            blocks.append(part.reshape(shape))
+        joined = np.concatenate(blocks, state.axis + 1)
+        whole = parts[0][1].shape
+        return joined.reshape(whole[:state.axis] + (-1,) + whole[state.axis + 1:])
+    if state.kind is Kind.ROWS:
+        return np.concatenate([part for _, part in parts], state.axis)
+    return parts[0][1]
+
+
+def is_as_expected(state, expected):
+    if expected == STATISTIC:
+        return bool(state.shard_statistics) and state.kind is not Kind.UNKNOWN
+    if state.shard_statistics or state.kind is not expected.kind:
+        return False
+    return expected.layout == state._replace(selection='').layout and expected.sizes == state.sizes
+
+
+@pytest.mark.parametrize('version', ['v1', 'v2'])
+def test_rules_by_examples(version):
+    was_v2 = tf.control_flow_v2_enabled()
+    (tf.enable_control_flow_v2 if version == 'v2' else tf.disable_control_flow_v2)()
+    try:
+        batch = Batch()
+        tensors = {}
+        for name, (compute, _) in CASES.items():
+            with tf.name_scope(name):
+                tensors[name] = tf.convert_to_tensor(compute(batch))
+    finally:
+        (tf.enable_control_flow_v2 if was_v2 else tf.disable_control_flow_v2)()
+    operations = tf.get_default_graph().get_operations()
+    analysis = analyse(operations, batch.inputs, list(tensors.values()))
+    states = {name: analysis.state(tensor) for name, tensor in tensors.items()}
+    wrong = {name: states[name] for name, (_, expected) in CASES.items()
+             if not is_as_expected(states[name], expected)}
+    assert wrong == {}
+
+    proven = {name: tensors[name] for name, state in states.items() if not (
+        state.shard_statistics or state.kind in (Kind.UNKNOWN, Kind.SHARE, Kind.SIZES))}
+    values = batch.values()
+    with tf.Session() as session:
+        def run(begin, end):
+            return session.run(proven, {
+                tensor: value[begin:end] for tensor, value in zip(batch.inputs, values)})
+        whole, first, rest = run(0, EXAMPLES), run(0, SPLIT), run(SPLIT, EXAMPLES)
+    for name in proven:
+        parts = [(SPLIT, first[name]), (EXAMPLES - SPLIT, rest[name])]
+        np.testing.assert_allclose(
+            whole[name], together(states[name], parts), rtol=1e-9, err_msg=name)
+
+
+def test_the_state_of_an_iteration_is_one_example():
+    x = tf.placeholder(tf.float32, [None, 4])
+    inside = []
+    was_v2 = tf.control_flow_v2_enabled()
+    tf.disable_control_flow_v2()
+    try:
+        mapped = tf.map_fn(lambda e: inside.append(tf.exp(e)) or inside[0], x)
+    finally:
+        if was_v2:
+            tf.enable_control_flow_v2()
+    analysis = analyse(tf.get_default_graph().get_operations(), x, [mapped])
+    assert analysis.state(inside[0]).kind is ONE_EXAMPLE.kind

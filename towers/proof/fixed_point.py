@@ -1,0 +1,206 @@
+"""The fixed point of the states: through the scratch graph, in rounds, until nothing changes.
+
+Without loops one round is enough, since each operation comes after its inputs. A loop needs some
+more: the state of what it carries is known at first from before the loop alone, and changes with
+what comes back from an iteration.
+"""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.graph.op_types import CONTROL_FLOW
+from towers.proof.functions import Bodies, import_bodies
+from towers.proof.scratch import Scratch
+from towers.proof.states import Kind, State, unknown
+from towers.proof.transfer import Transfer
+from towers.proof.view import View
+from towers.proof.written_before import WrittenBefore, find_written_before
+
+_MOST_ROUNDS = 60
+
+
+class Settled(typing.NamedTuple):
+    """A scratch graph whose tensors have their states."""
+    view: View
+    operations: typing.List[tf.Operation]  # of the scratch graph, each behind its inputs
+
+
+def settle(scratch: Scratch, program: typing.List[tf.Operation]) -> Settled:
+    """Finds the states of all tensors of a scratch graph.
+
+    Args:
+      scratch: `Scratch`, whose graph gets the bodies of the functions that it calls.
+      program: list of the operations of the program that it has once more.
+    """
+    bodies = import_bodies(scratch.graph)
+    in_functions = [scratch.graph.get_operation_by_name(name) for name in bodies.callers]
+    written_before = find_written_before(program, in_functions)
+    program_ops = {op.name: op for op in program}
+    view = View(scratch, bodies, program_ops)
+    needed_first = _needed_first(scratch.graph, bodies, written_before)
+    operations = _in_order(scratch.graph, needed_first)
+    rounds = _Rounds(view, Transfer(view, written_before), scratch.is_prime)
+    rounds.go_around(operations)
+    for name, reason in scratch.cuts.items():
+        for tensor in program_ops[name].outputs:
+            view.states[tensor.name] = State(Kind.UNKNOWN, reason=reason)
+    rounds.mark_without_state(operations)
+    return Settled(view, operations)
+
+
+class _Rounds:
+    """Rounds through the operations of a scratch graph."""
+
+    def __init__(self, view: View, transfer: Transfer, is_prime: bool):
+        """Args:
+          view: `View`, whose states are set.
+          transfer: `Transfer`.
+          is_prime: whether the number of examples is a prime, so that lengths tell of them.
+        """
+        self._view = view
+        self._transfer = transfer
+        self._lengths = _LengthsOfExamples(view.examples) if is_prime else None
+        self._given = frozenset(view.states)  # names of the tensors at which the pass begins
+        self._changed = set(view.states)  # names of the tensors that have changed in this round
+
+    def go_around(self, operations: typing.List[tf.Operation]) -> None:
+        """Goes around until nothing changes; what has not settled then is not known."""
+        for number in range(_MOST_ROUNDS):
+            before = self._changed
+            self._changed = set()
+            self._view.arrays.begin_round()
+            for op in operations:
+                if number == 0 or self._may_change(op, before):
+                    self._visit(op)
+            if not self._changed and self._view.arrays.are_settled:
+                return
+        for op in operations:  # a change may not have reached all that it goes to
+            if not self._is_given(op):
+                self._set(op, _each(op, 'is in a graph with a loop whose end was not found'))
+
+    def mark_without_state(self, operations: typing.List[tf.Operation]) -> None:
+        """Marks what has no state, since no input reaches it."""
+        for op in operations:
+            if any(tensor.name not in self._view.states for tensor in op.outputs):
+                self._set(op, _each(op, 'has no value that is known'))
+
+    def _may_change(self, op: tf.Operation, before):
+        """Whether an operation may give another state than in the round before.
+
+        Args:
+          op: the operation.
+          before: names of the tensors that changed in the round before.
+        """
+        if self._transfer.looks_further(op) or op.type in CONTROL_FLOW:
+            return True
+        if op.type.startswith('TensorArray'):
+            return True
+        return any(tensor.name in self._changed or tensor.name in before for tensor in op.inputs)
+
+    def _is_given(self, op: tf.Operation):
+        return op.name + ':0' in self._given
+
+    def _visit(self, op: tf.Operation):
+        if self._is_given(op):
+            return
+        states = [self._view.state_or_none(tensor) for tensor in op.inputs]
+        results = self._transfer.results(op, states)
+        if results is not None:
+            self._set(op, results)
+
+    def _set(self, op: tf.Operation, results):
+        """Sets the states of an operation's results; one that contradicts shape inference is not
+        known."""
+        for tensor, state in zip(op.outputs, results):
+            if self._lengths is not None and not self._lengths.agree(tensor, state):
+                state = unknown(op, 'has the examples in other dimensions than it should')
+            if self._view.states.get(tensor.name) != state:
+                self._view.states[tensor.name] = state
+                self._changed.add(tensor.name)
+
+
+class _LengthsOfExamples:
+    """The dimensions of tensors whose length the number of examples divides, a prime."""
+
+    def __init__(self, examples: int):
+        self._examples = examples
+        self._found: typing.Dict[str, typing.Dict[int, int]] = {}
+
+    def agree(self, tensor: tf.Tensor, state: State) -> bool:
+        """Whether a state says of the examples' dimension what shape inference does."""
+        if state.kind is Kind.UNKNOWN or state.is_position:
+            return True
+        lengths = self._lengths_of(tensor)
+        if state.kind is not Kind.PER_EXAMPLE:
+            return not lengths
+        if lengths:
+            return lengths == {state.axis: state.outer * state.inner * self._examples}
+        if tensor.shape.ndims is None:
+            return True
+        shape = tensor.shape.as_list()
+        return state.axis < len(shape) and shape[state.axis] is None
+
+    def _lengths_of(self, tensor: tf.Tensor) -> typing.Dict[int, int]:
+        """{dimension: its length} of those that shape inference takes for the examples'."""
+        if tensor.name not in self._found:
+            shape = tensor.shape.as_list() if tensor.shape.ndims else []
+            self._found[tensor.name] = {
+                axis: length for axis, length in enumerate(shape)
+                if length and length % self._examples == 0}
+        return self._found[tensor.name]
+
+
+def _each(op: tf.Operation, why: str):
+    """The states of the results of an operation about which nothing is proven."""
+    return [unknown(op, why)] * len(op.outputs)
+
+
+# ---- the order of the operations -----------------------------------------------------------------
+
+_NeededFirst = typing.Dict[str, typing.List[tf.Tensor]]
+"""{name of an operation: the tensors that have their states before it, beside its inputs}"""
+
+
+def _needed_first(graph: tf.Graph, bodies: Bodies, written_before: WrittenBefore) -> _NeededFirst:
+    """What calls and loops need first: the results of their bodies, and for these the values that a
+    loop carries at its beginning. A read needs the values that were written before it."""
+    found: _NeededFirst = {}
+    for name, branches in bodies.results.items():
+        found[name] = [tensor for results in branches for tensor in results]
+    for name, loop in bodies.loops.items():
+        found[name] = loop.results + [loop.condition]
+        initial_values = graph.get_operation_by_name(name).inputs
+        for argument, initial in zip(loop.arguments, initial_values):
+            found[argument.op.name] = [initial]
+    if not written_before.reads:
+        return found
+    tensors: typing.Dict[str, tf.Tensor] = {}
+    for op in graph.get_operations():
+        tensors.update((tensor.name, tensor) for tensor in op.outputs)
+    for name, written in written_before.reads.items():
+        known = [tensors[each] for each in written if each in tensors]
+        found.setdefault(name, []).extend(known)
+    return found
+
+
+def _in_order(graph: tf.Graph, needed_first: _NeededFirst) -> typing.List[tf.Operation]:
+    """The operations of a graph, each after its inputs, but for the back edges of loops, and after
+    what it needs first."""
+    seen: typing.Set[str] = set()
+    ordered = []
+    for first in graph.get_operations():
+        stack = [(first, False)]  # pairs of an operation and whether all before it is in order
+        while stack:
+            op, is_ready = stack.pop()
+            if is_ready:
+                ordered.append(op)
+                continue
+            if op.name in seen:
+                continue
+            seen.add(op.name)
+            stack.append((op, True))
+            for tensor in list(op.inputs) + needed_first.get(op.name, []):
+                if tensor.op.type != 'NextIteration' and tensor.op.name not in seen:
+                    stack.append((tensor.op, False))
+    return ordered

@@ -1,0 +1,197 @@
+"""Rules for loops and branches of control flow v1.
+
+A loop over time treats the states that it carries as any value; the analysis goes around until
+nothing changes. A loop over the examples (`tf.map_fn`) counts from 0 to n: in its iteration e, an
+element that is read at the counter is the example e. It may carry counters and arrays alone, since
+everything else goes from one example to the next.
+"""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.proof import contexts
+from towers.proof.rules.totals import not_linear, sum_of_totals
+from towers.proof.sizes import as_number, as_numbers
+from towers.proof.states import ONE_EXAMPLE, Kind, State, unknown
+from towers.proof.view import View
+
+_States = typing.List[State]
+_PerhapsStates = typing.Sequence[typing.Optional[State]]  # None of one that has none yet
+
+
+def identity(op: tf.Operation, states: _States, view: View) -> State:
+    """`Identity`, `NextIteration`: the same value has the same state."""
+    return states[0]
+
+
+def identities(op: tf.Operation, states: _States, view: View) -> _States:
+    """`IdentityN`: the same values have the same states."""
+    return list(states)
+
+
+# ---- branches ------------------------------------------------------------------------------------
+
+def switch(op: tf.Operation, states: _States, view: View) -> State:
+    """A branch, or the test of a loop: a value x [n, …] is the same x in the branch that is taken.
+
+    All towers take the same branch where the condition is the same on all of them.
+    """
+    value, condition = states
+    is_test_of_loop = op.inputs[1].op.type == 'LoopCond'
+    if is_test_of_loop:
+        return value
+    return in_branch(op, value, condition, view)
+
+
+def in_branch(op: tf.Operation, value: State, condition: State, view: View) -> State:
+    """The state of a value that there is, or that is chosen, by the condition of a branch.
+
+    By a condition on the mean of the shard, `tf.cond(mean > 0, …)`, one tower may take another
+    branch than the next: the value is marked with that mean. By one on an example, in a loop over
+    the examples, it becomes a value of that example.
+    """
+    condition = as_number(op, condition, view)
+    if condition.kind is Kind.UNKNOWN:
+        return condition
+    if condition.kind is Kind.INDEPENDENT:
+        return value.with_marks_of(condition)
+    if condition.kind is Kind.ONE_EXAMPLE and value.kind in (Kind.ONE_EXAMPLE, Kind.INDEPENDENT):
+        return ONE_EXAMPLE.with_marks_of(value, condition)
+    if condition.is_total:
+        choice = not_linear(op, [condition], view, 'chooses a branch by the examples')
+        return value.with_marks_of(choice)
+    return unknown(op, 'chooses a branch by the examples')
+
+
+def merge(op: tf.Operation, states: _PerhapsStates,
+          view: View) -> typing.Optional[typing.List[State]]:
+    """The end of a branch, or the beginning of an iteration: either of the two values.
+
+    Returns:
+      The states of the value and of the number of the branch; None as long as a condition has none.
+    """
+    branch_number = unknown(op, 'tells which branch was taken')
+    back = contexts.back_edge(op)
+    if back is not None:
+        known = [state for state in states if state is not None]
+        return [_carried(op, known, back, view), branch_number]
+    conditions = contexts.conditions_of(op, view)
+    if not conditions:
+        return [unknown(op, 'ends a branch whose condition is not known'), branch_number]
+    state = either(op, branch_states(op.inputs, states, view), view)
+    for condition in conditions:
+        if condition is None:
+            return None
+        state = in_branch(op, state, condition, view)
+    return [state, branch_number]
+
+
+def branch_states(tensors: typing.Iterable[tf.Tensor], states: _PerhapsStates,
+                  view: View) -> _States:
+    """The states of the results of branches, as far as they are known.
+
+    A uniform value [8, 4] is not uniform as the result of a branch whose other result is [n, 4]: it
+    is not of the shape of the batch. One of unknown shape, such as zeros like another tensor, is.
+
+    Args:
+      tensors: a result of each branch.
+      states: their states.
+      view: `View`.
+    """
+    found = []
+    for tensor, state in zip(tensors, states):
+        if state is None:
+            continue
+        shape = view.shape(tensor)
+        if shape is not None and None not in shape:
+            state = state._replace(is_uniform=False)
+        found.append(state)
+    return found
+
+
+def either(op: tf.Operation, states: _States, view: View) -> State:
+    """The state of a tensor that has one of several values, by a choice that all towers make alike.
+
+    A choice between a mean and a constant is a mean, and one between values [n, …] of the examples
+    is of the examples, where all values have them in the same place.
+
+    Args:
+      op: the operation that chooses, to which a refusal points.
+      states: the states of the values, at least one.
+      view: `View`.
+    """
+    written = [state for state in states if state.kind is not Kind.EMPTY]
+    states = written or states[:1]
+    first = states[0]
+    if all(state == first for state in states):
+        return first
+    for state in states:
+        if state.kind is Kind.UNKNOWN:
+            return state
+    numbers = as_numbers(op, states, view)
+    if any(state.is_by_example for state in numbers):
+        return _either_of_examples(op, numbers).with_marks_of(*states)
+    if any(state.is_position for state in numbers):
+        return unknown(op, 'joins numbers of the examples')
+    return sum_of_totals(op, numbers, view)
+
+
+def _either_of_examples(op: tf.Operation, states):
+    """One of several values of the examples, which have them in the same place."""
+    values = [state for state in states if not state.is_uniform]
+    kinds = {state.kind for state in values}
+    if kinds == {Kind.ONE_EXAMPLE, Kind.INDEPENDENT}:
+        return ONE_EXAMPLE
+    layouts = {state.layout for state in values}
+    if len(layouts) > 1:
+        return unknown(op, 'joins values in which the examples are in other places')
+    is_constant = all(state.is_constant for state in values)
+    return values[0]._replace(is_constant=is_constant)
+
+
+# ---- loops ---------------------------------------------------------------------------------------
+
+def enter(op: tf.Operation, states: _States, view: View) -> State:
+    """`Enter`: the same value; a loop over the examples in another one is not looked at."""
+    state = states[0]
+    is_counter = state.kind is Kind.POSITION and not view.rank(op.inputs[0])
+    is_of_iteration = state.kind is Kind.ONE_EXAMPLE or is_counter
+    if is_of_iteration and contexts.frame_is_over_examples(op, view):
+        return unknown(op, 'enters a loop over the examples from another one')
+    return state
+
+
+def _carried(op: tf.Operation, states: _States, back: tf.Tensor, view: View):
+    """The state of a value that a loop carries, at the `Merge` where its iterations begin.
+
+    Args:
+      op: the `Merge`.
+      states: of the value before the loop, and after an iteration where it is known.
+      back: the value after an iteration.
+      view: `View`.
+    """
+    loop = contexts.loop_of(op, view)
+    if not loop.is_over_examples:
+        return either(op, states, view)
+    if contexts.is_counter(op, back):
+        return State(Kind.POSITION)
+    if len(states) < 2 or contexts.is_array_flow(back):
+        return states[0]
+    return unknown(op, 'carries a value from one example to the next')
+
+
+def exit_loop(op: tf.Operation, states: _States, view: View) -> State:
+    """`Exit`: the value after the last iteration, whose number all towers have to have alike.
+
+    A loop over n examples leaves its counter, which is n then, and arrays of n elements.
+    """
+    state = states[0]
+    loop = contexts.loop_of(op, view)
+    if not loop.is_over_examples:
+        return in_branch(op, state, loop.condition, view)
+    if state.kind is Kind.POSITION:
+        return State(Kind.SIZES, sizes=contexts.ONE_OF_EACH)
+    if contexts.is_array_flow(op.inputs[0]):
+        return state
+    return unknown(op, 'leaves a loop over the examples')

@@ -1,0 +1,160 @@
+"""Rules for loops of control flow v2.
+
+As in `loops`: a loop over time goes around until nothing changes; a loop over the examples counts
+from 0 to n, and may carry counters and lists of tensors alone. The body of a loop is in the scratch
+graph, with placeholders, its arguments, for the values that it carries (`functions`).
+"""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.graph import graph_walk
+from towers.proof.contexts import ONE_OF_EACH, constant_of
+from towers.proof.functions import LoopBody
+from towers.proof.rules import loops
+from towers.proof.sizes import sizes_in
+from towers.proof.states import Kind, State, unknown
+from towers.proof.view import View
+
+
+class Carried(typing.NamedTuple):
+    """A value that a loop carries."""
+    loop: tf.Operation  # of the scratch graph
+    body: LoopBody
+    number: int  # among the values of the loop
+
+    @property
+    def argument(self) -> tf.Tensor:
+        """The value at the beginning of an iteration."""
+        return self.body.arguments[self.number]
+
+    @property
+    def initial(self) -> tf.Tensor:
+        """The value before the loop."""
+        return self.loop.inputs[self.number]
+
+    @property
+    def result(self) -> tf.Tensor:
+        """The value after an iteration."""
+        return self.body.results[self.number]
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it is a list of tensors."""
+        return self.loop.inputs[self.number].dtype == tf.variant
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether an iteration hands it on as it is."""
+        return _behind_identities(self.result).name == self.argument.name
+
+    @property
+    def is_counter(self) -> bool:
+        """Whether it is the number of the iteration: from 0, one more each time."""
+        step = _behind_identities(self.result).op
+        if step.type not in ('Add', 'AddV2') or constant_of(self.initial) != 0:
+            return False
+        carried, increment = step.inputs
+        is_of_argument = _behind_identities(carried).name == self.argument.name
+        return is_of_argument and constant_of(increment) == 1
+
+
+def _behind_identities(tensor: tf.Tensor):
+    return graph_walk.behind(tensor, ('Identity',))
+
+
+def argument(carried: Carried, view: View) -> typing.Optional[State]:
+    """The state of a value that a loop carries, at the beginning of an iteration.
+
+    Returns:
+      The state; None as long as the value before the loop has none.
+    """
+    initial = view.state_or_none(carried.initial)
+    if initial is None:
+        return None
+    if is_over_examples(carried.loop, carried.body, view):
+        return _carried_over_examples(carried, initial, view)
+    return _initial_or_result(carried, initial, view)
+
+
+def _initial_or_result(carried: Carried, initial: State, view: View) -> State:
+    """The state of a value from before the loop, or from the iteration before."""
+    result = view.state_or_none(carried.result)
+    if result is None or carried.is_kept:
+        return initial
+    return loops.either(carried.loop, [initial, result], view)
+
+
+def _carried_over_examples(carried: Carried, initial: State, view: View) -> State:
+    """The state of a value that a loop over the examples carries."""
+    if carried.is_counter:
+        return State(Kind.POSITION)
+    if carried.is_list:
+        return _initial_or_result(carried, initial, view)
+    if initial.kind in (Kind.ONE_EXAMPLE, Kind.POSITION):
+        return unknown(carried.loop, 'is a loop over the examples in another one')
+    if carried.is_kept:
+        return initial
+    return unknown(carried.loop, 'carries a value from one example to the next')
+
+
+def results(op: tf.Operation, body: LoopBody, view: View) -> typing.Optional[typing.List[State]]:
+    """The states of the results of a loop, whose number of iterations all towers have alike.
+
+    A loop over n examples leaves its counter, which is n then, and lists of n elements.
+
+    Args:
+      op: the loop, of the scratch graph.
+      body: its `LoopBody`.
+      view: `View`.
+
+    Returns:
+      List of states; None as long as what it carries has none.
+    """
+    condition = view.state_or_none(body.condition)
+    if condition is None:
+        return None
+    is_of_examples = is_over_examples(op, body, view)
+    found = []
+    for number, tensor in enumerate(body.arguments):
+        carried = Carried(op, body, number)
+        state = view.state_or_none(tensor)
+        if state is None:
+            return None
+        if not is_of_examples:
+            found.append(loops.in_branch(op, state, condition, view))
+        elif state.kind is Kind.POSITION:
+            found.append(State(Kind.SIZES, sizes=ONE_OF_EACH))
+        elif carried.is_kept or carried.is_list:
+            found.append(state)
+        else:
+            found.append(unknown(op, 'leaves a loop over the examples'))
+    return found
+
+
+def is_over_examples(op: tf.Operation, body: LoopBody, view: View) -> bool:
+    """Whether a loop has an iteration for each example: its test is that counters are below n."""
+    return _tests_counters(body.condition, op, body, view)
+
+
+def _tests_counters(condition: tf.Tensor, op: tf.Operation, body: LoopBody, view: View):
+    """Whether a condition is that counters are below the number of examples."""
+    condition = _behind_identities(condition)
+    if condition.op.type == 'LogicalAnd':
+        return all(_tests_counters(each, op, body, view) for each in condition.op.inputs)
+    if condition.op.type != 'Less':
+        return False
+    carried = {tensor.name: Carried(op, body, number)
+               for number, tensor in enumerate(body.arguments)}
+    counter_tensor, limit = [_behind_identities(tensor) for tensor in condition.op.inputs]
+    counter = carried.get(counter_tensor.name)
+    if counter is None or not counter.is_counter:
+        return False
+    carried_limit = carried.get(limit.name)
+    if carried_limit is not None:
+        if not carried_limit.is_kept:
+            return False
+        limit = carried_limit.initial
+    state = view.state_or_none(limit)
+    return state is not None and sizes_in(limit, state, view) == ONE_OF_EACH

@@ -1,0 +1,202 @@
+"""What the rules ask of the analysis: the `View` of a tensor in the scratch graph.
+
+A rule gets an operation of the scratch graph, the states of its inputs, and the view. It asks the
+view for ranks, shapes and static values, and notes there why a statistic of the shard ends a proof.
+"""
+
+import typing
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers.graph.variable_access import read_from
+from towers.proof.functions import Bodies
+from towers.proof.scratch import Scratch
+from towers.proof.states import INDEPENDENT, Kind, Reason, State
+
+
+class View:
+    """The states of the tensors of a scratch graph as far as they are known, and what is static.
+
+    Attributes:
+      graph: `tf.Graph`, the scratch graph.
+      bodies: `Bodies` of the functions that are called in it.
+      examples: the number of examples in it: int, a prime if `is_prime`.
+      states: {name of a tensor: `State`}, which `FixedPoint` fills.
+      reasons: {name of a statistic of the shard: `Reason`, its first use that is not linear}.
+      arrays: `Arrays`, the states of the elements of `tf.TensorArray`s.
+    """
+
+    def __init__(self, scratch: Scratch, bodies: Bodies, program: typing.Dict[str, tf.Operation]):
+        """Begins with the states of the tensors at which the forward pass begins.
+
+        Args:
+          scratch: `Scratch`.
+          bodies: `Bodies` of its functions.
+          program: {name: operation of the program} that the scratch graph has once more.
+        """
+        self.graph = scratch.graph
+        self.bodies = bodies
+        self.examples = scratch.examples
+        self.states = dict(scratch.given)
+        self.reasons: typing.Dict[str, Reason] = {}
+        self.arrays = Arrays()
+        self._program = program
+        self._has_static_batch = scratch.has_static_batch
+        self._reads = scratch.reads
+        self._operations = {op.name for op in scratch.graph.get_operations()}
+        self._merges = _merges_by_frame(scratch.graph)
+        self._static_values: typing.Dict[str, typing.Optional[np.ndarray]] = {}
+        self._results: typing.Dict[tuple, typing.Any] = {}
+
+    # ---- a tensor
+
+    def state(self, tensor: tf.Tensor) -> State:
+        """The state of a tensor."""
+        return self.states[tensor.name]
+
+    def state_or_none(self, tensor: tf.Tensor) -> typing.Optional[State]:
+        """The state of a tensor; None where it has none yet, as at the beginning of a loop."""
+        return self.states.get(tensor.name)
+
+    def rank(self, tensor: tf.Tensor) -> typing.Optional[int]:
+        """The number of dimensions; None where it is not static."""
+        if tensor.shape.ndims is not None:
+            return tensor.shape.ndims
+        original = self._original(tensor)  # in loops it may know what the import does not
+        return None if original is None else original.shape.ndims
+
+    def shape(self, tensor: tf.Tensor) -> typing.Optional[list]:
+        """The lengths of the dimensions in the scratch graph, None where one is not static.
+
+        Returns:
+          List of int or None; None where the rank is not static.
+        """
+        rank = self.rank(tensor)
+        if rank is None:
+            return None
+        lengths: typing.List[typing.Optional[int]] = [None] * rank
+        if tensor.shape.ndims is not None:
+            lengths = tensor.shape.as_list()
+        if None not in lengths:
+            return lengths
+        original = self._original(tensor)
+        if original is not None and not self._has_static_batch:
+            lengths = [length or known
+                       for length, known in zip(lengths, original.shape.as_list())]
+        state = self.state_or_none(tensor)
+        if state is not None and state.kind is Kind.PER_EXAMPLE:
+            lengths[state.axis] = state.outer * state.inner * self.examples
+        return lengths
+
+    def value(self, tensor: tf.Tensor) -> typing.Optional[np.ndarray]:
+        """The static value of a tensor that is the same on every tower; None for any other."""
+        state = self.states.get(tensor.name, INDEPENDENT)
+        if state.kind is Kind.SIZES and not state.depends_on_size:
+            return self._value_of_sizes(tensor, state)
+        if state.kind is not Kind.INDEPENDENT:
+            return None
+        if tensor.name not in self._static_values:
+            self._static_values[tensor.name] = tf.get_static_value(tensor)
+        return self._static_values[tensor.name]
+
+    def _value_of_sizes(self, tensor: tf.Tensor, state: State):
+        """The numbers of a scalar or a vector of constant sizes."""
+        numbers = np.array([size.constant for size in state.sizes], np.int64)
+        rank = self.rank(tensor)
+        if rank is None or rank > 1:
+            return None
+        return numbers if rank else numbers[0]
+
+    def variables_read(self, tensor: tf.Tensor) -> typing.List[str]:
+        """The names of the variables whose values a tensor consists of."""
+        return self._reads.get(tensor.name) or [source.name for source in read_from(tensor)]
+
+    def program_op(self, op: tf.Operation) -> typing.Optional[tf.Operation]:
+        """The operation of the program that an operation stands for; None in a function's body."""
+        return self._program.get(op.name)
+
+    def has_operation(self, name: str) -> bool:
+        """Whether the scratch graph has an operation of this name of the program."""
+        return name in self._operations
+
+    def merges_of_frame(self, frame: str) -> typing.List[tf.Operation]:
+        """The `Merge`s of a loop of control flow v1, at which its iterations begin."""
+        return self._merges.get(frame, [])
+
+    def _original(self, tensor: tf.Tensor):
+        """The tensor of the program that a tensor stands for; None for others."""
+        op = self.program_op(tensor.op)
+        return None if op is None else op.outputs[tensor.value_index]
+
+    # ---- what rules tell
+
+    def note(self, statistic: str, op: tf.Operation, why: str) -> None:
+        """Notes why a proof ends at a statistic of the shard, unless that is noted already.
+
+        Args:
+          statistic: the name of the operation that computes it.
+          op: the operation that uses it otherwise than linearly.
+          why: the predicate of a sentence whose subject is `op`.
+        """
+        self.reasons.setdefault(statistic, Reason(op.name, op.type, why))
+
+    def remembered(self, function: typing.Callable, tensor: tf.Tensor, argument: typing.Any,
+                   meanwhile: typing.Any) -> typing.Any:
+        """The result of `function(tensor, argument, view)`, computed once.
+
+        Args:
+          function: the function.
+          tensor: a tensor of the scratch graph.
+          argument: a value that can be a key.
+          meanwhile: what the result is taken to be where a loop leads back to the tensor.
+        """
+        key = function, tensor.name, argument
+        if key not in self._results:
+            self._results[key] = meanwhile
+            self._results[key] = function(tensor, argument, self)
+        return self._results[key]
+
+
+def _merges_by_frame(graph: tf.Graph) -> typing.Dict[str, typing.List[tf.Operation]]:
+    """{name of the frame of a loop: its `Merge`s, each behind an `Enter`}."""
+    found: typing.Dict[str, typing.List[tf.Operation]] = {}
+    for op in graph.get_operations():
+        if op.type in ('Enter', 'RefEnter'):
+            merges = [reader for reader in op.outputs[0].consumers() if reader.type == 'Merge']
+            found.setdefault(op.get_attr('frame_name'), []).extend(merges)
+    return found
+
+
+class Arrays:
+    """The states of the elements of `tf.TensorArray`s, by the name of the operation that made each.
+
+    In each round of the fixed point the arrays are written anew. A read that comes before the
+    writes of a round gets what the round before has written.
+    """
+
+    def __init__(self):
+        self._before: typing.Dict[str, State] = {}
+        self._written: typing.Dict[str, State] = {}
+
+    def begin_round(self) -> None:
+        """Forgets what was written in the round before the last one."""
+        self._before = self._written
+        self._written = {}
+
+    @property
+    def are_settled(self) -> bool:
+        """Whether this round has written what the round before has."""
+        return self._before == self._written
+
+    def element(self, name: str) -> typing.Optional[State]:
+        """The state of the elements of an array; None where nothing is written yet."""
+        return self._written.get(name, self._before.get(name))
+
+    def written(self, name: str) -> typing.Optional[State]:
+        """The state of what this round has written to an array; None for nothing."""
+        return self._written.get(name)
+
+    def write(self, name: str, state: State) -> None:
+        """Sets the state of the elements of an array."""
+        self._written[name] = state
