@@ -86,13 +86,15 @@ def analyse(operations: list, inputs: typing.Any, fetches: list) -> Analysis:
     return analysis
 
 
-def _needed(operations: typing.List[tf.Operation], inputs, fetches):
+def _needed(operations: typing.List[tf.Operation], inputs: typing.Any,
+            fetches: list) -> typing.List[tf.Operation]:
     """The operations of the forward pass that fetches need, behind the tensors at which the batch
-    enters."""
+    enters: `inputs`."""
     ends = {leaf.op.name for leaf in leaves_of(inputs)}
     forward_pass = {op.name for op in operations}
 
     def sources(op: tf.Operation):
+        """What an operation needs; nothing for one at which the batch enters."""
         if op.name in ends:
             return []
         return [source for source in graph_walk.inputs_of(op) + _conditions(op)

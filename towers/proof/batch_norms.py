@@ -62,7 +62,7 @@ def find_batch_norms(analysis: Analysis, operations: typing.Iterable[tf.Operatio
     return found
 
 
-def _add_fused(op: tf.Operation, analysis: Analysis, found):
+def _add_fused(op: tf.Operation, analysis: Analysis, found: BatchNorms) -> None:
     """Adds a batch norm in one kernel, if it is in training mode, and its statistics are over the
     examples."""
     if not op.get_attr('is_training'):
@@ -73,7 +73,7 @@ def _add_fused(op: tf.Operation, analysis: Analysis, found):
         found.fused.append(op)
 
 
-def _add_moments(op: tf.Operation, analysis: Analysis, found):
+def _add_moments(op: tf.Operation, analysis: Analysis, found: BatchNorms) -> None:
     """Adds the statistics that an operation ends, if they are over the examples."""
     moments = _moments_of(op)
     if moments is None:
@@ -84,7 +84,8 @@ def _add_moments(op: tf.Operation, analysis: Analysis, found):
         found.moments.append(moments)
 
 
-def _is_unknown(tensor: tf.Tensor, analysis: Analysis):
+def _is_unknown(tensor: tf.Tensor, analysis: Analysis) -> bool:
+    """Whether nothing is proven of a tensor."""
     return analysis.state(tensor).kind is Kind.UNKNOWN
 
 
@@ -130,10 +131,10 @@ _TO_ROOT = SAME_NUMBERS | BRANCHES_V2 | {
     'Add', 'AddV2', 'Switch', 'Merge', 'Select', 'SelectV2', 'Maximum'}
 
 
-def _goes_into_a_root(variance):
+def _goes_into_a_root(variance: tf.Tensor) -> bool:
     """Whether a tensor goes into a root, in a few steps of arithmetic."""
     stack = [(variance, 0)]  # pairs of a tensor and its distance from the variance
-    seen = set()
+    seen: typing.Set[str] = set()
     while stack:
         tensor, steps = stack.pop()
         for op in tensor.consumers():

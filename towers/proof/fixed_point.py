@@ -85,7 +85,7 @@ class _Rounds:
             if any(tensor.name not in self._view.states for tensor in op.outputs):
                 self._set(op, _each(op, 'has no value that is known'))
 
-    def _may_change(self, op: tf.Operation, before):
+    def _may_change(self, op: tf.Operation, before: typing.Set[str]) -> bool:
         """Whether an operation may give another state than in the round before.
 
         Args:
@@ -98,10 +98,12 @@ class _Rounds:
             return True
         return any(tensor.name in self._changed or tensor.name in before for tensor in op.inputs)
 
-    def _is_given(self, op: tf.Operation):
+    def _is_given(self, op: tf.Operation) -> bool:
+        """Whether the forward pass begins at an operation, so that its state stays."""
         return op.name + ':0' in self._given
 
-    def _visit(self, op: tf.Operation):
+    def _visit(self, op: tf.Operation) -> None:
+        """Sets the states of an operation's results by those that its inputs have now."""
         if self._is_given(op):
             return
         states = [self._view.state_or_none(tensor) for tensor in op.inputs]
@@ -109,9 +111,12 @@ class _Rounds:
         if results is not None:
             self._set(op, results)
 
-    def _set(self, op: tf.Operation, results):
-        """Sets the states of an operation's results; one that contradicts shape inference is not
-        known."""
+    def _set(self, op: tf.Operation, results: typing.List[State]) -> None:
+        """Sets the states of an operation's results, and notes what has changed.
+
+        A state that contradicts shape inference is not set: a rule that has the examples along
+        dimension 0 of [3, n] is wrong, whatever the reason, and the result is unknown.
+        """
         for tensor, state in zip(op.outputs, results):
             if self._lengths is not None and not self._lengths.agree(tensor, state):
                 state = unknown(op, 'has the examples in other dimensions than it should')
@@ -124,6 +129,7 @@ class _LengthsOfExamples:
     """The dimensions of tensors whose length the number of examples divides, a prime."""
 
     def __init__(self, examples: int):
+        """Begins with no tensor, for a number of examples that is a prime."""
         self._examples = examples
         self._found: typing.Dict[str, typing.Dict[int, int]] = {}
 
@@ -151,7 +157,7 @@ class _LengthsOfExamples:
         return self._found[tensor.name]
 
 
-def _each(op: tf.Operation, why: str):
+def _each(op: tf.Operation, why: str) -> typing.List[State]:
     """The states of the results of an operation about which nothing is proven."""
     return [unknown(op, why)] * len(op.outputs)
 

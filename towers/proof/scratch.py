@@ -16,6 +16,7 @@ from towers.graph.op_types import CONTROL_FLOW_V2, VARIABLE_OPS
 from towers.graph.variable_access import read_from
 from towers.proof.stand_ins import (
     KINDS_OF_LENGTHS,
+    Lengths,
     StandIn,
     lengths_of,
     prime_for,
@@ -153,8 +154,10 @@ class _ForwardPass:
         return Scratch(graph, self._examples, True, given, cuts, reads, has_static_batch,
                        attempt.scalars)
 
-    def _stand_in(self, tensor: tf.Tensor, cuts, lengths) -> StandIn:
-        """What stands for a tensor from outside of the imported operations."""
+    def _stand_in(self, tensor: tf.Tensor, cuts: typing.Dict[str, Reason],
+                  lengths: Lengths) -> StandIn:
+        """What stands for a tensor from outside of the imported operations: an input of the batch,
+        the result of an operation that is cut, or what is the same on every tower."""
         if tensor.name in self._leaves:
             return stand_in_of(tensor, self._inputs, self._examples, lengths)
         if tensor.op.name in cuts:

@@ -45,7 +45,8 @@ def primes_from(start: int) -> typing.Iterator[int]:
     return filter(_is_prime, itertools.count(start))
 
 
-def _is_prime(number: int):
+def _is_prime(number: int) -> bool:
+    """Whether no number from 2 to the root divides a number."""
     return all(number % divisor for divisor in range(2, int(number ** .5) + 1))
 
 
@@ -73,11 +74,11 @@ def _numbers_in(operations: typing.List[tf.Operation]) -> typing.Set[int]:
     return numbers
 
 
-_Lengths = typing.Callable[[int], typing.Optional[int]]
+Lengths = typing.Callable[[int], typing.Optional[int]]
 """A function of a dimension that gives its length, or None."""
 
 
-def lengths_of(kind: str, prime: int) -> _Lengths:
+def lengths_of(kind: str, prime: int) -> Lengths:
     """What stands for lengths that are not static.
 
     Args:
@@ -116,7 +117,7 @@ def static_size(inputs: typing.Any) -> typing.Optional[int]:
     return None
 
 
-def stand_in_of(tensor: tf.Tensor, inputs: typing.Any, prime: int, lengths: _Lengths) -> StandIn:
+def stand_in_of(tensor: tf.Tensor, inputs: typing.Any, prime: int, lengths: Lengths) -> StandIn:
     """What stands for a tensor at which the batch enters.
 
     A scalar is the same on every tower, any other tensor has the examples along dimension 0.
@@ -141,7 +142,7 @@ def stand_in_of(tensor: tf.Tensor, inputs: typing.Any, prime: int, lengths: _Len
     return StandIn(tf.TensorShape(shape), per_example(0))
 
 
-def _sparse_input(tensor: tf.Tensor, inputs) -> typing.Optional[tf.SparseTensor]:
+def _sparse_input(tensor: tf.Tensor, inputs: typing.Any) -> typing.Optional[tf.SparseTensor]:
     """The sparse tensor of a nest that a tensor is a part of; None for others."""
     for leaf in tf.nest.flatten(inputs):
         if isinstance(leaf, tf.SparseTensor):

@@ -56,6 +56,7 @@ class Transfer:
     """The states of results by those of inputs."""
 
     def __init__(self, view: View, written_before: WrittenBefore):
+        """Finds the values that loops of control flow v2 carry, whose bodies the view has."""
         self._view = view
         self._written_before = written_before
         self._carried = {}  # {name of an argument of the body of a loop v2: `Carried`}
@@ -91,6 +92,7 @@ class Transfer:
         return found
 
     def _found(self, op: tf.Operation, states: _Inputs) -> _Found:
+        """The states of results, without the mark of a gradient of the program's own."""
         original = self._view.program_op(op)
         known = _if_complete(states)
         if original is not None and batch_value_kind(original) is not None:
@@ -152,12 +154,13 @@ class Transfer:
             result = self._marked_with_totals(op, states, result)
         return result.with_marks_of(*states)
 
-    def _marked_with_totals(self, op: tf.Operation, states, result):
+    def _marked_with_totals(self, op: tf.Operation, states: typing.List[State],
+                            result: State) -> State:
         """Marks a result with each mean, sum and share that went into it, unless it is one itself:
         then the rule has looked at them."""
         if result.is_over_all or result.kind is Kind.UNKNOWN:
             return result
-        names = set()
+        names: typing.Set[str] = set()
         for state in states:
             if state.is_over_all:
                 names |= state.reductions
@@ -165,7 +168,7 @@ class Transfer:
             self._view.note(name, op, "depends on a value of all examples ('%s')" % name)
         return result.with_shard_statistics(names)
 
-    def _makes_uniform(self, op: tf.Operation, states):
+    def _makes_uniform(self, op: tf.Operation, states: typing.List[State]) -> bool:
         """Whether one input is uniform, and all others are single numbers."""
         wide = [state for tensor, state in zip(op.inputs, states) if self._view.rank(tensor) != 0]
         return len(wide) == 1 and wide[0].is_uniform

@@ -116,6 +116,7 @@ def _conditions(state: State, analysis: Analysis, batch_norms: BatchNorms,
 # ---- in words ------------------------------------------------------------------------------------
 
 def _sentence(reason: Reason) -> str:
+    """Where and why a proof ends: "'loss/Max' (Max) is taken over the examples of the shard"."""
     return "'%s' (%s) %s" % reason
 
 

@@ -176,6 +176,7 @@ class Arrays:
     """
 
     def __init__(self):
+        """Begins before the first round: nothing is written."""
         self._before: typing.Dict[str, State] = {}
         self._written: typing.Dict[str, State] = {}
 

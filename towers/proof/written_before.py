@@ -68,7 +68,7 @@ def _may_write(op: tf.Operation):
     return op.type not in VARIABLE_OPS and not graph_walk.is_random(op)
 
 
-def _written_values(writes):
+def _written_values(writes: typing.List[tf.Operation]) -> typing.List[str]:
     """The names of the tensors that some operations write: all inputs behind the variable."""
     names = []
     for op in writes:

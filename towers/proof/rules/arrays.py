@@ -99,8 +99,11 @@ def _write(op: tf.Operation, states: _States, view: View, maker: tf.Operation) -
     return _written(op, element, view, maker)
 
 
-def _written(op: tf.Operation, element: State, view: View, maker):
-    """Notes the state of an element that is written; the result is the state of the flow."""
+def _written(op: tf.Operation, element: State, view: View, maker: tf.Operation) -> State:
+    """Notes the state of an element that is written; the result is the state of the flow.
+
+    An array that is written in two places has elements that may be of either.
+    """
     before = view.arrays.written(maker.name)
     if before is not None:
         element = either(op, [before, element], view)

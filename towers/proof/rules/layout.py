@@ -49,6 +49,7 @@ def moves_entries(rule: typing.Callable) -> typing.Callable:
     """
     @functools.wraps(rule)
     def whole_rule(op: tf.Operation, states: _States, view: View) -> _Found:
+        """The rule for inputs of any state."""
         return _moved(rule, op, states, view)
     return whole_rule
 
@@ -93,6 +94,7 @@ def computes_entries(rule: typing.Callable) -> typing.Callable:
 
     @functools.wraps(rule)
     def whole_rule(op: tf.Operation, states: _States, view: View) -> _Found:
+        """The rule for inputs of any state."""
         if states[0].is_by_example:
             return of_examples(op, states, view)
         return not_linear(op, states, view)

@@ -137,7 +137,7 @@ def either(op: tf.Operation, states: _States, view: View) -> State:
     return sum_of_totals(op, numbers, view)
 
 
-def _either_of_examples(op: tf.Operation, states):
+def _either_of_examples(op: tf.Operation, states: _States) -> State:
     """One of several values of the examples, which have them in the same place."""
     values = [state for state in states if not state.is_uniform]
     kinds = {state.kind for state in values}

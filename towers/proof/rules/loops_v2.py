@@ -60,7 +60,8 @@ class Carried(typing.NamedTuple):
         return is_of_argument and constant_of(increment) == 1
 
 
-def _behind_identities(tensor: tf.Tensor):
+def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor that is handed on as this one."""
     return graph_walk.behind(tensor, ('Identity',))
 
 

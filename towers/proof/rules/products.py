@@ -41,7 +41,8 @@ def matmul(op: tf.Operation, states: _States, view: View) -> State:
     return _product(op, factors, [left, right], batch + 'ik', view)
 
 
-def _last_letters(text: str, count: int):
+def _last_letters(text: str, count: int) -> str:
+    """So many letters from the end of a text; none for 0."""
     return text[len(text) - count:]
 
 
