@@ -142,7 +142,7 @@ class _LengthsOfExamples:
             return not lengths
         if lengths:
             return lengths == {state.axis: state.outer * state.inner * self._examples}
-        if tensor.shape.ndims is None:
+        if not tensor.shape.ndims:  # not static; or a list, a scalar with the state of its elements
             return True
         shape = tensor.shape.as_list()
         return state.axis < len(shape) and shape[state.axis] is None
