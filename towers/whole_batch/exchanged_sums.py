@@ -34,7 +34,7 @@ def exchange_sums(operations: typing.Iterable[tf.Operation], analysis: Analysis,
     by_name = {op.name: op for op in operations}
     instead: typing.Dict[str, tf.Tensor] = {}
     for name, write in _averages_of_sums(analysis):
-        for statistic in sorted(write.value.statistics):
+        for statistic in sorted(write.value.reductions):
             if statistic + ':0' in instead:
                 continue
             op = by_name.get(statistic)
