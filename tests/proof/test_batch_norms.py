@@ -56,7 +56,7 @@ def test_in_sync_a_variance_that_goes_elsewhere_is_the_batchs_too():
         loss_with_variance, x, tf.train.GradientDescentOptimizer(1.), devices=2, reduction='mean',
         batch_norm='sync')
     assert built.plan.line('one device').startswith('proven: ')
-    with tf.Session() as session:
+    with tf.Session(config=tf.ConfigProto(device_count={'CPU': 2})) as session:
         session.run(tf.global_variables_initializer())
         session.run(built.train_op, {x: X})
         [updated] = session.run(tf.trainable_variables())

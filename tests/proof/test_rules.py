@@ -196,6 +196,8 @@ def together(state, parts):
 def is_as_expected(state, expected):
     if expected == STATISTIC:
         return bool(state.shard_statistics) and state.kind is not Kind.UNKNOWN
+    if expected is UNKNOWN:
+        return state.kind is Kind.UNKNOWN
     if state.shard_statistics or state.kind is not expected.kind:
         return False
     return expected.layout == state._replace(selection='').layout and expected.sizes == state.sizes
