@@ -47,7 +47,7 @@ setup(
         'Topic :: Scientific/Engineering :: Artificial Intelligence',
     ],
     packages=find_packages(include=['towers', 'towers.*']),
-    package_data={'towers': ['py.typed']},
+    package_data={'towers': ['py.typed'], 'towers.report': ['page.html', 'page.css', 'page.js']},
     # No supported TensorFlow installs on Python 3.8: those before 2.15 are not tried.
     python_requires='>=3.7,!=3.8.*',
     # On Python 3.7 these keep an installed TensorFlow 1.15, with the last protobuf that it can

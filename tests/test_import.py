@@ -145,8 +145,8 @@ def test_public_functions_carry_type_hints():
 # ---- rooms ---------------------------------------------------------------------------------------
 
 # As docs/architecture.md has them, from above to below; what is in no folder comes last.
-ROOMS = ['launch', 'fronts', 'inspect', 'cluster', 'run', 'memory', 'api', 'reduce', 'copies',
-         'roles', 'gradients', 'capture', 'whole_batch', 'variables', 'model', 'shards',
+ROOMS = ['launch', 'fronts', 'report', 'inspect', 'cluster', 'run', 'memory', 'api', 'reduce',
+         'copies', 'roles', 'gradients', 'capture', 'whole_batch', 'variables', 'model', 'shards',
          'recompute', 'placement', 'checkpoint', 'proof', 'graph', 'for all rooms']
 
 

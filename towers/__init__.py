@@ -39,6 +39,8 @@ from towers.placement.numerics import PRECISIONS, use_precision
 from towers.placement.stages import stage
 from towers.reduce.combination import combine_gradients
 from towers.reduce.loss_scale import LossScale
+from towers.report.hook import StepReportHook
+from towers.report.step_report import StepReport, step_report
 from towers.run.checkpoint_hook import CheckpointHook
 from towers.run.evaluation import Evaluation, EvaluationHook
 from towers.run.learning_rate import LearningRate, scale_learning_rate

@@ -533,8 +533,11 @@ def replace_input(op, position, new):
 
 
 _PRODUCT = re.compile('_(?:Mkl)?(?:Native)?(?:Fused)?((?:MatMul|Conv|DepthwiseConv).*)')
+# Types of operations that the runtime adds to a step to bring a tensor to another device.
+SENDS = ('_Send', '_HostSend')
+RECEIVES = ('_Recv', '_HostRecv')
 # What the runtime adds to move tensors between devices and layouts; nothing is computed there.
-_MOVES = ('_Send', '_Recv', '_HostSend', '_HostRecv', 'Const', '_MklToTf', '_MklInputConversion')
+_MOVES = SENDS + RECEIVES + ('Const', '_MklToTf', '_MklInputConversion')
 
 
 def computed_operation(op_type):
@@ -547,6 +550,14 @@ def computed_operation(op_type):
         return None
     product = _PRODUCT.match(op_type)
     return product.group(1) if product else re.sub('^_Mkl(Native)?(?=[A-Z])', '', op_type)
+
+
+@functools.lru_cache(None)
+def registered_kernels(op_type):
+    """The kernels of a type of operation in this TensorFlow: a list of `KernelDef`; a build without
+    GPUs registers none for them. Its list is private: no public function tells it."""
+    kernels = importlib.import_module('tensorflow.python.framework.kernels')
+    return list(kernels.get_registered_kernels_for_op(op_type).kernel)
 
 
 def uses_onednn():

@@ -118,6 +118,8 @@ GROUPS = collections.OrderedDict([
          'the next, 0 for none'),
         ('profile_steps', '', None, ONCE, "Two steps, '100,105': a Chrome trace of the first, "
          "TensorBoard's profile of those up to the second"),
+        ('report', 0, (0, MOST_STEPS), ONCE, 'Step whose report, a page that says where its time '
+         'and its memory go, is written into the folder of the run; 0 for none'),
         ('predictions', 'predictions.csv', None, ONCE, 'File that --mode=predict writes, a row '
          'an example'),
         ('export_dir', '', None, ONCE, 'Folder below which a SavedModel of the final weights is '

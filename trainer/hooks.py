@@ -65,6 +65,9 @@ def make_hooks(job, cluster=None):
     if FLAGS.profile_steps:
         first.append(ProfileHook(counts.global_step, os.path.join(train_dir(), 'profile'),
                                  *profiled_steps(FLAGS.profile_steps), say=progress.write))
+    if FLAGS.report:
+        path = os.path.join(train_dir(), 'step-%d.html' % FLAGS.report)
+        first.append(towers.StepReportHook(job.built, FLAGS.report, path, say=progress.write))
     return RunHooks(first + [evaluation], [progress.listener, SaveOnSignal(progress.write)],
                     progress, evaluation, signals, minutes, tested)
 

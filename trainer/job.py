@@ -231,6 +231,10 @@ def _check_end(last_step, last_example, examples_per_epoch):
         raise towers.InvalidArgumentError(
             '--profile_steps=%s: the run ends with step %d: give steps before its end'
             % (FLAGS.profile_steps, last_step))
+    if FLAGS.report > last_step:
+        raise towers.InvalidArgumentError(
+            '--report=%d: the run ends with step %d: give a step before its end' % (
+                FLAGS.report, last_step))
     if int(FLAGS.warmup_epochs * examples_per_epoch) > last_example:
         raise towers.InvalidArgumentError(
             '--warmup_epochs=%g is longer than the run, which has %.4g epochs, so that the rate '

@@ -204,6 +204,14 @@ def test_traces_of_a_run(runner, tmp_path):
         assert 'profile        tensorboard --logdir=%s\n' % folder in run.stdout
 
 
+def test_a_report_of_a_step(runner, tmp_path):
+    run = runner.run(tmp_path / 'run', ['--train_steps=4', '--report=3', '--log_every=1'])
+    path = str(tmp_path / 'run' / 'step-3.html')
+    assert 'report         %s\n' % path in run.stdout
+    with open(path, encoding='utf-8') as opened:
+        assert '2 towers on /cpu:0, /cpu:1, batch ' in opened.read()
+
+
 def test_what_is_no_pair_of_steps():
     for text in ('', '100', '1,5', '5,5', '7,5', '2,3,4', '-2,3', '2.5,3', '2,x', '2,' + '9' * 13):
         assert profiled_steps(text) is None

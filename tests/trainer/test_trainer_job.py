@@ -47,6 +47,7 @@ def test_the_worker_that_updates_the_weights_updates_their_averages():
 
 
 @pytest.mark.parametrize('flags, text', [
+    (dict(report=6), '--report=6: the run ends with step 5: give a step before its end'),
     (dict(profile_steps='4,6'), '--profile_steps=4,6: the run ends with step 5: give steps before'),
     (dict(warmup_epochs=.5), '--warmup_epochs=0.5 is longer than the run, which has 0.3479 epochs')])
 def test_what_would_come_after_the_end_of_the_run(flags, text):

@@ -171,6 +171,28 @@ def peaks_of(metadata: tf.RunMetadata) -> typing.Dict[str, _Peak]:
     memory was in use, too: the difference of its own peak and the bytes that it left.
     """
     peaks: typing.Dict[str, _Peak] = {}
+    for use in uses_of(metadata):
+        _note_peak(peaks, use.device, _Peak(use.bytes, use.operation))
+    return peaks
+
+
+class MemoryUse(typing.NamedTuple):
+    """The memory in use while an operation ran.
+
+    Attributes:
+      device: whose memory, '' for all CPUs.
+      bytes: in use at the operation's end, and its scratch memory.
+      operation: its name.
+      end: when it ended, microseconds on the clock of the trace.
+    """
+    device: str
+    bytes: int
+    operation: str
+    end: int
+
+
+def uses_of(metadata: tf.RunMetadata) -> typing.Iterator[MemoryUse]:
+    """Yields the memory in use in a FULL_TRACE run, see `peaks_of`, in no order."""
     for device in metadata.step_stats.dev_stats:
         for node in device.node_stats:
             for memory in node.memory:
@@ -179,8 +201,8 @@ def peaks_of(metadata: tf.RunMetadata) -> typing.Dict[str, _Peak]:
                     continue
                 scratch = max(0, memory.peak_bytes - memory.live_bytes)
                 name = _device_of(memory.allocator_name, device.device)
-                _note_peak(peaks, name, _Peak(in_use + scratch, node.node_name))
-    return peaks
+                end = node.all_start_micros + node.all_end_rel_micros
+                yield MemoryUse(name, in_use + scratch, node.node_name, end)
 
 
 def _device_of(allocator_name: str, device: str):

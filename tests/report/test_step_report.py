@@ -1,0 +1,104 @@
+"""Reports of real steps: what they say of steps that are slow for one reason."""
+
+import pytest
+import sample_models as samples
+import tensorflow.compat.v1 as tf
+
+import towers
+from sample_models import linear, momentum
+from towers.report.page import report_in
+from traces import FULL, long_stage, slow_input, slow_update, traced_step
+
+VECTORS = samples.vectors(4)
+
+
+@pytest.fixture(scope='module')
+def plain(tmp_path_factory):
+    """(path, report, data) of a plain step of two towers."""
+    path = str(tmp_path_factory.mktemp('report') / 'step.html')
+    with tf.Graph().as_default():
+        built = towers.build_towers(linear, VECTORS, momentum(), 2, reduction='mean',
+                                    global_step=tf.train.get_or_create_global_step())
+        report = towers.step_report(built, traced_step(built), path)
+    return path, report, report_in(path)
+
+
+def test_the_page_has_the_whole_step(plain):
+    path, report, data = plain
+    assert data['title'] == '2 towers on /cpu:0, /cpu:1, batch 4'
+    assert [row[0] for row in data['rows'] if row[1] == 'device'] == ['/cpu:0', '/cpu:1']
+    assert data['micros'] == pytest.approx(1000 * report.milliseconds)
+    assert set(report.shares) == {'/cpu:0', '/cpu:1'}
+    for shares in report.shares.values():
+        assert 0 < sum(shares.values()) <= 1
+    assert str(report).startswith('report of a step of ') and path in str(report)
+    keys = [part for part, _ in data['parts']]
+    parts = {keys[part] for part in data['operations']['part']}
+    assert {'forward', 'backward', 'combination', 'update'} <= parts
+
+
+def test_the_chain_takes_the_step_from_end_to_end(plain):
+    _, _, data = plain
+    spans = data['chain']['spans']
+    assert spans[-1][2] == data['micros']
+    total = sum(row[2] for row in data['chain']['table'])
+    assert total == pytest.approx(data['micros'], rel=.02)
+
+
+def test_bytes_variables_and_texts(plain):
+    _, _, data = plain
+    # As in test_audit: x, y and the kernel there; the kernel's gradient and the loss back.
+    assert data['transfers']['devices'] == ['/cpu:0', '/cpu:1']
+    assert data['transfers']['bytes'] == [[0, 288], [152, 0]]
+    assert data['variables'] == [
+        ['kernel', 'trained', '/cpu:0', '(6, 3)', 144, 'update'],
+        ['kernel/Momentum', 'slot', '/cpu:0', '(6, 3)', 144, 'update'],
+        ['global_step', 'global step', 'any', '()', 8, 'update']]
+    texts = dict(data['texts'])
+    assert texts['Plan'].startswith('2 towers, batch 4 = 2 x 2')
+    assert 'proven' in texts['Equality with one device']
+    assert 'every promise kept' in texts['Audit']
+    assert 'what the runtime placed was checked' in texts['Audit']
+
+
+def test_memory_is_predicted(plain):
+    _, _, data = plain
+    (pool,) = data['memory']['pools']
+    assert pool['name'] == 'CPUs' and pool['peaks'][1] > 0
+    assert max(count for _, count in pool['predicted']) == pytest.approx(pool['peaks'][1], rel=.02)
+
+
+def test_a_report_beside_another(plain, tmp_path):
+    before, _, data = plain
+    built = towers.build_towers(linear, VECTORS, momentum(), 1)
+    path = str(tmp_path / 'both.html')
+    towers.step_report(built, traced_step(built), path, against=before, title='one')
+    page = open(path, encoding='utf-8').read()
+    assert page.count('<script type="application/json">') == 2
+    assert report_in(path)['title'] == 'one' and data['title'] in page
+
+
+def test_a_step_without_a_trace_is_refused(tmp_path):
+    built = towers.build_towers(linear, VECTORS, momentum(), 2)
+    with pytest.raises(towers.InvalidArgumentError, match='holds no operations: run the step'):
+        towers.step_report(built, tf.RunMetadata(), str(tmp_path / 'step.html'))
+    with pytest.raises(towers.InvalidArgumentError, match='a tf.RunMetadata'):
+        towers.step_report(built, FULL, str(tmp_path / 'step.html'))
+
+
+# ---- steps that are slow for one reason ----------------------------------------------------------
+
+@pytest.mark.parametrize('make, said', [
+    # Whether the combination takes 5 % is the machine's.
+    pytest.param(slow_update, [('The update takes ', 'The combination of gradients and the update'),
+                               " on /cpu:0, while both towers wait: try VariablePlacement('bal"],
+                 marks=pytest.mark.slow),
+    (slow_input, ['The input takes ', 'while both towers wait: read ahead with prefetch']),
+    pytest.param(long_stage, ['Stage 0 of tower 0, on /cpu:0, computes ', 'move layers from this '
+                              'stage to the others'], marks=pytest.mark.slow)],
+    ids=['update', 'input', 'stage'])
+def test_the_verdict_names_the_reason(make, said, tmp_path):
+    built, start = make()
+    report = towers.step_report(built, traced_step(built, start=start), str(tmp_path / 'step.html'))
+    begins, contains = said
+    assert report.verdict[0].startswith(begins) and contains in report.verdict[0], report.verdict

@@ -1,0 +1,207 @@
+"""The page of a report: what is drawn, packed as JSON, in one HTML file with style and script.
+
+The JSON is drawn by `page.js`. Times are whole microseconds from the beginning of the step, sizes
+bytes. Rows, parts, groups and types are named by their places in these lists:
+
+    title, subtitle   texts
+    verdict, facts    lists of sentences
+    micros            length of the step
+    parts             [key, title] of each part, in the order of `PARTS`
+    rows              [name, 'device' or 'copies', number of lanes]
+    groups, types     texts: 'tower 1, micro-batch 2'; 'MatMul'
+    operations        a list for each of row, lane, begin, length, part, group and type, with an
+                      entry an operation, by their names; keep and rest: the names
+    passes            [row, part, group, begin, end] of each pass of a tower on a device
+    shares            [device, [microseconds of each part]]
+    chain             table: [part, device, microseconds, operations, name of the longest], with
+                      part -1 for the time between operations; spans: [row, begin, end]
+    memory            pools: name, measured and predicted [time, bytes], peaks [measured, predicted]
+                      with null for what is not known; note: a text
+    transfers         devices; bytes: a row for each that sends; note
+    texts             [title, text]
+    variables         [name, role, device, shape, bytes, who writes]
+
+A name is stored as how many letters of the one before it stay (keep), and a line of `rest`: of the
+50,000 operations of a large step most share long scopes.
+"""
+
+import collections
+import heapq
+import html
+import json
+import os
+import re
+import typing
+
+from towers.errors import BadFileError
+from towers.report.parts import OF_TOWERS, PARTS, Place
+from towers.report.trace import Trace, Traced
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_MOST_LANES = 10  # of a device; what else runs at the same time is drawn on the last one
+_DATA = re.compile(r'<script type="application/json">(.*?)</script>', re.DOTALL)
+
+
+def written_page(reports: typing.Sequence[dict]) -> str:
+    """The text of the page with one report, or with several beside each other.
+
+    Args:
+      reports: what is drawn, as `packed_trace` and `step_report` make it.
+    """
+    data = []
+    for report in reports:
+        # '</script>' in a text would end the data; JSON may say '<' in this way, too.
+        text = json.dumps(report, separators=(',', ':')).replace('<', '\\u003c')
+        data.append('<script type="application/json">%s</script>' % text)
+    parts = {
+        'title': html.escape(reports[0]['title']),
+        'style': _file('page.css'),
+        'reports': '\n'.join(data),
+        'script': _file('page.js'),
+    }
+    return re.sub(r'\{(title|style|reports|script)\}', lambda found: parts[found.group(1)],
+                  _file('page.html'))
+
+
+def _file(name: str) -> str:
+    """The text of a file beside this one."""
+    with open(os.path.join(_HERE, name), encoding='utf-8') as opened:
+        return opened.read()
+
+
+def report_in(path: str) -> dict:
+    """The (first) report of a page that was written before.
+
+    Raises:
+      BadFileError: the file cannot be read, or is no such page.
+    """
+    try:
+        with open(path, encoding='utf-8') as opened:
+            found = _DATA.search(opened.read())
+        if found is not None:
+            return json.loads(found.group(1))
+    except (OSError, ValueError) as error:
+        raise BadFileError('against=%.80r cannot be read: %s.' % (path, error)) from error
+    raise BadFileError('against=%.80r has no report of a step in it: pass a page that '
+                       'step_report has written.' % path)
+
+
+# ---- the trace -----------------------------------------------------------------------------------
+
+def packed_trace(trace: Trace) -> dict:
+    """The rows, operations and passes of a trace, for the page.
+
+    Returns:
+      dict: `parts`, pairs of key and title; `rows`, `[name, 'device' or 'copies', lanes]`;
+      `groups` and `types`, texts that operations name by their places; `operations`, a dict of
+      lists with an entry an operation, by their names, and `rest`, the ends of the names by lines;
+      `passes`, `[row, part, group, begin, end]` of each tower's passes on each device.
+    """
+    part_places = {part: place for place, part in enumerate(PARTS)}
+    by_row = _by_row(trace)
+    row_places = {row: place for place, row in enumerate(by_row)}
+    rows = []
+    drawn: typing.List[typing.Tuple[Traced, int]] = []  # operations with their lanes
+    for row, operations in by_row.items():
+        lanes = _lanes(operations)
+        kind = 'copies' if operations[0].type == 'copy' else 'device'
+        rows.append([row, kind, max(lanes) + 1])
+        drawn += zip(operations, lanes)
+    drawn.sort(key=lambda each: (each[0].name, each[0].begin))
+    groups = _Numbered([''])
+    types = _Numbered([''])
+    columns: typing.Dict[str, list] = collections.defaultdict(list)
+    rest = []
+    last = ''
+    for operation, lane in drawn:
+        name = operation.name.replace('\n', ' ')
+        kept = len(os.path.commonprefix([last, name]))
+        rest.append(name[kept:])
+        last = name
+        columns['keep'].append(kept)
+        columns['row'].append(row_places[operation.row])
+        columns['lane'].append(lane)
+        columns['begin'].append(operation.begin)
+        columns['length'].append(operation.micros)
+        columns['part'].append(part_places[operation.place.part])
+        columns['group'].append(groups.number(_group(operation.place)))
+        columns['type'].append(types.number(operation.type))
+    passes = []
+    for (row, place), (begin, end) in sorted(_passes(trace).items()):
+        passes.append([row_places[row], part_places[place.part], groups.number(_group(place)),
+                       begin, end])
+    return {
+        'micros': trace.micros, 'parts': list(PARTS.items()), 'rows': rows,
+        'groups': groups.values, 'types': types.values,
+        'operations': dict(columns, rest='\n'.join(rest)), 'passes': passes}
+
+
+class _Numbered:
+    """A list of different values, each with the number of its place."""
+
+    def __init__(self, values: typing.List[str]):
+        self.values = values
+        self._numbers = {value: place for place, value in enumerate(values)}
+
+    def number(self, value: str) -> int:
+        """The place of a value, which is added where it is new."""
+        if value not in self._numbers:
+            self._numbers[value] = len(self.values)
+            self.values.append(value)
+        return self._numbers[value]
+
+
+def _by_row(trace: Trace) -> typing.Dict[str, typing.List[Traced]]:
+    """The operations of each device, then the copies between each two, by their beginnings."""
+    copies: typing.Dict[str, typing.List[Traced]] = {}
+    for copy in trace.copies:
+        copies.setdefault(copy.row, []).append(copy)
+    rows = trace.by_row()
+    rows.update(sorted(copies.items()))
+    return rows
+
+
+def _lanes(operations: typing.Sequence[Traced]) -> typing.List[int]:
+    """A lane for each operation, so that none of a lane runs at the same time; by beginnings."""
+    lanes = []
+    free: typing.List[int] = []  # lanes in which nothing runs any more
+    running: typing.List[typing.Tuple[int, int]] = []  # ends and their lanes
+    count = 0
+    for operation in operations:
+        while running and running[0][0] <= operation.begin:
+            heapq.heappush(free, heapq.heappop(running)[1])
+        if free:
+            lane = heapq.heappop(free)
+        else:
+            lane = count
+            count += 1
+        heapq.heappush(running, (operation.end, lane))
+        lanes.append(min(lane, _MOST_LANES - 1))
+    return lanes
+
+
+def _group(place: Place) -> str:
+    """`'tower 1'`, or `'tower 1, micro-batch 2'`; '' for what belongs to no tower."""
+    if place.tower is None:
+        return ''
+    if place.micro_batch:
+        return 'tower %d, micro-batch %d' % (place.tower, place.micro_batch)
+    return 'tower %d' % place.tower
+
+
+def _passes(trace: Trace):
+    """From when to when each pass of each tower ran on a device: dict by row and `Place`.
+
+    Constants and the like, which run at the beginning of the step, do not count: those that take
+    less than 2 % of the time of the pass's longest operation.
+    """
+    of_passes: typing.Dict[typing.Tuple[str, Place], typing.List[Traced]] = {}
+    for operation in trace.operations:
+        if operation.place.part in OF_TOWERS:
+            of_passes.setdefault((operation.row, operation.place), []).append(operation)
+    spans = {}
+    for key, operations in of_passes.items():
+        least = 0.02 * max(each.micros for each in operations)
+        large = [each for each in operations if each.micros >= least]
+        spans[key] = (min(each.begin for each in large), max(each.end for each in large))
+    return spans

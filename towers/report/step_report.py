@@ -1,0 +1,207 @@
+"""`step_report`: a traced step as one page that explains where its time and its memory go."""
+
+import collections
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.api.built import BuiltTowers
+from towers.arguments import check_count, check_instance, directory_name
+from towers.inspect.audit import Audit, Transfers, audit
+from towers.placement.devices import short_name
+from towers.report.chain import Link, longest_chain, parts_of_chain
+from towers.report.memory_curves import MemoryCurves, memory_curves
+from towers.report.page import packed_trace, report_in, written_page
+from towers.report.parts import OTHER, PARTS, StepParts
+from towers.report.time_use import TimeUse, time_use
+from towers.report.trace import Trace, read_trace
+from towers.report.variable_rows import variable_rows
+from towers.report.verdict import verdict
+from towers.safe_files import written_whole
+
+
+class StepReport(typing.NamedTuple):
+    """What a page says, in short.
+
+    Attributes:
+      path: of the page.
+      verdict: list of sentences: what costs the step time, the worst first, with advice.
+      milliseconds: length of the step.
+      shares: dict from a device's short name to `{part: share of the step}`, as the page draws it;
+        the rest of the step the device waits.
+    """
+    path: str
+    verdict: typing.List[str]
+    milliseconds: float
+    shares: typing.Dict[str, typing.Dict[str, float]]
+
+    def __str__(self):
+        return '\n'.join(['report of a step of %.2f ms: %s' % (self.milliseconds, self.path)]
+                         + ['  ' + sentence for sentence in self.verdict])
+
+
+def step_report(built: BuiltTowers, run_metadata: tf.RunMetadata, path: str,
+                against: typing.Optional[str] = None, *,
+                batch_size: typing.Optional[int] = None,
+                title: typing.Optional[str] = None) -> StepReport:
+    """Writes a traced step as a page: one HTML file, which needs no network and no server.
+
+    The page has a timeline with a row a device, and one for the copies between each two; where the
+    time goes, by device and part; the longest chain of operations; memory, measured and predicted;
+    the bytes between devices; plan, proof, audit and variables; and above all a verdict.
+
+    >>> metadata = tf.RunMetadata()
+    >>> session.run(built.train_op, run_metadata=metadata, options=tf.RunOptions(
+    ...     trace_level=tf.RunOptions.FULL_TRACE, output_partition_graphs=True))
+    >>> print(towers.step_report(built, metadata, 'step.html'))
+
+    Which part of the step an operation belongs to is what the build says of it, and what depends on
+    it; see `StepParts`. What belongs to none is called other. The first steps of a session are
+    slower than the rest: trace a later one.
+
+    Args:
+      built: the result of `build_towers`.
+      run_metadata: of one step of it, run as above. Without `output_partition_graphs` the copies
+        between devices are not known, nor the parts of operations that TensorFlow adds.
+      path: name of the file to be written.
+      against: name of a page that was written before: both are drawn beside each other, in the same
+        scale of time; None for this one alone.
+      batch_size: examples of the step, for the prediction of its memory; None for the size that the
+        towers were built with.
+      title: of the page; None for devices and batch.
+
+    Returns:
+      `StepReport`; `print` it for the verdict.
+
+    Raises:
+      InvalidArgumentError: an argument of another kind; the metadata has no operations.
+      BadFileError: `against` is no such page.
+      LogFileError: the page cannot be written.
+    """
+    check_instance('built', built, BuiltTowers, 'the result of build_towers')
+    check_instance('run_metadata', run_metadata, tf.RunMetadata, 'a tf.RunMetadata')
+    path = directory_name('path', path, 'the name of a file')
+    if batch_size is not None:
+        check_count('batch_size', batch_size)
+    others = []
+    if against is not None:
+        others.append(report_in(directory_name('against', against, 'the name of a file, or None')))
+    parts = StepParts(built)
+    trace = read_trace(run_metadata, parts)
+    use = time_use(trace)
+    chain = longest_chain(trace, parts)
+    sentences = verdict(built, use, chain)
+    has_graphs = bool(run_metadata.partition_graphs)
+    found = audit(built, run_metadata if has_graphs else None)
+    data = packed_trace(trace)
+    data.update(
+        title=title or _title(built),
+        subtitle='A step of %.2f ms, traced with TensorFlow %s. Tracing itself takes some '
+                 'microseconds an operation.' % (trace.micros / 1e3, tf.version.VERSION),
+        verdict=sentences, facts=_facts(trace, use), shares=_shares(use),
+        chain=_chain(chain, data['rows'], trace.micros),
+        memory=_memory(memory_curves(built, run_metadata, trace, batch_size)),
+        transfers=_transfers(found.transfers), texts=_texts(built, found),
+        variables=[list(row) for row in variable_rows(built, parts)])
+    with written_whole(path, encoding='utf-8') as opened:
+        opened.write(written_page([data] + others))
+    shares = {device: {part: micros / use.micros for part, micros in of_parts.items()}
+              for device, of_parts in use.shares.items()}
+    return StepReport(path, sentences, trace.micros / 1e3, shares)
+
+
+def _title(built: BuiltTowers):
+    """`'2 towers on /cpu:0, /cpu:1, batch 64'`."""
+    count = len(built.devices)
+    names = [short_name(device) for device in built.devices]
+    batch = built.plan.batch_size
+    return '%d tower%s on %s%s' % (
+        count, '' if count == 1 else 's', ', '.join(names),
+        ', a batch of any size' if batch is None else ', batch %d' % batch)
+
+
+# ---- pieces of the page --------------------------------------------------------------------------
+
+def _shares(use: TimeUse):
+    """`[device, microseconds by part]` of each device, as `page.js` takes it."""
+    return [[device, [round(of_parts.get(part, 0)) for part in PARTS]]
+            for device, of_parts in use.shares.items()]
+
+
+def _facts(trace: Trace, use: TimeUse):
+    """Sentences below the table of shares: what it does not show, and how to read it."""
+    facts = []
+    if use.hidden is not None:
+        facts.append('%.0f %% of the combination of gradients ran while a tower was still at its '
+                     'backward pass.' % (100 * use.hidden))
+    others = trace.of_part(OTHER)
+    if others:
+        longest = max(others, key=lambda each: each.micros)
+        facts.append('%d operations belong to no part that the build names. The longest, %s, takes '
+                     '%.2f ms.' % (len(others), longest.name, longest.micros / 1e3))
+    if not trace.copies:
+        facts.append('The trace has no copies between devices: CPUs of one process hand tensors '
+                     'over without any, and some versions of TensorFlow do not trace them.')
+    facts.append('Where operations of several parts run on a device at the same time, each part '
+                 'gets the same share of that time. CPUs of one process share its processors: two '
+                 'that compute at the same time may each take longer.')
+    return facts
+
+
+def _chain(links: typing.Sequence[Link], rows: typing.Sequence[list], micros: int):
+    """The longest chain, as `page.js` takes it: a table, and spans by the number of the row.
+
+    Args:
+      links: the chain.
+      rows: of the page.
+      micros: length of the step; spans that are nearer than 1/2000 of it are joined.
+    """
+    places = {name: place for place, (name, _, _) in enumerate(rows)}
+    keys = list(PARTS)
+    table = []
+    for piece in parts_of_chain(links):
+        part = keys.index(piece.part) if piece.part else -1
+        table.append([part, piece.device, piece.micros, piece.number, piece.longest])
+    spans: typing.List[list] = []
+    least = micros // 2000  # what is nearer than a pixel becomes one span
+    for link in links:
+        row = places[link.operation.row]
+        if spans and spans[-1][0] == row and link.operation.begin - spans[-1][2] <= least:
+            spans[-1][2] = link.operation.end
+        else:
+            spans.append([row, link.operation.begin, link.operation.end])
+    return {'table': table, 'spans': spans}
+
+
+def _memory(curves: MemoryCurves):
+    """The curves of memory, as `page.js` takes them."""
+    pools = []
+    for pool in curves.pools:
+        pools.append({'name': pool.name, 'measured': pool.measured, 'predicted': pool.predicted,
+                      'peaks': [pool.measured_peak, pool.predicted_peak]})
+    return {'pools': pools, 'note': curves.note}
+
+
+def _transfers(transfers: typing.Sequence[Transfers]):
+    """The bytes between devices as a matrix, as `page.js` takes it."""
+    names: typing.Set[str] = set()
+    sent: typing.Counter[typing.Tuple[str, str]] = collections.Counter()
+    unknown = 0
+    for pair in transfers:
+        names |= {pair.source, pair.target}
+        sent[pair.source, pair.target] += pair.bytes
+        unknown += pair.unknown
+    devices = sorted(names)
+    matrix = []
+    for source in devices:
+        matrix.append([sent[source, target] for target in devices])
+    note = 'From the graph, rows send to columns.'
+    if unknown:
+        note += ' %d tensors of unknown size are not counted.' % unknown
+    return {'devices': [short_name(device) for device in devices], 'bytes': matrix, 'note': note}
+
+
+def _texts(built: BuiltTowers, found: Audit):
+    """Pairs of title and text: the plan, the proof, and the audit of what the runtime placed."""
+    proof = built.plan.line('one device') or 'the plan says nothing'
+    return [['Plan', str(built.plan)], ['Equality with one device', proof], ['Audit', str(found)]]

@@ -1,0 +1,139 @@
+"""Where the time of a traced step goes, by device and by part, and what hides behind what."""
+
+import collections
+import typing
+
+from towers.report.parts import BACKWARD, COMBINATION, OF_TOWERS
+from towers.report.trace import Trace, Traced
+
+Span = typing.Tuple[int, int]
+"""A beginning and an end, in microseconds."""
+
+
+class TimeUse(typing.NamedTuple):
+    """Where a step's time goes.
+
+    Attributes:
+      micros: length of the step, in microseconds.
+      shares: dict from a device to `{part: microseconds}`. Where operations of several parts run at
+        the same time, each of these parts gets the same share of it, so that a device's parts add
+        up to the time in which anything ran there.
+      exposed: dict from a part to the microseconds in which it ran and no tower computed: what the
+        step would gain without it, at the most. Parts that ran at the same time share it.
+      nothing: microseconds in which no operation ran on any device.
+      computing: dict from a device to the microseconds in which towers computed on it.
+      hidden: share of the combination's time that ran before the last operation of a backward pass
+        had ended; None without a combination.
+    """
+    micros: int
+    shares: typing.Dict[str, typing.Dict[str, float]]
+    exposed: typing.Dict[str, float]
+    nothing: float
+    computing: typing.Dict[str, int]
+    hidden: typing.Optional[float]
+
+    def busy(self, device: str) -> float:
+        """Microseconds in which anything ran on a device."""
+        return sum(self.shares[device].values())
+
+
+def time_use(trace: Trace) -> TimeUse:
+    """Says where the time of a traced step goes.
+
+    With P(d, t) the parts that run on device d at time t, part p has on d
+
+        share(d, p) = integral over t of [p in P(d, t)] / |P(d, t)|
+
+    and with P(t) the parts that run anywhere, of which none is of a tower,
+
+        exposed(p) = integral over t of [p in P(t)] / |P(t)|.
+
+    Args:
+      trace: the step.
+
+    Returns:
+      `TimeUse`.
+    """
+    shares = {}
+    computing = {}
+    for device, operations in trace.by_row().items():
+        shares[device] = _shares(operations)
+        computing[device] = length(union(_spans_of_towers(operations)))
+    ran = union([(each.begin, each.end) for each in trace.operations])
+    return TimeUse(
+        micros=trace.micros, shares=shares, exposed=_exposed(trace),
+        nothing=trace.micros - length(ran), computing=computing, hidden=_hidden(trace))
+
+
+def union(spans: typing.Iterable[Span]) -> typing.List[Span]:
+    """The time that spans cover together: spans that are apart, in order."""
+    joined: typing.List[Span] = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def length(spans: typing.Iterable[Span]) -> int:
+    """The time of spans that are apart."""
+    return sum(end - begin for begin, end in spans)
+
+
+def _spans_of_towers(operations: typing.Iterable[Traced]):
+    """The spans of those operations that are of forward and backward passes: a list."""
+    return [(each.begin, each.end) for each in operations if each.place.part in OF_TOWERS]
+
+
+def _shares(operations: typing.Iterable[Traced]) -> typing.Dict[str, float]:
+    """Microseconds by part: of each moment, the same for each part that runs then."""
+    shares: typing.Dict[str, float] = collections.defaultdict(float)
+    for begin, end, running in _moments(operations):
+        for part in running:
+            shares[part] += (end - begin) / float(len(running))
+    return dict(shares)
+
+
+def _exposed(trace: Trace) -> typing.Dict[str, float]:
+    """Microseconds by part in which it ran, on any device, and no tower computed."""
+    exposed: typing.Dict[str, float] = collections.defaultdict(float)
+    for begin, end, running in _moments(trace.operations):
+        if any(part in OF_TOWERS for part in running):
+            continue
+        for part in running:
+            exposed[part] += (end - begin) / float(len(running))
+    return dict(exposed)
+
+
+def _moments(operations: typing.Iterable[Traced]):
+    """Yields `(begin, end, parts)`: spans in which the same parts run, and at least one does.
+
+    Args:
+      operations: in any order; of one device, or of all.
+    """
+    changes = []
+    for each in operations:
+        changes.append((each.begin, 1, each.place.part))
+        changes.append((each.end, -1, each.place.part))
+    changes.sort()
+    running: typing.Dict[str, int] = {}
+    last = 0
+    for time, change, part in changes:
+        if running and time > last:
+            yield last, time, tuple(running)
+        last = time
+        running[part] = running.get(part, 0) + change
+        if not running[part]:
+            del running[part]
+
+
+def _hidden(trace: Trace) -> typing.Optional[float]:
+    """The share of the combination's time that ran before the last backward pass had ended."""
+    combination = trace.of_part(COMBINATION)
+    total = sum(each.micros for each in combination)
+    last = max([each.end for each in trace.of_part(BACKWARD)], default=0)
+    if not total or not last:
+        return None
+    before = sum(max(0, min(each.end, last) - each.begin) for each in combination)
+    return float(before) / total
