@@ -75,6 +75,7 @@ def test_gpus_have_a_memory_each():
     assert [each.device for each in found.pools()] == ['/device:GPU:0', '/device:GPU:1']
     assert found.peak == max(each.peak for each in found.pools()) < cpu.peak
     assert first.kinds['allocator'] > 0  # GPUs always have it
+    assert str(found).endswith("CUDA's own memory")
 
 
 def test_evaluation_has_neither_gradients_nor_slots():

@@ -11,10 +11,22 @@ from towers.errors import AuditError, InvalidArgumentError
 from towers.graph.edit import beside
 from towers.graph.graph_walk import leaves_of, operation_named, step_operations
 from towers.graph.order import circle
+from towers.inspect.gpu_kernels import (
+    CPU,
+    computes_floats,
+    knows_gpu_kernels,
+    moved_operations,
+)
 from towers.model.objectives import flat
 from towers.placement.devices import is_gpu, short_name
 from towers.placement.numerics import converted_operations, xla_clusters
-from towers.placement.tower_device import operation_device, resolved, stages_of, was_chosen
+from towers.placement.tower_device import (
+    all_devices,
+    operation_device,
+    resolved,
+    stages_of,
+    was_chosen,
+)
 from towers.variables.new_variables import owner_by_name
 
 Transfers = collections.namedtuple('Transfers', 'source target tensors bytes unknown')
@@ -70,7 +82,9 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
       `Audit`. Broken are: operations that wait for each other in a circle; a variable, a replica of
       one, or a slot off its device; an operation or gradient operation of a tower on another
       device, unless it reads or writes a variable there or the model itself put it there by
-      `tf.device`.
+      `tf.device`; on GPUs, an operation with floating-point results for whose types this TensorFlow
+      has no GPU kernel, or that is colocated with one without a kernel: soft placement would take
+      it to the CPU. Kernels are looked up in TensorFlow's registry, for which no GPU is needed.
       Notes are, beside what the plan says: operations colocated with their variable, or put
       elsewhere by the model's own `tf.device`, and the bytes of replicas.
 
@@ -87,6 +101,7 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     found = list(_of_order(operations))
     found += _of_variables(built, lambda variable: resolved(variable.device))
     found += _of_operations(built, operations)
+    found += _of_gpu_kernels(built, operations)
     if built.replicas is not None:
         found.append((_NOTE, '%d replicas of trainable variables, and their %d slots, take %s on '
                       '%s' % (len(built.replicas.variables), len(built.replicas.slots),
@@ -172,6 +187,46 @@ def _of_operations(built, operations):
             yield _NOTE, "%s of tower %d on %s by the model's own tf.device: %s" % (
                 _operations(chosen), tower.index, _all_named(chosen),
                 _some([op.name for op, _ in chosen]))
+
+
+def _of_gpu_kernels(built, operations):
+    """Yields the findings about operations on GPUs that have no kernel there, in this TensorFlow.
+    """
+    if not any(is_gpu(device) for device in all_devices(built.devices)):
+        return
+    if not knows_gpu_kernels():
+        yield _NOTE, ('this TensorFlow was built without GPUs: it cannot tell which operations '
+                      'have no kernel on them')
+        return
+    for moved in moved_operations(operations, built.towers):
+        owner = 'no tower' if moved.owner is None else 'tower %d' % moved.owner
+        crosses = 'soft placement takes %%s to %s, and %s a step cross%s' % (
+            short_name(CPU), _bytes(moved.bytes),
+            ', with %d tensors of unknown size' % moved.unknown if moved.unknown else '')
+        if moved.on_floats:
+            yield _BROKEN, '%s of %s on %s without a GPU kernel: %s; %s' % (
+                _operations(moved.on_floats), owner, short_name(moved.device),
+                _typed(moved.on_floats), crosses % 'them')
+        if moved.on_others:
+            yield _NOTE, ('%s of %s on integers, strings and the like without a GPU kernel, which '
+                          'belong on the CPU: %s; %s' % (
+                              _operations(moved.on_others), owner, _typed(moved.on_others),
+                              crosses % 'them'))
+        if moved.pulled:
+            on_floats = any(computes_floats(op) for op in moved.pulled)
+            yield _BROKEN if on_floats else _NOTE, (
+                '%s of %s colocated with one without a GPU kernel: %s; %s' % (
+                    _operations(moved.pulled), owner, _typed(moved.pulled), crosses % 'them along'))
+
+
+def _typed(ops):
+    """Some operations with their types: `'x (Unique of int64)'`."""
+    texts = []
+    for op in ops:
+        tensors = list(op.inputs) + list(op.outputs)
+        dtypes = sorted({tensor.dtype.base_dtype.name for tensor in tensors})
+        texts.append('%s (%s of %s)' % (op.name, op.type, ', '.join(dtypes)))
+    return _some(texts)
 
 
 def _touches_variable(op, names, depth=3):

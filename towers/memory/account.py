@@ -134,6 +134,9 @@ class MemoryAccount(typing.NamedTuple):
         if self.unknown:
             lines.append('sizes not known before they run, counted as their largest input: %d, '
                          'such as %s' % (len(self.unknown), self.unknown[0]))
+        if any(is_gpu(account.device) for account in self.devices):
+            lines.append("not counted on GPUs: cuDNN's workspace, what the allocator keeps for "
+                         "later, CUDA's own memory")
         return '\n'.join(lines)
 
     def _rows_of_kinds(self):
